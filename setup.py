@@ -1,0 +1,82 @@
+"""Package map, proto generation and the call to CMake; metadata lives in pyproject.toml.
+
+HISTOSPEC_CLIENT_ONLY=1 builds a wheel of the client and the protos alone: no compiler, three dependencies.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent.resolve()
+CLIENT_ONLY = os.environ.get("HISTOSPEC_CLIENT_ONLY", "0") not in ("", "0")
+
+PACKAGES = {"histospec.client": "client", "histospec.v1": "protos/histospec/v1"}
+DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]
+if not CLIENT_ONLY:
+    PACKAGES |= {"histospec.server": "server", "histospec.native": "native/python"}
+    DEPENDENCIES += [
+        "aiohttp>=3.9",
+        "grpcio-health-checking>=1.71.2",
+        "grpcio-reflection>=1.71.2",
+        "matplotlib>=3.8",
+        "prometheus-client>=0.20",
+        "pydantic-settings>=2.6",
+        "rich>=13.7",
+        "structlog>=24.1",
+        "tomli>=2; python_version<'3.11'",
+        "uvloop>=0.19",
+    ]
+
+
+class BuildWithProtos(build_py):
+    """Generates the proto modules beside their sources before the packages are collected."""
+
+    def run(self):
+        from grpc_tools import protoc
+
+        protos = sorted(ROOT.glob("protos/**/*.proto"))
+        scripts = Path(sys.executable).parent
+        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"  # protoc looks there for its mypy plugins
+        outputs = [f"--{kind}_out={ROOT / 'protos'}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+        if protoc.main(["protoc", f"-I{ROOT / 'protos'}", *outputs, *map(str, protos)]) != 0:
+            raise SystemExit("protoc failed")
+        super().run()
+
+
+class BuildWithCMake(build_ext):
+    """Hands the whole C++ build to native/CMakeLists.txt."""
+
+    def build_extension(self, ext):
+        import cmake
+        import ninja
+        import pybind11
+
+        # Named afresh each time: in an isolated build yesterday's paths are gone, and a stale cache breaks the build.
+        destination = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
+        build = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
+        run = lambda *args: subprocess.run([str(Path(cmake.CMAKE_BIN_DIR) / "cmake"), *map(str, args)], check=True)  # noqa: E731
+        run(
+            "--fresh", "-G", "Ninja", "-S", ROOT / "native", "-B", build,
+            f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR) / 'ninja'}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={destination}",
+            f"-DCMAKE_BUILD_TYPE={os.environ.get('HISTOSPEC_BUILD_TYPE', 'Release')}",
+        )  # fmt: skip
+        run("--build", build, "--target", "_core")
+
+
+setup(
+    packages=list(PACKAGES),
+    package_dir=PACKAGES,
+    package_data={"*": ["py.typed", "*.pyi", "*.proto"]},
+    ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
+    install_requires=DEPENDENCIES,
+    entry_points={} if CLIENT_ONLY else {"console_scripts": ["histospec = histospec.server.cli:main"]},
+    cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},
+)
