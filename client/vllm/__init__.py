@@ -1,0 +1,14 @@
+"""vLLM rollouts with drafts: no fork, no patch, two names in vLLM's own configuration.
+
+    --speculative-config '{"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer",
+                           "num_speculative_tokens": 16}'
+    --scheduler-cls histospec.client.vllm.HistoSpecScheduler
+
+with HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE set. The scheduler opens a session for every request, drafts and commits
+the finished responses; the proposer only makes vLLM ask for drafts. vLLM 0.22 and later.
+"""
+
+from .proposer import HistoSpecProposer
+from .scheduler import HistoSpecScheduler
+
+__all__ = ["HistoSpecProposer", "HistoSpecScheduler"]

@@ -1,0 +1,45 @@
+"""Exact rejection sampling on vLLM's CPU build, which alone gets it wrong.
+
+`expand_batch_to_tokens` repeats each request's temperature, top-k and top-p once a drafted token. vLLM's CPU version
+writes the result into a temporary copy and returns uninitialised memory, so with any speculative method at temperature
+above 0 the logits are divided by noise (vllm-project/vllm issue 55005). Builds for GPUs are right and are not touched.
+"""
+
+import logging
+
+import torch
+
+logger = logging.getLogger("vllm.histospec")
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Repeats x[i] once a token of request i: [a, b, c] with cumulative counts [2, 5, 6] gives [a, a, b, b, b, c].
+
+    Args:
+        x: [batch_size], any dtype.
+        cu_num_tokens: [batch_size], integers: tokens up to and including each request.
+        num_tokens: cu_num_tokens[-1].
+        replace_from: a value of x that becomes replace_to.
+        replace_to: the value put in its place.
+    """
+    if replace_from != replace_to:
+        x = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return torch.repeat_interleave(x, counts.long(), output_size=num_tokens)
+
+
+def install() -> None:
+    """Puts the right function in vLLM's place when this process runs on the CPU platform; once."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.sample import rejection_sampler
+
+    if not callable(getattr(rejection_sampler, "expand_batch_to_tokens", None)):
+        logger.warning("HistoSpec: this vLLM has no expand_batch_to_tokens; its CPU sampling is left as it is")
+    elif rejection_sampler.expand_batch_to_tokens is not expand_batch_to_tokens:
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+        logger.info("HistoSpec replaces vLLM's expand_batch_to_tokens on the CPU: it returns uninitialised memory")

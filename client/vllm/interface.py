@@ -1,0 +1,83 @@
+"""What the adapter depends on of vLLM's scheduler, which vLLM does not call public; all of it, and nothing more.
+
+Checked by reading vLLM 0.22, 0.24, 0.27, 0.32 and by running 0.27 and 0.32. Type checkers see these declarations and
+need no vLLM; at run time they are vLLM's own classes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+
+    class SamplingParams(Protocol):
+        """The request's settings that decide when it ends."""
+
+        max_tokens: int | None
+        eos_token_id: int | None
+        stop_token_ids: Sequence[int] | None
+        stop: str | Sequence[str] | None
+        min_tokens: int
+        repetition_detection: Any
+        extra_args: Mapping[str, Any] | None
+
+    class Request(Protocol):
+        """A request inside the engine core."""
+
+        request_id: str
+        prompt_token_ids: list[int] | None
+        sampling_params: SamplingParams | None
+        output_token_ids: Sequence[int]
+        num_output_tokens: int
+        num_tokens: int
+        max_tokens: int
+        is_prefill_chunk: bool
+        resumable: bool
+        status: Any
+
+        def is_finished(self) -> bool: ...
+
+    class ModelRunnerOutput(Protocol):
+        """What one forward pass sampled; row i belongs to req_ids[i]."""
+
+        req_ids: list[str]
+        sampled_token_ids: list[list[int]]
+
+    class DraftTokenIds(Protocol):
+        """Drafts for the next step; row i belongs to req_ids[i]."""
+
+        req_ids: list[str]
+        draft_token_ids: list[list[int]]
+
+        def __init__(self, req_ids: list[str], draft_token_ids: list[list[int]]) -> None: ...
+
+    class RequestStatus:
+        """How a request stands; the finished ones that HistoSpec tells apart."""
+
+        FINISHED_STOPPED: "RequestStatus"
+        FINISHED_LENGTH_CAPPED: "RequestStatus"
+        FINISHED_REPETITION: "RequestStatus"
+        FINISHED_ABORTED: "RequestStatus"
+
+    class Scheduler:
+        """The methods that are extended, and the state that they read."""
+
+        vllm_config: Any
+        requests: dict[str, Request]
+        max_model_len: int
+
+        def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None: ...
+        def add_request(self, request: Request) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
+        def update_from_output(self, scheduler_output: Any, model_runner_output: ModelRunnerOutput) -> Any: ...
+        def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None: ...
+        def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any: ...
+        def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any: ...
+        def shutdown(self) -> None: ...
+
+else:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+    from vllm.v1.request import Request, RequestStatus
+
+__all__ = ["DraftTokenIds", "ModelRunnerOutput", "Request", "RequestStatus", "SamplingParams", "Scheduler"]

@@ -1,0 +1,179 @@
+"""vLLM's scheduler with drafts: opens a session for every request, drafts every step, commits what finished.
+
+A step of the engine is schedule, forward, sample, `update_from_output`, `update_draft_token_ids`. What was sampled is
+sent at the start of `update_from_output`, and the drafts are received in `update_draft_token_ids`: vLLM's bookkeeping
+between the two hides the round trip. vLLM cuts the tokens of a request that finishes (stop tokens, lengths) only
+within `update_from_output`; so what may be cut waits until then and goes out with the close, which asks for no draft.
+
+Nothing that happens here may hurt the engine: a failure is logged and costs the drafts.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .. import DraftClient
+from .config import AdapterConfig
+from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler
+from .options import read_options
+from .sessions import RequestSessions
+
+logger = logging.getLogger("vllm.histospec")
+
+# A response that ended by itself or at its limit is what the policy wrote. Aborted and failed ones are torsos.
+COMMITTED = frozenset(
+    (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
+)
+QUIET_SECONDS = 60.0  # between two reports of failures
+
+
+class HistoSpecScheduler(Scheduler):
+    """For `--scheduler-cls`; raises ValueError at the start when the configuration cannot work."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        speculative = vllm_config.speculative_config
+        if speculative is None or speculative.method != "custom_class":
+            raise ValueError(
+                "HistoSpecScheduler needs --speculative-config with method 'custom_class' and model "
+                "'histospec.client.vllm.HistoSpecProposer'"
+            )
+        config = AdapterConfig.from_environment()
+        client = DraftClient()
+        self._vocabulary: int = vllm_config.model_config.get_vocab_size()
+        self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.verify_cost)
+        self._reported = -QUIET_SECONDS
+        logger.info(
+            "HistoSpec drafts up to %d tokens a step from %s, namespace %r",
+            self._sessions.max_tokens, client.endpoint, client.namespace,
+        )  # fmt: skip
+
+    def add_request(self, request: Request) -> None:
+        """Opens the session before the request runs, and once: a preempted request does not come by here."""
+        known = request.request_id in self.requests  # the next input of a streaming session
+        super().add_request(request)
+        if not known:
+            with self._harmless("open"):
+                self._open(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Announces the new sessions: the server looks them up while the model computes."""
+        with self._harmless("announce"):
+            self._sessions.announce()
+        return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: ModelRunnerOutput) -> Any:
+        """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
+        with self._harmless("send"):
+            self._sessions.send(self._certain(model_runner_output))
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        with self._harmless("settle"):
+            self._sessions.send(self._remaining(model_runner_output))
+            self._sessions.settle()
+        return outputs
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
+        rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
+        with self._harmless("receive"):
+            rows = self._drafts(draft_token_ids.req_ids)
+        super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
+        """Aborts come in between steps, perhaps the last one: their sessions close at once."""
+        finished = super().finish_requests(request_ids, finished_status)
+        with self._harmless("settle"):
+            self._sessions.settle()
+        return finished
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """The one way out of the scheduler; the request's tokens are final here."""
+        with self._harmless("finish"):
+            output = list(request.output_token_ids) if request.status in COMMITTED else None
+            self._sessions.finish(request.request_id, output)
+        return super()._free_request(request, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        """Lets the last commits out."""
+        with self._harmless("shutdown"):
+            self._sessions.close()
+        super().shutdown()
+
+    def _open(self, request: Request) -> None:
+        """Opens a session for a request that generates text from tokens; others go without."""
+        parameters = request.sampling_params
+        embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
+        if parameters is None or embedded or request.resumable:
+            return
+        options = read_options(parameters.extra_args)
+        if options.enabled and request.prompt_token_ids:
+            self._sessions.open(request.request_id, request.prompt_token_ids, options)
+
+    def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
+        """Rows of sampled tokens that vLLM will keep as they are."""
+        for request_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=False):
+            if not tokens:  # a chunk of a prompt
+                continue
+            request = self.requests.get(request_id)
+            sent = self._sessions.sent(request_id)
+            if request is None or sent is None or sent != request.num_output_tokens or request.is_finished():
+                continue
+            if not _may_end(request, tokens, self.max_model_len):
+                yield request_id, tokens
+
+    def _remaining(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
+        """What running requests gained beyond what their sessions were sent."""
+        for request_id in output.req_ids:
+            request = self.requests.get(request_id)
+            sent = self._sessions.sent(request_id)
+            if request is None or sent is None or sent == request.num_output_tokens:
+                continue
+            if sent > request.num_output_tokens:  # vLLM discarded the step of this request (a reset, a failed load)
+                self._sessions.restart(request_id)
+                sent = 0
+            yield request_id, list(request.output_token_ids)[sent:]
+
+    def _drafts(self, request_ids: Sequence[str]) -> list[list[int]]:
+        """One draft a request, no longer than it can use."""
+        drafts = self._sessions.receive()
+        rows = []
+        for request_id in request_ids:
+            draft, request = drafts.get(request_id), self.requests.get(request_id)
+            row: list[int] = []
+            if draft is not None and request is not None and len(draft.tokens):
+                # A step yields one token more than was drafted.
+                room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
+                row = draft.tokens[: max(0, min(room, self._sessions.max_tokens))].tolist()
+                if row and (max(row) >= self._vocabulary or min(row) < 0):  # of another tokenizer, perhaps
+                    row = []
+            rows.append(row)
+        return rows
+
+    @contextmanager
+    def _harmless(self, what: str) -> Iterator[None]:
+        """Turns a failure of ours into a line in the log and requests without drafts."""
+        try:
+            yield
+        except Exception:
+            now = time.monotonic()
+            if now - self._reported >= QUIET_SECONDS:
+                self._reported = now
+                logger.exception("HistoSpec could not %s; the requests at hand go on without drafts", what)
+            try:
+                self._sessions.forget()
+            except Exception:
+                logger.debug("HistoSpec could not forget its sessions", exc_info=True)
+
+
+def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:
+    """Whether vLLM may end the request within these tokens. Too careful is harmless: the tokens go out a little later."""
+    parameters = request.sampling_params
+    if parameters is None or parameters.repetition_detection is not None:
+        return True
+    new = len(tokens)
+    if request.num_output_tokens + new >= request.max_tokens or request.num_tokens + new >= max_model_len:
+        return True
+    stops = parameters.stop_token_ids
+    return parameters.eos_token_id in tokens or (bool(stops) and not set(stops).isdisjoint(tokens))

@@ -1,0 +1,133 @@
+"""The draft sessions of an engine's requests: what each was sent, what it drafted, how it ends. Knows no vLLM.
+
+A session must have been sent exactly the tokens that its request generated, or the history would remember text that
+nobody wrote. So every session counts what it was sent; the caller compares, and a session that ran ahead of its request
+starts again from the request's own tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .options import RequestOptions
+
+if TYPE_CHECKING:
+    from .. import Draft, DraftClient
+    from ..client import PendingStep
+
+
+@dataclass(slots=True)
+class _Session:
+    id: int
+    prompt: Sequence[int]
+    options: RequestOptions
+    sent: int = 0  # generated tokens, the ones on their way included
+
+
+class RequestSessions:
+    """Sessions by request id. Not thread-safe: it belongs to the scheduler's thread."""
+
+    def __init__(self, client: "DraftClient", max_tokens: int, verify_cost: float) -> None:
+        """Drafts of at most max_tokens; verify_cost as in the client."""
+        self.client = client
+        self.max_tokens = max_tokens
+        self.verify_cost = verify_cost
+        self._sessions: dict[str, _Session] = {}
+        self._unsaid = False  # something waits in the client for the next message
+        self._pending: list[tuple[list[str], PendingStep]] = []
+        # Of finished requests: those that join the history with their last tokens, and those that are forgotten.
+        self._commits: list[tuple[_Session, list[int]]] = []
+        self._drops: list[_Session] = []
+
+    def open(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
+        """Opens the request's session; the next message carries it."""
+        (session,) = self.client.open([prompt], problems=[options.problem])
+        self._sessions[request_id] = _Session(session, prompt, options)
+        self._unsaid = True
+
+    def announce(self) -> None:
+        """Sends what was opened since the last message, so that the server looks it up during the forward pass."""
+        if self._unsaid:
+            self._unsaid = False
+            self.client.flush()
+
+    def sent(self, request_id: str) -> int | None:
+        """Generated tokens that the request's session was sent; None for a request without one."""
+        session = self._sessions.get(request_id)
+        return None if session is None else session.sent
+
+    def send(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Sends (request id, new tokens) of one step and asks for drafts. Never waits for the reply."""
+        requests, sessions, tokens = [], [], []
+        for request_id, new_tokens in rows:
+            session = self._sessions[request_id]
+            session.sent += len(new_tokens)
+            requests.append(request_id)
+            sessions.append(session.id)
+            tokens.append(new_tokens)
+        if not requests:
+            return
+        self._unsaid = False
+        step = self.client.send(sessions, tokens, max_tokens=self.max_tokens, verify_cost=self.verify_cost)
+        self._pending.append((requests, step))
+
+    def receive(self) -> "dict[str, Draft]":
+        """Drafts by request id of everything sent since the last call; waits for them, at most the client's deadline."""
+        pending, self._pending = self._pending, []
+        drafts: dict[str, Draft] = {}
+        for requests, step in pending:
+            drafts.update(zip(requests, self.client.receive(step), strict=True))
+        return drafts
+
+    def restart(self, request_id: str) -> None:
+        """Begins the request's session anew: it was sent tokens that the request did not keep."""
+        session = self._sessions.pop(request_id)
+        self._drops.append(session)
+        self.open(request_id, session.prompt, session.options)
+
+    def finish(self, request_id: str, output: Sequence[int] | None) -> None:
+        """Ends the request's session. `output`: what joins the history, exactly; None or empty: nothing does."""
+        session = self._sessions.get(request_id)
+        if session is None:
+            return
+        if output and session.sent > len(output):
+            self.restart(request_id)
+            session = self._sessions[request_id]
+        del self._sessions[request_id]
+        if output:
+            self._commits.append((session, list(output[session.sent :])))
+        else:
+            self._drops.append(session)
+
+    def settle(self) -> None:
+        """Sends the last tokens of finished requests and closes their sessions. Never waits."""
+        commits, self._commits = self._commits, []
+        drops, self._drops = self._drops, []
+        if not commits and not drops:
+            return
+        tails = [(session, tail) for session, tail in commits if tail]
+        if tails:
+            # Append only: a finished request wants no draft, and nobody receives this step.
+            self.client.send([session.id for session, _ in tails], [tail for _, tail in tails], max_tokens=0)
+        if commits:
+            epochs = [session.options.epoch for session, _ in commits]
+            self.client.close([session.id for session, _ in commits], commit=True, epochs=epochs)
+        if drops:
+            self.client.close([session.id for session in drops], commit=False)
+        self._unsaid = False
+        self.client.flush()
+
+    def forget(self) -> None:
+        """Gives up every session after a failure: their requests go on without drafts, nothing of them is committed."""
+        lost = [*self._sessions.values(), *self._drops, *(session for session, _ in self._commits)]
+        self._sessions.clear()
+        self._pending.clear()
+        self._commits.clear()
+        self._drops.clear()
+        self._unsaid = False
+        self.client.close([session.id for session in lost], commit=False)
+
+    def close(self) -> None:
+        """Lets the last commits out and ends the client."""
+        self.settle()
+        self.client.close_client()
