@@ -1,0 +1,1 @@
+"""The draft server: RPC ⇄ engine ⇄ store, lifecycle, configuration, metrics, the command line."""

@@ -1,0 +1,177 @@
+"""The life of a server: start, serve, drain, stop. No other file knows all of it."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from importlib import metadata
+
+import grpc
+import structlog
+import uvloop
+from aiohttp import web
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from histospec.native import Engine
+from histospec.server import config as configuration
+from histospec.server import logs
+from histospec.server.config import Address, Config, Peer
+from histospec.server.errors import ConfigError
+from histospec.server.history import History
+from histospec.server.interceptors import SERVICE, Accounting
+from histospec.server.metrics import Metrics
+from histospec.server.service import DraftService
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.web import application
+from histospec.v1 import draft_pb2_grpc as pb_grpc
+
+log = structlog.get_logger()
+
+
+def main(argv: Sequence[str]) -> int:
+    """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
+    config = configuration.load(argv)
+    logs.configure(config.log_format, config.log_level)
+    return uvloop.run(serve(config))
+
+
+async def serve(config: Config) -> int:
+    """Runs one server until a signal asks it to stop; returns the exit code."""
+    server = Server(config)
+    await server.start()
+    try:
+        await server.until_asked_to_stop()
+        await server.drain()
+    finally:
+        await server.stop()
+    return 0
+
+
+class Server:
+    """One shard: sockets, engine, store and the tasks between them."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        for flag, address in (("--listen", config.listen), ("--http", config.http)):
+            _check_free(flag, address)
+        store = SQLiteStore(config.data_dir, config.history_epochs)
+        engine = Engine(config.memory, history_epochs=config.history_epochs)
+        self._metrics = Metrics(engine)
+        self._history = History(engine, store, self._metrics)
+        self._service = DraftService(engine, self._history, self._metrics, config)
+        self._health = health.aio.HealthServicer()
+        self._grpc = grpc.aio.server(
+            interceptors=[Accounting(self._metrics)],
+            options=[
+                ("grpc.so_reuseport", 0),  # else a server left over shares the port silently
+                ("grpc.max_receive_message_length", config.max_message),
+                ("grpc.max_send_message_length", -1),
+                # A worker whose machine vanished answers no ping: its stream ends and its sessions with it.
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        self._web: web.AppRunner | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listens, then loads the store; ready once that is done."""
+        config = self._config
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+
+        pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+        await self._serving(False)
+        listen = config.listen._replace(port=self._grpc.add_insecure_port(str(config.listen)))
+        shard = Peer(config.shard_name or str(listen), listen)
+        self._service.shards = list(config.peers)
+        if shard.name not in {peer.name for peer in config.peers}:
+            self._service.shards.append(shard)
+
+        about = {"shard": shard.name, "version": metadata.version("histospec")}
+        self._web = web.AppRunner(application(self._metrics, self._readiness, about), access_log=None)
+        await self._web.setup()
+        await web.TCPSite(self._web, config.http.host, config.http.port, reuse_address=True).start()
+        http = config.http._replace(port=self._web.addresses[0][1])
+        await self._grpc.start()
+        log.info("listening", grpc=str(listen), http=str(http), data_dir=str(config.data_dir.resolve()), **about)
+        self._loading = asyncio.create_task(self._load())
+
+    async def _load(self) -> None:
+        try:
+            await self._history.load()
+        except Exception:
+            log.exception("the store could not be loaded")
+            raise
+        if not self._stopping.is_set():
+            await self._serving(True)
+
+    async def until_asked_to_stop(self) -> None:
+        """Returns when a signal arrives; raises when the store cannot be loaded."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        assert self._loading is not None
+        await asyncio.wait((stopping, self._loading), return_when=asyncio.FIRST_COMPLETED)
+        if self._loading.done():
+            self._loading.result()
+        await stopping
+
+    async def drain(self) -> None:
+        """Takes nothing new; gives open streams time to end, at most `drain_seconds`."""
+        log.info("draining", seconds=self._config.drain_seconds)
+        await self._serving(False)
+        stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds))
+        try:
+            await asyncio.wait_for(self._service.drain(), self._config.drain_seconds)
+        except asyncio.TimeoutError:
+            log.warning("streams still open after the drain")
+        await stopped
+
+    async def stop(self) -> None:
+        """Closes everything; what the store was given is on the disk afterwards."""
+        await self._grpc.stop(None)
+        await asyncio.to_thread(self._history.close)
+        if self._web is not None:
+            await self._web.cleanup()
+        log.info("stopped")
+
+    def _signalled(self, number: int) -> None:
+        if self._stopping.is_set():
+            # Nothing is lost: what was acknowledged is on the disk, and the store survives any kind of end.
+            log.warning("stopping at once", signal=signal.Signals(number).name)
+            os._exit(1)
+        self._stopping.set()
+
+    def _readiness(self) -> dict[str, str]:
+        return {
+            "store": "" if self._history.loaded.is_set() else self._history.progress,
+            "drain": "draining" if self._stopping.is_set() else "",
+        }
+
+    async def _serving(self, ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", SERVICE):
+            await self._health.set(name, status)
+
+
+def _check_free(flag: str, address: Address) -> None:
+    """Finds out in words what gRPC would only log: why this address cannot be listened on."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}: cannot listen on {address} ({(error.strerror or str(error)).lower()}); give another address"
+        ) from None

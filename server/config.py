@@ -1,0 +1,288 @@
+"""One frozen, checked configuration; nothing else in the server reads the environment.
+
+Every option is a flag, an environment variable and a key of the TOML file: `--drain-seconds 5`,
+`HISTOSPEC_DRAIN_SECONDS=5`, `drain-seconds = 5`. A flag wins over the environment, which wins over the file.
+"""
+
+import argparse
+import ipaddress
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from histospec.server.errors import ConfigError
+
+PREFIX = "HISTOSPEC_"
+
+
+class Address(NamedTuple):
+    """Where a socket listens or connects."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: object) -> "Address":
+        """Reads `host:port` or `[v6]:port`. Raises ValueError with a sentence that says what is wrong."""
+        if isinstance(text, Address):
+            return text
+        host, colon, port = str(text).strip().rpartition(":")
+        if not colon or not host:
+            raise ValueError(f"write HOST:PORT, for example 127.0.0.1:6378, not {str(text)!r}")
+        if not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ValueError(f"write an IPv6 address in brackets, for example [::1]:{port}, not {str(text)!r}")
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Peer(NamedTuple):
+    """Another shard, as clients reach it."""
+
+    name: str
+    address: Address
+
+    @classmethod
+    def parse(cls, text: object) -> "Peer":
+        """Reads `host:port` (its own name) or `name=host:port`."""
+        if isinstance(text, Peer):
+            return text
+        name, _, address = str(text).strip().rpartition("=")
+        parsed = Address.parse(address)
+        return cls(name or str(parsed), parsed)
+
+
+def _peers(value: object) -> tuple[Peer, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, Sequence):
+        raise ValueError("write a list such as a:6378,b:6378")
+    peers = tuple(Peer.parse(item) for item in items if str(item).strip())
+    names = [peer.name for peer in peers]
+    if len(set(names)) < len(names):
+        raise ValueError("each shard may be named once")
+    return peers
+
+
+_BYTE_SIZE = TypeAdapter(ByteSize)
+
+
+def _bytes(value: object) -> object:
+    """Says how to write a size, before pydantic says only that it cannot read it."""
+    try:
+        return int(_BYTE_SIZE.validate_python(value))
+    except ValidationError:
+        raise ValueError(f"{value!r} is not a size; write a number with a unit, for example 8GiB or 512MiB") from None
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Config(BaseSettings):
+    """All options of `histospec serve`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    # Where
+    listen: Annotated[Address, PlainValidator(Address.parse)] = Field(
+        Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 takes a free one"
+    )
+    http: Annotated[Address, PlainValidator(Address.parse)] = Field(
+        Address("127.0.0.1", 9464), description="address of /metrics, /livez, /readyz and /healthz"
+    )
+    insecure: bool = Field(False, description="allow listening beyond loopback without TLS or a token")
+    shard_name: str = Field(
+        "", description="stable name of this shard, which places its problems (default: the --listen address)"
+    )
+    peers: Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)] = Field(
+        (), description="all shards of this service, [NAME=]HOST:PORT, comma-separated"
+    )
+
+    # What is kept
+    data_dir: Path = Field(Path("histospec-data"), description="directory of the store; made when absent")
+    store: str = Field("sqlite", description="where responses survive a restart: sqlite")
+    memory: Bytes = Field(8 << 30, description="budget of the index, for example 8GiB")
+    history_epochs: Count = Field(8, description="newest epochs kept for each problem")
+
+    # Limits: what one caller may ask for
+    max_message: Bytes = Field(64 << 20, description="longest message taken, for example 64MiB")
+    max_prompt_tokens: Count = Field(1 << 20, description="longest prompt in tokens")
+    max_session_tokens: Count = Field(1 << 20, description="most tokens that one session may generate")
+    max_batch: Count = Field(4096, description="most sessions in one step")
+    max_draft_tokens: Count = Field(256, description="longest draft that a step may ask for")
+    max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")
+
+    # How it stops and what it says
+    drain_seconds: Annotated[float, Field(ge=0)] = Field(
+        20.0, description="how long open streams may go on after SIGTERM"
+    )
+    log_format: Literal["auto", "pretty", "json"] = Field(
+        "auto", description="auto, pretty or json; auto is pretty on a terminal"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log line shown: debug, info, warning or error"
+    )
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, value: str) -> str:
+        if value.split(":")[0] in ("redis", "rediss"):
+            raise ValueError("Redis is not supported yet; use --store sqlite")
+        if value != "sqlite":
+            raise ValueError(f"there is no store {value!r}; use sqlite")
+        return value
+
+    @field_validator("memory")
+    @classmethod
+    def _some_memory(cls, value: int) -> int:
+        if value < 1 << 20:
+            raise ValueError("give the index at least 1MiB")
+        return value
+
+    @field_validator("max_message")
+    @classmethod
+    def _message_fits(cls, value: int) -> int:
+        if not 1 << 10 <= value <= 1 << 30:
+            raise ValueError("must be from 1KiB to 1GiB")
+        return value
+
+    @model_validator(mode="after")
+    def _guarded(self) -> "Config":
+        for flag, address in (("--listen", self.listen), ("--http", self.http)):
+            if not address.is_loopback and not self.insecure:
+                raise ValueError(
+                    f"{flag} {address}: listening beyond loopback lets anyone who reaches the port read and write; "
+                    "add --insecure to allow it, or listen on 127.0.0.1"
+                )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and file arrive together in `load`; the environment stands between them."""
+        flags = init_settings()
+        file = flags.pop("_file", {})
+        return (
+            InitSettingsSource(settings_cls, init_kwargs=flags),
+            env_settings,
+            InitSettingsSource(settings_cls, init_kwargs=file),
+        )
+
+
+def load(argv: Sequence[str], prog: str = "histospec serve") -> Config:
+    """The configuration that flags, environment and file add up to.
+
+    Raises ConfigError with one sentence that names the option and where its value came from.
+    """
+    flags = vars(_parser(prog).parse_args(list(argv)))
+    path = flags.pop("config", None) or os.environ.get(f"{PREFIX}CONFIG")
+    file = _read(Path(path)) if path else {}
+    try:
+        return Config(**flags, _file=file)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, flags, path)) from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file, spelled as fields."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: is not TOML: {error}") from None
+    keys = {key: key.replace("-", "_") for key in content}
+    for key, name in keys.items():
+        if name not in Config.model_fields:
+            raise ConfigError(f"--config {path}: there is no option {key!r}; see histospec serve --help")
+    if len(set(keys.values())) < len(keys):
+        raise ConfigError(f"--config {path}: an option is given twice, once with - and once with _")
+    return {keys[key]: value for key, value in content.items()}
+
+
+def _sentence(error: ValidationError, flags: Mapping[str, object], path: object) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    name = str(first["loc"][0])
+    variable = PREFIX + name.upper()
+    source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
+    if first["type"] != "value_error":
+        message = f"{message[0].lower()}{message[1:]}, is {first['input']!r}"
+    return f"{_flag(name)}{source}: {message}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Start a draft server.",
+        epilog=f"Every option is also an environment variable ({PREFIX}LISTEN for --listen) and a key of the --config "
+        "file (listen). A flag wins over the environment, the environment over the file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file")
+    for name, field in Config.model_fields.items():
+        help_ = str(field.description)
+        if field.annotation is bool:
+            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=help_)
+            continue
+        if field.default not in ("", ()):
+            help_ += f" (default: {_shown(field.default)})"
+        parser.add_argument(_flag(name), metavar=name.split("_")[-1].upper(), help=help_.replace("%", "%%"))
+    return parser
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
+        return f"{default >> 30}GiB" if default % (1 << 30) == 0 else f"{default >> 20}MiB"
+    return str(default)

@@ -1,0 +1,129 @@
+"""Keeps the store and the index in step: what is durable is indexed, and after a restart indexed again."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import structlog
+
+from histospec.native import Engine
+from histospec.server.errors import StoreError
+from histospec.server.metrics import Metrics
+from histospec.server.store import Batch, Problem, Record, Store
+from histospec.server.wire import INT32
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+LOG_EVERY_SECONDS = 5.0
+
+
+class History:
+    """The finished responses of all problems of this shard."""
+
+    def __init__(self, engine: Engine, store: Store, metrics: Metrics) -> None:
+        self._engine = engine
+        self._store = store
+        self._metrics = metrics
+        self._newest = store.newest_epochs()
+        # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
+        self._indexing = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self.loaded = asyncio.Event()
+        self.progress = "not started"
+
+    def newest_epoch(self, namespace: str) -> int:
+        """The newest epoch that the namespace has seen; 0 at first."""
+        return self._newest.get(namespace, 0)
+
+    async def add(self, batch: Batch) -> None:
+        """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
+        await self.store(batch)
+        self.saw(batch)
+        await self._in(self._indexing, lambda: self._index(batch))
+
+    async def store(self, batch: Batch) -> None:
+        """Stores responses that the index already has. Raises StoreError."""
+        try:
+            await asyncio.wrap_future(self._store.append(batch))
+        except StoreError:
+            self._metrics.store_errors.inc()
+            raise
+        self._metrics.ingested_responses.inc(len(batch.records))
+        self._metrics.ingested_tokens.inc(sum(len(record.tokens) for record in batch.records) // INT32.itemsize)
+
+    def saw(self, batch: Batch) -> None:
+        """Remembers the newest epoch."""
+        namespace = batch.problem.namespace
+        epochs = [record.epoch for record in batch.records]
+        self._newest[namespace] = max([self.newest_epoch(namespace), *epochs])
+
+    async def get(self, problem: Problem, limit: int) -> list[Record]:
+        """The stored responses, oldest first. Raises StoreError."""
+        try:
+            return await asyncio.to_thread(self._store.history, problem, limit)
+        except StoreError:
+            self._metrics.store_errors.inc()
+            raise
+
+    async def drop(self, namespace: str) -> int:
+        """Forgets a namespace in the store and in the index; returns how many responses were stored."""
+        await self.loaded.wait()  # else what is being loaded would come back
+        try:
+            dropped = await asyncio.wrap_future(self._store.drop(namespace))
+        except StoreError:
+            self._metrics.store_errors.inc()
+            raise
+        self._newest.pop(namespace, None)
+        await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
+        return dropped
+
+    async def load(self) -> None:
+        """Indexes everything that the store holds."""
+        await self._in(self._loading, self._load)
+        self.loaded.set()
+
+    def _load(self) -> None:
+        started = said = time.monotonic()
+        total, responses, tokens = self._store.count(), 0, 0
+        for batch in self._store.load():
+            self._index(batch)
+            responses += len(batch.records)
+            tokens += sum(len(record.tokens) for record in batch.records) // INT32.itemsize
+            self._metrics.loaded_responses.set(responses)
+            self.progress = f"loaded {responses} of {total} responses"
+            if time.monotonic() - said > LOG_EVERY_SECONDS:
+                said = time.monotonic()
+                log.info("loading", responses=responses, of=total, tokens=tokens)
+        self.progress = "loaded"
+        log.info("loaded", responses=responses, tokens=tokens, seconds=round(time.monotonic() - started, 3))
+
+    def _index(self, batch: Batch) -> None:
+        records = batch.records
+        masks = None
+        if any(record.generated for record in records):
+            masks = [np.frombuffer(r.generated or b"\1" * (len(r.tokens) // INT32.itemsize), np.uint8) for r in records]
+        rewards = None
+        if any(record.reward is not None for record in records):
+            rewards = [np.nan if record.reward is None else record.reward for record in records]
+        self._engine.ingest(
+            batch.problem.namespace,
+            np.frombuffer(batch.problem.prompt, INT32),
+            [np.frombuffer(record.tokens, INT32) for record in records],
+            epoch=records[0].epoch,
+            rewards=rewards,
+            problem=batch.problem.name or None,
+            generated=masks,
+        )
+
+    async def _in(self, executor: ThreadPoolExecutor, run: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, run)
+
+    def close(self) -> None:
+        """Waits for what is being indexed, then closes the store."""
+        self._indexing.shutdown()
+        self._loading.shutdown(cancel_futures=True)
+        self._store.close()

@@ -1,0 +1,79 @@
+"""What every RPC of the draft service has in common: it is timed, and its errors become gRPC statuses."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+
+from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded, Unavailable, status_of
+from histospec.server.metrics import Metrics
+from histospec.v1.draft_pb2 import DESCRIPTOR
+
+log = structlog.get_logger()
+
+SERVICE = DESCRIPTOR.services_by_name["DraftService"].full_name
+EXPECTED = (InvalidRequest, LimitExceeded, Unavailable)
+
+Handler = grpc.RpcMethodHandler
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Accounting(grpc.aio.ServerInterceptor):
+    """Counts and times the RPCs and reports their errors. The messages of a stream are timed by the stream."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """See grpc.aio."""
+        handler = await continuation(handler_call_details)
+        service, _, method = handler_call_details.method.lstrip("/").partition("/")
+        if handler is None or service != SERVICE:  # health and reflection speak for themselves
+            return handler
+        decode, encode = handler.request_deserializer, handler.response_serializer
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                self._reported(handler.stream_stream, method),  # type: ignore[arg-type]
+                decode,
+                encode,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._timed(self._reported(handler.unary_unary, method), method),  # type: ignore[arg-type]
+            decode,
+            encode,
+        )
+
+    def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
+        seconds = self._metrics.rpc_seconds.labels(method)
+
+        async def timed(request: Any, context: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return await behaviour(request, context)
+            finally:
+                seconds.observe(time.perf_counter() - started)
+
+        return timed
+
+    def _reported(self, behaviour: Behaviour, method: str) -> Behaviour:
+        async def reported(request: Any, context: Any) -> Any:
+            try:
+                return await behaviour(request, context)
+            except HistoSpecError as error:
+                code = status_of(error)
+                say = log.info if isinstance(error, EXPECTED) else log.error
+                say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=str(error))
+                self._metrics.rpc_errors.labels(method, code.name).inc()
+                await context.abort(code, str(error))
+            except Exception:
+                log.exception("rpc failed", method=method, peer=context.peer())
+                self._metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name).inc()
+                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+
+        return reported

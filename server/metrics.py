@@ -1,0 +1,142 @@
+"""What Prometheus reads: the engine's own counters at the moment of a scrape, and what the RPCs count."""
+
+from collections.abc import Iterator, Mapping
+from threading import Lock
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from histospec.native import Engine
+
+# A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces: the first so
+# many have a label of their own, the others share one.
+MAX_NAMESPACE_LABELS = 256
+OTHER_NAMESPACES = "_other"
+
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+BY_RESULT = {
+    "histospec_problem_lookups": (
+        "Sessions opened, by whether their problem had history.",
+        {"hit": "lookups_hit", "miss": "lookups_miss"},
+    ),
+    "histospec_drafts": (
+        "Drafts asked for, by whether there was anything to draft.",
+        {"hit": "drafts_hit", "empty": "drafts_empty"},
+    ),
+}
+TOTALS = {
+    "histospec_draft_tokens": ("Tokens drafted.", "draft_tokens"),
+    "histospec_accepted_tokens": ("Drafted tokens that the sessions then generated.", "accepted_tokens"),
+    "histospec_generated_tokens": ("Tokens that the sessions generated.", "generated_tokens"),
+    "histospec_evicted_responses": ("Responses evicted from the index for want of memory.", "evicted_responses"),
+}
+
+
+class EngineCollector(Collector):
+    """Reads `engine.stats()` at every scrape. Counters of a dropped namespace stay, so that no total ever falls."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._retired: dict[str, dict[str, int]] = {}
+        self._labels: set[str] = set()
+        self._lock = Lock()
+
+    def retire(self, namespace: str) -> None:
+        """Drops a namespace from the engine and keeps what it had counted."""
+        with self._lock:
+            before = self._counted().get(namespace, {})
+            self._engine.drop_namespace(namespace)
+            after = self._counted().get(namespace, {})
+            kept = self._retired.setdefault(namespace, {})
+            for name, value in before.items():
+                kept[name] = kept.get(name, 0) + value - after.get(name, 0)
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        with self._lock:
+            stats = self._engine.stats()
+            namespaces = self._total(stats["namespaces"])
+        for name, (text, results) in BY_RESULT.items():
+            family = CounterMetricFamily(name, text, labels=("namespace", "result"))
+            for namespace, counters in self._labelled(namespaces).items():
+                for result, key in results.items():
+                    family.add_metric((namespace, result), counters.get(key, 0))
+            yield family
+        for name, (text, key) in TOTALS.items():
+            yield CounterMetricFamily(name, text, sum(counters.get(key, 0) for counters in namespaces.values()))
+        tokens = sum(counters.get("history_tokens", 0) for counters in stats["namespaces"].values())
+        yield GaugeMetricFamily("histospec_history_tokens", "Tokens of finished responses in the index.", tokens)
+        yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", stats["index_bytes"])
+        yield GaugeMetricFamily("histospec_sessions", "Open sessions.", stats["sessions"])
+
+    def _counted(self) -> Mapping[str, Mapping[str, int]]:
+        namespaces: Mapping[str, Mapping[str, int]] = self._engine.stats()["namespaces"]
+        return namespaces
+
+    def _total(self, live: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+        """Counters of all namespaces, dropped ones included."""
+        total = {name: dict(counters) for name, counters in live.items()}
+        for name, counters in self._retired.items():
+            mine = total.setdefault(name, {})
+            for key, value in counters.items():
+                mine[key] = mine.get(key, 0) + value
+        return total
+
+    def _labelled(self, namespaces: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+        """The same by label: the namespaces beyond the limit are summed."""
+        labelled: dict[str, dict[str, int]] = {}
+        for name, counters in namespaces.items():
+            if name not in self._labels and len(self._labels) < MAX_NAMESPACE_LABELS:
+                self._labels.add(name)
+            mine = labelled.setdefault(name if name in self._labels else OTHER_NAMESPACES, {})
+            for key, value in counters.items():
+                mine[key] = mine.get(key, 0) + value
+        return labelled
+
+
+class Metrics:
+    """Everything that one server exports, in a registry of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        disable_created_metrics()
+        self.registry = registry = CollectorRegistry()
+        self.engine = EngineCollector(engine)
+        registry.register(self.engine)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        self.rpc_seconds = Histogram(
+            "histospec_rpc_seconds",
+            "Time to answer, by method; for Draft, one message of the stream.",
+            ("method",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.rpc_errors = Counter(
+            "histospec_rpc_errors", "RPCs that failed, by method and code.", ("method", "code"), registry=registry
+        )
+        self.draft_seconds = Histogram(
+            "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
+        )
+        self.ingested_responses = Counter(
+            "histospec_ingested_responses", "Responses stored, ingested or committed.", registry=registry
+        )
+        self.ingested_tokens = Counter("histospec_ingested_tokens", "Tokens of these responses.", registry=registry)
+        self.loaded_responses = Gauge(
+            "histospec_loaded_responses", "Responses indexed from the store since the start.", registry=registry
+        )
+        self.store_errors = Counter(
+            "histospec_store_errors", "Requests that the store could not do.", registry=registry
+        )
+        self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)

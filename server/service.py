@@ -1,0 +1,101 @@
+"""`histospec.v1.DraftService`: RPC to engine and store, and back."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+
+from histospec.native import Engine
+from histospec.server import wire
+from histospec.server.config import Config, Peer
+from histospec.server.errors import Unavailable
+from histospec.server.history import History
+from histospec.server.metrics import Metrics
+from histospec.server.store import Record
+from histospec.server.stream import DraftStream
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as pb_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DraftService(pb_grpc.DraftServiceServicer):
+    """All RPCs of one shard. Errors are raised as they are; the interceptor turns them into gRPC statuses."""
+
+    def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config) -> None:
+        self._engine = engine
+        self._history = history
+        self._metrics = metrics
+        self._config = config
+        self._streams: set[DraftStream] = set()
+        self._draining = False
+        self.shards: list[Peer] = []
+
+    async def drain(self) -> None:
+        """Takes no new streams, and ends the open ones when their last session ends."""
+        self._draining = True
+        for stream in list(self._streams):
+            stream.drain()
+        while self._streams:
+            await asyncio.sleep(0.01)
+
+    async def Draft(self, request_iterator: object, context: Context) -> None:  # noqa: N802 - named by gRPC
+        """See draft.proto."""
+        if self._draining:
+            raise Unavailable("the server is draining; connect again")
+        stream = DraftStream(self._engine, self._history, self._metrics, self._config, context)
+        self._streams.add(stream)
+        try:
+            with self._metrics.streams.track_inprogress():
+                await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+    async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
+        """See draft.proto."""
+        batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
+        if batch.records:
+            await self._history.add(batch)
+        tokens = sum(len(record.tokens) for record in batch.records) // wire.INT32.itemsize
+        return pb.IngestResponse(responses=len(batch.records), tokens=tokens)
+
+    async def History(self, request: pb.HistoryRequest, context: Context) -> pb.HistoryResponse:  # noqa: N802
+        """See draft.proto."""
+        problem, _ = wire.problem("", request)
+        records = await self._history.get(problem, request.limit)
+        return pb.HistoryResponse(responses=[_response(record) for record in records])
+
+    async def PredictLength(  # noqa: N802
+        self, request: pb.PredictLengthRequest, context: Context
+    ) -> pb.PredictLengthResponse:
+        """See draft.proto."""
+        problem, prompt = wire.problem("", request)
+        quantiles = wire.quantiles(request)
+        lengths, observations = self._engine.predict_length(
+            problem.namespace, prompt, request.generated, np.array(quantiles), problem=problem.name or None
+        )
+        return pb.PredictLengthResponse(quantiles=quantiles, lengths=lengths.tolist(), observations=observations)
+
+    async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
+        """See draft.proto."""
+        return pb.TopologyResponse(
+            shards=[pb.Shard(name=shard.name, address=str(shard.address)) for shard in self.shards]
+        )
+
+    async def DropNamespace(  # noqa: N802
+        self, request: pb.DropNamespaceRequest, context: Context
+    ) -> pb.DropNamespaceResponse:
+        """See draft.proto."""
+        namespace = wire.namespace("namespace", request.namespace)
+        return pb.DropNamespaceResponse(responses=await self._history.drop(namespace))
+
+
+def _response(record: Record) -> pb.Response:
+    return pb.Response(
+        tokens=record.tokens,
+        logprobs=record.logprobs,
+        reward=record.reward,
+        epoch=record.epoch,
+        generated=record.generated,
+    )

@@ -1,0 +1,332 @@
+"""The store in one SQLite file beside the server.
+
+One thread writes. It takes everything that waits, writes it in one transaction and syncs once (group commit), so many
+callers share the price of an fsync and each is told only after the bytes are on the disk: WAL with synchronous=FULL.
+"""
+
+import fcntl
+import hashlib
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from histospec.server.errors import ConfigError, StoreError, StoreFull
+from histospec.server.store import Batch, Problem, Record, Store, total_size
+
+APPLICATION_ID = 0x48495354  # "HIST"
+SCHEMA_VERSION = 1
+FILE_NAME = "histospec.sqlite"
+
+SCHEMA = """
+CREATE TABLE prompts (
+    id INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    problem TEXT NOT NULL,  -- the explicit name, or '' where the tokens name the problem
+    digest BLOB NOT NULL,   -- narrows the search; the tokens decide
+    tokens BLOB NOT NULL
+);
+CREATE INDEX prompts_by_digest ON prompts (namespace, problem, digest);
+CREATE TABLE responses (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- ids are never used twice, so they order responses by arrival
+    prompt INTEGER NOT NULL REFERENCES prompts (id),
+    epoch INTEGER NOT NULL,
+    reward REAL,
+    tokens BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    generated BLOB NOT NULL
+);
+CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
+"""
+
+# One transaction takes at most so much, so that nobody waits long for strangers' bytes.
+GROUP_BYTES = 32 << 20
+# What may wait for the disk; more is refused rather than kept in memory.
+BACKLOG_BYTES = 256 << 20
+
+
+class _Work(NamedTuple):
+    run: Callable[[sqlite3.Connection], Any]
+    size: int
+    done: "Future[Any]"
+
+
+class SQLiteStore(Store):
+    """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
+
+    Raises ConfigError where the directory or the file in it cannot be used.
+    """
+
+    def __init__(self, directory: Path, history_epochs: int) -> None:
+        self._history_epochs = history_epochs
+        self._lock = _lock(directory)
+        self._path = directory / FILE_NAME
+        try:
+            self._reader = _open(self._path)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._reading = threading.Lock()
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._backlog = 0
+        self._backlog_lock = threading.Lock()
+        self._writer = threading.Thread(target=self._write, name="store", daemon=True)
+        self._writer.start()
+
+    # Writing
+
+    def append(self, batch: Batch) -> "Future[None]":
+        """See Store."""
+        size = total_size(batch.records) + len(batch.problem.prompt)
+        return self._submit(lambda connection: self._append(connection, batch), size)
+
+    def drop(self, namespace: str) -> "Future[int]":
+        """See Store."""
+
+        def run(connection: sqlite3.Connection) -> int:
+            dropped = connection.execute(
+                "DELETE FROM responses WHERE prompt IN (SELECT id FROM prompts WHERE namespace = ?)", (namespace,)
+            ).rowcount
+            connection.execute("DELETE FROM prompts WHERE namespace = ?", (namespace,))
+            return dropped
+
+        return self._submit(run, 0)
+
+    def _submit(self, run: Callable[[sqlite3.Connection], Any], size: int) -> "Future[Any]":
+        done: Future[Any] = Future()
+        with self._backlog_lock:
+            full = self._backlog > 0 and self._backlog + size > BACKLOG_BYTES
+            if not full:
+                self._backlog += size
+        if full:
+            done.set_exception(StoreFull(f"store: more than {BACKLOG_BYTES >> 20} MiB wait to be written; try later"))
+        else:
+            self._queue.put(_Work(run, size, done))
+        return done
+
+    def _write(self) -> None:
+        connection = _connect(self._path)
+        stopped = False
+        while not stopped:
+            group, size = [], 0
+            work = self._queue.get()
+            while work is not None:
+                group.append(work)
+                size += work.size
+                if size >= GROUP_BYTES:
+                    break
+                try:
+                    work = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            stopped = work is None
+            connection = self._commit(connection, group)
+        connection.close()
+
+    def _commit(self, connection: sqlite3.Connection, group: list[_Work]) -> sqlite3.Connection:
+        """Writes a group in one transaction; when it fails, each alone, so that one cannot spoil the others'."""
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            results = [work.run(connection) for work in group]
+            connection.execute("COMMIT")
+        except Exception as error:
+            connection = _recover(connection, self._path)
+            if len(group) > 1:
+                for work in group:
+                    connection = self._commit(connection, [work])
+                return connection
+            self._settle(group[0])
+            group[0].done.set_exception(_explain(error))
+            return connection
+        for work, result in zip(group, results, strict=True):
+            self._settle(work)
+            work.done.set_result(result)
+        return connection
+
+    def _settle(self, work: _Work) -> None:
+        with self._backlog_lock:
+            self._backlog -= work.size
+
+    def _append(self, connection: sqlite3.Connection, batch: Batch) -> None:
+        problem = batch.problem
+        key = (problem.namespace, problem.name, _digest(problem.prompt), problem.prompt)
+        row = connection.execute(
+            "SELECT id FROM prompts WHERE namespace = ? AND problem = ? AND digest = ? AND tokens = ?", key
+        ).fetchone()
+        prompt = (
+            row[0]
+            if row
+            else connection.execute(
+                "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)", key
+            ).lastrowid
+        )
+        connection.executemany(
+            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated) VALUES (?, ?, ?, ?, ?, ?)",
+            [(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated) for r in batch.records],
+        )
+        self._slide(connection, problem)
+
+    def _slide(self, connection: sqlite3.Connection, problem: Problem) -> None:
+        """Keeps the newest epochs of the problem."""
+        among, key = _among(problem)
+        oldest = connection.execute(
+            f"SELECT DISTINCT epoch FROM responses WHERE prompt IN ({among}) ORDER BY epoch DESC LIMIT 1 OFFSET ?",
+            (*key, self._history_epochs - 1),
+        ).fetchone()
+        if oldest is None:
+            return
+        deleted = connection.execute(
+            f"DELETE FROM responses WHERE prompt IN ({among}) AND epoch < ?", (*key, *oldest)
+        ).rowcount
+        if problem.name and deleted:  # a named problem may come with a new prompt every time
+            connection.execute(
+                f"DELETE FROM prompts WHERE id IN ({among}) "
+                "AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
+                key,
+            )
+
+    # Reading
+
+    def history(self, problem: Problem, limit: int = 0) -> list[Record]:
+        """See Store."""
+        with self._reading:
+            try:
+                among, key = _among(problem)
+                rows = self._reader.execute(
+                    "SELECT tokens, epoch, reward, logprobs, generated FROM responses "
+                    f"WHERE prompt IN ({among}) ORDER BY epoch DESC, id DESC LIMIT ?",
+                    (*key, limit or -1),
+                ).fetchall()
+            except sqlite3.Error as error:
+                raise _explain(error) from error
+        return [Record(*row) for row in reversed(rows)]
+
+    def newest_epochs(self) -> dict[str, int]:
+        """See Store."""
+        with self._reading:
+            return dict(
+                self._reader.execute(
+                    "SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace"
+                )
+            )
+
+    def count(self) -> int:
+        """See Store."""
+        with self._reading:
+            return int(self._reader.execute("SELECT count(*) FROM responses").fetchone()[0])
+
+    def load(self) -> Iterator[Batch]:
+        """See Store."""
+        with closing(_connect(self._path)) as connection:  # its own, so that History need not wait
+            newest = connection.execute("SELECT max(id) FROM responses").fetchone()[0] or 0
+            groups = connection.execute(
+                "SELECT DISTINCT epoch, prompt FROM responses WHERE id <= ? ORDER BY epoch, prompt", (newest,)
+            ).fetchall()
+            for epoch, prompt in groups:
+                rows = connection.execute(
+                    "SELECT tokens, epoch, reward, logprobs, generated FROM responses "
+                    "WHERE prompt = ? AND epoch = ? AND id <= ? ORDER BY id",
+                    (prompt, epoch, newest),
+                ).fetchall()
+                if rows:  # else it left the window meanwhile
+                    namespace, name, tokens = connection.execute(
+                        "SELECT namespace, problem, tokens FROM prompts WHERE id = ?", (prompt,)
+                    ).fetchone()
+                    yield Batch(Problem(namespace, tokens, name), [Record(*row) for row in rows])
+
+    def close(self) -> None:
+        """See Store."""
+        self._queue.put(None)
+        self._writer.join()
+        self._reader.close()
+        os.close(self._lock)
+
+
+def _digest(tokens: bytes) -> bytes:
+    return hashlib.blake2b(tokens, digest_size=8).digest()
+
+
+def _among(problem: Problem) -> tuple[str, tuple[str | bytes, ...]]:
+    """A query for the prompts of a problem, and its parameters: a named problem may have several prompts."""
+    if problem.name:
+        return "SELECT id FROM prompts WHERE namespace = ? AND problem = ?", (problem.namespace, problem.name)
+    return (
+        "SELECT id FROM prompts WHERE namespace = ? AND problem = '' AND digest = ? AND tokens = ?",
+        (problem.namespace, _digest(problem.prompt), problem.prompt),
+    )
+
+
+def _explain(error: Exception) -> StoreError:
+    text = str(error)
+    if "full" in text:
+        return StoreFull(f"store: the disk is full ({text}); free some room, nothing of this request was kept")
+    return StoreError(f"store: {text}; nothing of this request was kept")
+
+
+# Opening
+
+
+def _lock(directory: Path) -> int:
+    """A file descriptor whose lock keeps a second server out; the kernel lets go of it however this one ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"--data-dir {directory}: {error.strerror}; give a directory that can be written") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ConfigError(f"--data-dir {directory}: another server uses it; stop that one or give another") from None
+    return descriptor
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Connects to the file, making or checking its schema first."""
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables == 0 and application in (0, APPLICATION_ID):
+            connection = _connect(path)
+            connection.executescript(
+                f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+                f"{SCHEMA} COMMIT;"
+            )
+            return connection
+    except sqlite3.Error as error:
+        raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
+    if application != APPLICATION_ID:
+        raise ConfigError(f"--data-dir: {path} is another program's database; give another directory")
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"--data-dir: {path} was written by a newer HistoSpec (schema {version}, this one knows {SCHEMA_VERSION}); "
+            "upgrade this server or give another directory"
+        )
+    return _connect(path)
+
+
+def _recover(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """The connection without its failed transaction, or a new one where it does not come back."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        with suppress(sqlite3.Error):
+            fresh = _connect(path)
+            connection.close()
+            return fresh
+    return connection

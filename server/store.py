@@ -1,0 +1,80 @@
+"""What a store promises, whatever keeps the bytes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """Identity of a problem: its explicit name, or, where that is empty, all tokens of its prompt."""
+
+    namespace: str
+    prompt: bytes
+    """int32 little-endian."""
+    name: str = ""
+
+
+class Record(NamedTuple):
+    """One finished response as it is kept. Arrays are little-endian, as on the wire."""
+
+    tokens: bytes
+    """int32[n]."""
+    epoch: int
+    reward: float | None = None
+    logprobs: bytes = b""
+    """float32, empty or [n]."""
+    generated: bytes = b""
+    """uint8, empty (all generated) or [n]."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its arrays."""
+        return len(self.tokens) + len(self.logprobs) + len(self.generated)
+
+
+class Batch(NamedTuple):
+    """Responses of one problem and one epoch: what is stored, and indexed, together."""
+
+    problem: Problem
+    records: list[Record]
+
+
+class Store(ABC):
+    """Where responses survive a restart. All methods may be called from any thread."""
+
+    @abstractmethod
+    def append(self, batch: Batch) -> "Future[None]":
+        """Adds responses; the future is done once they survive a crash, all of them or none.
+
+        Fails with StoreFull or StoreError. The sliding window of epochs is applied to the problem.
+        """
+
+    @abstractmethod
+    def drop(self, namespace: str) -> "Future[int]":
+        """Forgets a namespace; the future holds how many responses that were."""
+
+    @abstractmethod
+    def history(self, problem: Problem, limit: int = 0) -> list[Record]:
+        """Responses of one problem, oldest first; with a limit, the newest so many. Blocks. Raises StoreError."""
+
+    @abstractmethod
+    def newest_epochs(self) -> dict[str, int]:
+        """The newest epoch of each namespace. Blocks."""
+
+    @abstractmethod
+    def load(self) -> Iterator[Batch]:
+        """Every response stored before this call, oldest epoch first, one problem and epoch at a time. Blocks."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many responses there are. Blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finishes what was asked for and closes. Blocks."""
+
+
+def total_size(records: Sequence[Record]) -> int:
+    """Bytes of the arrays of several records."""
+    return sum(record.size for record in records)

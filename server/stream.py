@@ -1,0 +1,264 @@
+"""One Draft stream: its sessions, one engine call a step, and answers that may overtake each other.
+
+Messages are applied strictly in the order they arrive. A message that commits is answered once the store has the
+response; the messages behind it do not wait for that.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from histospec.native import Engine
+from histospec.server import wire
+from histospec.server.config import Config
+from histospec.server.errors import InvalidRequest, StoreError, Unavailable
+from histospec.server.history import History
+from histospec.server.metrics import Metrics
+from histospec.server.store import Batch, Problem, Record
+from histospec.v1 import draft_pb2 as pb
+
+log = structlog.get_logger()
+
+
+class DraftStream:
+    """The sessions that one client keeps on this shard."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        history: History,
+        metrics: Metrics,
+        config: Config,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._metrics = metrics
+        self._config = config
+        self._context = context
+        self._ids: dict[int, int] = {}  # the client's session id -> the engine's
+        self._problems: dict[int, Problem] = {}  # by the client's id; needed once, at the commit
+        self._writing = asyncio.Lock()
+        self._storing: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._leaving = asyncio.Event()
+        self._counts = dict.fromkeys(("messages", "steps", "tokens", "drafted", "opened", "committed"), 0)
+
+    async def run(self) -> None:
+        """Serves the stream to its end. Raises what ends it otherwise: a HistoSpecError, or cancellation."""
+        started = time.perf_counter()
+        outcome = "ok"
+        reading = asyncio.ensure_future(self._read())
+        leaving = asyncio.ensure_future(self._leaving.wait())
+        try:
+            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise Unavailable("the server is draining; connect again")
+            await reading
+            if self._storing:
+                await asyncio.wait(self._storing)
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            reading.cancel()
+            leaving.cancel()
+            open_sessions = len(self._ids)
+            self._end()
+            log.info(
+                "draft stream ended",
+                peer=self._context.peer(),
+                outcome=outcome,
+                seconds=round(time.perf_counter() - started, 3),
+                open_sessions=open_sessions,
+                **self._counts,
+            )
+
+    def drain(self) -> None:
+        """Ends the stream as soon as it holds no session and owes no answer."""
+        self._draining = True
+        self._leave_when_idle()
+
+    def _leave_when_idle(self) -> None:
+        if self._draining and not self._ids and not self._storing:
+            self._leaving.set()
+
+    def _end(self) -> None:
+        for session in self._ids.values():
+            self._close(session)
+        self._ids.clear()
+        self._problems.clear()
+
+    async def _read(self) -> None:
+        read = self._context.read
+        while (request := await read()) is not grpc.aio.EOF:
+            await self._apply(request)
+            self._leave_when_idle()
+
+    async def _apply(self, request: pb.DraftRequest) -> None:
+        started = time.perf_counter()
+        message = wire.message(request, self._config)
+        self._check_opens(message)
+        response = pb.DraftResponse(sequence=message.sequence)
+        unknown: list[int] = []
+        for opening in message.opens:
+            self._open(opening, response)
+        if message.step is not None:
+            self._step(message.step, response, unknown)
+        commits = [commit for close in message.closes if (commit := self._close_session(close, unknown))]
+        if unknown:
+            response.unknown = np.array(unknown, wire.UINT64).tobytes()
+        self._counts["messages"] += 1
+        if commits:
+            task = asyncio.ensure_future(self._store(commits, response, started))
+            self._storing.add(task)
+            task.add_done_callback(self._stored)
+        elif message.step is not None or unknown or response.refusals or any(c.commit for c in message.closes):
+            await self._answer(response, started)
+
+    def _check_opens(self, message: wire.Message) -> None:
+        for i, opening in enumerate(message.opens):
+            if opening.session in self._ids:
+                raise InvalidRequest(f"opens[{i}].session: {opening.session} is open already")
+
+    def _open(self, opening: wire.Open, response: pb.DraftResponse) -> None:
+        refusal = opening.refusal
+        if not refusal and len(self._ids) >= self._config.max_sessions_per_stream:
+            refusal = f"opens: the stream has its limit of {self._config.max_sessions_per_stream} open sessions"
+        if refusal:
+            response.refusals.add(session=opening.session, reason=refusal)
+            return
+        self._ids[opening.session] = self._engine.open(
+            opening.problem.namespace,
+            opening.prompt,
+            problem=opening.problem.name or None,
+            generated=opening.generated,
+        )
+        self._problems[opening.session] = opening.problem
+        self._counts["opened"] += 1
+
+    def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int]) -> None:
+        """Appends and drafts for the whole batch in one engine call, leaving out the sessions it cannot go on with."""
+        find = self._ids.get
+        ids = np.array([find(session, -1) for session in step.sessions], np.int64)
+        held = self._engine.lengths(ids)
+        new = np.diff(step.offsets)
+        known = (held >= 0) & (step.positions <= held)
+        short = step.positions + new <= self._config.max_session_tokens
+        fits = known & short
+        if fits.all():
+            tokens, offsets, probs = self._draft(ids, step.tokens, step.offsets, step.positions, step)
+            lengths = np.diff(offsets)
+        else:
+            offsets = np.concatenate(([0], np.cumsum(new[fits])))
+            kept = step.tokens[np.repeat(fits, new)]
+            tokens, offsets, probs = self._draft(ids[fits], kept, offsets, step.positions[fits], step)
+            lengths = np.zeros(len(ids), np.int64)
+            lengths[fits] = np.diff(offsets)
+            self._give_up(step, known, short, response, unknown)
+        response.lengths = lengths.astype(wire.INT32).tobytes()
+        response.tokens = tokens.tobytes()
+        response.probs = probs.tobytes()
+        self._counts["steps"] += 1
+        self._counts["tokens"] += int(step.tokens.size)
+        self._counts["drafted"] += int(tokens.size)
+
+    def _draft(
+        self,
+        ids: NDArray[np.int64],
+        tokens: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        positions: NDArray[np.int32],
+        step: wire.Step,
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]:
+        with self._metrics.draft_seconds.time():
+            return self._engine.step(
+                ids,
+                tokens,
+                offsets,
+                max_tokens=step.max_tokens,
+                verify_cost=step.verify_cost,
+                positions=positions.astype(np.int64),
+            )
+
+    def _give_up(
+        self,
+        step: wire.Step,
+        known: NDArray[np.bool_],
+        short: NDArray[np.bool_],
+        response: pb.DraftResponse,
+        unknown: list[int],
+    ) -> None:
+        """Lets go of the sessions that cannot go on, and says why: unknown here, or grown over the limit."""
+        refused = {refusal.session for refusal in response.refusals}
+        for i in np.flatnonzero(~(known & short)):
+            session = step.sessions[i]
+            self._forget(session)
+            if not short[i]:
+                limit = self._config.max_session_tokens
+                response.refusals.add(session=session, reason=f"step: the session is over the limit of {limit} tokens")
+            elif session not in refused:
+                unknown.append(session)
+
+    def _close_session(self, close: wire.Close, unknown: list[int]) -> Batch | None:
+        """Closes one session; returns the response to store, if it commits one."""
+        session, problem = self._ids.get(close.session), self._problems.get(close.session)
+        if session is None or problem is None or not close.commit:
+            if close.commit:
+                unknown.append(close.session)
+            self._forget(close.session)
+            return None
+        if self._engine.lengths(np.array([session], np.int64))[0] != close.generated:
+            unknown.append(close.session)
+            self._forget(close.session)
+            return None
+        if not close.generated:
+            self._forget(close.session)
+            return None
+        epoch = self._history.newest_epoch(problem.namespace) if close.epoch is None else close.epoch
+        tokens = self._engine.generated(session).tobytes()
+        batch = Batch(problem, [Record(tokens, epoch, close.reward, close.logprobs)])
+        self._history.saw(batch)
+        self._engine.close(session, commit=True, epoch=epoch, reward=close.reward)
+        del self._ids[close.session], self._problems[close.session]
+        self._counts["committed"] += 1
+        return batch
+
+    def _forget(self, session: int) -> None:
+        held = self._ids.pop(session, None)
+        self._problems.pop(session, None)
+        if held is not None:
+            self._close(held)
+
+    def _close(self, session: int) -> None:
+        try:
+            self._engine.close(session, commit=False)
+        except KeyError:
+            log.warning("session was gone", session=session)
+
+    async def _store(self, commits: Sequence[Batch], response: pb.DraftResponse, started: float) -> None:
+        """Answers once the store has the responses; says so where it could not take them."""
+        outcomes = await asyncio.gather(*(self._history.store(batch) for batch in commits), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, StoreError):
+                response.refusals.add(reason=str(outcome))
+            elif outcome is not None:
+                raise outcome
+        await self._answer(response, started)
+
+    def _stored(self, task: "asyncio.Task[None]") -> None:
+        self._storing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.info("answer not delivered", peer=self._context.peer(), reason=repr(task.exception()))
+        self._leave_when_idle()
+
+    async def _answer(self, response: pb.DraftResponse, started: float) -> None:
+        async with self._writing:
+            await self._context.write(response)
+        self._metrics.rpc_seconds.labels("Draft").observe(time.perf_counter() - started)
