@@ -162,7 +162,7 @@ def _explain(error: ErrorDetails) -> str:
     kind, value = error["type"], error["input"]
     limits = error.get("ctx", {})
     if kind == "json_invalid":
-        return "not JSON: " + limits["error"].replace("line 1 column", "column")  # the record is one line
+        return f"not JSON: {limits['error']}".replace("line 1 column", "column")  # a record is one line
     if kind == "missing":
         return f"{field}: missing"
     if kind == "too_short":

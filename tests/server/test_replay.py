@@ -1,0 +1,190 @@
+"""`histospec replay`: its rules on small recordings, what it writes, and agreement with an independent harness."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from histospec.server import replay
+from histospec.server.recordings import Problem, RecordedResponse, Turn
+from histospec.server.replay_scores import Score, case_at, score
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+RECORDINGS = ["math_rlckpt_llama3b", "agent_tau_airline", "code_humaneval_codegen", "text_creative_gpt4"]
+COSTS = (0.02, 0.05, 0.1)
+
+
+def turn(tokens: object, generated: bool = True) -> Turn:
+    return Turn(np.array(tokens, np.int32), generated)
+
+
+def response(epoch: int, *turns: Turn) -> RecordedResponse:
+    return RecordedResponse(epoch, turns)
+
+
+def recorded(path: Path, seed: int = 0, epochs: int = 3, problems: int = 6) -> Path:
+    """A small recording: responses to a problem are one text with a few tokens changed, two of them an epoch."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for i in range(problems):
+        text = rng.integers(10, 1000, 120)
+        responses = []
+        for n in range(2 * epochs):
+            changed = np.where(rng.random(len(text)) < 0.05, rng.integers(10, 1000, len(text)), text)
+            responses.append({"epoch": n // 2, "group": n // 2, "tokens": changed.tolist()})
+        lines.append(json.dumps({"id": i, "prompt": [1, 2, i + 3], "responses": responses}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def figures(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    assert replay.main([*map(str, arguments), "--json", "-", "--no-plot"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_case_knows_only_what_came_before_it():
+    a, b, c, d = (response(epoch, turn([i])) for i, epoch in enumerate((0, 1, 1, 2)))
+    problem = Problem(np.array([9], np.int32), (a, b, c, d))
+    assert case_at(problem, 0, siblings=False, max_response=9) is None
+    assert case_at(problem, 0, siblings=True, max_response=9) is None
+    hist, both = (case_at(problem, 1, siblings=siblings, max_response=9) for siblings in (False, True))
+    assert hist is not None
+    assert both is not None
+    assert hist.history == (a,)
+    assert both.history == (a, c)
+    assert hist.target == both.target == b.turns
+    assert case_at(problem, 7, siblings=True, max_response=9) is None
+
+
+def test_a_repeated_response_is_drafted_and_every_step_counts():
+    text = turn(np.arange(100, 164))
+    problem = Problem(np.array([1, 2, 3], np.int32), (response(0, text), response(1, text)))
+    case = case_at(problem, 1, siblings=False, max_response=2000)
+    assert case is not None
+    result = score([case], 0.02, 16, lambda: None)
+    assert result.tokens == 64
+    assert 64 / 17 <= result.steps < 32  # a step yields at most 16 drafted tokens and one more
+    assert result.accepted == 64 - result.steps <= result.drafted
+
+
+def test_what_the_environment_wrote_costs_no_step_and_is_no_gain():
+    known = response(0, turn(np.arange(100, 132)))
+    asked = response(1, turn(np.arange(500, 900), generated=False), turn([7]), turn([8, 9], generated=False))
+    problem = Problem(np.array([1], np.int32), (known, asked))
+    case = case_at(problem, 1, siblings=False, max_response=2000)
+    assert case is not None
+    assert (score([case], 0.05, 16, lambda: None).counts[0, [0, 2]] == [1, 1]).all()
+
+
+def test_s_c_charges_for_drafted_tokens():
+    result = Score(0.1, np.array([[10, 40, 30], [10, 0, 10], [0, 0, 0]]))
+    assert result.speed_up() == pytest.approx(40 / (20 + 4))
+    assert result.speed_up(0) == 2
+    assert result.speed_ups() == pytest.approx([30 / 14, 1])
+    low, high = result.interval()
+    assert low <= result.speed_up() <= high
+
+
+def test_epochs_are_scored_one_by_one_and_the_last_is_the_headline(tmp_path, capsys):
+    file = recorded(tmp_path / "rollouts.jsonl")
+    result = figures(capsys, file, "--cost", 0.05, "--cost", 0.2)
+    assert [epoch["epoch"] for epoch in result["epochs"]] == [1, 2]
+    assert [epoch["history_tokens"] for epoch in result["epochs"]] == [6 * 2 * 120, 6 * 4 * 120]
+    assert {key: value for key, value in result["epochs"][-1].items() if key != "epoch"} == result["last_visit"]
+    assert [score["verify_cost"] for score in result["last_visit"]["costs"]] == [0.05, 0.2]
+    assert result["problems"] == result["problems_with_history"] == 6
+
+    siblings = figures(capsys, file, "--mode", "all", "--limit", 4, "--epochs", 2)
+    assert [epoch["epoch"] for epoch in siblings["epochs"]] == [1, 2]
+    assert siblings["last_visit"]["history_tokens"] == 4 * 5 * 120
+    assert figures(capsys, file, "--mode", "all", "--epochs", 0)["epochs"] == []
+
+
+def test_problems_last_visited_at_different_epochs_have_a_headline_of_their_own(tmp_path, capsys):
+    file = recorded(tmp_path / "rollouts.jsonl", problems=2)
+    first, second = map(json.loads, file.read_text().splitlines())
+    second["responses"] = [r for r in second["responses"] if r["epoch"] < 2]
+    file.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    result = figures(capsys, file)
+    assert result["last_visit"]["problems"] == 2
+    assert result["last_visit"]["history_tokens"] == (4 + 2) * 120
+    assert [(epoch["epoch"], epoch["problems"]) for epoch in result["epochs"]] == [(1, 2), (2, 1)]
+
+
+def test_table_plot_and_json_are_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = recorded(tmp_path / "rollouts.jsonl")
+    assert replay.main([str(file), "--json", "figures.json"]) == 0
+    table = capsys.readouterr().out
+    result = json.loads((tmp_path / "figures.json").read_text())
+    for entry in result["last_visit"]["costs"]:
+        assert f"{entry['speed_up']:.3f}" in table
+        assert f"{entry['tokens_per_step']:.3f}" in table
+    assert (tmp_path / "rollouts.replay.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path, capsys):
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1, -5]}]}\n')
+    assert replay.main([str(file)]) == 2
+    assert f"{file}: line 1: responses[0].tokens[1]: -5 is below the limit 0" in capsys.readouterr().err
+    file.write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1]}, {"epoch": 0, "tokens": [2]}]}\n')
+    assert replay.main([str(file)]) == 2
+    assert "at least two epochs" in capsys.readouterr().err
+    assert replay.main([str(file), "--mode", "all", "--no-plot"]) == 0
+    assert replay.main([str(tmp_path / "absent.jsonl")]) == 2
+    assert "absent.jsonl: No such file" in capsys.readouterr().err
+    assert replay.main([str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--cost", "-1"], ["--cost", "nan"], ["--limit", "-1"], ["--max-tokens", "0"], ["--mode", "twin"]]
+)
+def test_options_outside_their_limits_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        replay.main(["rollouts.jsonl", *arguments])
+    assert stop.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not (SHARED / "lab" / "replay.py").exists(), reason="the reference harness is not here")
+@pytest.mark.parametrize("mode", ["hist", "all"])
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_figures_agree_with_the_reference_harness(name, mode, capsys):
+    """Both replay the same cases with the same engine: every printed figure is the same to the third digit."""
+    file = SHARED / "rollouts" / f"{name}.jsonl.gz"
+    command = [
+        sys.executable,
+        str(SHARED / "lab" / "replay.py"),
+        str(file),
+        "histospec",
+        "--mode",
+        mode,
+        "--limit",
+        "8",
+    ]
+    report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    number = r"([\d.]+)"
+    line = rf"'verify_cost': {number}}} tokens/step {number} drafted/step {number} " + " ".join(
+        rf"S@{cost} {number}" for cost in COSTS
+    )
+    expected = re.findall(line, report)
+
+    result = figures(capsys, file, "--mode", mode, "--limit", 8, "--epochs", 0)
+    ours = [
+        (
+            str(entry["verify_cost"]),
+            f"{entry['tokens_per_step']:.3f}",
+            f"{entry['drafted_per_step']:.3f}",
+            *(f"{entry['speed_up_at'][str(cost)]:.3f}" for cost in COSTS),
+        )
+        for entry in result["last_visit"]["costs"]
+    ]
+    assert len(expected) == len(COSTS)
+    assert ours == expected
+    assert f"history tokens {result['last_visit']['history_tokens']}" in report
+    assert f"target tokens {result['last_visit']['target_tokens']}" in report
