@@ -1,0 +1,89 @@
+// numpy arrays as spans, and vectors as numpy arrays. Every refusal names the argument and says what would be right.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "histospec/types.h"
+
+namespace histospec::bindings {
+
+namespace py = pybind11;
+
+// Keeps a contiguous numpy array alive while C++ reads it.
+template <typename T>
+class Array {
+ public:
+  Array() = default;
+  explicit Array(py::array_t<T, py::array::c_style> array) : array_(std::move(array)) {}
+  std::span<const T> span() const {
+    return array_ ? std::span<const T>(array_->data(), static_cast<std::size_t>(array_->size())) : std::span<const T>();
+  }
+
+ private:
+  std::optional<py::array_t<T, py::array::c_style>> array_;
+};
+
+using Tokens = Array<std::int32_t>;
+using Mask = Array<std::uint8_t>;
+
+// A one-dimensional numpy array of exactly this dtype (copied if it is not contiguous).
+template <typename T>
+Array<T> array_of(const std::string& field, py::handle value) {
+  const std::string wanted = py::str(py::dtype::of<T>());
+  if (!py::isinstance<py::array>(value)) {
+    throw py::value_error(field + ": must be a numpy array of " + wanted + ", is a " +
+                          std::string(py::str(py::type::of(value).attr("__name__"))));
+  }
+  const auto array = py::reinterpret_borrow<py::array>(value);
+  if (!array.dtype().is(py::dtype::of<T>())) {
+    throw py::value_error(field + ": has dtype " + std::string(py::str(array.dtype())) + ", must be " + wanted);
+  }
+  if (array.ndim() != 1) {
+    throw py::value_error(field + ": has " + std::to_string(array.ndim()) + " dimensions, must have 1");
+  }
+  return Array<T>(py::array_t<T, py::array::c_style>::ensure(array));
+}
+
+// Tokens: an int32 array, or a list or tuple of ints.
+inline Tokens tokens_of(const std::string& field, py::handle value) {
+  if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
+    return array_of<std::int32_t>(field, value);
+  }
+  const auto sequence = py::reinterpret_borrow<py::sequence>(value);
+  py::array_t<std::int32_t, py::array::c_style> array(static_cast<py::ssize_t>(sequence.size()));
+  std::int32_t* out = array.mutable_data();
+  for (std::size_t i = 0; i < sequence.size(); ++i) {
+    const py::object item = sequence[i];
+    const std::string place = field + ": element " + std::to_string(i);
+    if (!PyIndex_Check(item.ptr()) || py::isinstance<py::bool_>(item)) {
+      throw py::value_error(place + " is not an integer");
+    }
+    const long long token = PyNumber_AsSsize_t(item.ptr(), nullptr);
+    if (token < 0 || token > INT32_MAX) throw py::value_error(place + " is outside [0, 2147483647]");
+    out[i] = static_cast<std::int32_t>(token);
+  }
+  return Tokens(std::move(array));
+}
+
+// A mask of generated tokens: bool or uint8. None: everything was generated.
+inline Mask mask_of(const std::string& field, py::handle value) {
+  if (value.is_none()) return Mask();
+  if (py::isinstance<py::array>(value) && py::reinterpret_borrow<py::array>(value).dtype().kind() == 'b') {
+    return array_of<std::uint8_t>(field, value.attr("view")("uint8"));
+  }
+  return array_of<std::uint8_t>(field, value);
+}
+
+template <typename T>
+py::array_t<T> to_numpy(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  const py::capsule owner(owned, [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return py::array_t<T>(static_cast<py::ssize_t>(owned->size()), owned->data(), owner);
+}
+
+}  // namespace histospec::bindings

@@ -1,0 +1,171 @@
+// histospec.native._core: arrays in, arrays out. Arrays are checked here, values in the engine; the GIL is released
+// around every call into it.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "casts.h"
+#include "histospec/engine.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+using histospec::Engine;
+using histospec::bindings::array_of;
+using histospec::bindings::mask_of;
+using histospec::bindings::Tokens;
+using histospec::bindings::tokens_of;
+
+namespace {
+
+std::string id_of(const std::optional<std::string>& problem) {
+  if (problem && problem->empty()) throw py::value_error("problem: must not be empty; leave it out instead");
+  return problem.value_or("");
+}
+
+void ingest(Engine& engine, const std::string& name, py::handle prompt, const py::sequence& responses,
+            std::int64_t epoch, const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
+            const std::optional<py::sequence>& generated) {
+  const Tokens head = tokens_of("prompt", prompt);
+  const std::size_t n = py::len(responses);
+  const auto require_one_each = [n](const char* field, const std::optional<py::sequence>& values) {
+    if (values && py::len(*values) != n) {
+      throw py::value_error(std::string(field) + ": has " + std::to_string(py::len(*values)) + " entries, must have " +
+                            std::to_string(n) + " (one a response)");
+    }
+  };
+  require_one_each("rewards", rewards);
+  require_one_each("generated", generated);
+  std::vector<Tokens> tokens;
+  std::vector<histospec::bindings::Mask> masks;
+  std::vector<histospec::ResponseView> views;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::string index = "[" + std::to_string(i) + "]";
+    tokens.push_back(tokens_of("responses" + index, responses[i]));
+    masks.push_back(generated ? mask_of("generated" + index, (*generated)[i]) : histospec::bindings::Mask());
+    views.push_back({{}, tokens.back().span(), masks.back().span(), epoch});
+  }
+  const std::string id = id_of(problem);
+  py::gil_scoped_release release;
+  engine.ingest(name, head.span(), views, id);
+}
+
+py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
+               float verify_cost, const std::optional<py::object>& positions) {
+  const auto ids = array_of<std::int64_t>("sessions", sessions);
+  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
+  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
+  std::optional<histospec::bindings::Array<std::int64_t>> places;
+  if (positions) places = array_of<std::int64_t>("positions", *positions);
+  histospec::StepResult result;
+  {
+    py::gil_scoped_release release;
+    result = engine.step({ids.span(), tokens.span(), offsets.span(),
+                          places ? places->span() : std::span<const std::int64_t>(), max_tokens, verify_cost});
+  }
+  return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
+                        histospec::bindings::to_numpy(std::move(result.offsets)),
+                        histospec::bindings::to_numpy(std::move(result.probabilities)));
+}
+
+py::list history(const Engine& engine, const std::string& name, py::handle prompt,
+                 const std::optional<std::string>& problem) {
+  const Tokens head = tokens_of("prompt", prompt);
+  const std::string id = id_of(problem);
+  std::vector<histospec::Response> responses;
+  {
+    py::gil_scoped_release release;
+    responses = engine.history(name, head.span(), id);
+  }
+  py::list out;
+  for (auto& r : responses) out.append(py::make_tuple(histospec::bindings::to_numpy(std::move(r.tokens)), r.epoch));
+  return out;
+}
+
+py::dict stats(const Engine& engine) {
+  std::map<std::string, histospec::NamespaceStats> all;
+  std::size_t bytes;
+  {
+    py::gil_scoped_release release;
+    all = engine.stats();
+    bytes = engine.memory_bytes();
+  }
+  py::dict namespaces;
+  std::uint64_t sessions = 0;
+  for (const auto& [name, s] : all) {
+    sessions += s.sessions;
+    namespaces[py::str(name)] = py::dict(
+        "lookups_hit"_a = s.lookups_hit, "lookups_miss"_a = s.lookups_miss, "drafts_hit"_a = s.drafts_hit,
+        "drafts_empty"_a = s.drafts_empty, "draft_tokens"_a = s.draft_tokens, "accepted_tokens"_a = s.accepted_tokens,
+        "generated_tokens"_a = s.generated_tokens, "evicted_responses"_a = s.evicted_responses,
+        "problems"_a = s.problems, "sessions"_a = s.sessions, "history_responses"_a = s.history_responses,
+        "history_tokens"_a = s.history_tokens, "newest_epoch"_a = s.newest_epoch);
+  }
+  return py::dict("namespaces"_a = namespaces, "sessions"_a = sessions, "index_bytes"_a = bytes);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C++ core of HistoSpec.";
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const histospec::UnknownSession& e) {
+      PyErr_SetString(PyExc_KeyError, e.what());
+    }
+  });
+
+  const auto released = py::call_guard<py::gil_scoped_release>();
+  py::class_<Engine>(m, "Engine")
+      .def(py::init([](std::size_t memory_bytes, int history_epochs) {
+             return std::make_unique<Engine>(histospec::EngineOptions{memory_bytes, history_epochs});
+           }),
+           "memory_bytes"_a = std::size_t{8} << 30, py::kw_only(), "history_epochs"_a = 8)
+      .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
+           py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
+      .def(
+          "open",
+          [](Engine& engine, const std::string& name, py::handle prompt, const std::optional<std::string>& problem,
+             const std::optional<py::object>& generated) {
+            const Tokens head = tokens_of("prompt", prompt);
+            const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
+            const std::string id = id_of(problem);
+            py::gil_scoped_release release;
+            return engine.open(name, head.span(), id, tokens.span());
+          },
+          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
+      .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
+           py::kw_only(), "positions"_a = py::none())
+      .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
+      .def(
+          "lengths",
+          [](const Engine& engine, py::handle sessions) {
+            const auto ids = array_of<std::int64_t>("sessions", sessions);
+            return histospec::bindings::to_numpy(engine.lengths(ids.span()));
+          },
+          "sessions"_a)
+      .def(
+          "generated",
+          [](const Engine& engine, histospec::SessionId session) {
+            return histospec::bindings::to_numpy(engine.generated(session));
+          },
+          "session"_a)
+      .def("history", &history, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
+      .def(
+          "predict_length",
+          [](const Engine& engine, const std::string& name, py::handle prompt, std::int64_t generated,
+             const std::vector<double>& quantiles, const std::optional<std::string>& problem) {
+            const Tokens head = tokens_of("prompt", prompt);
+            auto prediction = engine.predict_length(name, head.span(), generated, quantiles, id_of(problem));
+            return py::make_tuple(histospec::bindings::to_numpy(std::move(prediction.lengths)),
+                                  prediction.observations);
+          },
+          "namespace"_a, "prompt"_a, "generated"_a = 0, "quantiles"_a = std::vector<double>{0.1, 0.5, 0.9, 0.99},
+          py::kw_only(), "problem"_a = py::none())
+      .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
+      .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, released)
+      .def("wait_until_built", &Engine::wait_until_built, released)
+      .def("memory_bytes", &Engine::memory_bytes, released)
+      .def("stats", &stats)
+      .def("check_integrity", &Engine::check_integrity, released);
+}

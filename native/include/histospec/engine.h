@@ -1,0 +1,130 @@
+// The engine of one shard: history, live text and drafts of all its namespaces.
+//
+// Threads. Every method may be called from any thread. One mutex guards the maps, the sessions and the live text; it is
+// taken once a call, and a step holds it for the whole batch. Segments are immutable and are built outside of it: by
+// the caller of ingest(), and by one builder thread for responses that were committed by sessions. A step therefore
+// never waits for an index to be built.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "histospec/types.h"
+
+namespace histospec {
+
+using SessionId = std::int64_t;
+
+// The session is not open: closed, never opened, or of an earlier process.
+class UnknownSession : public std::out_of_range {
+ public:
+  using std::out_of_range::out_of_range;
+};
+
+struct EngineOptions {
+  // What the index may hold; beyond it the least recently used problems go first, then the oldest segments of those in
+  // use. Larger: more hits. Never below what the running sessions need.
+  std::size_t memory_bytes = std::size_t{8} << 30;
+  // The sliding window: how many of the newest epochs of a problem are kept.
+  int history_epochs = 8;
+};
+
+struct NamespaceStats {
+  std::uint64_t lookups_hit = 0;  // sessions opened on a problem that has finished responses
+  std::uint64_t lookups_miss = 0;
+  std::uint64_t drafts_hit = 0;  // drafts with at least one token
+  std::uint64_t drafts_empty = 0;
+  std::uint64_t draft_tokens = 0;
+  std::uint64_t accepted_tokens = 0;
+  std::uint64_t generated_tokens = 0;
+  std::uint64_t evicted_responses = 0;
+  std::uint64_t problems = 0;
+  std::uint64_t sessions = 0;
+  std::uint64_t history_responses = 0;
+  std::uint64_t history_tokens = 0;
+  std::int64_t newest_epoch = 0;
+};
+
+struct StepRequest {
+  std::span<const SessionId> sessions;      // B, each at most once
+  Tokens tokens;                            // T, flat
+  std::span<const std::int64_t> offsets;    // B + 1, ascending from 0 to T
+  std::span<const std::int64_t> positions;  // empty, or B: generated tokens before these
+  int max_tokens = 16;
+  float verify_cost = 0.05f;
+};
+
+struct StepResult {
+  std::vector<Token> tokens;
+  std::vector<std::int64_t> offsets;  // B + 1
+  std::vector<float> probabilities;   // one a token: of being accepted, given that all before it were
+};
+
+struct LengthPrediction {
+  std::vector<double> lengths;  // one a quantile
+  std::size_t observations = 0;
+};
+
+class Engine {
+ public:
+  explicit Engine(EngineOptions options = {});
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Adds finished responses to the history of the problem; they are in the index on return. `id` names the problem, or
+  // is empty and the prompt does. Throws std::invalid_argument and changes nothing if a token is negative, the prompt
+  // is empty, or a mask has another length than its response.
+  void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
+              const std::string& id = {});
+
+  // Starts a session behind `prompt`; `generated` is what it generated before. The siblings of a session are the other
+  // open sessions of its problem. Throws std::invalid_argument.
+  SessionId open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {});
+
+  // Appends what each session generated, learns from it, and drafts. Where `positions` says that a session has some of
+  // the tokens already, only the rest is appended. Throws UnknownSession or std::invalid_argument and changes nothing.
+  StepResult step(const StepRequest& request);
+
+  // Ends a session. With `commit` its generated tokens join the history of its problem at once, and in the epoch given,
+  // else in the newest one of the namespace. Throws UnknownSession.
+  void close(SessionId session, bool commit = true, std::optional<std::int64_t> epoch = {});
+
+  // Generated tokens of each session; -1 where it is unknown.
+  std::vector<std::int64_t> lengths(std::span<const SessionId> sessions) const;
+  // Throws UnknownSession.
+  std::vector<Token> generated(SessionId session) const;
+
+  // The history of a problem as the index holds it, oldest segment first.
+  std::vector<Response> history(const std::string& name, Tokens prompt, const std::string& id = {}) const;
+  // Quantiles (linear between neighbours) of the lengths of the problem's responses that are longer than `generated`,
+  // or, where it has none, of the namespace's latest ones. Empty if there are none either.
+  LengthPrediction predict_length(const std::string& name, Tokens prompt, std::int64_t generated,
+                                  std::span<const double> quantiles, const std::string& id = {}) const;
+  // 0 where nothing is known.
+  std::int64_t newest_epoch(const std::string& name) const;
+
+  // Forgets the history of the namespace; its sessions go on. Returns the number of responses forgotten.
+  std::uint64_t drop_namespace(const std::string& name);
+
+  // Waits until committed responses have become segments.
+  void wait_until_built();
+  // What the index holds: segments, live text, sessions and their book-keeping.
+  std::size_t memory_bytes() const;
+  std::map<std::string, NamespaceStats> stats() const;
+  // Re-derives the invariants of everything held; throws std::logic_error naming the first that fails.
+  void check_integrity() const;
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace histospec

@@ -1,0 +1,36 @@
+// Names that every part of the core shares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace histospec {
+
+using Token = std::int32_t;
+using Tokens = std::span<const Token>;
+
+// The longest context, in tokens, that any source looks at.
+inline constexpr int kMaxOrder = 16;
+
+// A response on its way into the index. `head` is the end of the prompt (its last kMaxOrder tokens are enough): the
+// first tokens of a response are predicted from it.
+struct ResponseView {
+  Tokens head;
+  Tokens tokens;
+  std::span<const std::uint8_t> generated;  // empty: all of them; else one a token, 0 for tool and user turns
+  std::int64_t epoch = 0;
+};
+
+// A response that owns its tokens, as the index gives it back.
+struct Response {
+  std::vector<Token> head;
+  std::vector<Token> tokens;
+  std::vector<std::uint8_t> generated;
+  std::int64_t epoch = 0;
+
+  ResponseView view() const { return {head, tokens, generated, epoch}; }
+};
+
+}  // namespace histospec

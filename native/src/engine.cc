@@ -1,0 +1,322 @@
+#include "histospec/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_set>
+
+#include "state.h"
+
+namespace histospec {
+namespace {
+
+void require_tokens(const std::string& field, Tokens tokens) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0) {
+      throw std::invalid_argument(field + ": token " + std::to_string(tokens[i]) + " at " + std::to_string(i) +
+                                  " is outside [0, 2147483647]");
+    }
+  }
+}
+
+ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string& id) {
+  if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
+  if (prompt.empty()) throw std::invalid_argument("prompt: must not be empty");
+  require_tokens("prompt", prompt);
+  ProblemKey key{id, {}};
+  if (id.empty()) key.prompt.assign(prompt.begin(), prompt.end());
+  return key;
+}
+
+void check_step(const StepRequest& r) {
+  const std::size_t batch = r.sessions.size();
+  if (r.offsets.size() != batch + 1) {
+    throw std::invalid_argument("new_offsets: has " + std::to_string(r.offsets.size()) + " entries, must have " +
+                                std::to_string(batch + 1) + " (one more than sessions)");
+  }
+  if (r.offsets[0] != 0 || r.offsets[batch] != static_cast<std::int64_t>(r.tokens.size()) ||
+      !std::ranges::is_sorted(r.offsets)) {
+    throw std::invalid_argument("new_offsets: must ascend from 0 to the number of new_tokens, " +
+                                std::to_string(r.tokens.size()));
+  }
+  if (!r.positions.empty() && r.positions.size() != batch) {
+    throw std::invalid_argument("positions: has " + std::to_string(r.positions.size()) + " entries, must have " +
+                                std::to_string(batch) + " (one a session)");
+  }
+  if (r.max_tokens < 0) throw std::invalid_argument("max_tokens: must not be negative");
+  if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
+  require_tokens("new_tokens", r.tokens);
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options) {
+  if (options.memory_bytes == 0) throw std::invalid_argument("memory_bytes: must be positive");
+  if (options.history_epochs < 1) throw std::invalid_argument("history_epochs: must be at least 1");
+  state_ = std::make_unique<State>(options);
+}
+
+Engine::~Engine() = default;
+
+void Engine::ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
+                    const std::string& id) {
+  const ProblemKey key = checked_key(name, prompt, id);
+  std::vector<ResponseView> views;
+  for (std::size_t i = 0; i < responses.size(); ++i) {
+    const std::string field = "responses[" + std::to_string(i) + "]";
+    require_tokens(field, responses[i].tokens);
+    if (!responses[i].generated.empty() && responses[i].generated.size() != responses[i].tokens.size()) {
+      throw std::invalid_argument(field + ": its mask has " + std::to_string(responses[i].generated.size()) +
+                                  " entries for " + std::to_string(responses[i].tokens.size()) + " tokens");
+    }
+    if (responses[i].tokens.empty()) continue;
+    views.push_back(responses[i]);
+    views.back().head = prompt;
+  }
+  if (views.empty()) return;
+  std::shared_ptr<const Segment> fresh = Segment::build(views);
+  State::Lock lock(state_->mutex);
+  const std::shared_ptr<Namespace> space = state_->space(name);
+  for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
+  std::shared_ptr<Problem> problem;
+  do {
+    problem = state_->problem(*space, key);
+  } while (!state_->add_segment(lock, *problem, fresh));
+  state_->enforce_budget();
+}
+
+SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated) {
+  const ProblemKey key = checked_key(name, prompt, id);
+  require_tokens("generated", generated);
+  State::Lock lock(state_->mutex);
+  auto session = std::make_unique<Session>();
+  session->space = state_->space(name);
+  session->problem = state_->problem(*session->space, key);
+  Problem& problem = *session->problem;
+  ++(problem.known() ? session->space->counters.lookups_hit : session->space->counters.lookups_miss);
+  session->text = state_->change_live(problem, [&](LiveText& live) {
+    const LiveText::TextId text = live.open(prompt);
+    live.append(text, generated);
+    return text;
+  });
+  const Tokens tail = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
+  for (Token token : tail) session->view.context.push(token);
+  for (Token token : generated) session->view.context.push(token);
+  session->view.generated = static_cast<std::int64_t>(generated.size());
+  session->view.history.reset(problem.segments, session->view.context.tokens());
+  const SessionId number = ++state_->last_session;
+  state_->sessions.emplace(number, std::move(session));
+  state_->enforce_budget();
+  return number;
+}
+
+StepResult Engine::step(const StepRequest& request) {
+  check_step(request);
+  const std::size_t batch = request.sessions.size();
+  State::Lock lock(state_->mutex);
+  std::vector<Session*> sessions;
+  sessions.reserve(batch);
+  std::unordered_set<SessionId> seen;
+  for (std::size_t b = 0; b < batch; ++b) {
+    sessions.push_back(&state_->session(request.sessions[b]));
+    if (!seen.insert(request.sessions[b]).second) {
+      throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
+    }
+    const std::int64_t held = sessions[b]->view.generated;
+    if (!request.positions.empty() && (request.positions[b] < 0 || request.positions[b] > held)) {
+      throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
+                                  ", but the session has " + std::to_string(held) + " generated tokens");
+    }
+  }
+
+  // First all sessions append and teach, in order; then all draft, from the same knowledge.
+  for (std::size_t b = 0; b < batch; ++b) {
+    Session& session = *sessions[b];
+    Viewpoint& view = session.view;
+    Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
+    if (!request.positions.empty()) {
+      const auto known = static_cast<std::size_t>(view.generated - request.positions[b]);
+      came = came.subspan(std::min(known, came.size()));
+    }
+    NamespaceStats& counters = session.space->counters;
+    if (!came.empty()) {
+      counters.accepted_tokens += learn(session.space->estimator, session.predictions, session.drafted, came);
+      session.predictions.clear();
+      session.drafted = 0;
+      counters.generated_tokens += came.size();
+      state_->change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
+    }
+    const bool moved = view.history.segments() != session.problem->segments;
+    for (Token token : came) {
+      view.context.push(token);
+      if (!moved) view.history.push(token);
+    }
+    view.generated += static_cast<std::int64_t>(came.size());
+    if (moved) view.history.reset(session.problem->segments, view.context.tokens());
+  }
+
+  StepResult result;
+  result.offsets.reserve(batch + 1);
+  result.offsets.push_back(0);
+  const DraftLimits limits{request.max_tokens, request.verify_cost};
+  for (Session* session : sessions) {
+    const std::size_t before = result.tokens.size();
+    if (request.max_tokens > 0) {
+      Viewpoint view = session->view;
+      draft(view, LiveSource(*session->problem->live, session->text), session->space->estimator, limits, result.tokens,
+            result.probabilities, session->predictions);
+      session->drafted = result.tokens.size() - before;
+      NamespaceStats& counters = session->space->counters;
+      ++(session->drafted > 0 ? counters.drafts_hit : counters.drafts_empty);
+      counters.draft_tokens += session->drafted;
+    }
+    result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
+  }
+  state_->enforce_budget();
+  return result;
+}
+
+void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch) {
+  State::Lock lock(state_->mutex);
+  Session& session = state_->session(id);
+  const std::shared_ptr<Problem> problem = session.problem;
+  state_->change_live(*problem, [&](LiveText& live) {
+    const std::size_t tokens = live.generated(session.text).size();
+    if (commit && tokens > 0) {
+      const std::int64_t version = epoch.value_or(session.space->counters.newest_epoch);
+      session.space->saw_response(tokens, version);
+      live.finish(session.text, version);
+    } else {
+      live.drop(session.text);
+    }
+  });
+  state_->sessions.erase(id);
+  state_->schedule(problem);
+}
+
+std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) const {
+  State::Lock lock(state_->mutex);
+  std::vector<std::int64_t> lengths;
+  lengths.reserve(sessions.size());
+  for (SessionId id : sessions) {
+    const auto found = state_->sessions.find(id);
+    lengths.push_back(found == state_->sessions.end() ? -1 : found->second->view.generated);
+  }
+  return lengths;
+}
+
+std::vector<Token> Engine::generated(SessionId id) const {
+  State::Lock lock(state_->mutex);
+  const Session& session = std::as_const(*state_).session(id);
+  const Tokens tokens = session.problem->live->generated(session.text);
+  return {tokens.begin(), tokens.end()};
+}
+
+std::vector<Response> Engine::history(const std::string& name, Tokens prompt, const std::string& id) const {
+  const ProblemKey key = checked_key(name, prompt, id);
+  State::Lock lock(state_->mutex);
+  std::vector<Response> out;
+  const Problem* problem = state_->find_problem(name, key);
+  if (!problem) return out;
+  if (problem->live) {
+    for (const ResponseView& r : problem->live->finished()) {
+      out.push_back({{r.head.begin(), r.head.end()}, {r.tokens.begin(), r.tokens.end()}, {}, r.epoch});
+    }
+  }
+  const std::shared_ptr<const Segments> segments = problem->segments;
+  lock.unlock();
+  std::vector<Response> all;
+  for (const auto& segment : *segments) std::ranges::move(segment->responses(), std::back_inserter(all));
+  std::ranges::move(out, std::back_inserter(all));
+  return all;
+}
+
+LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, std::int64_t generated,
+                                        std::span<const double> quantiles, const std::string& id) const {
+  const ProblemKey key = checked_key(name, prompt, id);
+  for (double q : quantiles) {
+    if (!(q >= 0 && q <= 1)) throw std::invalid_argument("quantiles: each must lie in [0, 1]");
+  }
+  std::vector<std::int64_t> lengths;
+  const auto saw = [&](std::int64_t length) {
+    if (length > generated) lengths.push_back(length);
+  };
+  {
+    State::Lock lock(state_->mutex);
+    if (const Problem* problem = state_->find_problem(name, key)) {
+      for (const auto& segment : *problem->segments) {
+        for (const auto& extent : segment->extents()) saw(extent.end - extent.start);
+      }
+      if (problem->live) {
+        for (const ResponseView& r : problem->live->finished()) saw(static_cast<std::int64_t>(r.tokens.size()));
+      }
+    }
+    const Namespace* space = state_->find_space(name);
+    if (lengths.empty() && space) std::ranges::for_each(space->latest_lengths, saw);
+  }
+  LengthPrediction out;
+  out.observations = lengths.size();
+  if (lengths.empty()) return out;
+  std::ranges::sort(lengths);
+  for (double q : quantiles) {
+    const double rank = q * static_cast<double>(lengths.size() - 1);
+    const auto low = static_cast<std::size_t>(std::floor(rank));
+    const auto a = static_cast<double>(lengths[low]);
+    const auto b = static_cast<double>(lengths[std::min(low + 1, lengths.size() - 1)]);
+    out.lengths.push_back(a + (b - a) * (rank - static_cast<double>(low)));
+  }
+  return out;
+}
+
+std::int64_t Engine::newest_epoch(const std::string& name) const {
+  State::Lock lock(state_->mutex);
+  const Namespace* space = state_->find_space(name);
+  return space ? space->counters.newest_epoch : 0;
+}
+
+std::uint64_t Engine::drop_namespace(const std::string& name) {
+  State::Lock lock(state_->mutex);
+  const auto found = state_->spaces.find(name);
+  if (found == state_->spaces.end()) return 0;
+  const std::shared_ptr<Namespace> space = found->second;
+  std::vector<Problem*> problems;
+  for (const auto& [key, problem] : space->problems) problems.push_back(problem.get());
+  std::uint64_t responses = 0;
+  for (Problem* problem : problems) responses += state_->forget(*problem);
+  space->latest_lengths.clear();
+  space->estimator = Estimator();
+  space->counters.newest_epoch = 0;
+  if (space->problems.empty()) state_->spaces.erase(name);
+  return responses;
+}
+
+void Engine::wait_until_built() {
+  State::Lock lock(state_->mutex);
+  state_->idle.wait(lock, [this] { return state_->to_build.empty() && state_->building == 0; });
+}
+
+std::size_t Engine::memory_bytes() const {
+  State::Lock lock(state_->mutex);
+  return state_->memory_bytes();
+}
+
+std::map<std::string, NamespaceStats> Engine::stats() const {
+  State::Lock lock(state_->mutex);
+  std::map<std::string, NamespaceStats> out;
+  for (const auto& [name, space] : state_->spaces) {
+    NamespaceStats& stats = out[name] = space->counters;
+    for (const auto& [key, problem] : space->problems) {
+      ++stats.problems;
+      stats.history_responses += problem->responses();
+      stats.history_tokens += problem->history_tokens();
+      stats.sessions += problem->live ? problem->live->running() : 0;
+    }
+  }
+  return out;
+}
+
+void Engine::check_integrity() const {
+  State::Lock lock(state_->mutex);
+  state_->check_books();
+}
+
+}  // namespace histospec

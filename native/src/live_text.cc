@@ -1,0 +1,188 @@
+#include "live_text.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace histospec {
+namespace {
+
+constexpr LiveText::TextId kNoText = UINT32_MAX;
+// Dead places are walked over until so many tokens are dead; then the index is made anew.
+constexpr std::size_t kDeadTokens = 4096;
+
+std::uint64_t pair(Token a, Token b) {
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
+}
+
+}  // namespace
+
+LiveText::TextId LiveText::allocate(State state) {
+  TextId id;
+  if (free_.empty()) {
+    id = static_cast<TextId>(texts_.size());
+    texts_.emplace_back();
+  } else {
+    id = free_.back();
+    free_.pop_back();
+  }
+  texts_[id].state = state;
+  return id;
+}
+
+LiveText::TextId LiveText::open(Tokens prompt) {
+  TextId shared = kNoText;
+  for (TextId id = 0; id < texts_.size() && shared == kNoText; ++id) {
+    const Text& text = texts_[id];
+    if (text.state == State::kPrompt && std::ranges::equal(text.tokens, prompt)) shared = id;
+  }
+  if (shared == kNoText) {
+    shared = allocate(State::kPrompt);
+    texts_[shared].tokens.assign(prompt.begin(), prompt.end());
+    index(shared, 0);
+  }
+  ++texts_[shared].users;
+  const TextId id = allocate(State::kRunning);
+  Text& text = texts_[id];
+  text.prompt = shared;
+  const Tokens head = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
+  text.tokens.assign(head.begin(), head.end());
+  text.head = static_cast<std::uint32_t>(head.size());
+  // The head is in the prompt's own text already; only pairs that end after it are places of this text.
+  text.previous.assign(text.head, Place{kNoText, 0});
+  ++running_;
+  return id;
+}
+
+void LiveText::append(TextId id, Tokens tokens) {
+  Text& text = texts_[id];
+  assert(text.state == State::kRunning);
+  const auto first = static_cast<std::uint32_t>(text.tokens.size());
+  text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
+  index(id, first);
+}
+
+void LiveText::index(TextId id, std::uint32_t first) {
+  Text& text = texts_[id];
+  text_bytes_ -= text.counted;
+  text.previous.resize(text.tokens.size(), Place{kNoText, 0});
+  for (std::uint32_t i = std::max(first, 1u); i < text.tokens.size(); ++i) {
+    auto [head, fresh] = heads_.try_emplace(pair(text.tokens[i - 1], text.tokens[i]), Place{kNoText, 0});
+    text.previous[i] = head->second;
+    head->second = {id, i + 1};
+  }
+  indexed_tokens_ += text.tokens.size() - first;
+  text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
+  text_bytes_ += text.counted;
+}
+
+void LiveText::finish(TextId id, std::int64_t epoch) {
+  Text& text = texts_[id];
+  assert(text.state == State::kRunning);
+  text.state = State::kFinished;
+  text.epoch = epoch;
+  --running_;
+  finished_tokens_ += text.tokens.size() - text.head;
+}
+
+void LiveText::drop(TextId id) {
+  assert(texts_[id].state == State::kRunning);
+  --running_;
+  release(id);
+  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) reindex();
+}
+
+void LiveText::release(TextId id) {
+  Text& text = texts_[id];
+  const TextId prompt = text.prompt;
+  const bool session = text.state != State::kPrompt;
+  dead_tokens_ += text.tokens.size() - text.head;
+  // The tokens stay until the index is made anew: places of other texts link through this one.
+  text.state = State::kFree;
+  text.head = static_cast<std::uint32_t>(text.tokens.size());
+  if (session && --texts_[prompt].users == 0) release(prompt);
+}
+
+void LiveText::reindex() {
+  heads_.clear();
+  indexed_tokens_ = dead_tokens_ = 0;
+  free_.clear();
+  for (TextId id = 0; id < texts_.size(); ++id) {
+    Text& text = texts_[id];
+    if (text.state == State::kFree) {
+      text_bytes_ -= text.counted;
+      text = Text();
+      free_.push_back(id);
+      continue;
+    }
+    std::fill(text.previous.begin(), text.previous.end(), Place{kNoText, 0});
+    index(id, text.head);
+  }
+}
+
+Tokens LiveText::generated(TextId id) const {
+  const Text& text = texts_[id];
+  return Tokens(text.tokens).subspan(text.head);
+}
+
+int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
+  if (context.size() < 2) return 0;
+  const auto head = heads_.find(pair(context[context.size() - 2], context.back()));
+  if (head == heads_.end()) return 0;
+  const int limit = static_cast<int>(std::min<std::size_t>(matches.size(), kCandidates));
+  const int longest = static_cast<int>(std::min<std::size_t>(context.size(), kMaxOrder));
+  int found = 0;
+  int walked = 0;
+  for (Place place = head->second; place.text != kNoText && found < limit && walked < 2 * kCandidates; ++walked) {
+    const Text& text = texts_[place.text];
+    const std::uint32_t end = place.end;
+    const bool relevant = place.text == own || text.state == State::kRunning || text.state == State::kFinished ||
+                          (text.state == State::kPrompt && place.text == texts_[own].prompt);
+    if (relevant && end < text.tokens.size()) {
+      int length = 2;
+      while (length < longest && static_cast<std::uint32_t>(length) < end &&
+             text.tokens[end - 1 - length] == context[context.size() - 1 - length]) {
+        ++length;
+      }
+      matches[found++] = {text.tokens[end], length, place.text == own || text.state == State::kPrompt};
+    }
+    place = text.previous[end - 1];
+  }
+  return found;
+}
+
+std::vector<LiveText::TextId> LiveText::finished_texts() const {
+  std::vector<TextId> ids;
+  for (TextId id = 0; id < texts_.size(); ++id) {
+    if (texts_[id].state == State::kFinished) ids.push_back(id);
+  }
+  std::ranges::stable_sort(ids, {}, [this](TextId id) { return texts_[id].epoch; });
+  return ids;
+}
+
+std::vector<ResponseView> LiveText::finished() const {
+  std::vector<ResponseView> views;
+  for (TextId id : finished_texts()) {
+    const Text& text = texts_[id];
+    const Tokens all(text.tokens);
+    views.push_back({all.first(text.head), all.subspan(text.head), {}, text.epoch});
+  }
+  return views;
+}
+
+void LiveText::dissolve(std::span<const TextId> ids) {
+  for (TextId id : ids) {
+    assert(texts_[id].state == State::kFinished);
+    finished_tokens_ -= texts_[id].tokens.size() - texts_[id].head;
+    release(id);
+  }
+  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) reindex();
+}
+
+std::size_t LiveText::bytes() const {
+  // A node of the map is its value, a link and the allocation's own header.
+  constexpr std::size_t kNode = sizeof(std::pair<const std::uint64_t, Place>) + 8 + 16;
+  return sizeof(*this) + heads_.size() * kNode + heads_.bucket_count() * sizeof(void*) +
+         texts_.capacity() * sizeof(Text) + text_bytes_;
+}
+
+}  // namespace histospec

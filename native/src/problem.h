@@ -1,0 +1,54 @@
+// A problem: its history, and the live text of the group that is running.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "live_text.h"
+#include "segment.h"
+#include "sources.h"
+
+namespace histospec {
+
+// What names a problem: an explicit id, or else the prompt itself. Compared token by token, never by hash alone.
+struct ProblemKey {
+  std::string id;
+  std::vector<Token> prompt;  // empty when there is an id
+
+  bool operator==(const ProblemKey&) const = default;
+};
+
+struct ProblemKeyHash {
+  std::size_t operator()(const ProblemKey& key) const;
+};
+
+// `segments` with `fresh` behind them, after the housekeeping that keeps them few: neighbours of similar size are
+// merged (like a binary counter, so that each token is indexed again O(log n) times), and what is older than the newest
+// `epochs` epochs is left out where it can be: a whole segment at once, single responses when they are merged.
+// `evicted` grows by the responses left out.
+std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh, int epochs,
+                                             std::size_t& evicted);
+
+struct Namespace;
+
+struct Problem {
+  ProblemKey key;
+  Namespace* owner = nullptr;
+  // Swapped as a whole, never changed: sessions keep the snapshot that they follow.
+  std::shared_ptr<const Segments> segments = std::make_shared<const Segments>();
+  std::unique_ptr<LiveText> live;  // while sessions run, or finished responses wait for their segment
+  bool building = false;           // a segment of its finished responses is on its way
+  std::uint64_t generation = 0;    // grows when the history is forgotten: what was on its way is then discarded
+  std::list<Problem*>::iterator recency;
+
+  bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
+  std::size_t responses() const;
+  std::size_t history_tokens() const;
+  std::size_t segment_bytes() const;
+  // The problem itself, without segments and live text.
+  std::size_t own_bytes() const;
+};
+
+}  // namespace histospec

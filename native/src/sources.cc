@@ -1,0 +1,114 @@
+#include "sources.h"
+
+#include <cmath>
+#include <cstdlib>
+
+namespace histospec {
+namespace {
+
+// Rows looked at for candidates, a context length; evenly spaced where there are more.
+constexpr std::uint32_t kProposingRows = 16;
+// "The aligned position": rows of a context of kAlignedOrder tokens at most kAlignedWindow tokens from the same offset.
+constexpr int kAlignedOrder = 3;
+constexpr std::int64_t kAlignedWindow = 12;
+constexpr std::uint32_t kAlignedRows = 64;
+
+// One vote of an order-k context: longer contexts know better.
+float weight(int order) { return static_cast<float>(order); }
+
+}  // namespace
+
+void HistorySource::reset(std::shared_ptr<const Segments> segments, Tokens context) {
+  segments_ = std::move(segments);
+  ladders_.clear();
+  ladders_.reserve(segments_->size());
+  for (const auto& segment : *segments_) ladders_.push_back(segment->find(context));
+}
+
+void HistorySource::push(Token token) {
+  for (std::size_t s = 0; s < ladders_.size(); ++s) (*segments_)[s]->extend(ladders_[s], token);
+}
+
+void HistorySource::propose(Candidates& candidates) const {
+  for (std::size_t s = 0; s < ladders_.size(); ++s) {
+    const Segment& segment = *(*segments_)[s];
+    const Ladder& ladder = ladders_[s];
+    std::uint32_t deeper = 0;
+    for (int a = kOrderCount; a-- > 0;) {
+      const std::uint32_t size = ladder.size(kOrders[a]);
+      if (size == deeper) continue;  // nothing that the deeper order did not show
+      deeper = size;
+      const std::uint32_t low = ladder.low[kOrders[a] - 1];
+      const std::uint32_t rows = std::min(size, kProposingRows);
+      const float votes = weight(kOrders[a]) / static_cast<float>(rows);
+      for (std::uint32_t j = 0; j < rows; ++j) {
+        const auto row = low + static_cast<std::uint32_t>(static_cast<std::uint64_t>(size) * j / rows);
+        const std::uint32_t next = segment.next(row);
+        if (next != Segment::kSeparator) candidates.vote(segment.token(next), votes);
+      }
+    }
+  }
+}
+
+void HistorySource::count(std::int64_t offset, Evidence& evidence) const {
+  Counts& counts = evidence.counts[kHistory];
+  for (std::size_t s = 0; s < ladders_.size(); ++s) {
+    const Segment& segment = *(*segments_)[s];
+    const Ladder& ladder = ladders_[s];
+    if (ladder.depth == 0) continue;
+    std::array<std::uint32_t, kMaxCandidates> ranks{};
+    for (int c = 0; c < evidence.candidates.size(); ++c) ranks[c] = segment.rank(evidence.candidates[c]);
+    // From the deepest order outwards: only the rows that an order adds to the next deeper one are counted.
+    std::array<std::uint32_t, kMaxCandidates> sum{};
+    std::uint32_t low = 0, high = 0;
+    for (int a = kOrderCount; a-- > 0;) {
+      if (kOrders[a] > ladder.depth) continue;
+      const std::uint32_t wider_low = ladder.low[kOrders[a] - 1], wider_high = ladder.high[kOrders[a] - 1];
+      if (low == high) low = high = wider_low;
+      counts.total[a] += wider_high - wider_low;
+      for (int c = 0; c < evidence.candidates.size(); ++c) {
+        if (ranks[c] == Segment::kSeparator) continue;
+        if (wider_low < low) sum[c] += segment.count(wider_low, low, ranks[c]);
+        if (high < wider_high) sum[c] += segment.count(high, wider_high, ranks[c]);
+        counts.of[a][c] += sum[c];
+      }
+      low = wider_low;
+      high = wider_high;
+    }
+    count_aligned(segment, ladder, offset, ranks, evidence);
+  }
+}
+
+void HistorySource::count_aligned(const Segment& segment, const Ladder& ladder, std::int64_t offset,
+                                  const std::array<std::uint32_t, kMaxCandidates>& ranks, Evidence& evidence) const {
+  const std::uint32_t size = ladder.size(kAlignedOrder);
+  if (size == 0) return;
+  const std::uint32_t low = ladder.low[kAlignedOrder - 1];
+  for (std::uint32_t row = low; row < low + std::min(size, kAlignedRows); ++row) {
+    const std::uint32_t next = segment.next(row);
+    if (next == Segment::kSeparator || std::abs(segment.offset(row) - offset) > kAlignedWindow) continue;
+    ++evidence.aligned_total;
+    for (int c = 0; c < evidence.candidates.size(); ++c) evidence.aligned[c] += next == ranks[c];
+  }
+}
+
+void LiveSource::propose(Candidates& candidates) const {
+  for (int i = 0; i < found_; ++i) {
+    candidates.vote(matches_[i].next, weight(matches_[i].length) / static_cast<float>(1 + i));
+  }
+}
+
+void LiveSource::count(Evidence& evidence) const {
+  for (int i = 0; i < found_; ++i) {
+    const LiveText::Match& match = matches_[i];
+    Counts& counts = evidence.counts[match.own ? kOwn : kSiblings];
+    int candidate = 0;
+    while (candidate < evidence.candidates.size() && evidence.candidates[candidate] != match.next) ++candidate;
+    for (int a = 0; a < kOrderCount && kOrders[a] <= match.length; ++a) {
+      ++counts.total[a];
+      if (candidate < evidence.candidates.size()) ++counts.of[a][candidate];
+    }
+  }
+}
+
+}  // namespace histospec

@@ -1,0 +1,75 @@
+// Sources turn an index into evidence. Each follows one session: it is moved along the context token by token, names
+// candidates for the next one, and counts them once the candidates of all sources are elected.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "evidence.h"
+#include "live_text.h"
+#include "segment.h"
+
+namespace histospec {
+
+using Segments = std::vector<std::shared_ptr<const Segment>>;
+
+// The last kMaxOrder tokens of a context, contiguous, newest last.
+class ContextTail {
+ public:
+  void push(Token token) {
+    if (end_ == buffer_.size()) {
+      std::copy(buffer_.end() - kMaxOrder, buffer_.end(), buffer_.begin());
+      end_ = kMaxOrder;
+    }
+    buffer_[end_++] = token;
+  }
+  Tokens tokens() const {
+    const std::size_t size = end_ < kMaxOrder ? end_ : kMaxOrder;
+    return {buffer_.data() + end_ - size, size};
+  }
+
+ private:
+  std::array<Token, 4 * kMaxOrder> buffer_;
+  std::size_t end_ = 0;
+};
+
+// Finished responses of the problem.
+class HistorySource {
+ public:
+  // Looks at these segments from now on, at the end of this context.
+  void reset(std::shared_ptr<const Segments> segments, Tokens context);
+  const std::shared_ptr<const Segments>& segments() const { return segments_; }
+
+  void push(Token token);
+  void propose(Candidates& candidates) const;
+  // `offset`: generated tokens before the next one.
+  void count(std::int64_t offset, Evidence& evidence) const;
+
+ private:
+  void count_aligned(const Segment& segment, const Ladder& ladder, std::int64_t offset,
+                     const std::array<std::uint32_t, kMaxCandidates>& ranks, Evidence& evidence) const;
+
+  std::shared_ptr<const Segments> segments_;
+  std::vector<Ladder> ladders_;  // one a segment
+};
+
+// The session's own text and prompt, and its siblings'.
+class LiveSource {
+ public:
+  LiveSource(const LiveText& live, LiveText::TextId own) : live_(live), own_(own) {}
+
+  // Looks the context up; propose() and count() speak of what was found.
+  void find(Tokens context) { found_ = live_.find(own_, context, matches_); }
+  void propose(Candidates& candidates) const;
+  void count(Evidence& evidence) const;
+
+ private:
+  const LiveText& live_;
+  LiveText::TextId own_;
+  int found_ = 0;
+  std::array<LiveText::Match, LiveText::kCandidates> matches_;
+};
+
+}  // namespace histospec

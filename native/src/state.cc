@@ -1,0 +1,222 @@
+#include "state.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace histospec {
+namespace {
+
+// Finished responses wait for the end of their group, because one segment for all of them is cheaper to build and to
+// follow than one each; but no longer than until they are so many tokens.
+constexpr std::size_t kWaitingTokens = 1 << 16;
+
+}  // namespace
+
+void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
+  latest_lengths.push_back(static_cast<std::int64_t>(tokens));
+  if (latest_lengths.size() > kLatestLengths) latest_lengths.pop_front();
+  counters.newest_epoch = std::max(counters.newest_epoch, epoch);
+}
+
+Engine::State::State(EngineOptions o) : options(o), builder_([this] { build_loop(); }) {}
+
+Engine::State::~State() {
+  {
+    Lock lock(mutex);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  builder_.join();
+}
+
+std::shared_ptr<Namespace> Engine::State::space(const std::string& name) {
+  std::shared_ptr<Namespace>& space = spaces[name];
+  if (!space) {
+    space = std::make_shared<Namespace>();
+    space->name = name;
+  }
+  return space;
+}
+
+const Namespace* Engine::State::find_space(const std::string& name) const {
+  const auto found = spaces.find(name);
+  return found == spaces.end() ? nullptr : found->second.get();
+}
+
+std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemKey& key) {
+  std::shared_ptr<Problem>& problem = space.problems[key];
+  if (problem) {
+    recency_.splice(recency_.end(), recency_, problem->recency);
+  } else {
+    problem = std::make_shared<Problem>();
+    problem->key = key;
+    problem->owner = &space;
+    problem->recency = recency_.insert(recency_.end(), problem.get());
+    problem_bytes_ += problem->own_bytes();
+    segment_bytes_ += problem->segment_bytes();
+  }
+  return problem;
+}
+
+const Problem* Engine::State::find_problem(const std::string& name, const ProblemKey& key) const {
+  const Namespace* space = find_space(name);
+  if (!space) return nullptr;
+  const auto found = space->problems.find(key);
+  return found == space->problems.end() ? nullptr : found->second.get();
+}
+
+Session& Engine::State::session(SessionId id) { return const_cast<Session&>(std::as_const(*this).session(id)); }
+
+const Session& Engine::State::session(SessionId id) const {
+  const auto found = sessions.find(id);
+  if (found == sessions.end()) throw UnknownSession("session " + std::to_string(id) + " is not open");
+  return *found->second;
+}
+
+void Engine::State::publish(Problem& problem, std::shared_ptr<const Segments> segments) {
+  segment_bytes_ -= problem.segment_bytes();
+  problem.segments = std::move(segments);
+  segment_bytes_ += problem.segment_bytes();
+}
+
+bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<const Segment> fresh) {
+  const std::uint64_t generation = problem.generation;
+  while (problem.generation == generation) {
+    const std::shared_ptr<const Segments> before = problem.segments;
+    std::size_t evicted = 0;
+    lock.unlock();
+    std::shared_ptr<const Segments> after = with_segment(*before, fresh, options.history_epochs, evicted);
+    lock.lock();
+    // Somebody else may have added a segment meanwhile: then once more, on top of theirs.
+    if (problem.generation == generation && problem.segments == before) {
+      publish(problem, std::move(after));
+      problem.owner->counters.evicted_responses += evicted;
+      return true;
+    }
+  }
+  return false;
+}
+
+void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
+  if (!problem->live || problem->building) return;
+  const bool over = problem->live->running() == 0;
+  if (over && problem->live->finished_tokens() == 0) {
+    live_bytes_ -= problem->live->bytes();
+    problem->live.reset();
+  } else if (over || problem->live->finished_tokens() >= kWaitingTokens) {
+    problem->building = true;
+    to_build.push_back(problem);
+    work_.notify_one();
+  }
+}
+
+void Engine::State::build_loop() {
+  Lock lock(mutex);
+  while (true) {
+    work_.wait(lock, [this] { return stopping_ || !to_build.empty(); });
+    if (stopping_) return;
+    const std::shared_ptr<Problem> problem = std::move(to_build.front());
+    to_build.pop_front();
+    ++building;
+    build(lock, *problem);
+    problem->building = false;
+    schedule(problem);  // what finished meanwhile, or nothing: then the live text goes
+    --building;
+    enforce_budget();
+    idle.notify_all();
+  }
+}
+
+void Engine::State::build(Lock& lock, Problem& problem) {
+  if (!problem.live) return;
+  const std::uint64_t generation = problem.generation;
+  const std::vector<LiveText::TextId> texts = problem.live->finished_texts();
+  // Copied, because the texts may move while the lock is released.
+  std::vector<Response> responses;
+  for (const ResponseView& r : problem.live->finished()) {
+    responses.push_back({{r.head.begin(), r.head.end()}, {r.tokens.begin(), r.tokens.end()}, {}, r.epoch});
+  }
+  lock.unlock();
+  std::vector<ResponseView> views;
+  for (const Response& r : responses) views.push_back(r.view());
+  std::shared_ptr<const Segment> fresh = Segment::build(views);
+  lock.lock();
+  if (problem.generation != generation || !add_segment(lock, problem, std::move(fresh))) return;
+  change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
+}
+
+std::size_t Engine::State::forget(Problem& problem) {
+  const std::size_t responses = problem.responses();
+  ++problem.generation;
+  publish(problem, std::make_shared<const Segments>());
+  if (problem.live) {
+    change_live(problem, [](LiveText& live) { live.dissolve(live.finished_texts()); });
+    if (problem.live->running() > 0) return responses;
+    live_bytes_ -= problem.live->bytes();
+    problem.live.reset();
+  }
+  erase(problem);
+  return responses;
+}
+
+void Engine::State::erase(Problem& problem) {
+  segment_bytes_ -= problem.segment_bytes();
+  problem_bytes_ -= problem.own_bytes();
+  recency_.erase(problem.recency);
+  Namespace& space = *problem.owner;
+  space.problems.erase(space.problems.find(problem.key));  // may destroy `problem`
+}
+
+void Engine::State::enforce_budget() {
+  auto least_recent = recency_.begin();
+  while (memory_bytes() > options.memory_bytes && least_recent != recency_.end()) {
+    Problem& problem = **least_recent++;
+    if (problem.live) continue;
+    NamespaceStats& counters = problem.owner->counters;
+    counters.evicted_responses += forget(problem);
+  }
+  // Only problems in use are left: they lose their oldest responses.
+  for (Problem* problem : recency_) {
+    while (memory_bytes() > options.memory_bytes && !problem->segments->empty()) {
+      const Segments& segments = *problem->segments;
+      problem->owner->counters.evicted_responses += segments.front()->extents().size();
+      publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
+    }
+  }
+}
+
+std::size_t Engine::State::memory_bytes() const {
+  constexpr std::size_t kSession = sizeof(Session) + 2 * sizeof(Ladder) + 17 * sizeof(Prediction) + 96;
+  std::size_t bytes = segment_bytes_ + problem_bytes_ + live_bytes_ + sessions.size() * kSession;
+  for (const auto& [name, space] : spaces) {
+    bytes += sizeof(Namespace) + space->estimator.bytes() + space->latest_lengths.size() * sizeof(std::int64_t);
+  }
+  return bytes;
+}
+
+void Engine::State::check_books() const {
+  auto require = [](bool holds, const char* invariant) {
+    if (!holds) throw std::logic_error(std::string("engine: ") + invariant);
+  };
+  std::size_t segments = 0, problems = 0, live = 0, count = 0, running = 0;
+  for (const auto& [name, space] : spaces) {
+    for (const auto& [key, problem] : space->problems) {
+      require(problem->key == key && problem->owner == space.get(), "a problem is filed under another's key");
+      ++count;
+      segments += problem->segment_bytes();
+      problems += problem->own_bytes();
+      if (problem->live) {
+        live += problem->live->bytes();
+        running += problem->live->running();
+      }
+      for (const auto& segment : *problem->segments) segment->check_integrity();
+    }
+  }
+  require(recency_.size() == count, "the recency list misses problems");
+  require(segments == segment_bytes_, "segment bytes are off");
+  require(problems == problem_bytes_, "problem bytes are off");
+  require(live == live_bytes_, "live bytes are off");
+  require(running == sessions.size(), "sessions and live texts differ");
+}
+
+}  // namespace histospec

@@ -1,0 +1,111 @@
+// What an engine holds, and the operations that keep its books. All of it is guarded by `mutex`.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "drafter.h"
+#include "histospec/engine.h"
+#include "problem.h"
+
+namespace histospec {
+
+struct Namespace {
+  // Responses whose lengths stand for a problem that has none.
+  static constexpr std::size_t kLatestLengths = 1024;
+
+  std::string name;
+  Estimator estimator;
+  NamespaceStats counters;  // what is counted, not what is held
+  std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
+  std::deque<std::int64_t> latest_lengths;
+
+  void saw_response(std::size_t tokens, std::int64_t epoch);
+};
+
+struct Session {
+  std::shared_ptr<Namespace> space;
+  std::shared_ptr<Problem> problem;
+  LiveText::TextId text;
+  Viewpoint view;
+  std::size_t drafted = 0;
+  std::vector<Prediction> predictions;  // of the draft that the engine is verifying now
+};
+
+class Engine::State {
+ public:
+  explicit State(EngineOptions options);
+  ~State();
+
+  using Lock = std::unique_lock<std::mutex>;
+
+  std::shared_ptr<Namespace> space(const std::string& name);
+  const Namespace* find_space(const std::string& name) const;
+  // The problem, made if it is new, as the most recently used one.
+  std::shared_ptr<Problem> problem(Namespace& space, const ProblemKey& key);
+  const Problem* find_problem(const std::string& name, const ProblemKey& key) const;
+  Session& session(SessionId id);
+  const Session& session(SessionId id) const;
+
+  // Puts a segment behind the history of a problem; merging happens with the lock released. False, with nothing done,
+  // if the history was forgotten meanwhile.
+  bool add_segment(Lock& lock, Problem& problem, std::shared_ptr<const Segment> fresh);
+  // Changes the live text of a problem under the books.
+  template <typename Change>
+  auto change_live(Problem& problem, Change change);
+  // Has the builder turn what finished into a segment, where it is time to.
+  void schedule(const std::shared_ptr<Problem>& problem);
+  // Evicts until the budget holds or nothing is left to evict.
+  void enforce_budget();
+  // Forgets the finished responses of a problem; returns how many. The problem itself goes if no session runs in it.
+  std::size_t forget(Problem& problem);
+  std::size_t memory_bytes() const;
+
+  void check_books() const;
+
+  const EngineOptions options;
+  mutable std::mutex mutex;
+  std::condition_variable idle;
+  std::unordered_map<std::string, std::shared_ptr<Namespace>> spaces;
+  std::unordered_map<SessionId, std::unique_ptr<Session>> sessions;
+  SessionId last_session = 0;
+  std::deque<std::shared_ptr<Problem>> to_build;
+  std::size_t building = 0;
+
+ private:
+  void publish(Problem& problem, std::shared_ptr<const Segments> segments);
+  void erase(Problem& problem);
+  void build_loop();
+  void build(Lock& lock, Problem& problem);
+
+  std::list<Problem*> recency_;  // least recently used first
+  std::size_t segment_bytes_ = 0;
+  std::size_t problem_bytes_ = 0;
+  std::size_t live_bytes_ = 0;
+  bool stopping_ = false;
+  std::condition_variable work_;
+  std::thread builder_;  // last: it uses all of the above
+};
+
+template <typename Change>
+auto Engine::State::change_live(Problem& problem, Change change) {
+  if (problem.live) {
+    live_bytes_ -= problem.live->bytes();
+  } else {
+    problem.live = std::make_unique<LiveText>();
+  }
+  struct Books {
+    State& state;
+    Problem& problem;
+    ~Books() { state.live_bytes_ += problem.live->bytes(); }
+  } books{*this, problem};
+  return change(*problem.live);
+}
+
+}  // namespace histospec
