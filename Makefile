@@ -1,0 +1,70 @@
+# make demo    a real RL run, with and without drafts, from a bare machine
+# make test    everything, with real components; what CI runs
+# make check   formatters, linters, types
+# make bench   measurements beside the peers
+# make fuzz    the long runs: fuzzers and sanitizers for an hour
+PYTHON ?= python3
+VENV := .venv
+VENV_OLD := .venv-vllm-0.27
+VLLM_NEW := 0.32.0
+VLLM_OLD := 0.27.0
+BIN := $(VENV)/bin
+NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
+CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check bench fuzz setup clean test-native test-python test-vllm
+
+setup: $(VENV)/.ready
+
+$(VENV)/.vllm: scripts/install-vllm
+	$(PYTHON) scripts/install-vllm $(VLLM_NEW) $(VENV)
+	touch $@
+
+# The package again whenever what is compiled or generated has changed; Python files show at once.
+$(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildcard protos/*/*/*.proto)
+	$(BIN)/pip install -q -U "pip>=25.1"
+	$(BIN)/pip install -q --group dev
+	$(BIN)/pip install -q -e .
+	touch $@
+
+# The oldest vLLM that runs beside the same torch. It has the client only, as a trainer's image would.
+$(VENV_OLD)/.ready: scripts/install-vllm pyproject.toml setup.py $(wildcard protos/*/*/*.proto)
+	$(PYTHON) scripts/install-vllm $(VLLM_OLD) $(VENV_OLD)
+	$(VENV_OLD)/bin/pip install -q pytest pytest-timeout pytest-asyncio
+	HISTOSPEC_CLIENT_ONLY=1 $(VENV_OLD)/bin/pip install -q -e .
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/tiny_rl/run.py
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
+	$(BIN)/mypy
+
+test: check test-native test-python test-vllm
+
+test-native: setup
+	scripts/test-native
+
+test-python: setup
+	$(BIN)/pytest -q tests --ignore=tests/vllm
+
+test-vllm: setup $(VENV_OLD)/.ready
+	$(BIN)/pytest -q tests/vllm
+	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec $(VENV_OLD)/bin/pytest -q tests/vllm
+
+bench: setup
+	scripts/install-peers $(VENV)
+	$(BIN)/python benchmarks/engine.py
+
+fuzz: setup
+	scripts/fuzz
+
+clean:
+	rm -rf build dist $(VENV) $(VENV_OLD) *.egg-info native/python/*.so
+	find . -name '*_pb2*.py*' -not -path './.venv*' -delete
