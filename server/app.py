@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 import grpc
+import grpc.aio
 import structlog
 import uvloop
 from aiohttp import web
@@ -61,7 +62,7 @@ class Server:
         self._metrics = Metrics(engine)
         self._history = History(engine, store, self._metrics)
         self._service = DraftService(engine, self._history, self._metrics, config)
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         self._grpc = grpc.aio.server(
             interceptors=[Accounting(self._metrics)],
             options=[

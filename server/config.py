@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 from pydantic import (
     BeforeValidator,
@@ -29,6 +29,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from histospec.server.arguments import ArgumentParser
 from histospec.server.errors import ConfigError
 
 PREFIX = "HISTOSPEC_"
@@ -215,8 +216,9 @@ def load(argv: Sequence[str], prog: str = "histospec serve") -> Config:
     flags = vars(_parser(prog).parse_args(list(argv)))
     path = flags.pop("config", None) or os.environ.get(f"{PREFIX}CONFIG")
     file = _read(Path(path)) if path else {}
+    values: dict[str, Any] = {**flags, "_file": file}
     try:
-        return Config(**flags, _file=file)
+        return Config(**values)
     except ValidationError as error:
         raise ConfigError(_sentence(error, flags, path)) from None
 
@@ -256,13 +258,8 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     return f"{_flag(name)}{source}: {message}"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
-
-
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser(prog: str) -> ArgumentParser:
+    parser = ArgumentParser(
         prog=prog,
         description="Start a draft server.",
         epilog=f"Every option is also an environment variable ({PREFIX}LISTEN for --listen) and a key of the --config "

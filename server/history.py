@@ -103,18 +103,13 @@ class History:
 
     def _index(self, batch: Batch) -> None:
         records = batch.records
-        masks = None
-        if any(record.generated for record in records):
-            masks = [np.frombuffer(r.generated or b"\1" * (len(r.tokens) // INT32.itemsize), np.uint8) for r in records]
-        rewards = None
-        if any(record.reward is not None for record in records):
-            rewards = [np.nan if record.reward is None else record.reward for record in records]
+        masks = [np.frombuffer(r.generated, np.uint8) if r.generated else None for r in records]
         self._engine.ingest(
             batch.problem.namespace,
             np.frombuffer(batch.problem.prompt, INT32),
             [np.frombuffer(record.tokens, INT32) for record in records],
             epoch=records[0].epoch,
-            rewards=rewards,
+            rewards=[record.reward for record in records],
             problem=batch.problem.name or None,
             generated=masks,
         )

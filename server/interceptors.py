@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 import structlog
 
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded, Unavailable, status_of
@@ -16,11 +17,12 @@ log = structlog.get_logger()
 SERVICE = DESCRIPTOR.services_by_name["DraftService"].full_name
 EXPECTED = (InvalidRequest, LimitExceeded, Unavailable)
 
-Handler = grpc.RpcMethodHandler
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
-class Accounting(grpc.aio.ServerInterceptor):
+class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Counts and times the RPCs and reports their errors. The messages of a stream are timed by the stream."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -28,9 +30,9 @@ class Accounting(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    ) -> "Handler":
         """See grpc.aio."""
         handler = await continuation(handler_call_details)
         service, _, method = handler_call_details.method.lstrip("/").partition("/")

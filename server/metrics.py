@@ -39,7 +39,10 @@ TOTALS = {
     "histospec_draft_tokens": ("Tokens drafted.", "draft_tokens"),
     "histospec_accepted_tokens": ("Drafted tokens that the sessions then generated.", "accepted_tokens"),
     "histospec_generated_tokens": ("Tokens that the sessions generated.", "generated_tokens"),
-    "histospec_evicted_responses": ("Responses evicted from the index for want of memory.", "evicted_responses"),
+    "histospec_evicted_responses": (
+        "Responses gone from the index: for memory, or by age.",
+        "evicted_responses",
+    ),
 }
 
 
@@ -109,7 +112,7 @@ class Metrics:
     """Everything that one server exports, in a registry of its own."""
 
     def __init__(self, engine: Engine) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self.engine = EngineCollector(engine)
         registry.register(self.engine)

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import grpc
+import grpc.aio
 import numpy as np
 
 from histospec.native import Engine
@@ -40,7 +41,9 @@ class DraftService(pb_grpc.DraftServiceServicer):
         while self._streams:
             await asyncio.sleep(0.01)
 
-    async def Draft(self, request_iterator: object, context: Context) -> None:  # noqa: N802 - named by gRPC
+    async def Draft(  # type: ignore[override]  # noqa: N802 - gRPC's name, and its reader-writer style
+        self, request_iterator: object, context: Context
+    ) -> None:
         """See draft.proto."""
         if self._draining:
             raise Unavailable("the server is draining; connect again")

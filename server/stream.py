@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import grpc.aio
 import numpy as np
 import structlog
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
+
+Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
 
 
 class DraftStream:
@@ -97,7 +100,7 @@ class DraftStream:
 
     async def _read(self) -> None:
         read = self._context.read
-        while (request := await read()) is not grpc.aio.EOF:
+        while (request := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             await self._apply(request)
             self._leave_when_idle()
 
@@ -176,9 +179,9 @@ class DraftStream:
         offsets: NDArray[np.int64],
         positions: NDArray[np.int32],
         step: wire.Step,
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]:
+    ) -> Drafts:
         with self._metrics.draft_seconds.time():
-            return self._engine.step(
+            drafts: Drafts = self._engine.step(
                 ids,
                 tokens,
                 offsets,
@@ -186,6 +189,7 @@ class DraftStream:
                 verify_cost=step.verify_cost,
                 positions=positions.astype(np.int64),
             )
+        return drafts
 
     def _give_up(
         self,
@@ -225,7 +229,7 @@ class DraftStream:
         tokens = self._engine.generated(session).tobytes()
         batch = Batch(problem, [Record(tokens, epoch, close.reward, close.logprobs)])
         self._history.saw(batch)
-        self._engine.close(session, commit=True, epoch=epoch, reward=close.reward)
+        self._engine.close(session, commit=True, epoch=epoch)
         del self._ids[close.session], self._problems[close.session]
         self._counts["committed"] += 1
         return batch

@@ -1,7 +1,7 @@
 """Checks what arrives and turns it into arrays, before anything of it is applied.
 
-A message that is malformed raises InvalidRequest, one that is over a limit LimitExceeded; both name the field. What only
-one session is too large for is a reason to refuse that session, and is said in `refusal`.
+A message that is malformed raises InvalidRequest, one that is over a limit LimitExceeded; both name the field. Where
+one session alone is over a limit, that session is refused: `Open.refusal` says why.
 """
 
 import math

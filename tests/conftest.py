@@ -1,7 +1,11 @@
-"""Real servers for tests: `histospec serve` as its own process, on free ports, with a data directory of its own."""
+"""Real servers for tests: `histospec serve` as its own process, on free ports, with a data directory of its own.
+
+`server` and `start_server` give the process, `wire` and `connect` the generated gRPC stubs on it.
+"""
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -9,11 +13,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import grpc
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 START_SECONDS = 60
 STOP_SECONDS = 60
@@ -130,6 +140,126 @@ class Server:
         return value if isinstance(value, dict) else {}
 
 
+def i32(values: Iterable[int] = ()) -> bytes:
+    """Little-endian int32, as tokens, lengths and positions travel."""
+    return np.array(list(values), "<i4").tobytes()
+
+
+def u64(values: Iterable[int] = ()) -> bytes:
+    """Little-endian uint64, as session ids travel."""
+    return np.array(list(values), "<u8").tobytes()
+
+
+class Stream:
+    """A Draft stream of raw messages. Sending and receiving are apart, so that a test may do either first."""
+
+    def __init__(self, stub: pb_grpc.DraftServiceStub) -> None:
+        self._requests: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
+        self._sequence = 0
+        self.call = stub.Draft(iter(self._requests.get, None), timeout=120)
+
+    def send(self, **fields: Any) -> int:
+        """Sends a DraftRequest of these fields; its sequence."""
+        self._sequence += 1
+        self._requests.put(pb.DraftRequest(sequence=self._sequence, **fields))
+        return self._sequence
+
+    def receive(self) -> pb.DraftResponse:
+        """The next answer, whichever message it answers."""
+        return next(self.call)
+
+    def ask(self, **fields: Any) -> pb.DraftResponse:
+        """Sends a request that will be answered, and its answer."""
+        sequence = self.send(**fields)
+        response = self.receive()
+        assert response.sequence == sequence
+        return response
+
+    def end(self) -> list[pb.DraftResponse]:
+        """Says that nothing more will be sent; what still arrives."""
+        self._requests.put(None)
+        return list(self.call)
+
+    def error(self) -> grpc.RpcError:
+        """The error that ends the stream."""
+        with pytest.raises(grpc.RpcError) as caught:
+            list(self.call)
+        return caught.value
+
+
+class Wire:
+    """The draft service as the generated stubs show it, and its arrays as bytes."""
+
+    i32 = staticmethod(i32)
+    u64 = staticmethod(u64)
+
+    def __init__(self, endpoint: str) -> None:
+        self.channel = grpc.insecure_channel(endpoint)
+        self.stub = pb_grpc.DraftServiceStub(self.channel)
+
+    def stream(self) -> Stream:
+        """A new Draft stream."""
+        return Stream(self.stub)
+
+    @staticmethod
+    def open(session: int, prompt: Iterable[int] = (1, 2, 3), namespace: str = "run", **fields: Any) -> pb.OpenSession:
+        """An OpenSession."""
+        return pb.OpenSession(session=session, namespace=namespace, prompt=i32(prompt), **fields)
+
+    @staticmethod
+    def step(
+        sessions: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[int] | None = None,
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+    ) -> pb.Step:
+        """A Step; positions default to zeros."""
+        return pb.Step(
+            sessions=u64(sessions),
+            positions=i32(positions if positions is not None else [0] * len(sessions)),
+            lengths=i32(map(len, tokens)),
+            tokens=i32(token for some in tokens for token in some),
+            max_tokens=max_tokens,
+            verify_cost=verify_cost,
+        )
+
+    @staticmethod
+    def commit(session: int, generated: int, **fields: Any) -> pb.CloseSession:
+        """A CloseSession that commits."""
+        return pb.CloseSession(session=session, commit=True, generated=generated, **fields)
+
+    @staticmethod
+    def drafts(response: pb.DraftResponse) -> list[list[int]]:
+        """The drafted tokens, one list a session."""
+        tokens, lengths = np.frombuffer(response.tokens, "<i4"), np.frombuffer(response.lengths, "<i4")
+        assert len(response.tokens) == len(response.probs)
+        return [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])] if len(lengths) else []
+
+    @staticmethod
+    def unknown(response: pb.DraftResponse) -> list[int]:
+        """The sessions that the server does not hold."""
+        return np.frombuffer(response.unknown, "<u8").tolist()
+
+    def ingest(
+        self, prompt: Iterable[int], responses: Sequence[Iterable[int]], namespace: str = "run", **fields: Any
+    ) -> pb.IngestResponse:
+        """Ingests responses that are tokens alone."""
+        return self.stub.Ingest(
+            pb.IngestRequest(
+                namespace=namespace,
+                prompt=i32(prompt),
+                responses=[pb.Response(tokens=i32(r)) for r in responses],
+                **fields,
+            )
+        )
+
+    def history(self, prompt: Iterable[int], namespace: str = "run", **fields: Any) -> list[list[int]]:
+        """Tokens of the stored responses, oldest first."""
+        request = pb.HistoryRequest(namespace=namespace, prompt=i32(prompt), **fields)
+        return [np.frombuffer(r.tokens, "<i4").tolist() for r in self.stub.History(request, timeout=60).responses]
+
+
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """A factory: `start_server(*flags, name="a", env=None, ready=True)` starts one more server."""
@@ -150,3 +280,23 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 def server(start_server: Callable[..., Server]) -> Server:
     """One running server with default options."""
     return start_server()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[str], Wire]]:
+    """A factory of raw connections: `connect(server.endpoint)`."""
+    wires: list[Wire] = []
+
+    def connect_to(endpoint: str) -> Wire:
+        wires.append(Wire(endpoint))
+        return wires[-1]
+
+    yield connect_to
+    for wire in wires:
+        wire.channel.close()
+
+
+@pytest.fixture
+def wire(server: Server, connect: Callable[[str], Wire]) -> Wire:
+    """A raw connection to `server`."""
+    return connect(server.endpoint)

@@ -1,0 +1,113 @@
+"""`histospec status ENDPOINT`: is a server well, which shards does it know, and does drafting pay?"""
+
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+
+from histospec.server.arguments import ArgumentParser
+from histospec.server.config import Address
+from histospec.server.errors import ConfigError
+from histospec.server.interceptors import SERVICE
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as pb_grpc
+
+METRICS_PORT = 9464
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the shards and the main counters; returns 0 when every shard serves, else 1."""
+    parser = ArgumentParser(prog="histospec status", description="Show how a draft server is doing.")
+    parser.add_argument("endpoint", metavar="HOST:PORT", help="gRPC address of any shard")
+    parser.add_argument("--http", metavar="HOST:PORT", help=f"where its /metrics is (default: port {METRICS_PORT})")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="default: 5")
+    options = parser.parse_args(list(argv))
+    try:
+        endpoint = Address.parse(options.endpoint)
+        http = Address.parse(options.http) if options.http else endpoint._replace(port=METRICS_PORT)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+    try:
+        shards = _topology(endpoint, options.timeout)
+    except grpc.RpcError as error:
+        text = f"histospec status: {endpoint} cannot be reached ({_details(error)}); is the server running there?"
+        Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
+        return 1
+    states = [_health(shard.address, options.timeout) for shard in shards]
+    console = Console()
+    console.print(_shard_table(shards, states))
+    try:
+        console.print(_counter_table(_metrics(http, options.timeout)))
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        console.print(f"no counters: {http} does not answer; say where /metrics is with --http", highlight=False)
+    return 0 if all(state == "SERVING" for state in states) else 1
+
+
+def _topology(endpoint: Address, timeout: float) -> list[pb.Shard]:
+    with grpc.insecure_channel(str(endpoint)) as channel:
+        stub = pb_grpc.DraftServiceStub(channel)
+        return list(stub.Topology(pb.TopologyRequest(), timeout=timeout).shards)
+
+
+def _health(address: str, timeout: float) -> str:
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout)
+        except grpc.RpcError as error:
+            return _details(error)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def _metrics(http: Address, timeout: float) -> dict[tuple[str, str], float]:
+    """Samples summed over namespaces, by name and result."""
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=timeout) as response:
+        text = response.read().decode()
+    samples: dict[tuple[str, str], float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples[sample.name.removeprefix("histospec_"), sample.labels.get("result", "")] += sample.value
+    return samples
+
+
+def _shard_table(shards: list[pb.Shard], states: list[str]) -> Table:
+    table = Table("shard", "address", "health")
+    for shard, state in zip(shards, states, strict=True):
+        table.add_row(shard.name, shard.address, f"[{'green' if state == 'SERVING' else 'red'}]{state}[/]")
+    return table
+
+
+def _counter_table(samples: dict[tuple[str, str], float]) -> Table:
+    hits, misses = samples["problem_lookups_total", "hit"], samples["problem_lookups_total", "miss"]
+    drafted, accepted = samples["draft_tokens_total", ""], samples["accepted_tokens_total", ""]
+    rows = {
+        "open sessions": f"{samples['sessions', '']:,.0f}",
+        "sessions opened on a known problem": _share(hits, hits + misses),
+        "drafted tokens accepted": _share(accepted, drafted),
+        "tokens generated": f"{samples['generated_tokens_total', '']:,.0f}",
+        "tokens of history": f"{samples['history_tokens', '']:,.0f}",
+        "index": f"{samples['index_bytes', ''] / (1 << 20):,.1f} MiB",
+        "store errors": f"{samples['store_errors_total', '']:,.0f}",
+    }
+    table = Table("since its start", "")
+    table.columns[1].justify = "right"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part:,.0f} of {whole:,.0f} ({part / whole:.0%})" if whole else "none"
+
+
+def _details(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)
