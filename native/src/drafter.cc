@@ -18,9 +18,12 @@ void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLi
     live.find(view.context.tokens());
     view.history.propose(evidence.candidates);
     live.propose(evidence.candidates);
+    view.elsewhere.propose(evidence.candidates);
     evidence.candidates.elect();
     if (evidence.candidates.size() == 0) break;
-    view.history.count(view.generated, evidence);
+    view.history.count(evidence.candidates, evidence.counts[kHistory]);
+    view.history.count_aligned(view.generated, evidence);
+    view.elsewhere.count(evidence.candidates, evidence.counts[kNamespace]);
     live.count(evidence);
 
     Prediction& prediction = predictions.emplace_back();
@@ -43,6 +46,7 @@ void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLi
     probabilities.push_back(prediction.probabilities[0]);
     view.context.push(token);
     view.history.push(token);
+    view.elsewhere.push(token);
     ++view.generated;
   }
 }

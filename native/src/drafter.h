@@ -25,7 +25,8 @@ struct DraftLimits {
 // What a session looks at when it drafts.
 struct Viewpoint {
   ContextTail context;
-  HistorySource history;
+  HistorySource history;       // of the problem
+  HistorySource elsewhere;     // of the whole namespace
   std::int64_t generated = 0;  // tokens of the session so far
 };
 

@@ -81,6 +81,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   do {
     problem = state_->problem(*space, key);
   } while (!state_->add_segment(lock, *problem, fresh));
+  state_->share(lock, space, views.front());
   state_->enforce_budget();
 }
 
@@ -103,6 +104,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   for (Token token : generated) session->view.context.push(token);
   session->view.generated = static_cast<std::int64_t>(generated.size());
   session->view.history.reset(problem.segments, session->view.context.tokens());
+  session->view.elsewhere.reset(session->space->index.segments(), session->view.context.tokens());
   const SessionId number = ++state_->last_session;
   state_->sessions.emplace(number, std::move(session));
   state_->enforce_budget();
@@ -145,13 +147,10 @@ StepResult Engine::step(const StepRequest& request) {
       counters.generated_tokens += came.size();
       state_->change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
     }
-    const bool moved = view.history.segments() != session.problem->segments;
-    for (Token token : came) {
-      view.context.push(token);
-      if (!moved) view.history.push(token);
-    }
+    for (Token token : came) view.context.push(token);
     view.generated += static_cast<std::int64_t>(came.size());
-    if (moved) view.history.reset(session.problem->segments, view.context.tokens());
+    view.history.follow(session.problem->segments, came, view.context.tokens());
+    view.elsewhere.follow(session.space->index.segments(), came, view.context.tokens());
   }
 
   StepResult result;

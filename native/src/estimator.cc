@@ -9,7 +9,7 @@ namespace {
 constexpr float kRate = 0.01f;
 constexpr float kStep = 0.125f;  // of a stored prediction
 constexpr int kLiveClasses = 4;  // of the longest match in live text, three orders each
-constexpr int kBuckets = (kOrderCount + 1) * kLiveClasses * kLiveClasses;
+constexpr int kBuckets = (kOrderCount + 1) * kLiveClasses * kLiveClasses * kLiveClasses;
 
 constexpr int kAligned = kSourceCount * kOrderCount;
 constexpr int kBias = kAligned + 1;
@@ -61,8 +61,9 @@ Estimator::Features Estimator::features(const Evidence& evidence, int candidate)
   if (longest > 0) f.x[kLogCount] = quantise(log_count(evidence.counts[kHistory].total[longest - 1]));
   f.x[kLongest] = quantise(static_cast<float>(longest) * 0.2f);
   const auto live = [](int orders) { return std::min(orders / 3, kLiveClasses - 1); };
-  f.bucket = static_cast<std::uint16_t>((longest * kLiveClasses + live(matched[kOwn])) * kLiveClasses +
-                                        live(matched[kSiblings]));
+  f.bucket = static_cast<std::uint16_t>(
+      ((longest * kLiveClasses + live(matched[kOwn])) * kLiveClasses + live(matched[kSiblings])) * kLiveClasses +
+      live(matched[kNamespace]));
   return f;
 }
 

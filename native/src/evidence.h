@@ -15,7 +15,7 @@ namespace histospec {
 inline constexpr std::array<int, 10> kOrders = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16};
 inline constexpr int kOrderCount = static_cast<int>(kOrders.size());
 
-enum Source : int { kHistory, kOwn, kSiblings, kSourceCount };
+enum Source : int { kHistory, kOwn, kSiblings, kNamespace, kSourceCount };
 
 inline constexpr int kMaxCandidates = 4;
 

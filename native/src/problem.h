@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "live_text.h"
-#include "segment.h"
-#include "sources.h"
+#include "segments.h"
 
 namespace histospec {
 
@@ -23,13 +22,6 @@ struct ProblemKey {
 struct ProblemKeyHash {
   std::size_t operator()(const ProblemKey& key) const;
 };
-
-// `segments` with `fresh` behind them, after the housekeeping that keeps them few: neighbours of similar size are
-// merged (like a binary counter, so that each token is indexed again O(log n) times), and what is older than the newest
-// `epochs` epochs is left out where it can be: a whole segment at once, single responses when they are merged.
-// `evicted` grows by the responses left out.
-std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh, int epochs,
-                                             std::size_t& evicted);
 
 struct Namespace;
 

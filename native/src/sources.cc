@@ -16,6 +16,14 @@ constexpr std::uint32_t kAlignedRows = 64;
 // One vote of an order-k context: longer contexts know better.
 float weight(int order) { return static_cast<float>(order); }
 
+using Ranks = std::array<std::uint32_t, kMaxCandidates>;
+
+Ranks ranks_of(const Segment& segment, const Candidates& candidates) {
+  Ranks ranks{};
+  for (int c = 0; c < candidates.size(); ++c) ranks[c] = segment.rank(candidates[c]);
+  return ranks;
+}
+
 }  // namespace
 
 void HistorySource::reset(std::shared_ptr<const Segments> segments, Tokens context) {
@@ -23,6 +31,14 @@ void HistorySource::reset(std::shared_ptr<const Segments> segments, Tokens conte
   ladders_.clear();
   ladders_.reserve(segments_->size());
   for (const auto& segment : *segments_) ladders_.push_back(segment->find(context));
+}
+
+void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Tokens came, Tokens context) {
+  if (segments != segments_ || came.size() >= kMaxOrder) {
+    reset(segments, context);
+  } else {
+    for (Token token : came) push(token);
+  }
 }
 
 void HistorySource::push(Token token) {
@@ -50,14 +66,12 @@ void HistorySource::propose(Candidates& candidates) const {
   }
 }
 
-void HistorySource::count(std::int64_t offset, Evidence& evidence) const {
-  Counts& counts = evidence.counts[kHistory];
+void HistorySource::count(const Candidates& candidates, Counts& counts) const {
   for (std::size_t s = 0; s < ladders_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
     const Ladder& ladder = ladders_[s];
     if (ladder.depth == 0) continue;
-    std::array<std::uint32_t, kMaxCandidates> ranks{};
-    for (int c = 0; c < evidence.candidates.size(); ++c) ranks[c] = segment.rank(evidence.candidates[c]);
+    const Ranks ranks = ranks_of(segment, candidates);
     // From the deepest order outwards: only the rows that an order adds to the next deeper one are counted.
     std::array<std::uint32_t, kMaxCandidates> sum{};
     std::uint32_t low = 0, high = 0;
@@ -66,7 +80,7 @@ void HistorySource::count(std::int64_t offset, Evidence& evidence) const {
       const std::uint32_t wider_low = ladder.low[kOrders[a] - 1], wider_high = ladder.high[kOrders[a] - 1];
       if (low == high) low = high = wider_low;
       counts.total[a] += wider_high - wider_low;
-      for (int c = 0; c < evidence.candidates.size(); ++c) {
+      for (int c = 0; c < candidates.size(); ++c) {
         if (ranks[c] == Segment::kSeparator) continue;
         if (wider_low < low) sum[c] += segment.count(wider_low, low, ranks[c]);
         if (high < wider_high) sum[c] += segment.count(high, wider_high, ranks[c]);
@@ -75,21 +89,29 @@ void HistorySource::count(std::int64_t offset, Evidence& evidence) const {
       low = wider_low;
       high = wider_high;
     }
-    count_aligned(segment, ladder, offset, ranks, evidence);
   }
 }
 
-void HistorySource::count_aligned(const Segment& segment, const Ladder& ladder, std::int64_t offset,
-                                  const std::array<std::uint32_t, kMaxCandidates>& ranks, Evidence& evidence) const {
-  const std::uint32_t size = ladder.size(kAlignedOrder);
-  if (size == 0) return;
-  const std::uint32_t low = ladder.low[kAlignedOrder - 1];
-  for (std::uint32_t row = low; row < low + std::min(size, kAlignedRows); ++row) {
-    const std::uint32_t next = segment.next(row);
-    if (next == Segment::kSeparator || std::abs(segment.offset(row) - offset) > kAlignedWindow) continue;
-    ++evidence.aligned_total;
-    for (int c = 0; c < evidence.candidates.size(); ++c) evidence.aligned[c] += next == ranks[c];
+void HistorySource::count_aligned(std::int64_t offset, Evidence& evidence) const {
+  for (std::size_t s = 0; s < ladders_.size(); ++s) {
+    const Segment& segment = *(*segments_)[s];
+    const std::uint32_t size = ladders_[s].size(kAlignedOrder);
+    if (size == 0) continue;
+    const Ranks ranks = ranks_of(segment, evidence.candidates);
+    const std::uint32_t low = ladders_[s].low[kAlignedOrder - 1];
+    for (std::uint32_t row = low; row < low + std::min(size, kAlignedRows); ++row) {
+      const std::uint32_t next = segment.next(row);
+      if (next == Segment::kSeparator || std::abs(segment.offset(row) - offset) > kAlignedWindow) continue;
+      ++evidence.aligned_total;
+      for (int c = 0; c < evidence.candidates.size(); ++c) evidence.aligned[c] += next == ranks[c];
+    }
   }
+}
+
+int HistorySource::depth() const {
+  int depth = 0;
+  for (const Ladder& ladder : ladders_) depth = std::max(depth, ladder.depth);
+  return depth;
 }
 
 void LiveSource::propose(Candidates& candidates) const {

@@ -9,11 +9,9 @@
 
 #include "evidence.h"
 #include "live_text.h"
-#include "segment.h"
+#include "segments.h"
 
 namespace histospec {
-
-using Segments = std::vector<std::shared_ptr<const Segment>>;
 
 // The last kMaxOrder tokens of a context, contiguous, newest last.
 class ContextTail {
@@ -35,22 +33,22 @@ class ContextTail {
   std::size_t end_ = 0;
 };
 
-// Finished responses of the problem.
+// Finished responses: of the problem, or of its whole namespace.
 class HistorySource {
  public:
   // Looks at these segments from now on, at the end of this context.
   void reset(std::shared_ptr<const Segments> segments, Tokens context);
-  const std::shared_ptr<const Segments>& segments() const { return segments_; }
-
+  // The context has grown by `came` to `context`: follows it, in these segments where they are others than so far.
+  void follow(const std::shared_ptr<const Segments>& segments, Tokens came, Tokens context);
   void push(Token token);
   void propose(Candidates& candidates) const;
+  void count(const Candidates& candidates, Counts& counts) const;
   // `offset`: generated tokens before the next one.
-  void count(std::int64_t offset, Evidence& evidence) const;
+  void count_aligned(std::int64_t offset, Evidence& evidence) const;
+  // The longest context known to any of the segments.
+  int depth() const;
 
  private:
-  void count_aligned(const Segment& segment, const Ladder& ladder, std::int64_t offset,
-                     const std::array<std::uint32_t, kMaxCandidates>& ranks, Evidence& evidence) const;
-
   std::shared_ptr<const Segments> segments_;
   std::vector<Ladder> ladders_;  // one a segment
 };

@@ -32,8 +32,7 @@ Engine::State::~State() {
 std::shared_ptr<Namespace> Engine::State::space(const std::string& name) {
   std::shared_ptr<Namespace>& space = spaces[name];
   if (!space) {
-    space = std::make_shared<Namespace>();
-    space->name = name;
+    space = std::make_shared<Namespace>(name, options.namespace_tokens);
   }
   return space;
 }
@@ -97,6 +96,17 @@ bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<co
   return false;
 }
 
+void Engine::State::share(Lock& lock, const std::shared_ptr<Namespace>& space, const ResponseView& response) {
+  if (!space->index.add(response) || space->merging) return;
+  space->merging = true;
+  const NamespaceIndex::Batch batch = space->index.take();
+  lock.unlock();
+  std::shared_ptr<const Segments> merged = space->index.merge(batch);
+  lock.lock();
+  space->index.publish(std::move(merged));
+  space->merging = false;
+}
+
 void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
   if (!problem->live || problem->building) return;
   const bool over = problem->live->running() == 0;
@@ -143,6 +153,8 @@ void Engine::State::build(Lock& lock, Problem& problem) {
   lock.lock();
   if (problem.generation != generation || !add_segment(lock, problem, std::move(fresh))) return;
   change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
+  const auto space = spaces.find(problem.owner->name);
+  if (space != spaces.end()) share(lock, space->second, views.front());
 }
 
 std::size_t Engine::State::forget(Problem& problem) {
@@ -189,7 +201,8 @@ std::size_t Engine::State::memory_bytes() const {
   constexpr std::size_t kSession = sizeof(Session) + 2 * sizeof(Ladder) + 17 * sizeof(Prediction) + 96;
   std::size_t bytes = segment_bytes_ + problem_bytes_ + live_bytes_ + sessions.size() * kSession;
   for (const auto& [name, space] : spaces) {
-    bytes += sizeof(Namespace) + space->estimator.bytes() + space->latest_lengths.size() * sizeof(std::int64_t);
+    bytes += sizeof(Namespace) + space->estimator.bytes() + space->index.bytes() +
+             space->latest_lengths.size() * sizeof(std::int64_t);
   }
   return bytes;
 }

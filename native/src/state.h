@@ -12,6 +12,7 @@
 
 #include "drafter.h"
 #include "histospec/engine.h"
+#include "namespace_index.h"
 #include "problem.h"
 
 namespace histospec {
@@ -20,8 +21,12 @@ struct Namespace {
   // Responses whose lengths stand for a problem that has none.
   static constexpr std::size_t kLatestLengths = 1024;
 
-  std::string name;
+  Namespace(std::string its_name, std::size_t index_tokens) : name(std::move(its_name)), index(index_tokens) {}
+
+  const std::string name;
   Estimator estimator;
+  NamespaceIndex index;
+  bool merging = false;     // its index
   NamespaceStats counters;  // what is counted, not what is held
   std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
   std::deque<std::int64_t> latest_lengths;
@@ -56,6 +61,8 @@ class Engine::State {
   // Puts a segment behind the history of a problem; merging happens with the lock released. False, with nothing done,
   // if the history was forgotten meanwhile.
   bool add_segment(Lock& lock, Problem& problem, std::shared_ptr<const Segment> fresh);
+  // Shows a response to the index of its namespace; merging happens with the lock released.
+  void share(Lock& lock, const std::shared_ptr<Namespace>& space, const ResponseView& response);
   // Changes the live text of a problem under the books.
   template <typename Change>
   auto change_live(Problem& problem, Change change);

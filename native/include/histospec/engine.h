@@ -34,6 +34,9 @@ struct EngineOptions {
   std::size_t memory_bytes = std::size_t{8} << 30;
   // The sliding window: how many of the newest epochs of a problem are kept.
   int history_epochs = 8;
+  // How much text the index over all problems of a namespace holds, in tokens of about 7 bytes. 0: none. More helps
+  // where problems share text (tool calls, code), and in the first epoch.
+  std::size_t namespace_tokens = std::size_t{1} << 22;
 };
 
 struct NamespaceStats {

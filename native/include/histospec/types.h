@@ -33,4 +33,11 @@ struct Response {
   ResponseView view() const { return {head, tokens, generated, epoch}; }
 };
 
+inline Response owned(const ResponseView& r) {
+  return {{r.head.begin(), r.head.end()},
+          {r.tokens.begin(), r.tokens.end()},
+          {r.generated.begin(), r.generated.end()},
+          r.epoch};
+}
+
 }  // namespace histospec

@@ -1,0 +1,56 @@
+#include "namespace_index.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace histospec {
+namespace {
+
+// Text waits until it is so many tokens, or so much of what is indexed already: small segments cost more to follow than
+// they tell.
+constexpr std::size_t kWaitingTokens = 4096;
+constexpr std::size_t kWaitingShare = 16;
+constexpr std::size_t kGrowth = 4;
+
+}  // namespace
+
+bool NamespaceIndex::add(const ResponseView& response) {
+  waiting_.push_back(owned(response));
+  waiting_tokens_ += response.tokens.size();
+  std::size_t indexed = 0;
+  for (const auto& segment : *segments_) indexed += segment->tokens();
+  return max_tokens_ > 0 && waiting_tokens_ >= std::max(kWaitingTokens, indexed / kWaitingShare);
+}
+
+NamespaceIndex::Batch NamespaceIndex::take() {
+  waiting_tokens_ = 0;
+  return {segments_, std::exchange(waiting_, {})};
+}
+
+std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const {
+  std::vector<ResponseView> views;
+  for (const Response& r : batch.fresh) views.push_back(r.view());
+  std::size_t evicted = 0;  // nothing is too old here
+  auto out = std::make_shared<Segments>(
+      *with_segment(*batch.before, Segment::build(views), std::numeric_limits<int>::max(), evicted, kGrowth));
+  std::size_t tokens = 0;
+  for (const auto& segment : *out) tokens += segment->tokens();
+  while (out->size() > 1 && tokens > max_tokens_) {
+    tokens -= out->front()->tokens();
+    out->erase(out->begin());
+  }
+  return out;
+}
+
+void NamespaceIndex::publish(std::shared_ptr<const Segments> segments) {
+  segments_ = std::move(segments);
+  segment_bytes_ = 0;
+  for (const auto& segment : *segments_) segment_bytes_ += segment->bytes();
+}
+
+std::size_t NamespaceIndex::bytes() const {
+  return segment_bytes_ + waiting_tokens_ * sizeof(Token) + waiting_.size() * (sizeof(Response) + 3 * 16);
+}
+
+}  // namespace histospec
