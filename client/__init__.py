@@ -1,0 +1,55 @@
+"""The client of the HistoSpec draft server: a few lines inside a trainer or an inference engine.
+
+::
+
+    from histospec.client import DraftClient, Response
+
+    client = DraftClient("host:6378", namespace="run-1")
+    client.ingest(prompt, [Response(tokens)], epoch=3)
+    sessions = client.open([prompt])
+    drafts = client.step(sessions, [new_tokens])
+    client.close(sessions, commit=True)
+
+Imports nothing but numpy and gRPC, configures no logging, starts nothing until it is used.
+"""
+
+from histospec.client.client import AsyncDraftClient
+from histospec.client.config import Breaker, Limits, Timeouts, Tls
+from histospec.client.core import Pending
+from histospec.client.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    HistoSpecError,
+    InvalidRequest,
+    LimitExceeded,
+    PermissionDenied,
+    ServerError,
+    Unavailable,
+    UnknownSession,
+)
+from histospec.client.sync import DraftClient
+from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats
+
+__all__ = [
+    "AsyncDraftClient",
+    "Breaker",
+    "ConfigurationError",
+    "DeadlineExceeded",
+    "Draft",
+    "DraftClient",
+    "HistoSpecError",
+    "InvalidRequest",
+    "LengthPrediction",
+    "LimitExceeded",
+    "Limits",
+    "Pending",
+    "PermissionDenied",
+    "Response",
+    "ServerError",
+    "Shard",
+    "Stats",
+    "Timeouts",
+    "Tls",
+    "Unavailable",
+    "UnknownSession",
+]

@@ -1,0 +1,133 @@
+"""The calls that are not steps, as data: which shard, what to send, how to read the answer.
+
+Both faces carry them out in their own way; nothing in here waits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from histospec.client import tokens, values
+from histospec.client.core import Core, ShardState, problem_name
+from histospec.v1 import draft_pb2 as pb
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """One call to one shard."""
+
+    method: str
+    shard: ShardState
+    request: Any
+    timeout: float
+    read: Callable[[Any], T]
+
+    @property
+    def what(self) -> str:
+        """For error messages."""
+        return f"{self.method} on {self.shard.endpoint.name}"
+
+
+def ingest(
+    core: Core,
+    prompt: values.Tokens,
+    responses: Sequence[values.Response],
+    epoch: int | None,
+    problem: str | None,
+) -> list[Call[int]]:
+    """Responses, in as many messages as their size needs."""
+    text = tokens.token_bytes("prompt", prompt, empty=False)
+    name = problem_name("problem", problem)
+    version = tokens.epoch_number("epoch", epoch)
+    shard = core.shard_of(text, name)
+    calls: list[Call[int]] = []
+    size = 0
+    for i, response in enumerate(responses):
+        message = _response(f"responses[{i}]", response)
+        if not calls or size > core.config.limits.message_bytes:
+            request = pb.IngestRequest(namespace=core.config.namespace, prompt=text, problem=name, epoch=version)
+            calls.append(Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses)))
+            size = 0
+        calls[-1].request.responses.append(message)
+        size += len(message.tokens) + len(message.logprobs) + len(message.generated)
+    return calls
+
+
+def _response(name: str, response: values.Response) -> pb.Response:
+    if not isinstance(response, values.Response):
+        raise ValueError(f"{name}: must be a Response, is {type(response).__name__}")
+    text = tokens.token_bytes(f"{name}.tokens", response.tokens, empty=False)
+    size = len(text) // 4
+    return pb.Response(
+        tokens=text,
+        logprobs=tokens.float_bytes(f"{name}.logprobs", response.logprobs, size),
+        reward=tokens.reward_number(f"{name}.reward", response.reward),
+        generated=tokens.mask_bytes(f"{name}.generated", response.generated, size),
+    )
+
+
+def history(core: Core, prompt: values.Tokens, problem: str | None, limit: int | None) -> Call[list[values.Response]]:
+    """The stored responses of a problem."""
+    text = tokens.token_bytes("prompt", prompt, empty=False)
+    name = problem_name("problem", problem)
+    if limit is not None and not 0 < limit < 1 << 32:
+        raise ValueError(f"limit: {limit} is outside [1, 2^32)")
+    request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=limit or 0)
+    return Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)
+
+
+def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
+    return [
+        values.Response(
+            tokens=np.frombuffer(r.tokens, tokens.INT32),
+            logprobs=np.frombuffer(r.logprobs, tokens.FLOAT32) if r.logprobs else None,
+            reward=r.reward if r.HasField("reward") else None,
+            epoch=r.epoch,
+            generated=np.frombuffer(r.generated, np.bool_) if r.generated else None,
+        )
+        for r in answer.responses
+    ]
+
+
+def predict_length(
+    core: Core, prompt: values.Tokens, problem: str | None, generated: int, quantiles: Sequence[float] | None
+) -> Call[values.LengthPrediction]:
+    """Quantiles of the length of a response."""
+    text = tokens.token_bytes("prompt", prompt, empty=False)
+    name = problem_name("problem", problem)
+    if not 0 <= generated < 1 << 31:
+        raise ValueError(f"generated: {generated} is outside [0, 2^31)")
+    wanted = [] if quantiles is None else [float(q) for q in quantiles]
+    for i, quantile in enumerate(wanted):
+        if not 0 <= quantile <= 1:
+            raise ValueError(f"quantiles[{i}]: {quantile} is outside [0, 1]")
+    request = pb.PredictLengthRequest(
+        namespace=core.config.namespace, prompt=text, problem=name, generated=generated, quantiles=wanted
+    )
+    return Call("PredictLength", core.shard_of(text, name), request, core.config.timeouts.call, _read_prediction)
+
+
+def _read_prediction(answer: pb.PredictLengthResponse) -> values.LengthPrediction:
+    return values.LengthPrediction(np.array(answer.quantiles), np.array(answer.lengths), answer.observations)
+
+
+def topology(core: Core) -> Call[list[values.Shard]]:
+    """The shards, as the first one knows them."""
+    return Call(
+        "Topology",
+        core.shards[0],
+        pb.TopologyRequest(),
+        core.config.timeouts.call,
+        lambda answer: [values.Shard(s.name, s.address) for s in answer.shards],
+    )
+
+
+def drop_namespace(core: Core) -> list[Call[int]]:
+    """Forgets the namespace on every shard."""
+    request = pb.DropNamespaceRequest(namespace=core.config.namespace)
+    timeout = core.config.timeouts.call
+    return [Call("DropNamespace", s, request, timeout, lambda r: int(r.responses)) for s in core.shards]

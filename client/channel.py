@@ -1,0 +1,53 @@
+"""How a connection to a shard is made, for the streams and for single calls."""
+
+import os
+from types import ModuleType
+from typing import Any
+
+from histospec.client.config import Config
+from histospec.client.errors import Unavailable
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),  # a history may be long
+    ("grpc.max_send_message_length", -1),
+    # The breaker decides when to connect again, so gRPC's own back-off, which connections share, must not.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.enable_retries", 0),  # an Ingest that may have been stored is not sent twice behind the caller's back
+    ("grpc.enable_http_proxy", 0),  # a draft server is near; a proxy on the way to it is a mistake
+]
+
+
+_process: int | None = None
+"""The process in which gRPC was first used here."""
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that had connected.
+
+    gRPC's threads did not come along, so nothing would ever be sent or time out: such a process does without drafts.
+    """
+    return _process is not None and _process != os.getpid()
+
+
+def open_channel(kind: ModuleType, address: str, config: Config) -> Any:
+    """A channel of `grpc` or `grpc.aio`.
+
+    Raises:
+        Unavailable: the process was forked from one that had connected.
+    """
+    global _process
+    if forked():
+        raise Unavailable(
+            "this process was forked from one that had connected already; spawn it, or connect after forking"
+        )
+    _process = os.getpid()
+    if config.tls is not None:
+        return kind.secure_channel(address, config.tls.credentials(), options=_OPTIONS)
+    return kind.insecure_channel(address, options=_OPTIONS)
+
+
+def metadata(config: Config) -> tuple[tuple[str, str], ...] | None:
+    """What goes with every call."""
+    return None if config.token is None else (("authorization", f"Bearer {config.token}"),)

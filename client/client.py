@@ -1,0 +1,181 @@
+"""The client for asyncio."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from histospec.client import calls
+from histospec.client.calls import Call
+from histospec.client.channel import forked, metadata, open_channel
+from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
+from histospec.client.core import Core, Pending
+from histospec.client.errors import Unavailable, from_status
+from histospec.client.stream import Streams
+from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.v1 import draft_pb2_grpc as rpc
+
+T = TypeVar("T")
+
+GRACE = 0.001
+"""Seconds that a receive past its deadline still takes to pick up what has arrived already."""
+
+
+class AsyncDraftClient:
+    """A client of the draft server for asyncio; `DraftClient` with `await`. All calls must come from one loop.
+
+    Args, environment and errors are those of `DraftClient`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        namespace: str | None = None,
+        *,
+        token: str | None = None,
+        tls: Tls | bool | None = None,
+        deadline: float | None = None,
+        timeouts: Timeouts | None = None,
+        breaker: Breaker | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.config = configure(endpoint, namespace, token, tls, deadline, timeouts, breaker, limits)
+        self._core = Core(self.config, self._look_again)
+        self._streams = Streams(self._core)
+        self._channels: dict[int, Any] = {}
+        self._waiting: set[tuple[Callable[[], bool], asyncio.Future[None]]] = set()
+
+    async def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
+        """See `DraftClient.open`."""
+        return self._core.open(prompts, problems)
+
+    async def step(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+    ) -> list[Draft]:
+        """See `DraftClient.step`."""
+        return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost))
+
+    async def send(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+    ) -> Pending:
+        """See `DraftClient.send`."""
+        pending = self._core.step(sessions, new_tokens, max_tokens, verify_cost, time.monotonic())
+        if pending.touched:
+            self._streams.kick(pending.touched)
+            await asyncio.sleep(0)
+        return pending
+
+    async def receive(self, pending: Pending) -> list[Draft]:
+        """See `DraftClient.receive`."""
+        try:
+            await self._until(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
+        except asyncio.CancelledError:
+            self._core.abandon(pending)
+            raise
+        return self._core.collect(pending, time.monotonic())
+
+    async def close(
+        self,
+        sessions: Sequence[int],
+        commit: bool = True,
+        epochs: int | Sequence[int | None] | None = None,
+        rewards: float | Sequence[float | None] | None = None,
+        logprobs: Sequence[Any] | None = None,
+    ) -> None:
+        """See `DraftClient.close`."""
+        self._core.close(sessions, commit, epochs, rewards, logprobs)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """See `DraftClient.flush`."""
+        until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
+        while touched := self._core.flush(time.monotonic()):
+            self._streams.kick(touched)
+            await asyncio.sleep(0)
+            await self._until(lambda t=touched: self._core.answered(t), until - time.monotonic())  # type: ignore[misc]
+            if time.monotonic() >= until:
+                self._core.overdue(touched, time.monotonic())
+                return
+
+    async def ingest(
+        self,
+        prompt: Tokens,
+        responses: Sequence[Response],
+        epoch: int | None = None,
+        problem: str | None = None,
+    ) -> None:
+        """See `DraftClient.ingest`."""
+        for call in calls.ingest(self._core, prompt, responses, epoch, problem):
+            await self._do(call)
+
+    async def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
+        """See `DraftClient.history`."""
+        call = calls.history(self._core, prompt, problem, limit)
+        await self.flush(self.config.timeouts.shutdown)
+        return await self._do(call)
+
+    async def predict_length(
+        self,
+        prompt: Tokens,
+        problem: str | None = None,
+        generated: int = 0,
+        quantiles: Sequence[float] | None = None,
+    ) -> LengthPrediction:
+        """See `DraftClient.predict_length`."""
+        return await self._do(calls.predict_length(self._core, prompt, problem, generated, quantiles))
+
+    async def topology(self) -> list[Shard]:
+        """See `DraftClient.topology`."""
+        return await self._do(calls.topology(self._core))
+
+    async def drop_namespace(self) -> int:
+        """See `DraftClient.drop_namespace`."""
+        return sum([await self._do(call) for call in calls.drop_namespace(self._core)])
+
+    def stats(self) -> Stats:
+        """See `DraftClient.stats`."""
+        return self._core.stats()
+
+    async def shutdown(self) -> None:
+        """See `DraftClient.shutdown`."""
+        await self.flush(self.config.timeouts.shutdown)
+        self._core.closed = True
+        await self._streams.close()
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    async def __aenter__(self) -> "AsyncDraftClient":
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
+
+    async def _do(self, call: Call[T]) -> T:
+        channel = None if forked() else self._channels.get(call.shard.index)
+        if self._core.closed:
+            raise Unavailable(f"{call.what}: this client is shut down")
+        if channel is None:
+            channel = open_channel(grpc.aio, call.shard.endpoint.address, self.config)
+            self._channels[call.shard.index] = channel
+        method = getattr(rpc.DraftServiceStub(channel), call.method)
+        try:
+            return call.read(await method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
+        except grpc.RpcError as error:
+            raise from_status(error.code(), error.details(), call.what) from error
+
+    async def _until(self, done: Callable[[], bool], timeout: float) -> None:
+        if done() or timeout <= 0:
+            return
+        waiter = (done, asyncio.get_running_loop().create_future())
+        self._waiting.add(waiter)
+        try:
+            await asyncio.wait([waiter[1]], timeout=timeout)
+        finally:
+            self._waiting.discard(waiter)
+
+    def _look_again(self) -> None:
+        for done, future in self._waiting:
+            if done() and not future.done():
+                future.set_result(None)

@@ -1,0 +1,191 @@
+"""Everything that can be set, in small values that do not change; nothing else in the client reads the environment.
+
+What is given to the constructor wins over the environment:
+
+======================= ===========================================================================
+HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or named, `a=host:6378,b=host2:6378`
+HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; histories of two namespaces never mix
+HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told
+HISTOSPEC_TOKEN         bearer token
+HISTOSPEC_TLS_CA        file with the authorities that may sign the server's certificate; switches TLS on
+HISTOSPEC_TLS_CERT      file with the client's own certificate (mTLS)
+HISTOSPEC_TLS_KEY       file with the key of that certificate
+======================= ===========================================================================
+"""
+
+import math
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+
+from histospec.client.errors import ConfigurationError
+
+MAX_NAMESPACE = 128
+"""Characters, as the wire allows."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long the client waits, in seconds."""
+
+    step: float = 0.02
+    """A step's drafts, from `send` on. Longer waits for slower servers; a worker loses at most this much a step, and
+    only until the breaker opens."""
+    call: float = 10.0
+    """History, PredictLength, Topology and DropNamespace. They are not on a worker's path."""
+    ingest: float = 60.0
+    """Ingest, which waits for the store's disk."""
+    silence: float = 2.0
+    """A stream that has not said a word for so long, while steps ran into their deadline, is given up and its
+    connection made anew. Shorter than connecting and reopening the sessions takes, it would never get anywhere."""
+    shutdown: float = 1.0
+    """How long `shutdown` waits for the last commits to be acknowledged."""
+
+
+@dataclass(frozen=True)
+class Breaker:
+    """When to stop asking a shard that does not answer, and when to try again."""
+
+    failures: int = 3
+    """Steps in a row without an answer, until steps return at once instead of waiting."""
+    cooldown: float = 0.25
+    """Seconds until the next try. It doubles with every try that fails ..."""
+    cooldown_max: float = 5.0
+    """... up to this: the longest that workers go without drafts after the server is back."""
+    jitter: float = 0.25
+    """Fraction by which a cool-down may be longer, so that a thousand workers do not come back in one instant."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the client keeps and sends at most."""
+
+    commits: int = 10_000
+    """Finished responses kept until the server acknowledges them; the oldest are dropped, and counted, beyond it."""
+    commit_bytes: int = 256 << 20
+    """The same, in bytes of their tokens, prompts and logprobs."""
+    message_bytes: int = 4 << 20
+    """Sessions that are opened or committed are spread over messages of about this size."""
+    batch: int = 4096
+    """Sessions in one message; larger steps are split."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates, as PEM files; what is None is the system's own, or not there."""
+
+    ca: str | None = None
+    """Authorities that may have signed the server's certificate; None: those of the system."""
+    certificate: str | None = None
+    """The client's own certificate, where the server asks for one."""
+    key: str | None = None
+    """The key of that certificate."""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """The files, read."""
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError("tls: a client certificate needs its key, and a key its certificate")
+        return grpc.ssl_channel_credentials(
+            *(None if path is None else _read(path) for path in (self.ca, self.key, self.certificate))
+        )
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One shard as the client was told of it."""
+
+    name: str
+    """Stable: problems are placed by it. The address, unless one was given."""
+    address: str
+    """host:port"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration of one client."""
+
+    endpoints: tuple[Endpoint, ...]
+    namespace: str
+    token: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    timeouts: Timeouts = Timeouts()
+    breaker: Breaker = Breaker()
+    limits: Limits = Limits()
+
+
+def configure(
+    endpoint: str | None = None,
+    namespace: str | None = None,
+    token: str | None = None,
+    tls: Tls | bool | None = None,
+    deadline: float | None = None,
+    timeouts: Timeouts | None = None,
+    breaker: Breaker | None = None,
+    limits: Limits | None = None,
+) -> Config:
+    """The configuration that arguments and environment add up to.
+
+    Raises:
+        ConfigurationError: something is missing or malformed; the sentence says what to set.
+    """
+    endpoint = endpoint or os.environ.get("HISTOSPEC_ENDPOINT", "")
+    namespace = namespace or os.environ.get("HISTOSPEC_NAMESPACE", "")
+    if not endpoint:
+        raise ConfigurationError("endpoint: pass the server's address, 'host:6378', or set HISTOSPEC_ENDPOINT")
+    if not namespace:
+        raise ConfigurationError("namespace: pass the name of the training run, or set HISTOSPEC_NAMESPACE")
+    if len(namespace) > MAX_NAMESPACE:
+        raise ConfigurationError(f"namespace: {len(namespace)} characters are more than the limit of {MAX_NAMESPACE}")
+    timeouts = timeouts or Timeouts()
+    if deadline is None and "HISTOSPEC_DEADLINE" in os.environ:
+        deadline = _seconds("HISTOSPEC_DEADLINE", os.environ["HISTOSPEC_DEADLINE"])
+    if deadline is not None:
+        timeouts = replace(timeouts, step=_seconds("deadline", deadline))
+    if tls is None:
+        ca, certificate, key = (os.environ.get(f"HISTOSPEC_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+        tls = Tls(ca, certificate, key) if ca or certificate else None
+    elif isinstance(tls, bool):
+        tls = Tls() if tls else None
+    return Config(
+        endpoints=_endpoints(endpoint),
+        namespace=namespace,
+        token=token or os.environ.get("HISTOSPEC_TOKEN") or None,
+        tls=tls,
+        timeouts=timeouts,
+        breaker=breaker or Breaker(),
+        limits=limits or Limits(),
+    )
+
+
+def _endpoints(text: str) -> tuple[Endpoint, ...]:
+    endpoints = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, address = part.rpartition("=")
+        if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) or (equals and not name):
+            raise ConfigurationError(f"endpoint: {part!r} is not of the form host:port or name=host:port")
+        endpoints.append(Endpoint(name or address, address))
+    if not endpoints:
+        raise ConfigurationError(f"endpoint: {text!r} names no address")
+    if len({e.name for e in endpoints}) < len(endpoints):
+        raise ConfigurationError(f"endpoint: a shard is named twice in {text!r}")
+    return tuple(endpoints)
+
+
+def _seconds(name: str, value: float | str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not (0 < seconds < math.inf):
+        raise ConfigurationError(f"{name}: {value!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"tls: cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,248 @@
+"""One Draft stream as the client sees it: what the server holds, what it still owes. No I/O in here.
+
+A conversation lives as long as its stream. When the stream ends the conversation is thrown away as a whole, and the
+next one starts knowing nothing, which is what makes every session reopen by itself.
+
+Messages are put into `outbox` in the order of their sequence; whoever owns the stream writes them in that order.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from histospec.client.config import Limits
+from histospec.client.session import Commit, Session
+from histospec.client.tokens import FLOAT32, INT32
+from histospec.v1 import draft_pb2 as pb
+
+UINT64 = np.dtype("<u8")
+
+
+class GarbledReply(Exception):  # noqa: N818 - what it is
+    """A response that does not add up; nothing after it can be trusted."""
+
+
+class Drafts(NamedTuple):
+    """The drafts of one reply, flat."""
+
+    offsets: list[int]
+    """[B + 1]"""
+    tokens: NDArray[np.int32]
+    probs: NDArray[np.float32]
+
+
+class Reply(NamedTuple):
+    """What one response meant."""
+
+    sequence: int
+    drafts: Drafts | None
+    """None where the message had no step, or where nobody waits for it any more."""
+    acknowledged: list[Commit]
+    unknown: list[Commit]
+    """Commits of sessions that the server does not hold."""
+    turned_down: list[Commit]
+    """Commits of sessions that it refused."""
+    refused: dict[int, str]
+    """Sessions that will never draft, and why."""
+
+
+@dataclass
+class Conversation:
+    """What was said on one stream."""
+
+    namespace: str
+    limits: Limits
+    outbox: deque[pb.DraftRequest] = field(default_factory=deque)
+    waiting: dict[int, int] = field(default_factory=dict)
+    """By sequence: how many sessions the step had whose drafts somebody waits for."""
+    commits: dict[int, list[Commit]] = field(default_factory=dict)
+    """By sequence: commits that are not acknowledged."""
+    held: dict[int, int] = field(default_factory=dict)
+    """By session: how many generated tokens the server has."""
+    heard: float | None = None
+    """When the stream last said something; None until it owes an answer."""
+    reopened: int = 0
+    """Sessions that were open before, on this stream or another."""
+    _opened: dict[int, int] = field(default_factory=dict)
+    """By session: the message that opened it last."""
+    _sequence: int = 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether the server has still to answer something."""
+        return bool(self.waiting or self.commits)
+
+    # ---- what the client says -------------------------------------------------------------------------------------
+
+    def open(self, sessions: Iterable[Session]) -> None:
+        """Opens what the server does not hold, in messages of limited size, up to all that was generated."""
+        message, size = pb.DraftRequest(), 0
+        for session in sessions:
+            if session.number in self.held:
+                continue
+            if size > self.limits.message_bytes:
+                self._say(message)
+                message, size = pb.DraftRequest(), 0
+            self._open(message, session, session.length)
+            size += len(session.prompt) + len(session.generated)
+        if message.opens:
+            self._say(message)
+
+    def step(
+        self, sessions: Sequence[Session], before: Sequence[int], max_tokens: int, verify_cost: float, now: float
+    ) -> int:
+        """One step of sessions that have their new tokens already; `before` is how many they had without. -> sequence.
+
+        A session that the server does not hold is opened with what it had before, so that its step is still a step.
+        """
+        message, size = pb.DraftRequest(), 0
+        positions, lengths, pieces = [], [], []
+        held = self.held
+        for session, length in zip(sessions, before, strict=True):
+            start = held.get(session.number)
+            if start is None:
+                if size > self.limits.message_bytes:
+                    self._say(message)
+                    message, size = pb.DraftRequest(), 0
+                self._open(message, session, length)
+                size += len(session.prompt) + 4 * length
+                start = length
+            new = session.generated[4 * start :]
+            held[session.number] = end = start + len(new) // 4
+            positions.append(start)
+            lengths.append(end - start)
+            pieces.append(new)
+        step = message.step
+        step.sessions = np.array([s.number for s in sessions], UINT64).tobytes()
+        step.positions = np.array(positions, INT32).tobytes()
+        step.lengths = np.array(lengths, INT32).tobytes()
+        step.tokens = b"".join(pieces)
+        step.max_tokens = max_tokens
+        step.verify_cost = verify_cost
+        sequence = self._say(message)
+        if max_tokens:
+            self.waiting[sequence] = len(sessions)
+            self._expect(now)
+        return sequence
+
+    def close(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> None:
+        """Closes: with commit (opening first what the server does not hold), and without."""
+        behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
+        if behind:  # they gained tokens while nothing was sent
+            self.step(behind, [s.length for s in behind], 0, 0.0, now)
+        message, size, batch = pb.DraftRequest(), 0, list[Commit]()
+
+        def say() -> None:
+            nonlocal message, size, batch
+            sequence = self._say(message)
+            if batch:
+                self.commits[sequence] = batch
+                self._expect(now)
+            message, size, batch = pb.DraftRequest(), 0, []
+
+        for commit in commits:
+            session = commit.session
+            if session.number not in self.held:
+                self._open(message, session, session.length)
+            message.closes.add(
+                session=session.number,
+                commit=True,
+                epoch=commit.epoch,
+                reward=commit.reward,
+                logprobs=commit.logprobs,
+                generated=session.length,
+            )
+            self._forget(session.number)
+            batch.append(commit)
+            size += commit.bytes
+            if size > self.limits.message_bytes or len(batch) >= self.limits.batch:
+                say()
+        for number in sessions:
+            if number in self.held:
+                message.closes.add(session=number, generated=self.held[number])
+                self._forget(number)
+        if message.closes:
+            say()
+
+    def _open(self, message: pb.DraftRequest, session: Session, length: int) -> None:
+        message.opens.add(
+            session=session.number,
+            namespace=self.namespace,
+            prompt=session.prompt,
+            problem=session.problem,
+            generated=bytes(session.generated[: 4 * length]),
+        )
+        self.reopened += session.opened
+        session.opened = True
+        self.held[session.number] = length
+        self._opened[session.number] = self._sequence + 1
+
+    def _forget(self, session: int) -> None:
+        self.held.pop(session, None)
+        self._opened.pop(session, None)
+
+    def _say(self, message: pb.DraftRequest) -> int:
+        self._sequence += 1
+        message.sequence = self._sequence
+        self.outbox.append(message)
+        return self._sequence
+
+    def _expect(self, now: float) -> None:
+        if self.heard is None:
+            self.heard = now
+
+    # ---- what the server answers ----------------------------------------------------------------------------------
+
+    def hear(self, response: pb.DraftResponse, now: float) -> Reply:
+        """What a response means.
+
+        Raises:
+            GarbledReply: it does not add up.
+        """
+        sequence = response.sequence
+        if not 0 < sequence <= self._sequence:
+            raise GarbledReply(f"sequence: {sequence} was never sent")
+        sessions = self.waiting.get(sequence)
+        drafts = None if sessions is None else _drafts(response, sessions)
+        unknown = set(_array("unknown", response.unknown, UINT64).tolist())
+        refused = {r.session: r.reason for r in response.refusals}
+        for session in [c.session.number for c in self.commits.get(sequence, ())] if 0 in refused else ():
+            refused.setdefault(session, refused[0])  # the store could not take them; it does not say which
+        refused.pop(0, None)
+        self.waiting.pop(sequence, None)
+        commits = self.commits.pop(sequence, [])
+        self.heard = now if self.owes else None
+        for number in unknown:
+            if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
+                self._forget(number)
+        return Reply(
+            sequence=sequence,
+            drafts=drafts,
+            acknowledged=[c for c in commits if c.session.number not in unknown and c.session.number not in refused],
+            unknown=[c for c in commits if c.session.number in unknown],
+            turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
+            refused=refused,
+        )
+
+
+def _drafts(response: pb.DraftResponse, sessions: int) -> Drafts:
+    lengths = _array("lengths", response.lengths, INT32)
+    tokens = _array("tokens", response.tokens, INT32)
+    probs = _array("probs", response.probs, FLOAT32)
+    if len(lengths) != sessions:
+        raise GarbledReply(f"lengths: {len(lengths)} drafts for {sessions} sessions")
+    if (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(tokens) or len(probs) != len(tokens):
+        raise GarbledReply(f"lengths: they do not add up to {len(tokens)} tokens and {len(probs)} probabilities")
+    if (tokens < 0).any():
+        raise GarbledReply(f"tokens: {tokens.min()} is negative")
+    return Drafts([0, *np.cumsum(lengths).tolist()], tokens, probs)
+
+
+def _array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
+    if len(data) % dtype.itemsize:
+        raise GarbledReply(f"{name}: {len(data)} bytes are not a whole number of {dtype.name} values")
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,458 @@
+"""The client without its network: sessions, shards, deadlines and what is kept for a server that is away.
+
+Both faces (`client.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does
+I/O: `step` and `flush` leave messages in the outbox of a shard's conversation, and a `Stream` carries them. It is
+thread-safe: every public method takes the one lock, for microseconds.
+"""
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import numpy as np
+
+from histospec.client import routing, tokens
+from histospec.client.breaker import CircuitBreaker
+from histospec.client.channel import forked
+from histospec.client.config import Config, Endpoint
+from histospec.client.conversation import Conversation, Drafts, GarbledReply
+from histospec.client.errors import UnknownSession
+from histospec.client.session import Commit, Session
+from histospec.client.values import Draft, Stats, Tokens
+from histospec.v1 import draft_pb2 as pb
+
+log = logging.getLogger("histospec.client")
+
+MAX_DRAFT = 256
+"""Longest draft that a server gives."""
+MAX_PROBLEM = 1024
+"""Characters of a problem id."""
+MAX_ATTEMPTS = 3
+"""A response that the server turned down so often is dropped; it would be turned down for ever."""
+
+_EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
+_POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+class ShardState:
+    """One shard as the client knows it."""
+
+    def __init__(self, index: int, endpoint: Endpoint, config: Config) -> None:
+        self.index = index
+        self.endpoint = endpoint
+        self.breaker = CircuitBreaker(config.breaker)
+        self.conversation: Conversation | None = None
+        self.commits: deque[Commit] = deque()
+        """To be sent."""
+        self.closes: list[int] = []
+        """Sessions to close without a commit."""
+        self.opens: dict[int, Session] = {}
+        """Sessions without a step so far; a flush tells it of them."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """Commits that the server has not acknowledged."""
+        sent = self.conversation.commits.values() if self.conversation else ()
+        return len(self.commits) + sum(map(len, sent))
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What one shard owes to a step."""
+
+    shard: ShardState
+    conversation: Conversation
+    sequence: int
+    rows: list[int]
+    """Where its sessions stand in the step."""
+    drafts: Drafts | None = None
+    done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A step that was sent and not yet received."""
+
+    size: int
+    deadline: float
+    """On the monotonic clock."""
+    parts: list[Part]
+    touched: list[ShardState]
+    """Shards with something to write."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return all(part.done for part in self.parts)
+
+
+class Core:
+    """Everything a client knows.
+
+    `changed` is called, without the lock, whenever something arrived or a stream ended.
+    """
+
+    def __init__(self, config: Config, changed: Callable[[], None]) -> None:
+        self.config = config
+        self.closed = False
+        """Nothing is sent any more."""
+        self.shards = [ShardState(i, e, config) for i, e in enumerate(config.endpoints)]
+        self._names = [e.name for e in config.endpoints]
+        self._changed = changed
+        self._sessions: dict[int, Session] = {}
+        self._next = 1
+        self._waiting: dict[tuple[int, int], Part] = {}
+        self._commit_bytes = 0
+        self._stats = Stats()
+        self._lock = threading.Lock()
+
+    # ---- sessions -------------------------------------------------------------------------------------------------
+
+    def shard_of(self, prompt: bytes, problem: str) -> ShardState:
+        """The shard that owns a problem."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+        digest = routing.problem_digest(self.config.namespace, prompt, problem)
+        return self.shards[routing.place(digest, self._names)]
+
+    def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
+        """New sessions, known here alone until the next message."""
+        if problems is not None:
+            tokens.same_length("problems", problems, "prompts", len(prompts))
+        texts = [tokens.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
+        names = [problem_name(f"problems[{i}]", p) for i, p in enumerate(problems or [None] * len(prompts))]
+        with self._lock:
+            opened = []
+            for prompt, problem in zip(texts, names, strict=True):
+                shard = self.shard_of(prompt, problem)
+                session = Session(self._next, shard.index, prompt, problem)
+                self._next += 1
+                self._sessions[session.number] = session
+                shard.opens[session.number] = session
+                opened.append(session.number)
+            return opened
+
+    def close(
+        self,
+        sessions: Sequence[int],
+        commit: bool = True,
+        epochs: int | Sequence[int | None] | None = None,
+        rewards: float | Sequence[float | None] | None = None,
+        logprobs: Sequence[Any] | None = None,
+    ) -> None:
+        """Ends sessions; the server hears of it with the next message."""
+        count = len(sessions)
+        with self._lock:
+            chosen = self._find(sessions)
+            epoch = [tokens.epoch_number(name, v) for name, v in _each("epochs", epochs, count)]
+            reward = [tokens.reward_number(name, v) for name, v in _each("rewards", rewards, count)]
+            if logprobs is not None:
+                tokens.same_length("logprobs", logprobs, "sessions", count)
+            scores = [
+                tokens.float_bytes(f"logprobs[{i}]", None if logprobs is None else logprobs[i], session.length)
+                for i, session in enumerate(chosen)
+            ]
+            for i, session in enumerate(chosen):
+                del self._sessions[session.number]
+                shard = self.shards[session.shard]
+                shard.opens.pop(session.number, None)
+                if commit and session.generated and not session.refused:
+                    self._keep(Commit(session, epoch[i], reward[i], scores[i]))
+                elif shard.conversation and session.number in shard.conversation.held:
+                    shard.closes.append(session.number)
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def step(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int, verify_cost: float, now: float
+    ) -> Pending:
+        """Notes what each session gained, and leaves a message for every shard that is to be asked."""
+        tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
+        if not 0 <= max_tokens <= MAX_DRAFT:
+            raise ValueError(f"max_tokens: {max_tokens} is outside [0, {MAX_DRAFT}]")
+        if not 0 <= verify_cost < math.inf:
+            raise ValueError(f"verify_cost: {verify_cost} is not a finite number of at least 0")
+        flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
+        with self._lock:
+            chosen = self._find(sessions)
+            before = [len(s.generated) // 4 for s in chosen]
+            start = 0
+            for session, length in zip(chosen, lengths, strict=True):
+                end = start + 4 * length
+                session.generated += flat[start:end]
+                start = end
+            pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
+            rows: list[list[int]] = [[] for _ in self.shards]
+            for row, session in enumerate(chosen):
+                if not session.refused:
+                    rows[session.shard].append(row)
+            for shard, mine in zip(self.shards, rows, strict=True):
+                if mine:
+                    self._ask(shard, mine, chosen, before, max_tokens, verify_cost, now, pending)
+            return pending
+
+    def _ask(
+        self,
+        shard: ShardState,
+        rows: list[int],
+        chosen: list[Session],
+        before: list[int],
+        max_tokens: int,
+        verify_cost: float,
+        now: float,
+        pending: Pending,
+    ) -> None:
+        self._stats.steps += 1
+        if not self._may_ask(shard, now):
+            self._stats.skipped += 1
+            return
+        conversation = self._conversation(shard)
+        pending.touched.append(shard)
+        for start in range(0, len(rows), self.config.limits.batch):
+            some = rows[start : start + self.config.limits.batch]
+            for i in some:
+                shard.opens.pop(chosen[i].number, None)
+            step = [chosen[i] for i in some], [before[i] for i in some]
+            sequence = conversation.step(*step, max_tokens, verify_cost, now)
+            if max_tokens:
+                part = Part(shard, conversation, sequence, some)
+                pending.parts.append(part)
+                self._waiting[id(conversation), sequence] = part
+        self._send_closes(shard, conversation, now)  # after the step, whose drafts somebody waits for
+
+    def collect(self, pending: Pending, now: float) -> list[Draft]:
+        """The drafts that came, empty ones for the others. What did not come is no longer waited for."""
+        drafts = [_EMPTY] * pending.size
+        count = total = 0
+        for part in pending.parts:
+            if part.drafts is None:
+                continue
+            offsets, text, probs = part.drafts
+            total += len(text)
+            for k, row in enumerate(part.rows):
+                start, end = offsets[k], offsets[k + 1]
+                if start != end:
+                    drafts[row] = Draft(text[start:end], probs[start:end])
+                    count += 1
+        with self._lock:
+            self._stats.drafts += count
+            self._stats.draft_tokens += total
+            for part in pending.parts:
+                if not part.done:
+                    part.done = True
+                    self._expire(part, now)
+        return drafts
+
+    def abandon(self, pending: Pending) -> None:
+        """Nobody will collect this step: the caller was cancelled. That says nothing about the server."""
+        with self._lock:
+            for part in pending.parts:
+                part.done = True
+                self._waiting.pop((id(part.conversation), part.sequence), None)
+                part.conversation.waiting.pop(part.sequence, None)
+
+    def _expire(self, part: Part, now: float) -> None:
+        shard, conversation = part.shard, part.conversation
+        self._waiting.pop((id(conversation), part.sequence), None)
+        self._stats.late += 1
+        shard.breaker.failure(now)
+        silent = conversation.heard is not None and now - conversation.heard > self.config.timeouts.silence
+        conversation.waiting.pop(part.sequence, None)
+        if silent and shard.conversation is conversation:
+            log.warning("%s: no word for %.1f s, connecting anew", shard.endpoint.name, self.config.timeouts.silence)
+            self._lose(shard)
+
+    # ---- what waits -----------------------------------------------------------------------------------------------
+
+    def flush(self, now: float) -> list[ShardState]:
+        """Leaves a message for every shard that has opens or closes waiting and may be asked. -> those shards."""
+        touched = []
+        with self._lock:
+            for shard in self.shards:
+                if not (shard.opens or shard.closes or shard.commits) or not self._may_ask(shard, now):
+                    continue
+                conversation = self._conversation(shard)
+                self._send_closes(shard, conversation, now)
+                conversation.open(shard.opens.values())
+                shard.opens.clear()
+                touched.append(shard)
+        return touched
+
+    def answered(self, shards: Sequence[ShardState]) -> bool:
+        """Whether every commit that was sent to these shards is acknowledged, or lost with its stream."""
+        with self._lock:
+            return not any(s.conversation and s.conversation.commits for s in shards)
+
+    def overdue(self, shards: Sequence[ShardState], now: float) -> None:
+        """A flush waited in vain for these shards."""
+        with self._lock:
+            for shard in shards:
+                if shard.conversation and shard.conversation.commits and shard.breaker.state != "closed":
+                    shard.breaker.failure(now)
+
+    def stats(self) -> Stats:
+        """A copy of the counters."""
+        with self._lock:
+            return replace(
+                self._stats,
+                pending_commits=sum(s.unacknowledged for s in self.shards),
+                reopened=self._stats.reopened + sum(s.conversation.reopened for s in self.shards if s.conversation),
+                breakers={s.endpoint.name: s.breaker.state for s in self.shards},
+            )
+
+    # ---- what the streams report ----------------------------------------------------------------------------------
+
+    def received(self, shard: ShardState, conversation: Conversation, response: pb.DraftResponse, now: float) -> None:
+        """A response arrived.
+
+        Raises:
+            GarbledReply: it does not add up; end the stream.
+        """
+        with self._lock:
+            if shard.conversation is not conversation:
+                return
+            reply = conversation.hear(response, now)
+            part = self._waiting.pop((id(conversation), reply.sequence), None)
+            if part is not None:
+                part.drafts, part.done = reply.drafts, True
+                shard.breaker.success()
+            elif reply.acknowledged and shard.breaker.state != "closed":
+                shard.breaker.success()
+            for commit in reply.acknowledged:
+                self._commit_bytes -= commit.bytes
+                self._stats.commits += 1
+            for commit in reply.turned_down:
+                self._drop(shard, commit, reply.refused[commit.session.number])
+            self._again(shard, reply.unknown)
+            for number, reason in reply.refused.items():
+                self._refuse(shard, conversation, number, reason)
+        self._changed()
+
+    def ended(
+        self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
+    ) -> None:
+        """The stream of a conversation ended, for whatever reason."""
+        with self._lock:
+            if shard.conversation is not conversation:
+                return
+            self._stats.failed += 1
+            if shard.breaker.state == "closed":  # said once, not with every try
+                log.warning("%s: stream ended, %s: %s", shard.endpoint.name, code.name, details)
+            shard.breaker.failure(now)
+            if code in _POISON:  # one of these may be why
+                for commit in [c for batch in conversation.commits.values() for c in batch]:
+                    commit.attempts += 1
+            self._lose(shard)
+        self._changed()
+
+    def _may_ask(self, shard: ShardState, now: float) -> bool:
+        return not self.closed and not forked() and shard.breaker.allows(now)
+
+    def _conversation(self, shard: ShardState) -> Conversation:
+        if shard.conversation is None:
+            shard.conversation = Conversation(self.config.namespace, self.config.limits)
+        return shard.conversation
+
+    def _lose(self, shard: ShardState) -> None:
+        """Forgets a conversation: nobody waits for it any more, and its commits are to be sent again."""
+        conversation = shard.conversation
+        assert conversation is not None
+        for sequence in conversation.waiting:
+            part = self._waiting.pop((id(conversation), sequence), None)
+            if part is not None:
+                part.done = True
+        again = [commit for batch in conversation.commits.values() for commit in batch]
+        self._stats.reopened += conversation.reopened
+        shard.conversation = None
+        shard.closes.clear()  # sessions end with their stream
+        shard.commits.extendleft(reversed(again))
+        for commit in [c for c in again if c.attempts >= MAX_ATTEMPTS]:
+            shard.commits.remove(commit)
+            self._drop(shard, commit, "the server turned it down")
+
+    # ---- commits --------------------------------------------------------------------------------------------------
+
+    def _send_closes(self, shard: ShardState, conversation: Conversation, now: float) -> None:
+        """Sends closes and the oldest commits.
+
+        After an outage the rest follows with later messages, so that no step has to wait behind all of it.
+        """
+        batch, size = [], 0
+        while shard.commits and size < self.config.limits.message_bytes:
+            commit = shard.commits.popleft()
+            batch.append(commit)
+            size += commit.bytes
+        if batch or shard.closes:
+            conversation.close(batch, shard.closes, now)
+            shard.closes = []
+
+    def _keep(self, commit: Commit) -> None:
+        limits = self.config.limits
+        shard = self.shards[commit.session.shard]
+        shard.commits.append(commit)
+        self._commit_bytes += commit.bytes
+        while shard.commits and (self._commit_bytes > limits.commit_bytes or shard.unacknowledged > limits.commits):
+            oldest = shard.commits.popleft()
+            if shard.conversation and oldest.session.number in shard.conversation.held:
+                shard.closes.append(oldest.session.number)
+            self._drop(shard, oldest, "too many wait for the server")
+
+    def _again(self, shard: ShardState, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            commit.attempts += 1
+            if commit.attempts < MAX_ATTEMPTS:
+                shard.commits.append(commit)
+            else:
+                self._drop(shard, commit, "the server did not know its session")
+
+    def _drop(self, shard: ShardState, commit: Commit, reason: str) -> None:
+        self._commit_bytes -= commit.bytes
+        self._stats.dropped_commits += 1
+        log.warning(
+            "%s: dropped a finished response of %d tokens: %s", shard.endpoint.name, commit.session.length, reason
+        )
+
+    def _refuse(self, shard: ShardState, conversation: Conversation, number: int, reason: str) -> None:
+        log.warning("%s: session %d is refused: %s", shard.endpoint.name, number, reason)
+        session = self._sessions.get(number)
+        conversation.held.pop(number, None)
+        self._stats.refused += 1
+        if session is not None:
+            session.refused = True
+
+    def _find(self, sessions: Sequence[int]) -> list[Session]:
+        try:
+            chosen = [self._sessions[s] for s in sessions]
+        except KeyError:
+            i, number = next((i, s) for i, s in enumerate(sessions) if s not in self._sessions)
+            raise UnknownSession(f"sessions[{i}]: {number} is not an open session of this client") from None
+        if len(set(chosen)) < len(chosen):
+            raise ValueError("sessions: a session appears twice")
+        return chosen
+
+
+def problem_name(name: str, value: str | None) -> str:
+    """An explicit problem id, or "" for none."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be a string, is {value!r}")
+    if len(value) > MAX_PROBLEM:
+        raise ValueError(f"{name}: {len(value)} characters are more than the limit of {MAX_PROBLEM}")
+    return value
+
+
+def _each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
+    """One value for each session, with its name, from one for all or a sequence."""
+    if value is None or np.isscalar(value):
+        return [(name, value)] * size
+    tokens.same_length(name, value, "sessions", size)
+    return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
+
+
+__all__ = ["Core", "GarbledReply", "Part", "Pending", "ShardState"]

@@ -1,0 +1,40 @@
+"""What the client remembers of a session: enough to open it again on a server that has forgotten it."""
+
+from dataclasses import dataclass
+
+
+class Session:
+    """One running generation. Its tokens are kept as they travel: little-endian int32 bytes."""
+
+    __slots__ = ("generated", "number", "opened", "problem", "prompt", "refused", "shard")
+
+    def __init__(self, number: int, shard: int, prompt: bytes, problem: str) -> None:
+        self.number = number
+        self.shard = shard
+        self.prompt = prompt
+        self.problem = problem
+        self.generated = bytearray()
+        self.opened = False
+        self.refused = False
+
+    @property
+    def length(self) -> int:
+        """Tokens generated so far."""
+        return len(self.generated) // 4
+
+
+@dataclass(slots=True, eq=False)
+class Commit:
+    """A finished response on its way into the history; kept until the server has acknowledged it."""
+
+    session: Session
+    epoch: int | None
+    reward: float | None
+    logprobs: bytes
+    attempts: int = 0
+    """How often a server turned it down."""
+
+    @property
+    def bytes(self) -> int:
+        """What it holds in memory, and about what it takes on the wire."""
+        return len(self.session.prompt) + len(self.session.generated) + len(self.logprobs)

@@ -1,0 +1,103 @@
+"""Carries a conversation over gRPC: the only place where the Draft stream does I/O.
+
+Lives on one asyncio loop. That loop may stand still between two steps (see `pump.py`): gRPC's own threads go on sending
+and receiving meanwhile, and what they finished is found when the loop turns again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from histospec.client.channel import metadata, open_channel
+from histospec.client.conversation import Conversation, GarbledReply
+from histospec.client.core import Core, ShardState
+from histospec.v1 import draft_pb2_grpc as rpc
+
+log = logging.getLogger("histospec.client")
+
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+class Stream:
+    """One Draft stream, on a connection of its own, for one conversation."""
+
+    def __init__(self, core: Core, shard: ShardState, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self._core = core
+        self._shard = shard
+        self._channel = open_channel(grpc.aio, shard.endpoint.address, core.config)
+        stub: Any = rpc.DraftServiceStub(self._channel)
+        self._call = stub.Draft(metadata=metadata(core.config))
+        self._reader = asyncio.create_task(self._read())
+        self._writer: asyncio.Task[None] | None = None
+
+    def kick(self) -> None:
+        """Writes what is in the outbox; at most one write is in flight, the others follow in order."""
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        outbox = self.conversation.outbox
+        try:
+            while outbox:
+                await self._call.write(outbox.popleft())
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass  # the stream ended, and the reader says so
+
+    async def _read(self) -> None:
+        code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
+        try:
+            while (response := await self._call.read()) is not _END:
+                self._core.received(self._shard, self.conversation, response, time.monotonic())
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+        except GarbledReply as error:
+            code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
+        except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
+            log.exception("%s: the stream failed", self._shard.endpoint.name)
+            code, details = grpc.StatusCode.INTERNAL, repr(error)
+        self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the stream and its connection."""
+        self._call.cancel()
+        if asyncio.current_task() is not self._reader:
+            self._reader.cancel()  # whoever closes it has no use for what it would report
+        await self._channel.close()
+
+
+class Streams:
+    """The streams of one client, made when they are first needed and again when they broke."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._streams: dict[int, Stream] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def kick(self, shards: Sequence[ShardState]) -> None:
+        """Sends what the shards' conversations have in their outboxes. Called on the loop; does not wait."""
+        for shard in shards:
+            conversation = shard.conversation
+            if conversation is None:
+                continue
+            stream = self._streams.get(shard.index)
+            if stream is None or stream.conversation is not conversation:
+                if stream is not None:
+                    self._discard(stream)
+                stream = self._streams[shard.index] = Stream(self._core, shard, conversation)
+            stream.kick()
+
+    def _discard(self, stream: Stream) -> None:
+        task = asyncio.create_task(stream.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Ends all streams."""
+        streams, self._streams = list(self._streams.values()), {}
+        await asyncio.gather(*(s.close() for s in streams), *self._closing, return_exceptions=True)

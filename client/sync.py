@@ -1,0 +1,259 @@
+"""The blocking client, for worker threads."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import grpc
+
+from histospec.client import calls
+from histospec.client.calls import Call
+from histospec.client.channel import forked, metadata, open_channel
+from histospec.client.client import GRACE
+from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
+from histospec.client.core import Core, Pending
+from histospec.client.errors import Unavailable, from_status
+from histospec.client.pump import Pump
+from histospec.client.stream import Streams
+from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.v1 import draft_pb2_grpc as rpc
+
+T = TypeVar("T")
+
+
+class DraftClient:
+    """A client of the draft server. Thread-safe; connects when it is first needed.
+
+    A worker that steps is never held up longer than the deadline, and never sees an error of the server or the
+    network: drafts are then empty. Sessions survive a restart of the server, because the client keeps their tokens and
+    opens them again. A finished response that the server has not acknowledged is sent again after a reconnection, so it
+    is stored **at least once**: if the connection broke between the server's storing and its acknowledging, twice.
+
+    A client does not cross `fork`: make it (or at least use it first) in the process that uses it.
+
+    Args:
+        endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378".
+            Default: HISTOSPEC_ENDPOINT.
+        namespace: the training run; histories of two namespaces never mix. Default: HISTOSPEC_NAMESPACE.
+        token: bearer token. Default: HISTOSPEC_TOKEN.
+        tls: True for the system's authorities, or files. Default: HISTOSPEC_TLS_CA, _CERT, _KEY; none means plain TCP.
+        deadline: seconds that a step may take. Default: HISTOSPEC_DEADLINE, or 0.02.
+        timeouts, breaker, limits: everything else that can be tuned, see `histospec.client.config`.
+
+    Raises:
+        ConfigurationError: something is missing or malformed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        namespace: str | None = None,
+        *,
+        token: str | None = None,
+        tls: Tls | bool | None = None,
+        deadline: float | None = None,
+        timeouts: Timeouts | None = None,
+        breaker: Breaker | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.config = configure(endpoint, namespace, token, tls, deadline, timeouts, breaker, limits)
+        self._pump = Pump()
+        self._core = Core(self.config, self._pump.wake)
+        self._streams = Streams(self._core)
+        self._channels: dict[int, grpc.Channel] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # ---- drafting: never raises for a fault of the server ---------------------------------------------------------
+
+    def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
+        """Opens a session for each prompt. Local and instant: the server hears of it with the next message.
+
+        Args:
+            prompts: B prompts, each the tokens of the context that the generation starts from; not empty.
+            problems: None, or B explicit problem ids (multi-turn RL), None where the prompt itself is the problem.
+
+        Returns:
+            B session ids, never used twice by one client.
+
+        Raises:
+            ValueError: an argument is malformed; no session was opened.
+        """
+        return self._core.open(prompts, problems)
+
+    def step(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+    ) -> list[Draft]:
+        """Tells what each session has generated, and gets a draft for each, within the deadline.
+
+        Args:
+            sessions: B session ids, each at most once.
+            new_tokens: B times what the session generated since its last step.
+            max_tokens: longest draft wanted, at most 256; 0 only tells.
+            verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step.
+
+        Returns:
+            B drafts; empty where the server had nothing, was late or is away.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was changed.
+            UnknownSession: a session is not open; nothing was changed.
+        """
+        return self.receive(self.send(sessions, new_tokens, max_tokens, verify_cost))
+
+    def send(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+    ) -> Pending:
+        """The first half of `step`: writes the message from this thread, and does not wait for the answer.
+
+        The deadline runs from here.
+        """
+        pending = self._core.step(sessions, new_tokens, max_tokens, verify_cost, time.monotonic())
+        if pending.touched:
+            self._pump.run(lambda: self._streams.kick(pending.touched), self.config.timeouts.step)
+        return pending
+
+    def receive(self, pending: Pending) -> list[Draft]:
+        """The second half of `step`: waits for what is left of the deadline. Call it once for each `send`."""
+        if not pending.done:
+            self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
+        return self._core.collect(pending, time.monotonic())
+
+    def close(
+        self,
+        sessions: Sequence[int],
+        commit: bool = True,
+        epochs: int | Sequence[int | None] | None = None,
+        rewards: float | Sequence[float | None] | None = None,
+        logprobs: Sequence[Any] | None = None,
+    ) -> None:
+        """Ends sessions. Local and instant: the server hears of it with the next message, or `flush`.
+
+        Args:
+            sessions: B session ids.
+            commit: what the sessions generated joins the history of their problems.
+            epochs: version of the policy, one for all or one each; None: the newest that the namespace has seen.
+            rewards: one for all or one each, None where there is none.
+            logprobs: None, or B times None or float32[n], one for each generated token.
+
+        Raises:
+            ValueError, UnknownSession: an argument is wrong; nothing was closed.
+        """
+        self._core.close(sessions, commit, epochs, rewards, logprobs)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Sends the opens and closes that wait for the next message, and waits for commits to be acknowledged.
+
+        Best effort: returns after `timeout` seconds (default: the deadline of a step) whatever happened, at once where
+        the breaker is open. What was not acknowledged is kept for later.
+        """
+        until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
+        while touched := self._core.flush(time.monotonic()):
+            self._pump.run(lambda t=touched: self._streams.kick(t), until - time.monotonic())  # type: ignore[misc]
+            self._pump.wait(lambda t=touched: self._core.answered(t), until - time.monotonic())  # type: ignore[misc]
+            if time.monotonic() >= until:
+                self._core.overdue(touched, time.monotonic())
+                return
+
+    def stats(self) -> Stats:
+        """What happened since the client was made."""
+        return self._core.stats()
+
+    # ---- single calls: these raise when the server cannot be reached ----------------------------------------------
+
+    def ingest(
+        self,
+        prompt: Tokens,
+        responses: Sequence[Response],
+        epoch: int | None = None,
+        problem: str | None = None,
+    ) -> None:
+        """Adds finished responses to the history of a problem. Returns when the store has them.
+
+        Many responses travel in several messages; after an error some of them may have been stored.
+
+        Args:
+            prompt: tokens of the problem's prompt.
+            responses: what the policy generated for it; their `epoch` is not looked at.
+            epoch: version of the policy that did; None: the newest that the namespace has seen.
+            problem: explicit problem id; None: the prompt is the problem.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+            HistoSpecError: see `histospec.client.errors`.
+        """
+        for call in calls.ingest(self._core, prompt, responses, epoch, problem):
+            self._do(call)
+
+    def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
+        """The stored responses of a problem, oldest first; at most the `limit` newest. None are stored: an empty list.
+
+        What this client has committed before is sent first, so it is normally there.
+        """
+        call = calls.history(self._core, prompt, problem, limit)
+        self.flush(self.config.timeouts.shutdown)
+        return self._do(call)
+
+    def predict_length(
+        self,
+        prompt: Tokens,
+        problem: str | None = None,
+        generated: int = 0,
+        quantiles: Sequence[float] | None = None,
+    ) -> LengthPrediction:
+        """Quantiles of the whole length of a response, given that it is longer than `generated` tokens.
+
+        Args:
+            prompt, problem: as for `ingest`.
+            generated: tokens generated so far.
+            quantiles: each in [0, 1]; None: 0.1, 0.5, 0.9, 0.99.
+        """
+        return self._do(calls.predict_length(self._core, prompt, problem, generated, quantiles))
+
+    def topology(self) -> list[Shard]:
+        """The shards of the service, as the first endpoint knows them."""
+        return self._do(calls.topology(self._core))
+
+    def drop_namespace(self) -> int:
+        """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""
+        return sum([self._do(call) for call in calls.drop_namespace(self._core)])
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Sends what waits, for at most `Timeouts.shutdown` seconds, and closes the connections.
+
+        Afterwards steps give empty drafts, and the calls that ask the server raise Unavailable.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.flush(self.config.timeouts.shutdown)
+        self._core.closed = True
+        if forked():  # what there is belongs to the parent
+            return
+        self._pump.close(self._streams.close(), self.config.timeouts.shutdown)
+        for channel in self._channels.values():
+            channel.close()
+
+    def __enter__(self) -> "DraftClient":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def _do(self, call: Call[T]) -> T:
+        with self._lock:
+            channel = None if forked() else self._channels.get(call.shard.index)
+            if self._closed:
+                raise Unavailable(f"{call.what}: this client is shut down")
+            if channel is None:
+                channel = open_channel(grpc, call.shard.endpoint.address, self.config)
+                self._channels[call.shard.index] = channel
+        method = getattr(rpc.DraftServiceStub(channel), call.method)
+        try:
+            return call.read(method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
+        except grpc.RpcError as error:
+            raise from_status(error.code(), error.details(), call.what) from error

@@ -1,0 +1,89 @@
+"""What goes into the client and comes out of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens: TypeAlias = Sequence[int] | NDArray[np.integer]
+"""Token ids, each in [0, 2^31)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """A finished response."""
+
+    tokens: Tokens
+    """int32[n] when it comes from the server. Not empty."""
+    logprobs: Sequence[float] | NDArray[np.floating] | None = None
+    """float32[n]: log-probability of each token under the policy that sampled it."""
+    reward: float | None = None
+    epoch: int | None = None
+    """Filled in by `history`; `ingest` takes the epoch as its own argument."""
+    generated: Sequence[bool] | NDArray[np.bool_] | None = None
+    """bool[n]: False for tool and user turns, which are context and never drafted. None: the policy wrote it all."""
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A proposed continuation of one session; empty when there is nothing to propose, or nothing came in time."""
+
+    tokens: NDArray[np.int32]
+    """int32[k], read-only"""
+    probs: NDArray[np.float32]
+    """float32[k], read-only: estimated probability that a token is accepted, given that all before it were"""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class LengthPrediction:
+    """How long a response to a problem will be."""
+
+    quantiles: NDArray[np.float64]
+    """float64[q], each in [0, 1]"""
+    lengths: NDArray[np.float64]
+    """float64[q], in tokens; empty when neither the problem nor its namespace has a longer response"""
+    observations: int
+    """Responses that the estimate rests on."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of the service."""
+
+    name: str
+    address: str
+    """host:port"""
+
+
+@dataclass
+class Stats:
+    """What a client has seen since it was made. Counts are of steps a shard, so a step over two shards counts twice."""
+
+    steps: int = 0
+    """Steps asked for."""
+    skipped: int = 0
+    """Steps not sent, because the shard's breaker was open."""
+    late: int = 0
+    """Steps that were not answered within the deadline."""
+    failed: int = 0
+    """Streams that could not be made or broke off."""
+    reopened: int = 0
+    """Sessions opened again, after a broken stream or because the server did not know them."""
+    refused: int = 0
+    """Sessions that a shard refused; they never draft."""
+    drafts: int = 0
+    """Drafts that were not empty."""
+    draft_tokens: int = 0
+    commits: int = 0
+    """Finished responses that the server acknowledged."""
+    pending_commits: int = 0
+    """Finished responses that it has not acknowledged yet."""
+    dropped_commits: int = 0
+    """Finished responses given up: over the limits, or refused."""
+    breakers: dict[str, str] = field(default_factory=dict)
+    """By shard: closed (all is well), open, or trying."""
