@@ -3,6 +3,7 @@
 Checked by reading vLLM 0.22, 0.24, 0.27, 0.32 and by running 0.27 and 0.32. Type checkers see these declarations and
 need no vLLM; at run time they are vLLM's own classes.
 """
+# ruff: noqa: D102 - what the methods do is vLLM's to say
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol

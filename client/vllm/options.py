@@ -7,13 +7,16 @@ request alone: no session, no drafts, no commit; for calls that only score a tex
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ..core import MAX_PROBLEM
 
 logger = logging.getLogger("vllm.histospec")
 
-MAX_PROBLEM = 128  # characters, as the wire has it
 MAX_EPOCH = 2**63 - 1
+
+T = TypeVar("T")
 
 _warned: set[str] = set()
 
@@ -37,18 +40,9 @@ def read_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
         return RequestOptions()
     if given is None:
         return RequestOptions(enabled=False)
-    problem = epoch = None
-    for name, value in given.items():
-        try:
-            if name == "problem":
-                problem = _problem(value)
-            elif name == "epoch":
-                epoch = _epoch(value)
-            else:
-                raise ValueError("unknown; known are 'problem' and 'epoch'")
-        except ValueError as error:
-            _warn(name, str(error))
-    return RequestOptions(problem, epoch)
+    for name in given.keys() - {"problem", "epoch"}:
+        _warn(name, "unknown; known are 'problem' and 'epoch'")
+    return RequestOptions(_use("problem", _problem, given), _use("epoch", _epoch, given))
 
 
 def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -67,9 +61,17 @@ def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:
     return given | {str(key): value for key, value in (nested or {}).items()}
 
 
-def _problem(value: Any) -> str | None:
-    if value is None:
+def _use(name: str, read: Callable[[Any], T], given: Mapping[str, Any]) -> T | None:
+    if given.get(name) is None:
         return None
+    try:
+        return read(given[name])
+    except ValueError as error:
+        _warn(name, str(error))
+        return None
+
+
+def _problem(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not 0 < len(value) <= MAX_PROBLEM:
@@ -77,9 +79,7 @@ def _problem(value: Any) -> str | None:
     return value
 
 
-def _epoch(value: Any) -> int | None:
-    if value is None:
-        return None
+def _epoch(value: Any) -> int:
     try:
         # Not int(value): it would round 2.5 and take True.
         epoch = None if isinstance(value, bool) or float(value) != int(value) else int(value)

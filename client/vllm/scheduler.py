@@ -9,16 +9,18 @@ Nothing that happens here may hurt the engine: a failure is logged and costs the
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import DraftClient
 from .config import AdapterConfig
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler
 from .options import read_options
 from .sessions import RequestSessions
+from .stops import StopStrings
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -44,10 +46,11 @@ class HistoSpecScheduler(Scheduler):
         client = DraftClient()
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.verify_cost)
-        self._reported = -QUIET_SECONDS
+        self._stops = StopStrings(vllm_config.model_config)
+        self._reported = -math.inf
         logger.info(
             "HistoSpec drafts up to %d tokens a step from %s, namespace %r",
-            self._sessions.max_tokens, client.endpoint, client.namespace,
+            self._sessions.max_tokens, ", ".join(e.address for e in client.config.endpoints), client.config.namespace,
         )  # fmt: skip
 
     def add_request(self, request: Request) -> None:
@@ -60,16 +63,16 @@ class HistoSpecScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Announces the new sessions: the server looks them up while the model computes."""
-        with self._harmless("announce"):
+        with self._harmless("announce", forget=True):
             self._sessions.announce()
         return super().schedule(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: ModelRunnerOutput) -> Any:
         """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
-        with self._harmless("send"):
+        with self._harmless("send", forget=True):
             self._sessions.send(self._certain(model_runner_output))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        with self._harmless("settle"):
+        with self._harmless("settle", forget=True):
             self._sessions.send(self._remaining(model_runner_output))
             self._sessions.settle()
         return outputs
@@ -77,22 +80,25 @@ class HistoSpecScheduler(Scheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
-        with self._harmless("receive"):
+        with self._harmless("receive", forget=True):
             rows = self._drafts(draft_token_ids.req_ids)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
         """Aborts come in between steps, perhaps the last one: their sessions close at once."""
         finished = super().finish_requests(request_ids, finished_status)
-        with self._harmless("settle"):
+        with self._harmless("settle", forget=True):
             self._sessions.settle()
         return finished
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """The one way out of the scheduler; the request's tokens are final here."""
         with self._harmless("finish"):
-            output = list(request.output_token_ids) if request.status in COMMITTED else None
-            self._sessions.finish(request.request_id, output)
+            output = None
+            try:
+                output = self._response(request)
+            finally:
+                self._sessions.finish(request.request_id, output)
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:
@@ -110,6 +116,15 @@ class HistoSpecScheduler(Scheduler):
         options = read_options(parameters.extra_args)
         if options.enabled and request.prompt_token_ids:
             self._sessions.open(request.request_id, request.prompt_token_ids, options)
+
+    def _response(self, request: Request) -> Sequence[int] | None:
+        """What the finished request adds to the history, cut exactly; None when it is not a whole response."""
+        if self._sessions.sent(request.request_id) is None:
+            return None
+        end = self._stops.end(request)
+        if end is not None:
+            return request.output_token_ids[:end]
+        return request.output_token_ids if request.status in COMMITTED else None
 
     def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
         """Rows of sampled tokens that vLLM will keep as they are."""
@@ -133,7 +148,7 @@ class HistoSpecScheduler(Scheduler):
             if sent > request.num_output_tokens:  # vLLM discarded the step of this request (a reset, a failed load)
                 self._sessions.restart(request_id)
                 sent = 0
-            yield request_id, list(request.output_token_ids)[sent:]
+            yield request_id, request.output_token_ids[sent:]
 
     def _drafts(self, request_ids: Sequence[str]) -> list[list[int]]:
         """One draft a request, no longer than it can use."""
@@ -152,8 +167,8 @@ class HistoSpecScheduler(Scheduler):
         return rows
 
     @contextmanager
-    def _harmless(self, what: str) -> Iterator[None]:
-        """Turns a failure of ours into a line in the log and requests without drafts."""
+    def _harmless(self, what: str, forget: bool = False) -> Iterator[None]:
+        """Turns a failure of ours into a line in the log; `forget` also gives up the sessions, in doubt by then."""
         try:
             yield
         except Exception:
@@ -161,14 +176,12 @@ class HistoSpecScheduler(Scheduler):
             if now - self._reported >= QUIET_SECONDS:
                 self._reported = now
                 logger.exception("HistoSpec could not %s; the requests at hand go on without drafts", what)
-            try:
+            if forget:
                 self._sessions.forget()
-            except Exception:
-                logger.debug("HistoSpec could not forget its sessions", exc_info=True)
 
 
 def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:
-    """Whether vLLM may end the request within these tokens. Too careful is harmless: the tokens go out a little later."""
+    """Whether vLLM may end the request within these tokens. A wrong yes only sends them a little later."""
     parameters = request.sampling_params
     if parameters is None or parameters.repetition_detection is not None:
         return True

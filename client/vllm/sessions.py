@@ -5,6 +5,7 @@ nobody wrote. So every session counts what it was sent; the caller compares, and
 starts again from the request's own tokens.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING
 from .options import RequestOptions
 
 if TYPE_CHECKING:
-    from .. import Draft, DraftClient
-    from ..client import PendingStep
+    from .. import Draft, DraftClient, Pending
 
 
 @dataclass(slots=True)
@@ -33,23 +33,24 @@ class RequestSessions:
         self.max_tokens = max_tokens
         self.verify_cost = verify_cost
         self._sessions: dict[str, _Session] = {}
-        self._unsaid = False  # something waits in the client for the next message
-        self._pending: list[tuple[list[str], PendingStep]] = []
+        self._new: set[int] = set()  # sessions that the server has not heard of
+        self._pending: list[tuple[list[str], Pending]] = []
         # Of finished requests: those that join the history with their last tokens, and those that are forgotten.
-        self._commits: list[tuple[_Session, list[int]]] = []
+        self._commits: list[tuple[_Session, Sequence[int]]] = []
         self._drops: list[_Session] = []
 
     def open(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
         (session,) = self.client.open([prompt], problems=[options.problem])
         self._sessions[request_id] = _Session(session, prompt, options)
-        self._unsaid = True
+        self._new.add(session)
 
     def announce(self) -> None:
-        """Sends what was opened since the last message, so that the server looks it up during the forward pass."""
-        if self._unsaid:
-            self._unsaid = False
-            self.client.flush()
+        """Tells the server of the new sessions, so that it looks them up during the forward pass. Never waits."""
+        if self._new:
+            opened, self._new = sorted(self._new), set()
+            # An empty step and not a flush, which would wait for earlier commits to reach the server's disk.
+            self.client.send(opened, [()] * len(opened), max_tokens=0)
 
     def sent(self, request_id: str) -> int | None:
         """Generated tokens that the request's session was sent; None for a request without one."""
@@ -67,12 +68,12 @@ class RequestSessions:
             tokens.append(new_tokens)
         if not requests:
             return
-        self._unsaid = False
+        self._new.difference_update(sessions)
         step = self.client.send(sessions, tokens, max_tokens=self.max_tokens, verify_cost=self.verify_cost)
         self._pending.append((requests, step))
 
     def receive(self) -> "dict[str, Draft]":
-        """Drafts by request id of everything sent since the last call; waits for them, at most the client's deadline."""
+        """Drafts by request id of what was sent since the last call; waits at most the client's deadline."""
         pending, self._pending = self._pending, []
         drafts: dict[str, Draft] = {}
         for requests, step in pending:
@@ -94,13 +95,18 @@ class RequestSessions:
             self.restart(request_id)
             session = self._sessions[request_id]
         del self._sessions[request_id]
+        self._new.discard(session.id)
         if output:
-            self._commits.append((session, list(output[session.sent :])))
+            self._commits.append((session, output[session.sent :]))
         else:
             self._drops.append(session)
 
     def settle(self) -> None:
-        """Sends the last tokens of finished requests and closes their sessions. Never waits."""
+        """Sends the last tokens of finished requests and closes their sessions.
+
+        The closes travel with the next step, without waiting. After the last session there may be no next step for
+        long: then they go now, and wait for the server to have them, at most the client's deadline.
+        """
         commits, self._commits = self._commits, []
         drops, self._drops = self._drops, []
         if not commits and not drops:
@@ -114,8 +120,8 @@ class RequestSessions:
             self.client.close([session.id for session, _ in commits], commit=True, epochs=epochs)
         if drops:
             self.client.close([session.id for session in drops], commit=False)
-        self._unsaid = False
-        self.client.flush()
+        if not self._sessions:
+            self.client.flush()
 
     def forget(self) -> None:
         """Gives up every session after a failure: their requests go on without drafts, nothing of them is committed."""
@@ -124,10 +130,11 @@ class RequestSessions:
         self._pending.clear()
         self._commits.clear()
         self._drops.clear()
-        self._unsaid = False
-        self.client.close([session.id for session in lost], commit=False)
+        self._new.clear()
+        with contextlib.suppress(Exception):  # it comes from a failure, and may meet the same one
+            self.client.close([session.id for session in lost], commit=False)
 
     def close(self) -> None:
         """Lets the last commits out and ends the client."""
         self.settle()
-        self.client.close_client()
+        self.client.shutdown()

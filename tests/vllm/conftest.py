@@ -1,0 +1,156 @@
+"""A tiny trained policy, and vLLM engines on it with and without drafts.
+
+Engines run in the tests' own process unless a test says otherwise: 2 s to start instead of 15, and the scheduler can be
+looked at. vLLM is imported by the first test that needs an engine, not when tests are collected.
+"""
+
+import contextlib
+import gc
+import os
+
+import pytest
+
+VOCABULARY = 32
+DRAFTS = {
+    "speculative_config": {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": 16,
+    },
+    "scheduler_cls": "histospec.client.vllm.HistoSpecScheduler",
+}
+NOWHERE = "127.0.0.1:9"  # the discard port: nothing listens there
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; with more a step takes 100 times longer
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Directory of a causal LM of two layers, trained for seconds to follow the last two tokens of its text."""
+    pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    last, one_before = torch.randn(2, VOCABULARY, VOCABULARY) * 2
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    for _ in range(150):
+        text = torch.randint(VOCABULARY, (32, 2))
+        for _ in range(46):
+            likely = (last[text[:, -1]] + one_before[text[:, -2]]).softmax(-1)
+            text = torch.cat([text, torch.multinomial(likely, 1)], 1)
+        loss = model(input_ids=text, labels=text).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    path = tmp_path_factory.mktemp("tiny-model")
+    model.eval().save_pretrained(path)
+    return str(path)
+
+
+class Rollouts:
+    """An engine with what the tests want to know of it."""
+
+    def __init__(self, llm):
+        self.llm = llm
+        self.verified = 0  # pairs of a request and a step that gave it tokens
+        core = getattr(llm.llm_engine.engine_core, "engine_core", None)  # in the tests' process only
+        self.scheduler = core.scheduler if core is not None else None
+        if self.scheduler is not None:
+            self._count_steps()
+
+    def _count_steps(self):
+        update = self.scheduler.update_from_output
+
+        def counted(scheduler_output, model_runner_output):
+            self.verified += sum(map(bool, model_runner_output.sampled_token_ids))
+            return update(scheduler_output, model_runner_output)
+
+        self.scheduler.update_from_output = counted
+
+    def start(self, prompts, extra_args=None, **sampling):
+        """Hands the prompts to the engine; `finish` runs them."""
+        from vllm import SamplingParams
+
+        sampling = {"temperature": 0, "max_tokens": 40, "detokenize": False} | sampling
+        extra = extra_args if isinstance(extra_args, list) else [extra_args] * len(prompts)
+        self.ids = []
+        for prompt, arguments in zip(prompts, extra, strict=True):
+            self.ids.append(f"request-{len(self.ids)}")
+            parameters = SamplingParams(**sampling, extra_args=arguments)
+            self.llm.llm_engine.add_request(self.ids[-1], {"prompt_token_ids": prompt}, parameters)
+
+    def step(self, times=1):
+        """Runs the engine a few steps; returns the outputs that finished."""
+        return [output for _ in range(times) for output in self.llm.llm_engine.step() if output.finished]
+
+    def finish(self):
+        """Runs to the end; returns a list of responses (token ids) a prompt, in the order of the prompts."""
+        done = {}
+        while self.llm.llm_engine.has_unfinished_requests():
+            done |= {output.request_id: output for output in self.step()}
+        return [[list(c.token_ids) for c in done[name].outputs] if name in done else None for name in self.ids]
+
+    def generate(self, prompts, **sampling):
+        self.start(prompts, **sampling)
+        return self.finish()
+
+    def counter(self, name):
+        """A counter of vLLM's, such as spec_decode_num_accepted_tokens."""
+        return next((m.value for m in self.llm.get_metrics() if m.name == f"vllm:{name}"), 0)
+
+    def close(self):
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture
+def engine(tiny_model, monkeypatch):
+    """engine(endpoint) -> Rollouts; without an endpoint no drafts. Further arguments are vLLM's."""
+    with contextlib.ExitStack() as stack:
+
+        def start(endpoint=None, namespace="test", in_process=True, **arguments):
+            monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
+            if endpoint is not None:
+                monkeypatch.setenv("HISTOSPEC_ENDPOINT", endpoint)
+                monkeypatch.setenv("HISTOSPEC_NAMESPACE", namespace)
+                arguments = DRAFTS | arguments
+            from vllm import LLM
+
+            defaults = {
+                "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 512,
+                "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False, "seed": 0,
+            }  # fmt: skip
+            rollouts = Rollouts(LLM(model=tiny_model, **(defaults | arguments)))
+            stack.callback(gc.collect)
+            stack.callback(rollouts.close)
+            return rollouts
+
+        yield start
+
+
+@pytest.fixture
+def make_client():
+    """make_client(endpoint, namespace=...) -> DraftClient, shut down at the end."""
+    from histospec.client import DraftClient
+
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(DraftClient(*args, **kwargs))
+
+
+@pytest.fixture
+def nowhere():
+    """An endpoint where nothing listens."""
+    return NOWHERE
+
+
+@pytest.fixture
+def prompts():
+    """Prompts of different lengths, no two alike."""
+    return [[(7 * i + j * j) % VOCABULARY for j in range(3 + i)] for i in range(12)]

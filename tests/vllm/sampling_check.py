@@ -1,0 +1,81 @@
+"""Samples many short responses with drafts and compares them with the model's own probabilities; prints JSON.
+
+    python sampling_check.py MODEL RESPONSES
+
+A process of its own, because whether vLLM's CPU sampling is repaired is decided once a process. It reads the adapter's
+environment. `z` is how many standard deviations the chi-square statistic of consecutive token pairs lies above what
+exact sampling gives.
+"""
+
+import itertools
+import json
+import math
+import os
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+LENGTH = 4
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def joint(model_path):
+    """Probability of every continuation of LENGTH tokens: float64 array of shape [V] * LENGTH."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    size = model.config.vocab_size
+    probability = torch.ones([], dtype=torch.float64)
+    with torch.inference_mode():
+        for known in range(LENGTH):
+            before = torch.tensor(list(itertools.product(range(size), repeat=known))).view(size**known, known)
+            texts = torch.cat([torch.tensor(PROMPT).expand(len(before), -1), before.long()], 1)
+            logits = torch.cat([model(input_ids=part).logits[:, -1] for part in texts.split(8192)])
+            probability = probability.unsqueeze(-1) * logits.double().softmax(-1).view([size] * (known + 1))
+    return probability.numpy()
+
+
+def deviation(counts, expected):
+    """Chi-square of counts against expected counts, rare cells merged, as a standard normal deviate."""
+    rare = expected < 5
+    observed = [*counts[~rare], counts[rare].sum()]
+    wanted = [*expected[~rare], expected[rare].sum()]
+    chi2 = sum((o - w) ** 2 / w for o, w in zip(observed, wanted, strict=True) if w > 0)
+    freedom = len(wanted) - 1
+    # Wilson and Hilferty: the cube root is nearly normal.
+    return ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+
+
+def main(model_path, responses):
+    import numpy as np
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64,
+        max_num_seqs=256, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=1,
+        speculative_config={
+            "method": "custom_class",
+            "model": "histospec.client.vllm.HistoSpecProposer",
+            "num_speculative_tokens": LENGTH,
+        },
+        scheduler_cls="histospec.client.vllm.HistoSpecScheduler",
+    )  # fmt: skip
+    sampling = SamplingParams(temperature=1, max_tokens=LENGTH, detokenize=False, n=500)
+    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * (responses // 500), sampling, use_tqdm=False)
+    tokens = np.array([list(c.token_ids) for output in outputs for c in output.outputs])
+    probability = joint(model_path)
+    result = {"samples": tokens.size}
+    for first in range(LENGTH - 1):
+        pair = probability.sum(tuple(a for a in range(LENGTH) if a not in (first, first + 1)))
+        counts = np.zeros(pair.shape)
+        np.add.at(counts, (tokens[:, first], tokens[:, first + 1]), 1)
+        result[f"z{first}"] = float(deviation(counts, pair * len(tokens)))
+    metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
+    result["drafted"] = metrics["vllm:spec_decode_num_draft_tokens"]
+    result["accepted"] = metrics["vllm:spec_decode_num_accepted_tokens"]
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

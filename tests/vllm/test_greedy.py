@@ -1,0 +1,57 @@
+"""Greedy output is the same with drafts, without, and whatever happens to the server."""
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def expected(engine, prompts):
+    """What the engine writes without drafts."""
+    return engine().generate(prompts)
+
+
+def test_with_drafts(engine, server, prompts, expected):
+    rollouts = engine(server.endpoint)
+    assert rollouts.generate(prompts) == expected  # first visit: wrong drafts and none
+    assert rollouts.generate(prompts) == expected  # second: right ones
+    assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
+
+
+def test_with_the_server_killed_and_restarted(engine, server, prompts, expected):
+    rollouts = engine(server.endpoint)
+    assert rollouts.generate(prompts) == expected
+    rollouts.start(prompts)
+    rollouts.step(2)
+    assert rollouts.scheduler.running  # half-way
+    server.kill()
+    assert rollouts.finish() == expected
+    assert rollouts.generate(prompts) == expected  # a whole visit without it
+    server.restart()
+    accepted = rollouts.counter("spec_decode_num_accepted_tokens")
+    for _ in range(100):  # it comes back by itself, in its own time
+        assert rollouts.generate(prompts) == expected
+        if rollouts.counter("spec_decode_num_accepted_tokens") > accepted:
+            return
+    pytest.fail("no drafts after the restart")
+
+
+def test_with_no_server_from_the_start(engine, prompts, expected, nowhere):
+    rollouts = engine(nowhere)
+    assert rollouts.generate(prompts) == expected
+    assert rollouts.counter("spec_decode_num_draft_tokens") == 0
+
+
+@pytest.mark.parametrize("failing", ["open", "send", "receive", "close", "flush"])
+def test_with_a_client_that_fails(engine, server, prompts, expected, failing, monkeypatch):
+    """A bug of ours costs drafts, never the engine."""
+    rollouts = engine(server.endpoint)
+    rollouts.generate(prompts)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(rollouts.scheduler._sessions.client, failing, fail)
+    assert rollouts.generate(prompts) == expected
+    monkeypatch.undo()
+    assert rollouts.generate(prompts) == expected

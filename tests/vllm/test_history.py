@@ -1,0 +1,144 @@
+"""The history holds what the engine returned, token for token, however the response came to its end."""
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def check(server, make_client):
+    """Compares the history of every prompt with the responses that the engine returned for it."""
+
+    def compare(prompts, responses, problems=None):
+        client = make_client(server.endpoint, namespace="test")
+        for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
+            history = client.history(prompt, problem=problems[i] if problems else None)
+            assert sorted(response.tokens.tolist() for response in history) == sorted(group)
+        return client
+
+    return compare
+
+
+def lookups(server):
+    return sum(v for name, v in server.metrics().items() if name.startswith("histospec_problem_lookups_total{"))
+
+
+def twice(rollouts, prompts, **sampling):
+    """Two visits, so that the second has drafts to cut; all responses of both by prompt."""
+    visits = [rollouts.generate(prompts, **sampling) for _ in range(2)]
+    assert rollouts.counter("spec_decode_num_draft_tokens") > 0
+    return [first + second for first, second in zip(*visits, strict=True)]
+
+
+def test_max_tokens(engine, server, prompts, check):
+    responses = twice(engine(server.endpoint), prompts, max_tokens=19)
+    assert all(len(r) == 19 for group in responses for r in group)
+    check(prompts, responses)
+
+
+def test_one_token(engine, server, prompts, check):
+    rollouts = engine(server.endpoint)
+    check(prompts, rollouts.generate(prompts, max_tokens=1))
+
+
+def test_stop_tokens(engine, server, prompts, check):
+    """Stop tokens in the middle of an accepted draft, too: the second visit drafts past where it must end."""
+    rollouts = engine(server.endpoint)
+    long = rollouts.generate(prompts, max_tokens=40)
+    stops = sorted({group[0][20] for group in long})[:3]
+    short = rollouts.generate(prompts, max_tokens=40, stop_token_ids=stops)
+    assert any(len(group[0]) < 40 for group in short)
+    assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
+    check(prompts, [a + b for a, b in zip(long, short, strict=True)])
+
+
+def test_siblings(engine, server, prompts, check):
+    rollouts = engine(server.endpoint)
+    responses = twice(rollouts, prompts[:4], n=4, temperature=1, max_tokens=24)
+    assert all(len(group) == 8 for group in responses)
+    check(prompts[:4], responses)
+
+
+def test_chunked_prefill(engine, server, check):
+    prompts = [[(3 * i + j) % 32 for j in range(100 + i)] for i in range(6)]
+    rollouts = engine(server.endpoint, max_num_batched_tokens=32, max_num_seqs=8)
+    check(prompts, twice(rollouts, prompts, max_tokens=24))
+
+
+def test_preemption(engine, server, prompts, check):
+    """A cache too small for all: requests are thrown out half-way, and computed again."""
+    rollouts = engine(server.endpoint, num_gpu_blocks_override=40, block_size=16, enable_prefix_caching=False)
+    preempted = []
+    preempt = rollouts.scheduler._preempt_request
+
+    def counted(request, *args, **kwargs):
+        preempted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    rollouts.scheduler._preempt_request = counted
+    responses = twice(rollouts, prompts, max_tokens=120)
+    assert preempted
+    check(prompts, responses)
+    assert lookups(server) == 2 * len(prompts)
+
+
+def test_reset_of_running_requests(engine, server, prompts, check):
+    """As after new weights in the middle of a rollout: every running request is preempted at once."""
+    rollouts = engine(server.endpoint)
+    rollouts.generate(prompts)
+    first = rollouts.generate(prompts)
+    rollouts.start(prompts)
+    rollouts.step(2)
+    assert rollouts.scheduler.running
+    rollouts.scheduler.reset_prefix_cache(reset_running_requests=True)
+    second = rollouts.finish()
+    assert second == first
+    check(prompts, [a * 3 for a in first])
+
+
+def test_end_of_the_model(engine, server, check):
+    prompts = [[1, 2, 3] * 30, [4, 5, 6] * 30]
+    responses = twice(engine(server.endpoint, max_model_len=128), prompts, max_tokens=None)
+    assert all(len(r) == 38 for group in responses for r in group)
+    check(prompts, responses)
+
+
+def test_aborted_requests_are_not_committed(engine, server, prompts, check):
+    rollouts = engine(server.endpoint)
+    rollouts.start(prompts)
+    rollouts.step(5)
+    aborted = rollouts.ids[: len(prompts) // 2]
+    rollouts.llm.llm_engine.abort_request(aborted)
+    responses = [group or [] for group in rollouts.finish()]
+    assert [not group for group in responses] == [True] * len(aborted) + [False] * (len(prompts) - len(aborted))
+    check(prompts, responses)
+    assert server.metrics()["histospec_sessions"] == 0
+
+
+def test_problems_and_epochs(engine, server, prompts, check):
+    """Requests of one problem with different prompts share a history; epochs are kept with the responses."""
+    rollouts = engine(server.endpoint)
+    extra = [{"histospec": {"problem": f"p{i % 3}", "epoch": i // 6}} for i in range(len(prompts))]
+    responses = rollouts.generate(prompts, extra_args=extra)
+    problems = [f"p{i}" for i in range(3)]
+    groups = [[r for group in responses[i::3] for r in group] for i in range(3)]
+    client = check(prompts[:3], groups, problems)
+    for problem, prompt, group in zip(problems, prompts, groups, strict=False):
+        epochs = {tuple(r.tokens.tolist()): r.epoch for r in client.history(prompt, problem=problem)}
+        assert [epochs[tuple(r)] for r in group] == [0, 0, 1, 1]
+
+
+def test_requests_left_alone(engine, server, prompts, check):
+    rollouts = engine(server.endpoint)
+    rollouts.generate(prompts, extra_args={"histospec": False})
+    check(prompts, [[] for _ in prompts])
+    assert lookups(server) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"histospec": 7}, {"histospec": "{"}, {"histospec": {"epoch": "soon", "problem": "x" * 129}}, {"histospec": [1]}],
+)
+def test_useless_options_are_ignored(engine, server, prompts, check, arguments):
+    rollouts = engine(server.endpoint)
+    check(prompts, rollouts.generate(prompts, extra_args=arguments))
