@@ -1,0 +1,213 @@
+"""Index and drafter in process, HistoSpec beside Arctic Inference: `python benchmarks/engine.py [--quick]`.
+
+Both run in one process, taking turns round by round, so that a busy machine slows both; figures are medians.
+Time is the CPU time of the process with all its threads. benchmarks/README.md says what each number means.
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from drafters import Drafter, HistoSpec, available
+from rollouts import Rollouts, generated, recorded
+
+APPENDED = 3  # tokens a session takes in a step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    problems: int
+    responses: int
+    length: int
+    rounds: int
+    steps: int
+    context: int
+    batches: tuple[int, ...]
+    histories: tuple[int, ...]
+    recorded_tokens: int
+
+
+FULL = Sizes(8, 16, 2000, 7, 40, 512, (1, 32, 256, 1024), (4, 16, 64), 400_000)
+QUICK = Sizes(2, 4, 300, 3, 5, 64, (1, 32), (1, 4), 5_000)
+
+Row = dict[str, object]
+
+
+def ingest(rollouts: Rollouts, rounds: int, one_by_one: bool) -> Row:
+    """Tokens per CPU-second from responses to the first draft for every problem."""
+    drafters = available()
+    seconds: dict[str, list[float]] = {name: [] for name in drafters}
+    for _ in range(rounds):
+        for name, drafter in drafters.items():
+            index = drafter()
+            gc.collect()
+            start = time.process_time()
+            for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
+                for batch in [[response] for response in responses] if one_by_one else [responses]:
+                    index.ingest(prompt, batch)
+            index.open(rollouts.prompts, 8)
+            index.step(np.stack([responses[0][:2] for responses in rollouts.history]))
+            seconds[name].append(time.process_time() - start)
+            del index
+    rates = {name: rollouts.tokens() / statistics.median(values) / 1e6 for name, values in seconds.items()}
+    how = "one by one" if one_by_one else "by the group"
+    return row(f"ingest {rollouts.name}, {how}", "M tokens/s", rates, better=max)
+
+
+def memory(rollouts: Rollouts) -> list[Row]:
+    """Bytes a token: growth of the resident memory of a process of its own, and what the engine says it holds."""
+    resident, claimed = {}, {}
+    for name, drafter in available().items():
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            grown, says = process.submit(_grow, drafter, rollouts).result()
+        resident[name] = grown / rollouts.tokens()
+        if says is not None:
+            claimed[name] = says / rollouts.tokens()
+    return [
+        row(f"resident memory {rollouts.name}", "bytes/token", resident, better=min),
+        row(f"memory_bytes() {rollouts.name}", "bytes/token", claimed, better=min),
+    ]
+
+
+def _grow(drafter: type[Drafter], rollouts: Rollouts) -> tuple[int, int | None]:
+    warm = generated(1, 2, 100, seed=99)  # allocates what the first use allocates
+    first = drafter()
+    first.ingest(warm.prompts[0], warm.history[0])
+    index = drafter()
+    gc.collect()
+    before = _resident()
+    for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
+        index.ingest(prompt, responses)
+    gc.collect()
+    return _resident() - before, index.engine.memory_bytes() if isinstance(index, HistoSpec) else None
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def step(rollouts: Rollouts, steps: int, context: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Median CPU microseconds of one step per session, and mean drafted tokens, by drafter."""
+    indexes = {name: drafter() for name, drafter in available().items()}
+    texts = np.stack([text[: context + steps * APPENDED] for _, text in rollouts.live])
+    for index in indexes.values():
+        for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
+            index.ingest(prompt, responses)
+        index.open([rollouts.prompts[problem] for problem, _ in rollouts.live], texts.shape[1])
+        index.step(np.ascontiguousarray(texts[:, :context]))
+    times: dict[str, list[float]] = {name: [] for name in indexes}
+    drafted = dict.fromkeys(indexes, 0)
+    for i in range(steps):
+        begin = context + i * APPENDED
+        new = np.ascontiguousarray(texts[:, begin : begin + APPENDED])
+        for name, index in indexes.items():
+            start = time.process_time()
+            count = index.step(new)
+            times[name].append(time.process_time() - start)
+            drafted[name] += count
+    for name, index in indexes.items():
+        if not drafted[name]:
+            raise RuntimeError(f"{name} drafted nothing on {rollouts.name}: its time would mean nothing")
+        index.close()
+    sessions = len(rollouts.live)
+    return (
+        {name: statistics.median(values) / sessions * 1e6 for name, values in times.items()},
+        {name: drafted[name] / steps / sessions for name in indexes},
+    )
+
+
+def step_rows(rollouts: Rollouts, sizes: Sizes, context: int) -> Row:
+    """One row for a batch of sessions."""
+    micros, drafted = step(rollouts, sizes.steps, context)
+    return row(f"step {rollouts.name}, batch {len(rollouts.live)}", "us/session", micros, min, drafted=drafted)
+
+
+def growth(sizes: Sizes) -> Row:
+    """How much slower a step gets from the smallest to the largest history."""
+    batch = sizes.batches[-2]
+    few, many = sizes.histories[0], sizes.histories[-1]
+    costs = []
+    for responses in (few, many):
+        rollouts = generated(max(1, batch // 16), responses, sizes.length, batch, seed=3)
+        costs.append(step(rollouts, sizes.steps, sizes.context)[0])
+    factors = {name: costs[1][name] / costs[0][name] for name in costs[0]}
+    return row(f"step growth from {few} to {many} responses a problem, batch {batch}", "times", factors, min)
+
+
+def row(what: str, unit: str, values: dict[str, float], better: Callable[..., float], **more: object) -> Row:
+    """A result; the ratio says how many times better than the peer HistoSpec is."""
+    ratio = None
+    if set(values) == {"Arctic", "HistoSpec"} and all(values.values()):  # tiny sizes may not grow by one page
+        ours, theirs = values["HistoSpec"], values["Arctic"]
+        ratio = ours / theirs if better is max else theirs / ours
+    return {"what": what, "unit": unit, **values, "ratio": ratio, **more}
+
+
+def measure(sizes: Sizes, folder: Path | None) -> Iterator[Row]:
+    """Every figure, one after the other."""
+    made = generated(sizes.problems, sizes.responses, sizes.length)
+    yield ingest(made, sizes.rounds, one_by_one=False)
+    yield ingest(made, sizes.rounds, one_by_one=True)
+    yield from memory(made)
+    for batch in sizes.batches:
+        rollouts = generated(max(1, batch // 16), sizes.responses, sizes.length, batch, seed=batch)
+        yield step_rows(rollouts, sizes, sizes.context)
+    yield growth(sizes)
+    if folder is not None:
+        needed = 16 + sizes.steps * APPENDED
+        for rollouts in recorded(folder, sizes.recorded_tokens, 256 if sizes is FULL else 16, needed):
+            yield ingest(rollouts, sizes.rounds, one_by_one=False)
+            yield from memory(rollouts)
+            if rollouts.live:
+                yield step_rows(rollouts, sizes, 16)
+
+
+def main() -> None:
+    """Measure and print; every row as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes: proves that it runs, the figures mean nothing"
+    )
+    parser.add_argument("--rollouts", type=Path, metavar="DIR", help="also measure on the recordings of this folder")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
+    args = parser.parse_args()
+    names = list(available())
+    print(f"{machine()}; {', '.join(names)}; medians, taking turns in one process")
+    if "Arctic" not in names:
+        print("Arctic Inference is not installed: pip install --no-deps arctic-inference==0.1.1 (compiles for minutes)")
+    print(f"{'':58}{'':12}" + "".join(f"{name:>12}" for name in names) + f"{'better by':>12}")
+    rows = []
+    for result in measure(QUICK if args.quick else FULL, args.rollouts):
+        rows.append(result)
+        values = "".join(f"{result[name]:12.3f}" if name in result else f"{'-':>12}" for name in names)
+        ratio = f"{result['ratio']:11.1f}x" if result["ratio"] else ""
+        print(f"{result['what']:58}{result['unit']:>12}{values}{ratio}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
+
+
+def machine() -> str:
+    """The processor, the number of cores and the versions."""
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    processor = names[0] if names else platform.machine()
+    versions = f"Python {platform.python_version()}, histospec {importlib.metadata.version('histospec')}"
+    return f"{processor}, {os.cpu_count()} cores, {versions}"
+
+
+if __name__ == "__main__":
+    main()
