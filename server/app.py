@@ -63,8 +63,9 @@ class Server:
         self._history = History(engine, store, self._metrics)
         self._service = DraftService(engine, self._history, self._metrics, config)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        self._accounting = Accounting(self._metrics)
         self._grpc = grpc.aio.server(
-            interceptors=[Accounting(self._metrics)],
+            interceptors=[self._accounting],
             options=[
                 ("grpc.so_reuseport", 0),  # else a server left over shares the port silently
                 ("grpc.max_receive_message_length", config.max_message),
@@ -129,11 +130,13 @@ class Server:
         """Takes nothing new; gives open streams time to end, at most `drain_seconds`."""
         log.info("draining", seconds=self._config.drain_seconds)
         await self._serving(False)
-        stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds))
+        stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds))  # nothing new from here on
+        self._service.drain()
         try:
-            await asyncio.wait_for(self._service.drain(), self._config.drain_seconds)
+            await asyncio.wait_for(self._accounting.idle(), self._config.drain_seconds)
         except asyncio.TimeoutError:
-            log.warning("streams still open after the drain")
+            log.warning("streams are cut off: they were still open after --drain-seconds")
+        await self._grpc.stop(None)
         await stopped
 
     async def stop(self) -> None:

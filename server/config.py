@@ -141,7 +141,7 @@ class Config(BaseSettings):
     max_message: Bytes = Field(64 << 20, description="longest message taken, for example 64MiB")
     max_prompt_tokens: Count = Field(1 << 20, description="longest prompt in tokens")
     max_session_tokens: Count = Field(1 << 20, description="most tokens that one session may generate")
-    max_batch: Count = Field(4096, description="most sessions in one step")
+    max_batch: Count = Field(4096, description="most sessions in one step, and responses in one ingest")
     max_draft_tokens: Count = Field(256, description="longest draft that a step may ask for")
     max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")
 

@@ -1,5 +1,6 @@
 """What every RPC of the draft service has in common: it is timed, and its errors become gRPC statuses."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,12 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._running = 0
+
+    async def idle(self) -> None:
+        """Returns when no RPC of the draft service runs. Those of other services (a health watch) never end."""
+        while self._running:
+            await asyncio.sleep(0.01)
 
     async def intercept_service(
         self,
@@ -65,6 +72,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
     def _reported(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def reported(request: Any, context: Any) -> Any:
+            self._running += 1
             try:
                 return await behaviour(request, context)
             except HistoSpecError as error:
@@ -77,5 +85,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
                 log.exception("rpc failed", method=method, peer=context.peer())
                 self._metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name).inc()
                 await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+            finally:
+                self._running -= 1
 
         return reported

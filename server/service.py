@@ -1,6 +1,5 @@
 """`histospec.v1.DraftService`: RPC to engine and store, and back."""
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -33,13 +32,11 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._draining = False
         self.shards: list[Peer] = []
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Takes no new streams, and ends the open ones when their last session ends."""
         self._draining = True
-        for stream in list(self._streams):
+        for stream in self._streams:
             stream.drain()
-        while self._streams:
-            await asyncio.sleep(0.01)
 
     async def Draft(  # type: ignore[override]  # noqa: N802 - gRPC's name, and its reader-writer style
         self, request_iterator: object, context: Context

@@ -109,6 +109,8 @@ def problem(
 
 def message(request: pb.DraftRequest, config: Config) -> Message:
     """A DraftRequest, every part of it checked on its own and against the others."""
+    _check_number("opens", len(request.opens), config)
+    _check_number("closes", len(request.closes), config)
     opens = [_open(f"opens[{i}].", o, config) for i, o in enumerate(request.opens)]
     if len({o.session for o in opens}) < len(opens):
         raise InvalidRequest("opens: a session is opened twice")
@@ -131,8 +133,7 @@ def _open(field: str, request: pb.OpenSession, config: Config) -> Open:
 
 def _step(request: pb.Step, config: Config) -> Step:
     sessions = array("step.sessions", request.sessions, UINT64).tolist()
-    if len(sessions) > config.max_batch:
-        raise LimitExceeded(f"step.sessions: {len(sessions)} sessions are more than the limit of {config.max_batch}")
+    _check_number("step.sessions", len(sessions), config)
     if len(set(sessions)) < len(sessions):
         raise InvalidRequest("step.sessions: a session appears twice")
     positions = _counts("step.positions", request.positions, len(sessions))
@@ -174,6 +175,7 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
     who, prompt = problem("", request)
     if prompt.size > config.max_prompt_tokens:
         raise LimitExceeded(f"prompt: {prompt.size} tokens are more than the limit of {config.max_prompt_tokens}")
+    _check_number("responses", len(request.responses), config)
     epoch = request.epoch if request.HasField("epoch") else newest_epoch
     _check_epoch("epoch", epoch)
     return Batch(who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]), prompt
@@ -192,6 +194,11 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
     reward = response.reward if response.HasField("reward") else None
     _check_reward(f"{field}reward", reward)
     return Record(response.tokens, epoch, reward, response.logprobs, response.generated)
+
+
+def _check_number(field: str, number: int, config: Config) -> None:
+    if number > config.max_batch:
+        raise LimitExceeded(f"{field}: {number} are more than the limit of {config.max_batch}")
 
 
 def _check_epoch(field: str, epoch: int | None) -> None:

@@ -69,12 +69,12 @@ class Server:
 
     def kill(self) -> None:
         """Ends it as a crash would: SIGKILL."""
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         self.wait()
 
     def terminate(self) -> None:
         """Asks it to drain and stop: SIGTERM. Does not wait."""
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
     def wait(self) -> int:
         """Waits for the end of the process; its exit code."""
@@ -115,7 +115,8 @@ class Server:
                 samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return samples
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -180,6 +181,11 @@ class Stream:
         self._requests.put(None)
         return list(self.call)
 
+    def cancel(self) -> None:
+        """Drops it without a word."""
+        self.call.cancel()
+        self._requests.put(None)
+
     def error(self) -> grpc.RpcError:
         """The error that ends the stream."""
         with pytest.raises(grpc.RpcError) as caught:
@@ -196,10 +202,18 @@ class Wire:
     def __init__(self, endpoint: str) -> None:
         self.channel = grpc.insecure_channel(endpoint)
         self.stub = pb_grpc.DraftServiceStub(self.channel)
+        self._streams: list[Stream] = []
 
     def stream(self) -> Stream:
         """A new Draft stream."""
-        return Stream(self.stub)
+        self._streams.append(Stream(self.stub))
+        return self._streams[-1]
+
+    def close(self) -> None:
+        """Cancels what is open."""
+        for stream in self._streams:
+            stream.cancel()
+        self.channel.close()
 
     @staticmethod
     def open(session: int, prompt: Iterable[int] = (1, 2, 3), namespace: str = "run", **fields: Any) -> pb.OpenSession:
@@ -254,49 +268,88 @@ class Wire:
             )
         )
 
-    def history(self, prompt: Iterable[int], namespace: str = "run", **fields: Any) -> list[list[int]]:
-        """Tokens of the stored responses, oldest first."""
+    def history(
+        self, prompt: Iterable[int], namespace: str = "run", *, wait: bool = False, **fields: Any
+    ) -> list[list[int]]:
+        """Tokens of the stored responses, oldest first. `wait`: until the server is there again."""
         request = pb.HistoryRequest(namespace=namespace, prompt=i32(prompt), **fields)
-        return [np.frombuffer(r.tokens, "<i4").tolist() for r in self.stub.History(request, timeout=60).responses]
+        answer = self.stub.History(request, timeout=60, wait_for_ready=wait)
+        return [np.frombuffer(r.tokens, "<i4").tolist() for r in answer.responses]
 
 
-@pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """A factory: `start_server(*flags, name="a", env=None, ready=True)` starts one more server."""
-    servers: list[Server] = []
+class Starter:
+    """Starts servers in one directory, each with its own data: `start(*flags, name="a", env=None, ready=True)`."""
 
-    def start(*flags: str, name: str = "", env: dict[str, str] | None = None, ready: bool = True) -> Server:
-        directory = tmp_path / (name or f"server-{len(servers)}")
-        server = Server(directory, *flags, env=env)
-        servers.append(server)
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._servers: list[Server] = []
+
+    def __call__(self, *flags: str, name: str = "", env: dict[str, str] | None = None, ready: bool = True) -> Server:
+        server = Server(self._directory / (name or f"server-{len(self._servers)}"), *flags, env=env)
+        self._servers.append(server)
         return server.start(ready)
 
-    yield start
-    for server in servers:
-        server.stop()
+    def stop(self) -> None:
+        """Stops all of them."""
+        for server in self._servers:
+            server.stop()
+
+
+class Connector:
+    """Opens raw connections: `connect(server.endpoint)`."""
+
+    def __init__(self) -> None:
+        self._wires: list[Wire] = []
+
+    def __call__(self, endpoint: str) -> Wire:
+        self._wires.append(Wire(endpoint))
+        return self._wires[-1]
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for wire in self._wires:
+            wire.close()
 
 
 @pytest.fixture
-def server(start_server: Callable[..., Server]) -> Server:
-    """One running server with default options."""
+def start_server(tmp_path: Path) -> Iterator[Starter]:
+    """A factory of servers that end with the test."""
+    start = Starter(tmp_path)
+    yield start
+    start.stop()
+
+
+@pytest.fixture
+def server(start_server: Starter) -> Server:
+    """One running server with default options, of this test alone."""
     return start_server()
 
 
-@pytest.fixture
-def connect() -> Iterator[Callable[[str], Wire]]:
-    """A factory of raw connections: `connect(server.endpoint)`."""
-    wires: list[Wire] = []
-
-    def connect_to(endpoint: str) -> Wire:
-        wires.append(Wire(endpoint))
-        return wires[-1]
-
-    yield connect_to
-    for wire in wires:
-        wire.channel.close()
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One running server with default options for all tests of a module."""
+    start = Starter(tmp_path_factory.mktemp("shared"))
+    yield start()
+    start.stop()
 
 
 @pytest.fixture
-def wire(server: Server, connect: Callable[[str], Wire]) -> Wire:
+def connect() -> Iterator[Connector]:
+    """A factory of raw connections that end with the test."""
+    connect = Connector()
+    yield connect
+    connect.close()
+
+
+@pytest.fixture(scope="module")
+def connect_shared() -> Iterator[Connector]:
+    """A factory of raw connections that end with the module."""
+    connect = Connector()
+    yield connect
+    connect.close()
+
+
+@pytest.fixture
+def wire(server: Server, connect: Connector) -> Wire:
     """A raw connection to `server`."""
     return connect(server.endpoint)

@@ -151,7 +151,7 @@ def test_sessions_end_with_their_stream_uncommitted(wire, server):
     stream, other = wire.stream(), wire.stream()
     stream.ask(opens=[wire.open(1), wire.open(2)], step=wire.step([1, 2], [[5], [6]]))
     other.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
-    stream.call.cancel()
+    stream.cancel()
     with pytest.raises(grpc.RpcError):
         stream.receive()
     while server.metrics()["histospec_streams"] > 1:

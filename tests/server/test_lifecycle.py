@@ -1,0 +1,135 @@
+"""Start, readiness, drain and stop of a real process."""
+
+import signal
+import threading
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.store import Batch, Problem, Record
+
+SERVICE = "histospec.v1.DraftService"
+
+
+def health(wire) -> str:
+    answer = health_pb2_grpc.HealthStub(wire.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def test_the_log_says_where_it_listens(server):
+    [listening] = [entry for entry in server.log if entry["event"] == "listening"]
+    assert listening["grpc"] == server.endpoint
+    assert not server.endpoint.endswith(":0")
+    assert listening["data_dir"] == str(server.data_dir)
+
+
+def test_health_pages(server):
+    assert server.get("/livez") == (200, "ok\n")
+    assert server.get("/readyz") == (200, "ok\n")
+    status, text = server.get("/healthz")
+    assert status == 200
+    assert '"ready": true' in text
+    assert server.get("/nothing")[0] == 404
+
+
+def test_standard_health_and_reflection(server, wire):
+    assert health(wire) == "SERVING"
+    watch = health_pb2_grpc.HealthStub(wire.channel).Watch(health_pb2.HealthCheckRequest(service=""))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    database = ProtoReflectionDescriptorDatabase(wire.channel)
+    assert {SERVICE, "grpc.health.v1.Health"} <= set(database.get_services())
+    assert database.FindFileContainingSymbol(SERVICE).service[0].method[0].name == "Draft"
+
+
+def test_a_server_is_ready_only_when_its_store_is_loaded(start_server, connect, tmp_path):
+    store = SQLiteStore(tmp_path / "full", history_epochs=8)
+    tokens = bytes(4 * 2000)
+    written = [store.append(Batch(Problem("run", i.to_bytes(4, "little")), [Record(tokens, 0)])) for i in range(4000)]
+    written[-1].result()
+    store.close()
+
+    server = start_server(name="full", ready=False)
+    wire = connect(server.endpoint)
+    status, text = server.get("/readyz")
+    assert status == 503
+    assert text.startswith("store: ")
+    assert server.get("/livez")[0] == 200
+    assert health(wire) == "NOT_SERVING"
+    # It works all the same: only what it remembers is not complete.
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    assert wire.ingest([1, 2, 3], [[5, 6]]).responses == 1
+    while server.get("/readyz")[0] != 200:
+        pass
+    assert health(wire) == "SERVING"
+    assert server.metrics()["histospec_loaded_responses"] == 4000
+    assert server.metrics()["histospec_history_tokens"] == 4000 * 2000 + 2
+
+
+def test_a_drain_lets_running_sessions_finish(start_server, connect):
+    server = start_server("--drain-seconds", "60")
+    wire = connect(server.endpoint)
+    busy, idle = wire.stream(), wire.stream()
+    busy.ask(opens=[wire.open(1), wire.open(2)], step=wire.step([1, 2], [[5], [6]]))
+    idle.ask(step=wire.step([], []))
+    watch = health_pb2_grpc.HealthStub(wire.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+
+    server.terminate()
+    # A stream without sessions ends, and nothing new is taken ...
+    error = idle.error()
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert "draining" in error.details()
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        connect(server.endpoint).ingest([1], [[2]])
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert server.get("/readyz") == (503, "drain: draining\n")
+    assert server.get("/livez")[0] == 200
+    # ... while running sessions go on, commit, and end their stream with the last of them.
+    assert wire.unknown(busy.ask(step=wire.step([1, 2], [[7], [8]], [1, 1]))) == []
+    busy.ask(closes=[wire.commit(1, 2), wire.commit(2, 2)])
+    assert busy.error().code() is grpc.StatusCode.UNAVAILABLE
+    assert server.wait() == 0
+    server.start()
+    assert sorted(wire.history([1, 2, 3], wait=True)) == [[5, 7], [6, 8]]
+
+
+def test_a_drain_ends_after_its_limit(start_server, connect):
+    server = start_server("--drain-seconds", "0.5")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    server.terminate()
+    assert stream.error().code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    assert server.wait() == 0
+
+
+def test_a_second_signal_stops_at_once(start_server, connect):
+    server = start_server("--drain-seconds", "3600")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    assert wire.ingest([1, 2, 3], [[5, 6]]).responses == 1
+    server.terminate()
+    while server.get("/readyz")[0] == 200:
+        pass
+    server.terminate()
+    assert server.wait() == 1
+    server.start()
+    assert wire.history([1, 2, 3], wait=True) == [[5, 6]]
+
+
+def test_an_interrupt_drains_too(server):
+    server.signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert server.log[-1]["event"] == "stopped"
+
+
+def test_no_thread_of_ours_outlives_the_store(tmp_path):
+    before = set(threading.enumerate())
+    SQLiteStore(tmp_path, history_epochs=8).close()
+    assert set(threading.enumerate()) == before
