@@ -242,6 +242,11 @@ void Segment::check_integrity() const {
   }
   for (std::uint32_t c = 0; c < alphabet; ++c) {
     require(first_[c] < first_[c + 1] || n == 0, "a token without rows");
+    require(first_[c + 1] <= n, "buckets do not cover the rows");
+    for (std::uint32_t row = first_[c]; row < first_[c + 1]; ++row) {
+      const std::uint32_t came = next_[from_[row]];
+      require(came == c || (masked_ && came == kSeparator), "what followed a context is not what stands there");
+    }
     if (c != kSeparator) {
       require(rank(alphabet_[c]) == c, "the alphabet's hash table misses a token");
       for (std::uint32_t row = first_[c] + 1; row < first_[c + 1]; ++row) {

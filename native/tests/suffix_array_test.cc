@@ -1,0 +1,64 @@
+#include "suffix_array.h"
+
+#include "check.h"
+#include "random_text.h"
+#include "reference_model.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+void compare(const std::vector<std::uint32_t>& text) {
+  std::vector<std::uint32_t> order(text.size());
+  suffix_array(text, text.empty() ? 1 : *std::ranges::max_element(text) + 1, order);
+  CHECK_EQ(order, testing::naive_suffix_array(text));
+}
+
+std::vector<std::uint32_t> random_text(Random& random, std::size_t size, std::size_t alphabet) {
+  const std::vector<Token> text = random.text(size, alphabet);
+  return {text.begin(), text.end()};
+}
+
+}  // namespace
+
+TEST(every_text_of_up_to_seven_letters) {
+  for (std::size_t size = 0; size <= 7; ++size) {
+    std::size_t texts = 1;
+    for (std::size_t i = 0; i < size; ++i) texts *= 3;
+    for (std::size_t n = 0; n < texts; ++n) {
+      std::vector<std::uint32_t> text(size);
+      for (std::size_t i = 0, rest = n; i < size; ++i, rest /= 3) text[i] = static_cast<std::uint32_t>(rest % 3);
+      compare(text);
+    }
+  }
+}
+
+TEST(random_texts) {
+  for (std::uint64_t seed = 0; seed < 1500; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    compare(random_text(random, random.below(301), random.between(1, 6)));
+  }
+}
+
+TEST(long_texts) {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    compare(random_text(random, 10000, random.one_in(2) ? 5000 : 40));
+  }
+}
+
+TEST(all_equal) {
+  for (std::size_t size : {1u, 2u, 3u, 2000u}) compare(std::vector<std::uint32_t>(size, 3));
+}
+
+TEST(unused_letters_are_no_trouble) {
+  const std::vector<std::uint32_t> text = {7, 900, 7, 3, 900, 7};
+  std::vector<std::uint32_t> order(text.size());
+  suffix_array(text, 100000, order);
+  CHECK_EQ(order, testing::naive_suffix_array(text));
+}
+
+int main() { return check::main(); }
