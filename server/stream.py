@@ -6,7 +6,7 @@ response; the messages behind it do not wait for that.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -114,7 +114,10 @@ class DraftStream:
             self._open(opening, response)
         if message.step is not None:
             self._step(message.step, response, unknown)
-        commits = [commit for close in message.closes if (commit := self._close_session(close, unknown))]
+        commits = {}
+        for close in message.closes:
+            if batch := self._close_session(close, unknown):
+                commits[close.session] = batch
         if unknown:
             response.unknown = np.array(unknown, wire.UINT64).tobytes()
         self._counts["messages"] += 1
@@ -246,12 +249,14 @@ class DraftStream:
         except KeyError:
             log.warning("session was gone", session=session)
 
-    async def _store(self, commits: Sequence[Batch], response: pb.DraftResponse, started: float) -> None:
+    async def _store(self, commits: Mapping[int, Batch], response: pb.DraftResponse, started: float) -> None:
         """Answers once the store has the responses; says so where it could not take them."""
-        outcomes = await asyncio.gather(*(self._history.store(batch) for batch in commits), return_exceptions=True)
-        for outcome in outcomes:
+        outcomes = await asyncio.gather(
+            *(self._history.store(batch) for batch in commits.values()), return_exceptions=True
+        )
+        for session, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StoreError):
-                response.refusals.add(reason=str(outcome))
+                response.refusals.add(session=session, reason=str(outcome))
             elif outcome is not None:
                 raise outcome
         await self._answer(response, started)

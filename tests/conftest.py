@@ -200,7 +200,8 @@ class Wire:
     u64 = staticmethod(u64)
 
     def __init__(self, endpoint: str) -> None:
-        self.channel = grpc.insecure_channel(endpoint)
+        quick = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 100)]
+        self.channel = grpc.insecure_channel(endpoint, options=quick)
         self.stub = pb_grpc.DraftServiceStub(self.channel)
         self._streams: list[Stream] = []
 

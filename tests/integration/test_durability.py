@@ -1,0 +1,196 @@
+"""The promise of the history: every acknowledged response is there again, whatever happened to the server."""
+
+import random
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from histospec.v1 import draft_pb2 as pb
+
+RESPONSES = 1000
+CLIENTS = 16
+
+
+def response(number: int) -> list[int]:
+    """Unlike any other: its number, then tokens that depend on it."""
+    return [number, *np.random.default_rng(number).integers(0, 150_000, 300).tolist()]
+
+
+def prompt(number: int) -> list[int]:
+    """Ten responses share a prompt."""
+    return [1, 2, number % 100]
+
+
+def test_a_server_killed_amid_ingests_has_every_acknowledged_response(start_server, connect):
+    """
+    1. Sixteen clients ingest 1,000 responses, one a request; as many more sessions commit theirs on streams.
+    2. After about a third is acknowledged, the server is killed with SIGKILL.
+    3. Restarted on the same directory, it has every acknowledged response, whole, at most once, and nothing made up.
+    """
+    server = start_server()
+    acknowledged: list[int] = []
+    enough = threading.Event()
+
+    def ingest(client: int) -> None:
+        wire = connect(server.endpoint)
+        for number in range(client, RESPONSES, CLIENTS):
+            try:
+                wire.ingest(prompt(number), [response(number)], epoch=number % 5)
+            except grpc.RpcError:
+                return
+            acknowledged.append(number)
+            if len(acknowledged) > RESPONSES // 3:
+                enough.set()
+
+    def commit(client: int) -> None:
+        wire = connect(server.endpoint)
+        stream = wire.stream()
+        for number in range(RESPONSES + client, 2 * RESPONSES, CLIENTS):
+            tokens = response(number)
+            try:
+                stream.ask(
+                    opens=[wire.open(number, prompt(number))],
+                    step=wire.step([number], [tokens], max_tokens=0),
+                    closes=[wire.commit(number, len(tokens), epoch=number % 5)],
+                )
+            except (grpc.RpcError, StopIteration):
+                return
+            acknowledged.append(number)
+
+    with ThreadPoolExecutor(2 * CLIENTS) as clients:
+        running = [clients.submit(work, client) for client in range(CLIENTS) for work in (ingest, commit)]
+        assert enough.wait(120)
+        server.kill()
+        for client in running:
+            client.result()
+    assert RESPONSES // 3 < len(acknowledged) < 2 * RESPONSES
+
+    server.start()
+    wire = connect(server.endpoint)
+    found = [tokens for shared in range(100) for tokens in wire.history(prompt(shared))]
+    numbers = [tokens[0] for tokens in found]
+    assert set(acknowledged) <= set(numbers)
+    assert len(numbers) == len(set(numbers))
+    assert all(tokens == response(tokens[0]) for tokens in found)
+    # The index has them too, not only the store.
+    assert server.metrics()["histospec_loaded_responses"] == len(found)
+    assert server.metrics()["histospec_history_tokens"] == sum(map(len, found))
+    stream, number = wire.stream(), random.Random(0).choice(acknowledged)
+    [draft] = wire.drafts(
+        stream.ask(opens=[wire.open(1, prompt(number))], step=wire.step([1], [response(number)[:20]]))
+    )
+    assert draft[:1] == response(number)[20:21]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a file system of 2 MiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", directory], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount a tmpfs: {mounted.stderr.decode().strip()}")
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True)
+
+
+def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, small_disk: Path):
+    """
+    1. The disk fills up while responses are ingested: the first that do not fit are refused as RESOURCE_EXHAUSTED.
+    2. Drafting goes on; a commit is refused by its answer, and drafts for others all the same.
+    3. Room is made: the same server takes responses again.
+    4. After a restart everything acknowledged is there.
+    """
+    server = start_server(name="disk/data")
+    wire = connect(server.endpoint)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(1 << 20))
+    stream = wire.stream()
+    long = np.random.default_rng(0).integers(0, 150_000, 6000).tolist()
+    stream.ask(
+        opens=[wire.open(1, [50]), wire.open(2, [50]), wire.open(3, [60])],
+        step=wire.step([1, 2, 3], [[5, 6, 7, 8], [5, 6], long]),
+    )
+
+    acknowledged = []
+
+    def fill() -> None:
+        for number in range(1000):
+            wire.ingest([1, 2, 3], [response(number) * 10])
+            acknowledged.append(number)
+
+    with pytest.raises(grpc.RpcError) as caught:
+        fill()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "disk" in caught.value.details()
+    assert acknowledged
+    refused = server.metrics()["histospec_store_errors_total"]
+    assert refused == 1
+
+    answer = stream.ask(closes=[wire.commit(3, len(long))])
+    assert answer.refusals[0].session == 3
+    assert "disk" in answer.refusals[0].reason
+    answer = stream.ask(closes=[wire.commit(1, 4)])  # a small one may still find a place
+    assert wire.drafts(stream.ask(step=wire.step([2], [[7]], [2])))[0][:1] == [8]
+    assert server.metrics()["histospec_store_errors_total"] == refused + 1 + len(answer.refusals)
+    assert server.get("/readyz")[0] == 200
+
+    ballast.unlink()
+    wire.ingest([9], [response(5000)])
+    server.restart()
+    assert wire.history([9], wait=True) == [response(5000)]
+    assert wire.history([60]) == []
+    assert wire.history([1, 2, 3]) == [response(number) * 10 for number in acknowledged]
+
+
+def test_logprobs_rewards_masks_and_names_survive(start_server, connect):
+    server = start_server()
+    wire = connect(server.endpoint)
+    sent = pb.Response(
+        tokens=wire.i32([5, 6, 7]), logprobs=np.array([-0.5, -1, -2], "<f4").tobytes(), reward=0.25, generated=b"\1\0\1"
+    )
+    wire.stub.Ingest(
+        pb.IngestRequest(namespace="run", prompt=wire.i32([1]), problem="named", responses=[sent], epoch=2**40)
+    )
+    server.kill()
+    server.start()
+    # A named problem is found from any of its prompts.
+    request = pb.HistoryRequest(namespace="run", prompt=wire.i32([3, 4]), problem="named")
+    [stored] = wire.stub.History(request, wait_for_ready=True).responses
+    sent.epoch = 2**40
+    assert stored == sent
+    # The newest epoch is known again, too.
+    wire.ingest([2], [[9]])
+    assert wire.stub.History(pb.HistoryRequest(namespace="run", prompt=wire.i32([2]))).responses[0].epoch == 2**40
+
+
+def test_the_window_of_epochs_slides_in_store_and_index(start_server, connect):
+    server = start_server("--history-epochs", "2")
+    wire = connect(server.endpoint)
+    for epoch in range(5):
+        wire.ingest([1], [[epoch, 10]], epoch=epoch)
+        wire.ingest([2, epoch], [[epoch, 20]], epoch=epoch, problem="named")
+    wire.ingest([3], [[0, 30]], epoch=0)  # the window is each problem's own
+    for _ in range(2):
+        assert wire.history([1], wait=True) == [[3, 10], [4, 10]]
+        assert wire.history([0], problem="named") == [[3, 20], [4, 20]]
+        assert wire.history([3]) == [[0, 30]]
+        server.restart()
+    assert server.metrics()["histospec_loaded_responses"] == 5
+
+
+def test_a_dropped_namespace_stays_dropped(start_server, connect):
+    server = start_server()
+    wire = connect(server.endpoint)
+    wire.ingest([1], [[5]], namespace="a")
+    wire.ingest([1], [[6]], namespace="b")
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="a"))
+    server.kill()
+    server.start()
+    assert wire.history([1], namespace="a", wait=True) == []
+    assert wire.history([1], namespace="b") == [[6]]
