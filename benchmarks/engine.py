@@ -99,51 +99,73 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def step(rollouts: Rollouts, steps: int, context: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median CPU microseconds of one step per session, and mean drafted tokens, by drafter."""
-    indexes = {name: drafter() for name, drafter in available().items()}
+@dataclass(frozen=True)
+class Stepping:
+    """Sessions of one drafter, mid-response, and what their steps took.
+
+    Attributes:
+        index: the drafter, its history ingested and its sessions open.
+        texts: int32[sessions, context + steps * APPENDED], what the sessions will generate.
+        seconds: CPU time of each step.
+        drafted: drafted tokens of each step.
+
+    """
+
+    index: Drafter
+    texts: np.ndarray
+    seconds: list[float]
+    drafted: list[int]
+
+    def micros(self) -> float:
+        """Median CPU microseconds of a step, per session."""
+        return statistics.median(self.seconds) / len(self.texts) * 1e6
+
+
+def stepped(cases: list[Rollouts], steps: int, context: int) -> list[dict[str, Stepping]]:
+    """Every drafter on every case, all of them taking turns step by step."""
+    running = [
+        {name: started(drafter(), case, steps, context) for name, drafter in available().items()} for case in cases
+    ]
+    for begin in range(context, context + steps * APPENDED, APPENDED):
+        for drafters in running:
+            for one in drafters.values():
+                new = np.ascontiguousarray(one.texts[:, begin : begin + APPENDED])
+                start = time.process_time()
+                drafted = one.index.step(new)
+                one.seconds.append(time.process_time() - start)
+                one.drafted.append(drafted)
+    for case, drafters in zip(cases, running, strict=True):
+        for name, one in drafters.items():
+            one.index.close()
+            if not any(one.drafted):
+                raise RuntimeError(f"{name} drafted nothing on {case.name}: its time would mean nothing")
+    return running
+
+
+def started(index: Drafter, rollouts: Rollouts, steps: int, context: int) -> Stepping:
+    """The history ingested, and every session `context` tokens into its response."""
     texts = np.stack([text[: context + steps * APPENDED] for _, text in rollouts.live])
-    for index in indexes.values():
-        for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
-            index.ingest(prompt, responses)
-        index.open([rollouts.prompts[problem] for problem, _ in rollouts.live], texts.shape[1])
-        index.step(np.ascontiguousarray(texts[:, :context]))
-    times: dict[str, list[float]] = {name: [] for name in indexes}
-    drafted = dict.fromkeys(indexes, 0)
-    for i in range(steps):
-        begin = context + i * APPENDED
-        new = np.ascontiguousarray(texts[:, begin : begin + APPENDED])
-        for name, index in indexes.items():
-            start = time.process_time()
-            count = index.step(new)
-            times[name].append(time.process_time() - start)
-            drafted[name] += count
-    for name, index in indexes.items():
-        if not drafted[name]:
-            raise RuntimeError(f"{name} drafted nothing on {rollouts.name}: its time would mean nothing")
-        index.close()
-    sessions = len(rollouts.live)
-    return (
-        {name: statistics.median(values) / sessions * 1e6 for name, values in times.items()},
-        {name: drafted[name] / steps / sessions for name in indexes},
-    )
+    for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
+        index.ingest(prompt, responses)
+    index.open([rollouts.prompts[problem] for problem, _ in rollouts.live], texts.shape[1])
+    index.step(np.ascontiguousarray(texts[:, :context]))
+    return Stepping(index, texts, [], [])
 
 
-def step_rows(rollouts: Rollouts, sizes: Sizes, context: int) -> Row:
-    """One row for a batch of sessions."""
-    micros, drafted = step(rollouts, sizes.steps, context)
+def step(rollouts: Rollouts, steps: int, context: int) -> Row:
+    """What a step costs a session."""
+    (drafters,) = stepped([rollouts], steps, context)
+    micros = {name: one.micros() for name, one in drafters.items()}
+    drafted = {name: statistics.mean(one.drafted) / len(one.texts) for name, one in drafters.items()}
     return row(f"step {rollouts.name}, batch {len(rollouts.live)}", "us/session", micros, min, drafted=drafted)
 
 
 def growth(sizes: Sizes) -> Row:
     """How much slower a step gets from the smallest to the largest history."""
-    batch = sizes.batches[-2]
-    few, many = sizes.histories[0], sizes.histories[-1]
-    costs = []
-    for responses in (few, many):
-        rollouts = generated(max(1, batch // 16), responses, sizes.length, batch, seed=3)
-        costs.append(step(rollouts, sizes.steps, sizes.context)[0])
-    factors = {name: costs[1][name] / costs[0][name] for name in costs[0]}
+    batch, (few, many) = sizes.batches[-2], (sizes.histories[0], sizes.histories[-1])
+    cases = [generated(max(1, batch // 16), responses, sizes.length, batch, seed=3) for responses in (few, many)]
+    small, large = stepped(cases, sizes.steps, sizes.context)
+    factors = {name: large[name].micros() / small[name].micros() for name in small}
     return row(f"step growth from {few} to {many} responses a problem, batch {batch}", "times", factors, min)
 
 
@@ -164,7 +186,7 @@ def measure(sizes: Sizes, folder: Path | None) -> Iterator[Row]:
     yield from memory(made)
     for batch in sizes.batches:
         rollouts = generated(max(1, batch // 16), sizes.responses, sizes.length, batch, seed=batch)
-        yield step_rows(rollouts, sizes, sizes.context)
+        yield step(rollouts, sizes.steps, sizes.context)
     yield growth(sizes)
     if folder is not None:
         needed = 16 + sizes.steps * APPENDED
@@ -172,7 +194,7 @@ def measure(sizes: Sizes, folder: Path | None) -> Iterator[Row]:
             yield ingest(rollouts, sizes.rounds, one_by_one=False)
             yield from memory(rollouts)
             if rollouts.live:
-                yield step_rows(rollouts, sizes, 16)
+                yield step(rollouts, sizes.steps, 16)
 
 
 def main() -> None:
