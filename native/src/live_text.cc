@@ -7,7 +7,7 @@ namespace histospec {
 namespace {
 
 constexpr LiveText::TextId kNoText = UINT32_MAX;
-// Dead places are walked over until so many tokens are dead; then the index is made anew.
+// Dead places are walked over until so many tokens are dead; then they are swept out.
 constexpr std::size_t kDeadTokens = 4096;
 
 std::uint64_t pair(Token a, Token b) {
@@ -47,8 +47,9 @@ LiveText::TextId LiveText::open(Tokens prompt) {
   const Tokens head = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
   text.tokens.assign(head.begin(), head.end());
   text.head = static_cast<std::uint32_t>(head.size());
-  // The head is in the prompt's own text already; only pairs that end after it are places of this text.
-  text.previous.assign(text.head, Place{kNoText, 0});
+  // The head is in the prompt's own text already. Places of this text are what ends after the head, and the end of the
+  // head itself: what will stand there is the first generated token.
+  index(id, std::max(text.head, 1u) - 1);
   ++running_;
   return id;
 }
@@ -70,6 +71,7 @@ void LiveText::index(TextId id, std::uint32_t first) {
     text.previous[i] = head->second;
     head->second = {id, i + 1};
   }
+  text.indexed += text.tokens.size() - first;
   indexed_tokens_ += text.tokens.size() - first;
   text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
   text_bytes_ += text.counted;
@@ -88,34 +90,44 @@ void LiveText::drop(TextId id) {
   assert(texts_[id].state == State::kRunning);
   --running_;
   release(id);
-  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) reindex();
+  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) sweep();
 }
 
 void LiveText::release(TextId id) {
   Text& text = texts_[id];
   const TextId prompt = text.prompt;
   const bool session = text.state != State::kPrompt;
-  dead_tokens_ += text.tokens.size() - text.head;
-  // The tokens stay until the index is made anew: places of other texts link through this one.
+  dead_tokens_ += text.indexed;
+  // The tokens stay until the index is swept: places of other texts link through this one.
   text.state = State::kFree;
   text.head = static_cast<std::uint32_t>(text.tokens.size());
   if (session && --texts_[prompt].users == 0) release(prompt);
 }
 
-void LiveText::reindex() {
-  heads_.clear();
-  indexed_tokens_ = dead_tokens_ = 0;
+// Takes dead places out of their chains. What is left stays in its order.
+void LiveText::sweep() {
+  for (auto head = heads_.begin(); head != heads_.end();) {
+    Place* link = &head->second;
+    while (link->text != kNoText) {
+      Text& text = texts_[link->text];
+      Place& before = text.previous[link->end - 1];
+      if (text.state == State::kFree) {
+        *link = before;
+      } else {
+        link = &before;
+      }
+    }
+    head = head->second.text == kNoText ? heads_.erase(head) : std::next(head);
+  }
+  indexed_tokens_ -= dead_tokens_;
+  dead_tokens_ = 0;
   free_.clear();
   for (TextId id = 0; id < texts_.size(); ++id) {
     Text& text = texts_[id];
-    if (text.state == State::kFree) {
-      text_bytes_ -= text.counted;
-      text = Text();
-      free_.push_back(id);
-      continue;
-    }
-    std::fill(text.previous.begin(), text.previous.end(), Place{kNoText, 0});
-    index(id, text.head);
+    if (text.state != State::kFree) continue;
+    text_bytes_ -= text.counted;
+    text = Text();
+    free_.push_back(id);
   }
 }
 
@@ -175,7 +187,7 @@ void LiveText::dissolve(std::span<const TextId> ids) {
     finished_tokens_ -= texts_[id].tokens.size() - texts_[id].head;
     release(id);
   }
-  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) reindex();
+  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) sweep();
 }
 
 std::size_t LiveText::bytes() const {

@@ -71,6 +71,7 @@ class LiveText {
     std::uint32_t users = 0;  // of a prompt: texts that name it
     std::int64_t epoch = 0;
     std::size_t counted = 0;      // bytes of this text in text_bytes_
+    std::size_t indexed = 0;      // tokens of this text in indexed_tokens_
     std::vector<Token> tokens;    // the end of the prompt, then what was generated
     std::vector<Place> previous;  // [i]: the place before this one with the same pair, of the pair that ends at i + 1
   };
@@ -78,7 +79,7 @@ class LiveText {
   TextId allocate(State state);
   void release(TextId text);
   void index(TextId text, std::uint32_t first);
-  void reindex();
+  void sweep();
 
   std::vector<Text> texts_;
   std::vector<TextId> free_;
