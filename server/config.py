@@ -107,6 +107,9 @@ def _bytes(value: object) -> object:
         raise ValueError(f"{value!r} is not a size; write a number with a unit, for example 8GiB or 512MiB") from None
 
 
+# NoDecode: the text of a variable is for our parsers, not JSON.
+Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
+Shards = Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -117,19 +120,13 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
 
     # Where
-    listen: Annotated[Address, PlainValidator(Address.parse)] = Field(
-        Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 takes a free one"
-    )
-    http: Annotated[Address, PlainValidator(Address.parse)] = Field(
-        Address("127.0.0.1", 9464), description="address of /metrics, /livez, /readyz and /healthz"
-    )
+    listen: Where = Field(Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 takes a free one")
+    http: Where = Field(Address("127.0.0.1", 9464), description="address of /metrics, /livez, /readyz and /healthz")
     insecure: bool = Field(False, description="allow listening beyond loopback without TLS or a token")
     shard_name: str = Field(
         "", description="stable name of this shard, which places its problems (default: the --listen address)"
     )
-    peers: Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)] = Field(
-        (), description="all shards of this service, [NAME=]HOST:PORT, comma-separated"
-    )
+    peers: Shards = Field((), description="all shards of this service, [NAME=]HOST:PORT, comma-separated")
 
     # What is kept
     data_dir: Path = Field(Path("histospec-data"), description="directory of the store; made when absent")

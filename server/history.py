@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -32,6 +33,7 @@ class History:
         # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
         self._indexing = ThreadPoolExecutor(1, thread_name_prefix="index")
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._said: Counter[str] = Counter()
         self.loaded = asyncio.Event()
         self.progress = "not started"
 
@@ -52,8 +54,19 @@ class History:
         except StoreError:
             self._metrics.store_errors.inc()
             raise
-        self._metrics.ingested_responses.inc(len(batch.records))
-        self._metrics.ingested_tokens.inc(sum(len(record.tokens) for record in batch.records) // INT32.itemsize)
+        self._count(len(batch.records), _tokens(batch))
+
+    def _count(self, responses: int, tokens: int) -> None:
+        self._metrics.ingested_responses.inc(responses)
+        self._metrics.ingested_tokens.inc(tokens)
+        if not self._said:  # one line for all that arrives in the same few seconds
+            asyncio.get_running_loop().call_later(LOG_EVERY_SECONDS, self._report)
+        self._said.update(responses=responses, tokens=tokens, batches=1)
+
+    def _report(self) -> None:
+        if self._said:
+            log.info("stored", **self._said)
+            self._said.clear()
 
     def saw(self, batch: Batch) -> None:
         """Remembers the newest epoch."""
@@ -92,7 +105,7 @@ class History:
         for batch in self._store.load():
             self._index(batch)
             responses += len(batch.records)
-            tokens += sum(len(record.tokens) for record in batch.records) // INT32.itemsize
+            tokens += _tokens(batch)
             self._metrics.loaded_responses.set(responses)
             self.progress = f"loaded {responses} of {total} responses"
             if time.monotonic() - said > LOG_EVERY_SECONDS:
@@ -122,3 +135,8 @@ class History:
         self._indexing.shutdown()
         self._loading.shutdown(cancel_futures=True)
         self._store.close()
+        self._report()
+
+
+def _tokens(batch: Batch) -> int:
+    return sum(len(record.tokens) for record in batch.records) // INT32.itemsize

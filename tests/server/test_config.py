@@ -1,0 +1,181 @@
+"""Where options come from, and the one sentence that a wrong one gets."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from histospec.server.config import Address, Config, Peer, load
+from histospec.server.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in Config.model_fields:
+        monkeypatch.delenv(f"HISTOSPEC_{name.upper()}", raising=False)
+    monkeypatch.delenv("HISTOSPEC_CONFIG", raising=False)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "histospec.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_the_defaults_are_safe():
+    config = load([])
+    assert str(config.listen) == "127.0.0.1:6378"
+    assert str(config.http) == "127.0.0.1:9464"
+    assert (config.memory, config.history_epochs, config.store) == (8 << 30, 8, "sqlite")
+    assert config.insecure is False
+
+
+def test_a_flag_wins_over_the_environment_over_the_file(file, monkeypatch):
+    path = file('memory = "1GiB"\nhistory-epochs = 3\ndrain_seconds = 1\ninsecure = true\n')
+    monkeypatch.setenv("HISTOSPEC_HISTORY_EPOCHS", "4")
+    monkeypatch.setenv("HISTOSPEC_DRAIN_SECONDS", "2")
+    config = load(["--config", path, "--drain-seconds", "3"])
+    assert (config.memory, config.history_epochs, config.drain_seconds, config.insecure) == (1 << 30, 4, 3, True)
+    assert load(["--config", path, "--no-insecure"]).insecure is False
+
+
+def test_the_file_may_be_named_in_the_environment(file, monkeypatch):
+    monkeypatch.setenv("HISTOSPEC_CONFIG", file("max-batch = 7"))
+    assert load([]).max_batch == 7
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch):
+    monkeypatch.setenv("HISTOSPEC_MEMORY", "")
+    assert load([]).memory == 8 << 30
+
+
+def test_every_option_may_be_given_in_every_way(file, monkeypatch):
+    values = {
+        "listen": "127.0.0.1:1",
+        "http": "[::1]:2",
+        "insecure": "true",
+        "shard_name": "s",
+        "peers": "a:1,x=b:2",
+        "data_dir": "d",
+        "store": "sqlite",
+        "memory": "2GiB",
+        "log_format": "json",
+        "log_level": "error",
+    }
+    values |= {name: "5" for name in Config.model_fields if name not in values}
+    values["max_message"] = "5MiB"
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if name != "insecure"]
+    by_flag = load([*flags, "--insecure"])
+    by_file = load(["--config", file("\n".join(f'{name} = "{value}"' for name, value in values.items()))])
+    for name, value in values.items():
+        monkeypatch.setenv(f"HISTOSPEC_{name.upper()}", value)
+    by_environment = load([])
+    assert by_flag == by_file == by_environment
+    assert by_flag.peers == (Peer("a:1", Address("a", 1)), Peer("x", Address("b", 2)))
+    assert all(
+        getattr(by_flag, name) != field.default for name, field in Config.model_fields.items() if name != "store"
+    )
+
+
+def test_peers_may_be_a_list_in_the_file(file):
+    assert [peer.name for peer in load(["--config", file('peers = ["a:1", "x=b:2"]')]).peers] == ["a:1", "x"]
+
+
+WRONG = {
+    "size": (["--memory", "lots"], "--memory: 'lots' is not a size; write a number with a unit, for example 8GiB"),
+    "little": (["--memory", "1KiB"], "--memory: give the index at least 1MiB"),
+    "no port": (["--listen", "localhost"], "--listen: write HOST:PORT"),
+    "no host": (["--listen", ":6378"], "--listen: write HOST:PORT"),
+    "port": (["--http", "127.0.0.1:70000"], "--http: the port must be a number from 0 to 65535"),
+    "bare v6": (["--listen", "::1:6378"], "--listen: write an IPv6 address in brackets"),
+    "beyond loopback": (["--listen", "0.0.0.0:6378"], "add --insecure to allow it, or listen on 127.0.0.1"),
+    "http beyond": (["--http", "[::]:9464"], "--http [::]:9464: listening beyond loopback"),
+    "redis": (["--store", "redis://localhost"], "--store: Redis is not supported yet; use --store sqlite"),
+    "store": (["--store", "files"], "--store: there is no store 'files'; use sqlite"),
+    "zero": (["--history-epochs", "0"], "--history-epochs: input should be greater than or equal to 1, is '0'"),
+    "number": (["--max-batch", "many"], "--max-batch: input should be a valid integer"),
+    "choice": (["--log-format", "xml"], "--log-format: input should be 'auto', 'pretty' or 'json', is 'xml'"),
+    "peers": (["--peers", "a:1,a:1"], "--peers: each shard may be named once"),
+    "flag": (["--memroy", "8GiB"], "unrecognized arguments: --memroy 8GiB; see histospec serve --help"),
+    "no value": (["--memory"], "argument --memory: expected one argument"),
+    "shortened": (["--mem", "8GiB"], "unrecognized arguments"),
+    "file": (["--config", "/nowhere.toml"], "--config /nowhere.toml: cannot be read (No such file or directory)"),
+}
+
+
+@pytest.mark.parametrize(("argv", "sentence"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_said_in_one_sentence(argv, sentence):
+    with pytest.raises(ConfigError) as caught:
+        load(argv)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_sentence_names_where_a_value_came_from(file, monkeypatch):
+    path = file('drain-seconds = "soon"')
+    with pytest.raises(ConfigError, match=rf"^--drain-seconds \(from {path}\): input should be a valid number"):
+        load(["--config", path])
+    monkeypatch.setenv("HISTOSPEC_DRAIN_SECONDS", "-1")
+    with pytest.raises(ConfigError, match=r"^--drain-seconds \(from HISTOSPEC_DRAIN_SECONDS\): input"):
+        load(["--config", path])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('memroy = "8GiB"', "there is no option 'memroy'"),
+        ("memory = ", "is not TOML"),
+        ("max-batch = 1\nmax_batch = 2", "an option is given twice"),
+        ("[server]\nmemory = 1", "there is no option 'server'"),
+    ],
+)
+def test_a_wrong_file_is_refused(file, text, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        load(["--config", file(text)])
+
+
+def serve(cwd: Path, *flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "histospec.server", "serve", "--data-dir", "data", *flags]
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return result.returncode, result.stderr
+
+
+def test_a_configuration_error_stops_the_process_with_2_and_no_traceback(tmp_path):
+    code, text = serve(tmp_path, "--memory", "lots")
+    assert code == 2
+    assert text.startswith("histospec serve: --memory: 'lots' is not a size")
+    assert text.count("\n") == 1
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("flag", "other"), [("--listen", "--http"), ("--http", "--listen")])
+def test_a_port_in_use_is_said(tmp_path, flag, other):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, text = serve(tmp_path, flag, address, other, "127.0.0.1:0")
+    assert code == 2
+    assert (
+        text == f"histospec serve: {flag}: cannot listen on {address} (address already in use); give another address\n"
+    )
+
+
+def test_a_data_directory_in_use_is_said(server):
+    code, text = serve(server.data_dir, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", ".")
+    assert (code, text) == (
+        2,
+        "histospec serve: --data-dir .: another server uses it; stop that one or give another\n",
+    )
+
+
+def test_a_data_directory_that_is_a_file_is_said(tmp_path):
+    (tmp_path / "data").write_text("")
+    code, text = serve(tmp_path, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    assert code == 2
+    assert text.startswith("histospec serve: --data-dir data: ")
+    assert text.count("\n") == 1
