@@ -78,8 +78,10 @@ class Rollouts:
     def start(self, prompts, extra_args=None, **sampling):
         """Hands the prompts to the engine; `finish` runs them."""
         from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         sampling = {"temperature": 0, "max_tokens": 40, "detokenize": False} | sampling
+        sampling["output_kind"] = RequestOutputKind.FINAL_ONLY
         extra = extra_args if isinstance(extra_args, list) else [extra_args] * len(prompts)
         self.ids = []
         for prompt, arguments in zip(prompts, extra, strict=True):
@@ -110,16 +112,19 @@ class Rollouts:
         self.llm.llm_engine.engine_core.shutdown()
 
 
-@pytest.fixture
-def engine(tiny_model, monkeypatch):
-    """engine(endpoint) -> Rollouts; without an endpoint no drafts. Further arguments are vLLM's."""
+@contextlib.contextmanager
+def engines(tiny_model):
+    """A factory of engines that close together at the end."""
     with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        # The tests are about what is drafted, not about how fast a busy machine answers.
+        environment.setenv("HISTOSPEC_DEADLINE", "5")
 
         def start(endpoint=None, namespace="test", in_process=True, **arguments):
-            monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
+            environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
             if endpoint is not None:
-                monkeypatch.setenv("HISTOSPEC_ENDPOINT", endpoint)
-                monkeypatch.setenv("HISTOSPEC_NAMESPACE", namespace)
+                environment.setenv("HISTOSPEC_ENDPOINT", endpoint)
+                environment.setenv("HISTOSPEC_NAMESPACE", namespace)
                 arguments = DRAFTS | arguments
             from vllm import LLM
 
@@ -133,6 +138,20 @@ def engine(tiny_model, monkeypatch):
             return rollouts
 
         yield start
+
+
+@pytest.fixture
+def engine(tiny_model):
+    """engine(endpoint) -> Rollouts; without an endpoint no drafts. Further arguments are vLLM's."""
+    with engines(tiny_model) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_model, prompts):
+    """What the engine writes to `prompts` without drafts."""
+    with engines(tiny_model) as start:
+        return start().generate(prompts)
 
 
 @pytest.fixture
@@ -150,7 +169,7 @@ def nowhere():
     return NOWHERE
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prompts():
     """Prompts of different lengths, no two alike."""
     return [[(7 * i + j * j) % VOCABULARY for j in range(3 + i)] for i in range(12)]

@@ -67,7 +67,7 @@ def test_chunked_prefill(engine, server, check):
 
 def test_preemption(engine, server, prompts, check):
     """A cache too small for all: requests are thrown out half-way, and computed again."""
-    rollouts = engine(server.endpoint, num_gpu_blocks_override=40, block_size=16, enable_prefix_caching=False)
+    rollouts = engine(server.endpoint, num_gpu_blocks_override=20, block_size=32, enable_prefix_caching=False)
     preempted = []
     preempt = rollouts.scheduler._preempt_request
 
@@ -137,7 +137,7 @@ def test_requests_left_alone(engine, server, prompts, check):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"histospec": 7}, {"histospec": "{"}, {"histospec": {"epoch": "soon", "problem": "x" * 129}}, {"histospec": [1]}],
+    [{"histospec": 7}, {"histospec": "{"}, {"histospec": {"epoch": "soon", "problem": "x" * 1025}}, {"histospec": [1]}],
 )
 def test_useless_options_are_ignored(engine, server, prompts, check, arguments):
     rollouts = engine(server.endpoint)

@@ -32,7 +32,7 @@ def _private(name):
 
 
 def test_a_proposer_without_the_scheduler_says_what_to_add(adapter, engine):
-    with pytest.raises(Exception, match="--scheduler-cls histospec.client.vllm.HistoSpecScheduler"):
+    with pytest.raises(Exception, match="--scheduler-cls histospec"):
         engine("127.0.0.1:9", scheduler_cls=None)
 
 
@@ -43,5 +43,5 @@ def test_a_scheduler_without_the_proposer_says_what_to_add(adapter, engine):
 
 def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, monkeypatch):
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "cheap")
-    with pytest.raises(ValueError, match="HISTOSPEC_VERIFY_COST"):
+    with pytest.raises(Exception, match="HISTOSPEC_VERIFY_COST"):
         engine("127.0.0.1:9")
