@@ -1,0 +1,97 @@
+"""`histospec serve` as a process of its own, and what its /metrics say."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """How often a new session's problem had a history already (hit), or had none (miss)."""
+
+    hit: int
+    miss: int
+
+    def __sub__(self, other: "Lookups") -> "Lookups":
+        return Lookups(self.hit - other.hit, self.miss - other.miss)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of hits; 0 when nothing was looked up."""
+        return self.hit / (self.hit + self.miss) if self.hit + self.miss else 0.0
+
+
+@dataclass(frozen=True)
+class DraftServer:
+    """The addresses of a running server, host:port."""
+
+    endpoint: str
+    http: str
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus scrapes."""
+        return f"http://{self.http}/metrics"
+
+    def lookups(self, namespace: str) -> Lookups:
+        """The problem lookups of a namespace so far, read from /metrics."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as reply:
+            text = reply.read().decode()
+        counts = {"hit": 0, "miss": 0}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "histospec_problem_lookups_total" and sample.labels["namespace"] == namespace:
+                    counts[sample.labels["result"]] += int(sample.value)
+        return Lookups(counts["hit"], counts["miss"])
+
+
+@contextmanager
+def running(data_dir: Path, log: Path) -> Iterator[DraftServer]:
+    """Starts a server on free loopback ports and stops it at the end.
+
+    `data_dir` is where its store lives; its log goes to the file `log`. Raises RuntimeError, with the end of the log,
+    when the server does not become ready.
+    """
+    server = DraftServer(f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}")
+    command = [Path(sys.executable).with_name("histospec"), "serve", "--listen", server.endpoint]
+    command += ["--http", server.http, "--data-dir", data_dir]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            if not _ready(server, process):
+                raise RuntimeError(f"the draft server did not start:\n{log.read_text()[-2000:]}")
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _ready(server: DraftServer, process: "subprocess.Popen[bytes]") -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"http://{server.http}/readyz", timeout=1):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,81 @@
+"""The RL run: every epoch is rolled out with and without drafts on the same weights; the drafted rollouts train."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpo
+import policy
+import torch
+from draft_server import DraftServer
+from results import Epoch, Side
+from rollout import DRAFTS, RolloutEngine, Rollouts
+from table import Progress
+from task import Problem, problems
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The size of the run."""
+
+    epochs: int = 7
+    problems: int = 24
+    """The same ones every epoch."""
+    samples: int = 8
+    """Responses a problem."""
+    concurrency: int = 32
+    """Requests that vLLM runs side by side."""
+    rate: float = 1e-4
+    """Learning rate."""
+    seed: int = 0
+
+
+def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, progress: Progress) -> Iterator[Epoch]:
+    """Yields an epoch as it ends. `folder` takes the policy in the form that vLLM loads."""
+    torch.manual_seed(settings.seed)
+    train_set = problems(settings.problems, random.Random(settings.seed))
+    prompts = [problem.prompt for problem in train_set]
+    model = policy.load()
+    model.save_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    progress.doing("vLLM starts, once with and once without drafts")
+    plain = RolloutEngine(folder, settings.concurrency, {})
+    drafting = RolloutEngine(folder, settings.concurrency, DRAFTS)
+    for engine in (plain, drafting):
+        engine.warm_up()
+
+    for number in range(1, settings.epochs + 1):
+        before = server.lookups(namespace)
+        progress.doing(f"epoch {number}: rolling out without drafts")
+        without = plain.generate(prompts, settings.samples, number)
+        progress.doing(f"epoch {number}: rolling out with drafts")
+        with_drafts = drafting.generate(prompts, settings.samples, number)
+        lookups = server.lookups(namespace) - before
+
+        sides = [_scored(train_set, settings.samples, rollouts) for rollouts in (with_drafts, without)]
+        start = time.perf_counter()
+        if number < settings.epochs:
+            progress.doing(f"epoch {number}: learning from the rollouts with drafts")
+            repeated = [prompt for prompt in prompts for _ in range(settings.samples)]
+            grpo.update(model, optimizer, repeated, with_drafts.responses, torch.tensor(sides[0].rewards))
+            for engine in (plain, drafting):
+                engine.push(model)
+        yield Epoch(number, *sides, lookups=lookups, train_seconds=time.perf_counter() - start)
+
+
+def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts) -> Side:
+    groups = [rollouts.responses[i : i + samples] for i in range(0, len(rollouts.responses), samples)]
+    rewards = [[p.reward(response) for response in group] for p, group in zip(train_set, groups, strict=True)]
+    counts = rollouts.counts
+    return Side(
+        rewards=rewards,
+        tokens=rollouts.tokens,
+        request_steps=counts.steps,
+        engine_steps=counts.engine_steps,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        seconds=rollouts.seconds,
+    )

@@ -1,0 +1,80 @@
+"""Makes weights.safetensors: supervised training on worked solutions of random problems, some with slips.
+
+    OMP_NUM_THREADS=2 python examples/tiny_rl/make_weights.py        # about ten minutes on two cores
+
+The teacher forgets a carry or a borrow now and then, and so does the policy that imitates it. It can do better than it
+was shown, and rewards will tell it so: that is what is left to learn.
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+import policy
+import torch
+from rich.console import Console
+from task import END_ID, LONGEST, Problem, problems, worked_solution
+from transformers import LlamaForCausalLM
+
+STEPS = 700
+BATCH = 32
+PEAK_RATE = 2e-3
+WARMUP = 60
+SLIPS = 0.3
+
+
+@torch.no_grad()
+def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
+    """Mean reward over problems, one response each sampled at temperature 1."""
+    prompts = [p.prompt for p in batch]
+    width = max(map(len, prompts))
+    rewards = []
+    for length in range(1, width + 1):  # generate() wants prompts of one length
+        same = [p for p in batch if len(p.prompt) == length]
+        if same:
+            tokens = torch.tensor([p.prompt for p in same])
+            output = model.generate(
+                tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
+            )
+            for problem, row in zip(same, output[:, length:].tolist(), strict=True):
+                end = row.index(END_ID) + 1 if END_ID in row else len(row)
+                rewards.append(problem.reward(row[:end]))
+    return sum(rewards) / len(rewards)
+
+
+def train(steps: int, seed: int, console: Console) -> LlamaForCausalLM:
+    """Trains on `steps` batches of fresh problems, and says every hundred how well the policy does by then."""
+    torch.manual_seed(seed)
+    rng, model = random.Random(seed), policy.fresh()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE)
+    held_out = problems(128, random.Random(seed + 1))
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_RATE * min(step / WARMUP, 1.02 - step / steps)
+        batch = problems(BATCH, rng)
+        tokens, mask = policy.pack([p.prompt for p in batch], [worked_solution(p, rng, SLIPS) for p in batch])
+        loss = -(policy.logprobs(model, tokens) * mask).sum() / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0:
+            console.print(f"step {step}: loss {loss.item():.3f}, reward {accuracy(model, held_out):.2f}")
+    return model
+
+
+def main() -> None:
+    """Trains and writes the weights."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=policy.SHIPPED)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    console = Console()
+    model = train(arguments.steps, arguments.seed, console)
+    policy.save(model, arguments.out)
+    console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters -> {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

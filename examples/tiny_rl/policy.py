@@ -1,0 +1,61 @@
+"""The policy: a Llama of about a million parameters, and what training needs from it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from task import END_ID, VOCABULARY
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SHIPPED = Path(__file__).parent / "weights.safetensors"
+"""The warm-started policy in half precision, made by make_weights.py."""
+
+
+def fresh() -> LlamaForCausalLM:
+    """A randomly initialised policy in float32. The embeddings are untied, as small models need to learn anything."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(VOCABULARY),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=512,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=END_ID,
+            pad_token_id=END_ID,
+        )
+    )
+
+
+def load(path: Path = SHIPPED) -> LlamaForCausalLM:
+    """The policy with the weights of `path`, in float32."""
+    model = fresh()
+    model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
+    return model
+
+
+def save(model: LlamaForCausalLM, path: Path = SHIPPED) -> None:
+    """Writes the weights of `model` to `path` in half precision."""
+    save_file({name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}, path)
+
+
+def pack(prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Right-padded tokens int64[n, longest], and a mask float32[n, longest - 1]: 1 where a response is predicted."""
+    longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+    tokens, mask = torch.full((len(prompts), longest), END_ID), torch.zeros(len(prompts), longest)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        end = len(prompt) + len(response)
+        tokens[i, :end] = torch.tensor(prompt + response)
+        mask[i, len(prompt) : end] = 1
+    return tokens, mask[:, 1:]
+
+
+def logprobs(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
+    """Log-probability float32[n, longest - 1] of every token but the first, given those before it."""
+    logits = model(tokens[:, :-1]).logits
+    return torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0]

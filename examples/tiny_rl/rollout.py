@@ -1,0 +1,144 @@
+"""Rollouts: a vLLM engine on the CPU, with or without drafts, and an exact count of the steps it takes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from task import END_ID, LONGEST
+from transformers import LlamaForCausalLM
+from vllm import LLM, SamplingParams
+
+DRAFTS: dict[str, Any] = {
+    "speculative_config": {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": 16,
+    },
+    "scheduler_cls": "histospec.client.vllm.HistoSpecScheduler",
+}
+"""All that a worker needs to draft, beside HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE in its environment."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an engine did."""
+
+    steps: int = 0
+    """Per-request steps: forward passes that gave a request at least one token, summed over the requests."""
+    engine_steps: int = 0
+    """Forward passes of the whole batch."""
+    drafted: int = 0
+    """Draft tokens that were verified."""
+    accepted: int = 0
+    """Draft tokens that were accepted."""
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Counts") -> "Counts":
+        return Counts(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What one pass over the prompts gave, and what it took."""
+
+    responses: list[list[int]]
+    """Token ids, the end token included; `samples` responses for each prompt, in the order of the prompts."""
+    counts: Counts
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens, exactly as cut by vLLM."""
+        return sum(map(len, self.responses))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Generated tokens for each per-request step; exactly 1 without drafts."""
+        return self.tokens / self.counts.steps
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the verified draft tokens that was accepted; 0 when nothing was drafted."""
+        return self.counts.accepted / self.counts.drafted if self.counts.drafted else 0.0
+
+
+class StepCounter:
+    """Counts what an in-process engine does, by looking over its scheduler's shoulder.
+
+    vLLM's own metrics leave out the steps whose draft was empty, which would flatter the tokens a step.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        update = scheduler.update_from_output
+        self.counts = Counts()
+
+        def counted(scheduled: Any, output: Any) -> Any:
+            drafts = scheduled.scheduled_spec_decode_tokens
+            rows = [  # a row is empty while its prompt is still being read
+                (len(drafts.get(request, ())), len(output.sampled_token_ids[row]))
+                for request, row in output.req_id_to_index.items()
+                if output.sampled_token_ids and output.sampled_token_ids[row]
+            ]
+            self.counts += Counts(
+                steps=len(rows),
+                engine_steps=int(scheduled.total_num_scheduled_tokens > 0),
+                drafted=sum(drafted for drafted, _ in rows),
+                accepted=sum(sampled - 1 for _, sampled in rows),
+            )
+            return update(scheduled, output)
+
+        scheduler.update_from_output = counted
+
+
+class RolloutEngine:
+    """vLLM over the policy in `model_dir` (a transformers folder), in this process, on the CPU.
+
+    `options` are further arguments of vllm.LLM; DRAFTS is what turns drafting on.
+    """
+
+    def __init__(self, model_dir: Path, concurrency: int, options: dict[str, Any]) -> None:
+        self._llm = LLM(
+            model=str(model_dir),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=512,
+            max_num_seqs=concurrency,
+            max_num_batched_tokens=4096,
+            kv_cache_memory_bytes=256 << 20,
+            use_tqdm_on_load=False,
+            **options,
+        )
+        self._counter = StepCounter(self._llm)
+
+    def push(self, policy: LlamaForCausalLM) -> None:
+        """Takes over the weights of `policy` and forgets what was computed with the old ones."""
+        weights = [(name, tensor.detach()) for name, tensor in policy.state_dict().items()]
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self._llm.reset_prefix_cache()
+
+    def warm_up(self) -> None:
+        """Runs one short request that leaves no trace, so that no epoch pays for first calls."""
+        sampling = SamplingParams(max_tokens=8, detokenize=False, extra_args={"histospec": False})
+        self._llm.generate([{"prompt_token_ids": [END_ID]}], sampling, use_tqdm=False)
+
+    def generate(self, prompts: Sequence[list[int]], samples: int, epoch: int, temperature: float = 1.0) -> Rollouts:
+        """`samples` responses for each prompt. `epoch` is the version of the policy, for the history."""
+        sampling = SamplingParams(
+            temperature=temperature,
+            max_tokens=LONGEST,
+            stop_token_ids=[END_ID],
+            detokenize=False,
+            extra_args={"histospec": {"epoch": epoch}},
+        )
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(samples)]
+        before, start = self._counter.counts, time.perf_counter()
+        outputs = self._llm.generate(requests, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        responses = [list(output.outputs[0].token_ids) for output in outputs]
+        return Rollouts(responses, self._counter.counts - before, seconds)

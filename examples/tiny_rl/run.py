@@ -1,0 +1,108 @@
+"""A small, real RL run with vLLM on the CPU: how many decoding steps does a draft server save?
+
+    python examples/tiny_rl/run.py            # about five minutes on two cores; what `make demo` runs
+    python examples/tiny_rl/run.py --quick    # less than a minute
+
+Exits with 1 when the run did not keep a promise that it prints.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import draft_server
+import plot
+import results
+import table
+from rich.console import Console
+
+TITLE = "GRPO at temperature 1, every epoch rolled out with and without drafts"
+NAMESPACE = f"tiny-rl-{datetime.now():%Y%m%d-%H%M%S}"
+"""One training run, one namespace: a store that knows earlier runs changes nothing."""
+
+
+def main() -> int:
+    """Runs the demo; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few problems, three epochs")
+    parser.add_argument("--epochs", type=int, help="how often the policy visits the problems, at least 2")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the plot, the table and the logs")
+    parser.add_argument("--data-dir", type=Path, help="where the server keeps its store (default: a temporary folder)")
+    arguments = parser.parse_args()
+    if arguments.epochs is not None and arguments.epochs < 2:
+        parser.error("--epochs: a second visit is the point; at least 2")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+
+    console = Console()
+    log = arguments.out / "server.log"
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        draft_server.running(arguments.data_dir or Path(scratch) / "store", log) as server,
+    ):
+        console.print(f"Draft server on {server.endpoint}, its metrics on {server.metrics_url}, its log in {log}")
+        _prepare_environment(server.endpoint)
+        epochs = _run(arguments, server, Path(scratch) / "policy", console)
+        return _conclude(epochs, arguments.out, server, console)
+
+
+def _prepare_environment(endpoint: str) -> None:
+    """Everything that vLLM and the adapter read from the environment; has to happen before they are imported."""
+    os.environ.update(HISTOSPEC_ENDPOINT=endpoint, HISTOSPEC_NAMESPACE=NAMESPACE)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the model is so small that more threads only wait for each other
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # both engines in this process, to count and to push weights
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # not needed on a CPU, and said before the level is
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of vLLM's own parts about each other
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+
+
+def _run(
+    arguments: argparse.Namespace, server: draft_server.DraftServer, folder: Path, console: Console
+) -> list[results.Epoch]:
+    import loop  # imports vLLM
+
+    settings = loop.Settings()
+    if arguments.quick:
+        settings = replace(settings, epochs=3, problems=8)
+    if arguments.epochs is not None:
+        settings = replace(settings, epochs=arguments.epochs)
+    console.print(
+        f"GRPO on {settings.problems} problems x {settings.samples} samples, {settings.epochs} epochs, temperature 1. "
+        "Every epoch is rolled out with and without drafts on the same weights; the rollouts with drafts train."
+    )
+    epochs = []
+    with table.progress(console) as progress:
+        for epoch in loop.run(settings, server, NAMESPACE, folder, progress):
+            progress.add(epoch)
+            epochs.append(epoch)
+    return epochs
+
+
+def _conclude(epochs: list[results.Epoch], out: Path, server: draft_server.DraftServer, console: Console) -> int:
+    """Prints what was promised and where to look; saves the table and the plot."""
+    promises = results.promises(epochs)
+    results.save(epochs, promises, out / "tiny_rl.json")
+    plot.save(epochs, TITLE, out / "tiny_rl.png")
+    table.explain(console)
+    for promise in promises:
+        console.print(f"[green]kept  [/]  {promise.text}" if promise.kept else f"[bold red]BROKEN[/]  {promise.text}")
+    console.print(
+        f"\nPlot: {out / 'tiny_rl.png'}   table: {out / 'tiny_rl.json'}   server's log: {out / 'server.log'}\n"
+        "What the columns mean and how to change the run: examples/tiny_rl/README.md\n"
+        "Your own vLLM: README.md; your own recorded rollouts: histospec replay FILE.jsonl"
+    )
+    return 0 if all(promise.kept for promise in promises) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The table of a run, growing on the terminal as the epochs end. It fits into 80 columns."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from results import Epoch
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+HEADED = box.Box("    \n    \n ─  \n    \n    \n    \n    \n    \n")
+
+COLUMNS = (
+    "\nepoch",
+    "\ndrafts",
+    "\nreward",
+    "mean\nlength",
+    "tokens\na step",
+    "ac-\ncepted",
+    "request\nsteps",
+    "engine\nsteps",
+    "\nseconds",
+    "hit\nrate",
+)
+
+
+def rows(epoch: Epoch) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The two rows of an epoch: without drafts, with drafts and their ratios."""
+    without, drafts = epoch.without, epoch.with_drafts
+    return (
+        (
+            str(epoch.number),
+            "without",
+            f"{without.reward:.3f}",
+            f"{without.length:.0f}",
+            f"{without.tokens_per_step:.2f}",
+            "",
+            f"{without.request_steps}      ",
+            f"{without.engine_steps}      ",
+            f"{without.seconds:.1f}      ",
+            "",
+        ),
+        (
+            "",
+            "with",
+            f"{drafts.reward:.3f}",
+            f"{drafts.length:.0f}",
+            f"[bold]{drafts.tokens_per_step:.2f}[/]",
+            f"{drafts.acceptance:.0%}",
+            f"{drafts.request_steps} [bold green]{epoch.fewer_request_steps:.2f}x[/]",
+            f"{drafts.engine_steps} [bold green]{epoch.fewer_engine_steps:.2f}x[/]",
+            f"{drafts.seconds:.1f} [green]{epoch.faster:.2f}x[/]",
+            f"{epoch.lookups.hit_rate:.0%}",
+        ),
+    )
+
+
+def build(epochs: list[Epoch]) -> Table:
+    """The whole table, 80 columns wide."""
+    table = Table(*COLUMNS, box=HEADED, padding=0, pad_edge=False)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for epoch in epochs:
+        for row in rows(epoch):
+            table.add_row(*row)
+    return table
+
+
+class Progress:
+    """The table and a line that says what is going on; where there is no terminal, lines in their place."""
+
+    def __init__(self, console: Console, live: Live) -> None:
+        self._console, self._live = console, live
+        self._epochs: list[Epoch] = []
+
+    def doing(self, text: str) -> None:
+        """Says what happens now."""
+        self._live.update(Group(build(self._epochs), Text(f"  {text} ...", style="dim")), refresh=True)
+
+    def add(self, epoch: Epoch) -> None:
+        """Adds the rows of an epoch."""
+        self._epochs.append(epoch)
+        if not self._console.is_terminal:
+            self._console.print(
+                f"epoch {epoch.number}: {epoch.with_drafts.tokens_per_step:.2f} tokens a step, "
+                f"{epoch.fewer_steps:.2f}x fewer steps, reward {epoch.with_drafts.reward:.3f}"
+            )
+        self._live.update(build(self._epochs), refresh=True)
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Progress]:
+    """Shows the progress of a run until the block ends."""
+    with Live(console=console, auto_refresh=False) as live:
+        yield Progress(console, live)
+
+
+def explain(console: Console) -> None:
+    """What the columns count, in a few lines."""
+    console.print(
+        "request steps: forward passes that gave a request a token, summed over the requests; tokens a step = tokens / "
+        "request steps, 1 without drafts.\n"
+        "engine steps: forward passes of the whole batch; they also wait for the slowest request.\n"
+        "accepted: share of the drafted tokens that the policy would have sampled itself.\n"
+        "hit rate: new sessions whose problem had a history already, as /metrics counted them.\n",
+        style="dim",
+    )
