@@ -93,7 +93,7 @@ class AsyncDraftClient:
         while touched := self._core.flush(time.monotonic()):
             self._streams.kick(touched)
             await asyncio.sleep(0)
-            await self._until(lambda t=touched: self._core.answered(t), until - time.monotonic())  # type: ignore[misc]
+            await self._until(lambda t=touched: self._core.settled(t), until - time.monotonic())  # type: ignore[misc]
             if time.monotonic() >= until:
                 self._core.overdue(touched, time.monotonic())
                 return
@@ -163,6 +163,8 @@ class AsyncDraftClient:
         try:
             return call.read(await method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(call.shard.index) is channel:
+                del self._channels[call.shard.index]  # see DraftClient
             raise from_status(error.code(), error.details(), call.what) from error
 
     async def _until(self, done: Callable[[], bool], timeout: float) -> None:

@@ -26,6 +26,25 @@ class GarbledReply(Exception):  # noqa: N818 - what it is
     """A response that does not add up; nothing after it can be trusted."""
 
 
+class Batch(NamedTuple):
+    """The sessions of a step, which have their new tokens already."""
+
+    sessions: list[Session]
+    before: list[int]
+    """How many tokens each had without the new ones."""
+    lengths: list[int]
+    """How many new ones each got."""
+    tokens: bytes
+    """The new ones, one session after the other."""
+
+    def take(self, rows: Sequence[int]) -> "Batch":
+        """The batch of these rows alone."""
+        sessions = [self.sessions[i] for i in rows]
+        before = [self.before[i] for i in rows]
+        tokens = b"".join([s.generated[4 * b : 4 * s.length] for s, b in zip(sessions, before, strict=True)])
+        return Batch(sessions, before, [self.lengths[i] for i in rows], tokens)
+
+
 class Drafts(NamedTuple):
     """The drafts of one reply, flat."""
 
@@ -65,11 +84,18 @@ class Conversation:
     """By session: how many generated tokens the server has."""
     heard: float | None = None
     """When the stream last said something; None until it owes an answer."""
+    written: int = 0
+    """The last message that gRPC has taken."""
     reopened: int = 0
     """Sessions that were open before, on this stream or another."""
     _opened: dict[int, int] = field(default_factory=dict)
     """By session: the message that opened it last."""
     _sequence: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything is written and every commit acknowledged."""
+        return self.written == self._sequence and not self.commits
 
     @property
     def owes(self) -> bool:
@@ -79,61 +105,59 @@ class Conversation:
     # ---- what the client says -------------------------------------------------------------------------------------
 
     def open(self, sessions: Iterable[Session]) -> None:
-        """Opens what the server does not hold, in messages of limited size, up to all that was generated."""
-        message, size = pb.DraftRequest(), 0
-        for session in sessions:
-            if session.number in self.held:
-                continue
-            if size > self.limits.message_bytes:
-                self._say(message)
-                message, size = pb.DraftRequest(), 0
-            self._open(message, session, session.length)
-            size += len(session.prompt) + len(session.generated)
+        """Opens what the server does not hold, up to all that was generated."""
+        strange = [s for s in sessions if s.number not in self.held]
+        lengths = [s.length for s in strange]
+        message = self._open_some(Batch(strange, lengths, [], b""), [None] * len(strange))
         if message.opens:
             self._say(message)
 
-    def step(
-        self, sessions: Sequence[Session], before: Sequence[int], max_tokens: int, verify_cost: float, now: float
-    ) -> int:
-        """One step of sessions that have their new tokens already; `before` is how many they had without. -> sequence.
+    def step(self, batch: Batch, max_tokens: int, verify_cost: float, now: float) -> int:
+        """Says one step. -> its sequence.
 
         A session that the server does not hold is opened with what it had before, so that its step is still a step.
         """
+        message = pb.DraftRequest()
+        numbers = [s.number for s in batch.sessions]
+        starts = list(map(self.held.get, numbers))
+        lengths, tokens = batch.lengths, batch.tokens
+        if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
+            message = self._open_some(batch, starts)
+            pieces = [s.generated[4 * self.held[s.number] : 4 * s.length] for s in batch.sessions]
+            lengths, tokens = [len(piece) // 4 for piece in pieces], b"".join(pieces)
+        positions = list(map(self.held.__getitem__, numbers))
+        self.held.update((s.number, s.length) for s in batch.sessions)
+        step = message.step
+        step.sessions = np.array(numbers, UINT64).tobytes()
+        step.positions = np.array(positions, INT32).tobytes()
+        step.lengths = np.array(lengths, INT32).tobytes()
+        step.tokens = tokens
+        step.max_tokens = max_tokens
+        step.verify_cost = verify_cost
+        sequence = self._say(message)
+        if max_tokens:
+            self.waiting[sequence] = len(numbers)
+            self._expect(now)
+        return sequence
+
+    def _open_some(self, batch: Batch, starts: Sequence[int | None]) -> pb.DraftRequest:
+        """Opens those that have no start; the last message of them is still to be said."""
         message, size = pb.DraftRequest(), 0
-        positions, lengths, pieces = [], [], []
-        held = self.held
-        for session, length in zip(sessions, before, strict=True):
-            start = held.get(session.number)
+        for session, length, start in zip(batch.sessions, batch.before, starts, strict=True):
             if start is None:
                 if size > self.limits.message_bytes:
                     self._say(message)
                     message, size = pb.DraftRequest(), 0
                 self._open(message, session, length)
                 size += len(session.prompt) + 4 * length
-                start = length
-            new = session.generated[4 * start :]
-            held[session.number] = end = start + len(new) // 4
-            positions.append(start)
-            lengths.append(end - start)
-            pieces.append(new)
-        step = message.step
-        step.sessions = np.array([s.number for s in sessions], UINT64).tobytes()
-        step.positions = np.array(positions, INT32).tobytes()
-        step.lengths = np.array(lengths, INT32).tobytes()
-        step.tokens = b"".join(pieces)
-        step.max_tokens = max_tokens
-        step.verify_cost = verify_cost
-        sequence = self._say(message)
-        if max_tokens:
-            self.waiting[sequence] = len(sessions)
-            self._expect(now)
-        return sequence
+        return message
 
     def close(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> None:
         """Closes: with commit (opening first what the server does not hold), and without."""
+        # They gained tokens while nothing was sent.
         behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
-        if behind:  # they gained tokens while nothing was sent
-            self.step(behind, [s.length for s in behind], 0, 0.0, now)
+        if behind:
+            self.step(Batch(behind, [s.length for s in behind], [], b""), 0, 0.0, now)
         message, size, batch = pb.DraftRequest(), 0, list[Commit]()
 
         def say() -> None:

@@ -9,8 +9,9 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from histospec.client import routing, tokens
 from histospec.client.breaker import CircuitBreaker
 from histospec.client.channel import forked
 from histospec.client.config import Config, Endpoint
-from histospec.client.conversation import Conversation, Drafts, GarbledReply
+from histospec.client.conversation import Batch, Conversation, Drafts
 from histospec.client.errors import UnknownSession
 from histospec.client.session import Commit, Session
 from histospec.client.values import Draft, Stats, Tokens
@@ -68,7 +69,7 @@ class Part:
     shard: ShardState
     conversation: Conversation
     sequence: int
-    rows: list[int]
+    rows: Sequence[int]
     """Where its sessions stand in the step."""
     drafts: Drafts | None = None
     done: bool = False
@@ -180,28 +181,37 @@ class Core:
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
             chosen = self._find(sessions)
-            before = [len(s.generated) // 4 for s in chosen]
+            batch = Batch(chosen, [s.length for s in chosen], lengths, flat)
             start = 0
             for session, length in zip(chosen, lengths, strict=True):
                 end = start + 4 * length
                 session.generated += flat[start:end]
+                session.length += length
                 start = end
             pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
-            rows: list[list[int]] = [[] for _ in self.shards]
+            for shard, rows in self._split(chosen):
+                self._ask(shard, batch, rows, max_tokens, verify_cost, now, pending)
+            return pending
+
+    def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
+        """The rows of a step by the shard that owns them, in pieces that fit into a message."""
+        rows: dict[int, list[int]] = {}
+        if len(self.shards) == 1 and not self._stats.refused:
+            rows[0] = list(range(len(chosen)))
+        else:
             for row, session in enumerate(chosen):
                 if not session.refused:
-                    rows[session.shard].append(row)
-            for shard, mine in zip(self.shards, rows, strict=True):
-                if mine:
-                    self._ask(shard, mine, chosen, before, max_tokens, verify_cost, now, pending)
-            return pending
+                    rows.setdefault(session.shard, []).append(row)
+        limit = self.config.limits.batch
+        for shard, mine in rows.items():
+            for start in range(0, len(mine), limit):
+                yield self.shards[shard], mine[start : start + limit]
 
     def _ask(
         self,
         shard: ShardState,
-        rows: list[int],
-        chosen: list[Session],
-        before: list[int],
+        batch: Batch,
+        rows: Sequence[int],
         max_tokens: int,
         verify_cost: float,
         now: float,
@@ -212,18 +222,17 @@ class Core:
             self._stats.skipped += 1
             return
         conversation = self._conversation(shard)
-        pending.touched.append(shard)
-        for start in range(0, len(rows), self.config.limits.batch):
-            some = rows[start : start + self.config.limits.batch]
-            for i in some:
-                shard.opens.pop(chosen[i].number, None)
-            step = [chosen[i] for i in some], [before[i] for i in some]
-            sequence = conversation.step(*step, max_tokens, verify_cost, now)
-            if max_tokens:
-                part = Part(shard, conversation, sequence, some)
-                pending.parts.append(part)
-                self._waiting[id(conversation), sequence] = part
+        if shard.opens:
+            for row in rows:
+                shard.opens.pop(batch.sessions[row].number, None)
+        mine = batch if len(rows) == len(batch.sessions) else batch.take(rows)
+        sequence = conversation.step(mine, max_tokens, verify_cost, now)
+        if max_tokens:
+            part = Part(shard, conversation, sequence, rows)
+            pending.parts.append(part)
+            self._waiting[id(conversation), sequence] = part
         self._send_closes(shard, conversation, now)  # after the step, whose drafts somebody waits for
+        pending.touched.append(shard)
 
     def collect(self, pending: Pending, now: float) -> list[Draft]:
         """The drafts that came, empty ones for the others. What did not come is no longer waited for."""
@@ -234,8 +243,7 @@ class Core:
                 continue
             offsets, text, probs = part.drafts
             total += len(text)
-            for k, row in enumerate(part.rows):
-                start, end = offsets[k], offsets[k + 1]
+            for row, (start, end) in zip(part.rows, pairwise(offsets), strict=True):
                 if start != end:
                     drafts[row] = Draft(text[start:end], probs[start:end])
                     count += 1
@@ -283,10 +291,10 @@ class Core:
                 touched.append(shard)
         return touched
 
-    def answered(self, shards: Sequence[ShardState]) -> bool:
-        """Whether every commit that was sent to these shards is acknowledged, or lost with its stream."""
+    def settled(self, shards: Sequence[ShardState]) -> bool:
+        """Whether these shards were told everything and have acknowledged every commit, or are lost."""
         with self._lock:
-            return not any(s.conversation and s.conversation.commits for s in shards)
+            return all(s.conversation is None or s.conversation.settled for s in shards)
 
     def overdue(self, shards: Sequence[ShardState], now: float) -> None:
         """A flush waited in vain for these shards."""
@@ -306,6 +314,12 @@ class Core:
             )
 
     # ---- what the streams report ----------------------------------------------------------------------------------
+
+    def wrote(self, conversation: Conversation, sequence: int) -> None:
+        """gRPC has taken a message."""
+        conversation.written = sequence
+        if not conversation.outbox:
+            self._changed()
 
     def received(self, shard: ShardState, conversation: Conversation, response: pb.DraftResponse, now: float) -> None:
         """A response arrived.
@@ -341,7 +355,7 @@ class Core:
             if shard.conversation is not conversation:
                 return
             self._stats.failed += 1
-            if shard.breaker.state == "closed":  # said once, not with every try
+            if shard.breaker.state == "closed" and not self.closed:  # said once, not with every try
                 log.warning("%s: stream ended, %s: %s", shard.endpoint.name, code.name, details)
             shard.breaker.failure(now)
             if code in _POISON:  # one of these may be why
@@ -453,6 +467,3 @@ def _each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
         return [(name, value)] * size
     tokens.same_length(name, value, "sessions", size)
     return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
-
-
-__all__ = ["Core", "GarbledReply", "Part", "Pending", "ShardState"]

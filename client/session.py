@@ -6,7 +6,7 @@ from dataclasses import dataclass
 class Session:
     """One running generation. Its tokens are kept as they travel: little-endian int32 bytes."""
 
-    __slots__ = ("generated", "number", "opened", "problem", "prompt", "refused", "shard")
+    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "shard")
 
     def __init__(self, number: int, shard: int, prompt: bytes, problem: str) -> None:
         self.number = number
@@ -14,13 +14,9 @@ class Session:
         self.prompt = prompt
         self.problem = problem
         self.generated = bytearray()
+        self.length = 0  # in tokens; kept beside, because a step reads it of every session
         self.opened = False
         self.refused = False
-
-    @property
-    def length(self) -> int:
-        """Tokens generated so far."""
-        return len(self.generated) // 4
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,9 @@ class Stream:
         outbox = self.conversation.outbox
         try:
             while outbox:
-                await self._call.write(outbox.popleft())
+                message = outbox.popleft()
+                await self._call.write(message)
+                self._core.wrote(self.conversation, message.sequence)
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the stream ended, and the reader says so
 
@@ -57,6 +59,8 @@ class Stream:
             code, details = error.code(), error.details() or ""
         except GarbledReply as error:
             code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
+        except asyncio.CancelledError:
+            code, details = grpc.StatusCode.CANCELLED, "closed by the client"
         except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
             log.exception("%s: the stream failed", self._shard.endpoint.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
@@ -67,7 +71,10 @@ class Stream:
         """Ends the stream and its connection."""
         self._call.cancel()
         if asyncio.current_task() is not self._reader:
-            self._reader.cancel()  # whoever closes it has no use for what it would report
+            await asyncio.wait([self._reader])
+            return  # the reader closes the rest
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
         await self._channel.close()
 
 

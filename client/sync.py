@@ -151,7 +151,7 @@ class DraftClient:
         until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
         while touched := self._core.flush(time.monotonic()):
             self._pump.run(lambda t=touched: self._streams.kick(t), until - time.monotonic())  # type: ignore[misc]
-            self._pump.wait(lambda t=touched: self._core.answered(t), until - time.monotonic())  # type: ignore[misc]
+            self._pump.wait(lambda t=touched: self._core.settled(t), until - time.monotonic())  # type: ignore[misc]
             if time.monotonic() >= until:
                 self._core.overdue(touched, time.monotonic())
                 return
@@ -256,4 +256,9 @@ class DraftClient:
         try:
             return call.read(method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                # gRPC would let calls fail for as long as its back-off lasts; the next one shall really try.
+                with self._lock:
+                    if self._channels.get(call.shard.index) is channel:
+                        del self._channels[call.shard.index]
             raise from_status(error.code(), error.details(), call.what) from error

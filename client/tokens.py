@@ -36,11 +36,12 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
 
     The batch is checked as one array, and looked through one by one only to say which is wrong.
     """
+    kinds = set(map(type, values))
     try:
-        if any(isinstance(v, np.ndarray) for v in values):
-            flat = np.concatenate([_integers(name, v) for v in values])
-        else:
+        if kinds <= {list, tuple, range}:
             flat = np.array(list(chain.from_iterable(values)))
+        else:
+            flat = np.concatenate([_integers(name, v) for v in values])
         if not flat.size:
             flat = flat.astype(INT32)
         if flat.dtype.kind in "iu" and flat.ndim == 1 and (not flat.size or 0 <= flat.min() <= flat.max() <= MAX_TOKEN):

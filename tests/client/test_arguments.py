@@ -1,0 +1,160 @@
+"""What callers pass in: checked here, with the name of the argument, before anything is changed or sent."""
+
+import math
+
+import numpy as np
+import pytest
+
+from histospec.client import (
+    AsyncDraftClient,
+    ConfigurationError,
+    DraftClient,
+    HistoSpecError,
+    Response,
+    Timeouts,
+    UnknownSession,
+)
+from histospec.client.tokens import batch_bytes, token_bytes
+
+NOWHERE = "127.0.0.1:9"
+
+BAD_TOKENS = [
+    ([1, -1], r"token -1 is outside \[0, 2147483647\]"),
+    ([1 << 31], r"token 2147483648 is outside"),
+    ([1 << 70], r"token 1180591620717411303424 is outside"),
+    ([1.5], "must be integers, is float64"),
+    (["a"], "must be integers"),
+    ("abc", "must be token ids, is str"),
+    (b"abc", "must be token ids, is bytes"),
+    ([[1, 2], [3, 4]], "must be one-dimensional"),
+    ([[1], [2, 3]], "must be"),
+    (np.array([1.0]), "must be integers"),
+    (np.array([[1]]), "must be one-dimensional"),
+    (7, "must be one-dimensional"),
+    (None, "must be"),
+]
+
+
+@pytest.fixture
+def client():
+    with DraftClient(NOWHERE, "run", timeouts=Timeouts(call=1, ingest=1)) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("value", "message"), BAD_TOKENS)
+def test_bad_tokens_are_named(value, message):
+    with pytest.raises(ValueError, match=message):
+        token_bytes("prompt", value)
+    with pytest.raises(ValueError, match=rf"new_tokens\[1\]: .*{message}"):
+        batch_bytes("new_tokens", [[1, 2], value])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, np.uint64, ">i4"])
+def test_every_integer_type_travels_alike(dtype):
+    expected = np.array([5, 6, 7], "<i4").tobytes()
+    assert token_bytes("x", np.array([5, 6, 7], dtype)) == expected
+    assert token_bytes("x", [5, 6, 7]) == token_bytes("x", (5, 6, 7)) == token_bytes("x", range(5, 8)) == expected
+    assert batch_bytes("x", [np.array([5], dtype), [], [6, 7]]) == (expected, [1, 0, 2])
+    assert batch_bytes("x", [[5], (6,), range(7, 8)]) == (expected, [1, 1, 1])
+    assert batch_bytes("x", [[], []]) == (b"", [0, 0])
+
+
+def test_bad_prompt_opens_nothing(client):
+    with pytest.raises(ValueError, match=r"prompts\[3\]: token -1 is outside \[0, 2147483647\]"):
+        client.open([[1], [2], [3], [4, -1]])
+    with pytest.raises(ValueError, match=r"prompts\[1\]: must not be empty"):
+        client.open([[1], []])
+    with pytest.raises(ValueError, match="problems: 1 values for 2 prompts"):
+        client.open([[1], [2]], problems=["a"])
+    with pytest.raises(ValueError, match=r"problems\[0\]: 1025 characters"):
+        client.open([[1]], problems=["a" * 1025])
+    assert client.open([[1]]) == [1]
+
+
+def test_bad_step_changes_nothing(client):
+    a, b = client.open([[1], [2]])
+    for arguments, message in [
+        (([a, b], [[1]]), "new_tokens: 1 values for 2 sessions"),
+        (([a, b], [[1], [-5]]), r"new_tokens\[1\]: token -5"),
+        (([a, a], [[1], [2]]), "sessions: a session appears twice"),
+        (([a], [[1]], 257), "max_tokens: 257"),
+        (([a], [[1]], -1), "max_tokens: -1"),
+        (([a], [[1]], 16, math.nan), "verify_cost: nan"),
+        (([a], [[1]], 16, -0.1), "verify_cost: -0.1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            client.step(*arguments)
+    with pytest.raises(UnknownSession, match=r"^sessions\[1\]: 77 is not an open session of this client$"):
+        client.step([a, 77], [[1], [2]])
+    # Had one of them appended a token, one logprob would not fit.
+    client.step([a], [[1]])
+    client.close([a], logprobs=[[-0.5]])
+
+
+def test_bad_close_closes_nothing(client):
+    a, b = client.open([[1], [2]])
+    client.step([a, b], [[1, 2], [3]])
+    for arguments, message in [
+        ({"epochs": -1}, r"epochs: -1 is outside"),
+        ({"epochs": [1]}, "epochs: 1 values for 2 sessions"),
+        ({"epochs": [1, 1.5]}, r"epochs\[1\]: must be an integer"),
+        ({"rewards": [1.0, math.inf]}, r"rewards\[1\]: must be a finite number"),
+        ({"logprobs": [[-1.0, -1.0], [-1.0, -2.0]]}, r"logprobs\[1\]: must have one value for each of the 1 tokens"),
+        ({"logprobs": [[-1.0, math.nan], None]}, r"logprobs\[0\]: value 1 is not a number"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            client.close([a, b], **arguments)
+    client.close([a, b], epochs=[1, None], rewards=[1, None], logprobs=[[-1.0, -2.0], None])
+    with pytest.raises(UnknownSession):
+        client.close([a])
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        (Response([]), r"responses\[1\]\.tokens: must not be empty"),
+        (Response([-1]), r"responses\[1\]\.tokens: token -1"),
+        (Response([1], logprobs=[1.0, 2.0]), r"responses\[1\]\.logprobs: must have one value for each of the 1 tokens"),
+        (Response([1], reward=math.nan), r"responses\[1\]\.reward: must be a finite number"),
+        (Response([1], generated=[2]), r"responses\[1\]\.generated: every value must be True or False"),
+        ([1, 2], r"responses\[1\]: must be a Response, is list"),
+    ],
+)
+def test_bad_response_is_not_sent(client, response, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        client.ingest([1], [Response([1]), response])
+    assert not isinstance(caught.value, HistoSpecError)  # the server was never asked
+
+
+def test_configuration_from_environment(monkeypatch):
+    monkeypatch.setenv("HISTOSPEC_ENDPOINT", "a:1, b:2")
+    monkeypatch.setenv("HISTOSPEC_NAMESPACE", "env")
+    monkeypatch.setenv("HISTOSPEC_DEADLINE", "0.5")
+    monkeypatch.setenv("HISTOSPEC_TOKEN", "secret")
+    config = DraftClient().config
+    assert [(e.name, e.address) for e in config.endpoints] == [("a:1", "a:1"), ("b:2", "b:2")]
+    assert (config.namespace, config.timeouts.step, config.token) == ("env", 0.5, "secret")
+    assert "secret" not in repr(config)
+    config = AsyncDraftClient("x=[::1]:3,y=h:4", "given", deadline=0.1, token="t").config
+    assert [(e.name, e.address) for e in config.endpoints] == [("x", "[::1]:3"), ("y", "h:4")]
+    assert (config.namespace, config.timeouts.step, config.token) == ("given", 0.1, "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "HISTOSPEC_ENDPOINT"),
+        ({"endpoint": "h:1"}, "HISTOSPEC_NAMESPACE"),
+        ({"endpoint": "h", "namespace": "n"}, "'h' is not of the form host:port"),
+        ({"endpoint": "http://h:1", "namespace": "n"}, "not of the form"),
+        ({"endpoint": ",", "namespace": "n"}, "names no address"),
+        ({"endpoint": "h:1,h:1", "namespace": "n"}, "named twice"),
+        ({"endpoint": "h:1", "namespace": "n" * 129}, "129 characters"),
+        ({"endpoint": "h:1", "namespace": "n", "deadline": 0}, "deadline: 0 is not"),
+    ],
+)
+def test_configuration_errors_say_what_to_set(monkeypatch, arguments, message):
+    monkeypatch.delenv("HISTOSPEC_ENDPOINT", raising=False)
+    monkeypatch.delenv("HISTOSPEC_NAMESPACE", raising=False)
+    with pytest.raises(ConfigurationError, match=message):
+        DraftClient(**arguments)

@@ -1,0 +1,67 @@
+"""The breaker's states, with the clock in the test's hands."""
+
+from histospec.client.breaker import CircuitBreaker
+from histospec.client.config import Breaker
+
+CONFIG = Breaker(failures=3, cooldown=1.0, cooldown_max=4.0, jitter=0.5)
+
+
+def opened() -> CircuitBreaker:
+    breaker = CircuitBreaker(CONFIG)
+    for _ in range(3):
+        assert breaker.allows(0)
+        breaker.failure(0)
+    return breaker
+
+
+def test_opens_after_failures_in_a_row_only():
+    breaker = CircuitBreaker(CONFIG)
+    for _ in range(10):
+        breaker.failure(0)
+        breaker.failure(0)
+        breaker.success()
+    assert breaker.state == "closed"
+    assert opened().state == "open"
+
+
+def test_one_try_after_the_cooldown():
+    breaker = opened()
+    assert not breaker.allows(0.99)
+    assert breaker.allows(1.5)
+    assert breaker.state == "trying"
+    assert not breaker.allows(1.5)
+
+
+def test_success_closes_and_forgets():
+    breaker = opened()
+    assert breaker.allows(2)
+    breaker.success()
+    assert breaker.state == "closed"
+    breaker.failure(2)
+    assert breaker.state == "closed"
+
+
+def test_cooldown_doubles_up_to_the_limit():
+    breaker, now = opened(), 0.0
+    for cooldown in (1, 2, 4, 4, 4):
+        assert not breaker.allows(now + 0.99 * cooldown)
+        now += 1.5 * cooldown
+        assert breaker.allows(now)
+        breaker.failure(now)
+
+
+def test_late_news_of_old_steps_does_not_lengthen_the_cooldown():
+    breaker = opened()
+    for _ in range(10):
+        breaker.failure(0.5)
+    assert breaker.allows(1.5)
+
+
+def test_a_try_that_nobody_followed_up_is_repeated():
+    breaker = opened()
+    assert breaker.allows(1.5)
+    assert breaker.allows(2.5)
+
+
+def test_cooldowns_differ():
+    assert len({opened()._retry_at for _ in range(20)}) > 10

@@ -1,0 +1,186 @@
+"""What is said on a stream, checked against a model of the server under random operations. No network in here.
+
+The model holds sessions exactly as the wire's comments promise, forgets some, loses the stream now and then, and complains
+about every message that a real server would refuse. Whatever happens: after a step, it holds exactly the worker's tokens.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histospec.client.config import Limits, configure
+from histospec.client.core import Core
+from histospec.client.errors import UnknownSession
+from histospec.v1 import draft_pb2 as pb
+
+
+class ModelServer:
+    """Sessions of one stream, and the responses of all streams."""
+
+    def __init__(self):
+        self.sessions: dict[int, list[int]] = {}
+        self.committed: list[list[int]] = []
+        self.sequence = 0
+
+    def hear(self, request: pb.DraftRequest) -> pb.DraftResponse | None:
+        self.sequence += 1
+        assert request.sequence == self.sequence
+        for o in request.opens:
+            assert o.session not in self.sessions, "opened twice"
+            assert o.prompt
+            self.sessions[o.session] = np.frombuffer(o.generated, "<i4").tolist()
+        unknown, tokens = [], []
+        if request.HasField("step"):
+            sessions = np.frombuffer(request.step.sessions, "<u8").tolist()
+            lengths = np.frombuffer(request.step.lengths, "<i4")
+            positions = np.frombuffer(request.step.positions, "<i4")
+            new = np.split(np.frombuffer(request.step.tokens, "<i4"), np.cumsum(lengths))
+            assert len(sessions) == len(lengths) == len(positions) == len(new) - 1
+            assert not len(new.pop())
+            for s, position, text in zip(sessions, positions, new, strict=True):
+                if s not in self.sessions:
+                    unknown.append(s)
+                else:
+                    assert position == len(self.sessions[s]), "a gap or an overlap"
+                    self.sessions[s] += text.tolist()
+                tokens.append(len(self.sessions.get(s, [])))
+        for c in request.closes:
+            held = self.sessions.pop(c.session, None)
+            if c.commit and (held is None or len(held) != c.generated):
+                unknown.append(c.session)
+            elif c.commit:
+                self.committed.append(held)
+        if not (request.HasField("step") or any(c.commit for c in request.closes) or unknown):
+            return None
+        return pb.DraftResponse(
+            sequence=request.sequence,
+            lengths=np.ones(len(tokens), "<i4").tobytes(),
+            tokens=np.array(tokens, "<i4").tobytes(),
+            probs=np.ones(len(tokens), "<f4").tobytes(),
+            unknown=np.array(unknown, "<u8").tobytes(),
+        )
+
+
+class World:
+    """A core, the model server behind a wire with delay, and the truth."""
+
+    def __init__(self, message_bytes: int):
+        self.core = Core(configure("h:1", "run", limits=Limits(message_bytes=message_bytes)), lambda: None)
+        self.shard = self.core.shards[0]
+        self.server = ModelServer()
+        self.truth: dict[int, list[int]] = {}
+        self.closed: list[list[int]] = []
+        self.answers: list[pb.DraftResponse] = []
+        self.conversation = None
+        self.now = 0.0
+
+    def exchange(self, deliver: bool = True) -> None:
+        if self.shard.conversation is None:
+            return
+        if self.shard.conversation is not self.conversation:
+            self.conversation, self.answers = self.shard.conversation, []
+            committed, self.server = self.server.committed, ModelServer()
+            self.server.committed = committed
+        while self.conversation.outbox:
+            answer = self.server.hear(self.conversation.outbox.popleft())
+            if answer is not None:
+                self.answers.append(answer)
+        while deliver and self.answers:
+            self.core.received(self.shard, self.conversation, self.answers.pop(0), self.now)
+
+    def step(self, sessions: list[int], new: list[list[int]], deliver: bool = True) -> list:
+        for s, text in zip(sessions, new, strict=True):
+            self.truth[s] += text
+        pending = self.core.step(sessions, new, 16, 0.05, self.now)
+        self.exchange(deliver)
+        return self.core.collect(pending, self.now)
+
+
+TOKENS = st.lists(st.integers(0, 99), max_size=3)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), st.integers(1, 4)),
+        st.tuples(st.just("step"), st.integers(0, 255), TOKENS, st.booleans()),
+        st.tuples(st.just("close"), st.integers(0, 255), st.booleans()),
+        st.tuples(st.just("forget"), st.integers(0, 255)),
+        st.tuples(st.just("lose")),
+        st.tuples(st.just("silent"), st.integers(0, 255), TOKENS),
+        st.tuples(st.just("flush")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]))
+def test_server_holds_what_the_worker_generated(operations, message_bytes):
+    world = World(message_bytes)
+    chosen = lambda bits: [s for s in world.truth if bits >> s % 8 & 1]  # noqa: E731
+    for name, *arguments in operations:
+        world.now += 10  # past every cool-down
+        if name == "open":
+            world.truth |= {s: [] for s in world.core.open([[1]] * arguments[0])}
+        elif name == "step":
+            sessions = chosen(arguments[0])
+            world.step(sessions, [arguments[1]] * len(sessions), deliver=arguments[2])
+        elif name == "silent":  # the breaker is open: the core may not send
+            world.shard.breaker.allows = lambda now: False
+            sessions = chosen(arguments[0])
+            world.step(sessions, [arguments[1]] * len(sessions))
+            del world.shard.breaker.allows
+        elif name == "close":
+            sessions = chosen(arguments[0])
+            world.core.close(sessions, commit=arguments[1])
+            texts = [world.truth.pop(s) for s in sessions]
+            world.closed += [text for text in texts if arguments[1] and text]
+        elif name == "forget":
+            for s in chosen(arguments[0]):
+                world.server.sessions.pop(s, None)
+        elif name == "lose" and world.shard.conversation is not None:
+            import grpc
+
+            world.core.ended(world.shard, world.shard.conversation, grpc.StatusCode.UNAVAILABLE, "", world.now)
+        elif name == "flush":
+            world.core.flush(world.now)
+            world.exchange()
+    for _ in range(8):  # whatever was unknown is found out, and opened again
+        world.now += 10
+        sessions = list(world.truth)
+        drafts = world.step(sessions, [[]] * len(sessions))
+        world.core.flush(world.now)
+        world.exchange()
+    assert {s: world.server.sessions[s] for s in world.truth} == world.truth
+    assert [d.tokens.tolist() for d in drafts] == [[len(world.truth[s])] for s in sessions]
+    assert set(world.server.sessions) == set(world.truth)  # nothing is left behind
+    lost = world.core.stats().dropped_commits
+    committed = [text for text in world.server.committed]
+    for text in world.closed:
+        if text in committed:
+            committed.remove(text)
+        else:
+            lost -= 1
+    assert lost >= 0  # every response is there, or counted as dropped
+
+
+def test_after_an_outage_commits_do_not_hold_up_the_step():
+    """The backlog follows in messages of limited size, behind the steps."""
+    world = World(message_bytes=100)
+    sessions = world.core.open([[1]] * 50)
+    world.shard.breaker.allows = lambda now: False
+    world.step_tokens = world.core.step(sessions, [[1, 2, 3]] * 50, 16, 0.05, 0)
+    world.core.close(sessions[1:])
+    del world.shard.breaker.allows
+    world.core.step(sessions[:1], [[4]], 16, 0.05, 1)
+    messages = list(world.shard.conversation.outbox)
+    assert messages[0].HasField("step")
+    assert not messages[0].closes
+    assert sum(len(m.closes) for m in messages) < 10
+
+
+def test_closed_sessions_are_unknown():
+    world = World(4 << 20)
+    (session,) = world.core.open([[1]])
+    world.core.close([session])
+    with pytest.raises(UnknownSession):
+        world.core.step([session], [[1]], 16, 0.05, 0)

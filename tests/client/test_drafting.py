@@ -1,0 +1,233 @@
+"""The client's contract against a real server, in both faces."""
+
+import asyncio
+import inspect
+import threading
+
+import numpy as np
+import pytest
+
+import histospec.client
+from histospec.client import AsyncDraftClient, DraftClient, Response, Shard
+
+PROMPT = [11, 12, 13, 14]
+TEXT = list(range(100, 160))
+PATIENT = 5.0
+"""A deadline that a busy test machine does not miss; that the deadline holds is tested in test_faults.py."""
+
+
+@pytest.fixture
+def client(shared_server, request):
+    with DraftClient(shared_server.endpoint, namespace=request.node.name, deadline=PATIENT) as client:
+        yield client
+
+
+def roll_out(client: DraftClient, prompt: list[int], text: list[int], **close: object) -> tuple[int, int]:
+    """Generates `text` as a deterministic policy would, taking what is drafted. -> tokens, steps."""
+    (session,) = client.open([prompt])
+    done, steps, new = 0, 0, list[int]()
+    while done < len(text):
+        (draft,) = client.step([session], [new], max_tokens=8)
+        accepted = 0
+        while accepted < len(draft) and done + accepted < len(text) and draft.tokens[accepted] == text[done + accepted]:
+            accepted += 1
+        new = text[done : done + accepted + 1]
+        done += len(new)
+        steps += 1
+    client.step([session], [new], max_tokens=0)
+    client.close([session], **close)
+    return done, steps
+
+
+def test_second_visit_drafts_what_the_first_wrote(client):
+    tokens, steps = roll_out(client, PROMPT, TEXT)
+    assert steps == tokens
+    assert [r.tokens.tolist() for r in client.history(PROMPT)] == [TEXT]
+    tokens, steps = roll_out(client, PROMPT, TEXT)
+    assert tokens / steps > 1.5
+    stats = client.stats()
+    assert stats.drafts > 0
+    assert stats.late == stats.failed == stats.reopened == stats.dropped_commits == 0
+
+
+def test_ingest_keeps_everything_about_a_response(client):
+    responses = [
+        Response([1, 2, 3], logprobs=[-0.5, -0.25, -1.0], reward=0.75),
+        Response(np.array([4, 5], np.int64), generated=[True, False]),
+    ]
+    client.ingest(PROMPT, responses, epoch=3)
+    client.ingest(PROMPT, [Response([9])], epoch=4, problem="elsewhere")
+    first, second = client.history(PROMPT)
+    assert first.tokens.tolist() == [1, 2, 3]
+    assert first.tokens.dtype == np.int32
+    assert first.logprobs.tolist() == [-0.5, -0.25, -1.0]
+    assert (first.reward, first.epoch, first.generated) == (0.75, 3, None)
+    assert second.generated.tolist() == [True, False]
+    assert (second.reward, second.logprobs) == (None, None)
+    assert [r.tokens.tolist() for r in client.history([1], problem="elsewhere")] == [[9]]
+    assert [r.tokens.tolist() for r in client.history(PROMPT, limit=1)] == [[4, 5]]
+    assert client.history([99]) == []
+
+
+def test_close_says_epoch_reward_and_logprobs(client):
+    a, b, c = client.open([PROMPT] * 3)
+    client.step([a, b, c], [[1, 2], [3], [4]])
+    client.close([a, b], epochs=[5, 6], rewards=[0.5, None], logprobs=[[-1.0, -2.0], None])
+    client.close([c], commit=False)
+    first, second = sorted(client.history(PROMPT), key=lambda r: r.epoch)
+    assert (first.tokens.tolist(), first.epoch, first.reward) == ([1, 2], 5, 0.5)
+    assert first.logprobs.tolist() == [-1.0, -2.0]
+    assert (second.tokens.tolist(), second.epoch, second.reward, second.logprobs) == ([3], 6, None, None)
+    assert client.stats().commits == 2
+
+
+def test_big_ingest_is_spread_over_messages(shared_server):
+    limits = histospec.client.Limits(message_bytes=10_000)
+    with DraftClient(shared_server.endpoint, "big", limits=limits) as client:
+        client.ingest(PROMPT, [Response(range(i, i + 1000)) for i in range(20)], epoch=1)
+        assert [r.tokens[0] for r in client.history(PROMPT)] == list(range(20))
+
+
+def test_drafts_follow_the_order_of_the_sessions(client):
+    for p in range(8):
+        client.ingest([p, p, p], [Response([1000 * p + i for i in range(30)])])
+    sessions = client.open([[p, p, p] for p in range(8)])
+    drafts = client.step(sessions[::-1], [[1000 * p, 1000 * p + 1, 1000 * p + 2] for p in reversed(range(8))])
+    assert [d.tokens[0] for d in drafts] == [1000 * p + 3 for p in reversed(range(8))]
+    assert all(len(d.tokens) == len(d.probs) and d.tokens.dtype == np.int32 for d in drafts)
+    assert client.step([], []) == []
+
+
+def test_send_and_receive_may_overlap(client):
+    """Two steps on their way at once, collected in the other order."""
+    client.ingest(PROMPT, [Response(TEXT)])
+    a, b = client.open([PROMPT] * 2)
+    first, second = client.send([a], [TEXT[:4]]), client.send([b], [TEXT[:10]])
+    assert client.receive(second)[0].tokens[0] == TEXT[10]
+    assert client.receive(first)[0].tokens[0] == TEXT[4]
+
+
+def test_flush_tells_the_server_of_opens(client, shared_server, eventually):
+    name = f'histospec_problem_lookups_total{{namespace="{client.config.namespace}",result="miss"}}'
+    client.open([PROMPT] * 3)
+    client.flush()
+    eventually(lambda: shared_server.metrics().get(name) == 3)
+
+
+def test_length_topology_and_drop(client, shared_server):
+    client.ingest(PROMPT, [Response(range(n)) for n in (10, 20, 30)])
+    prediction = client.predict_length(PROMPT, quantiles=[0.5])
+    assert prediction.quantiles.tolist() == [0.5]
+    assert 10 <= prediction.lengths[0] <= 30
+    assert prediction.observations == 3
+    assert client.predict_length(PROMPT, generated=100).lengths.tolist() == []
+    (shard,) = client.topology()
+    assert isinstance(shard, Shard)
+    assert client.drop_namespace() == 3
+    assert client.history(PROMPT) == []
+
+
+def test_inside_a_running_loop(client):
+    """The blocking face in a thread that runs a loop already, as in a notebook or an async trainer."""
+
+    async def main() -> None:
+        client.ingest(PROMPT, [Response(TEXT)])
+        sessions = client.open([PROMPT])
+        assert client.step(sessions, [TEXT[:5]])[0].tokens[0] == TEXT[5]
+
+    asyncio.run(main())
+
+
+@pytest.mark.asyncio
+async def test_async_face(shared_server):
+    async with AsyncDraftClient(shared_server.endpoint, "async", deadline=PATIENT) as client:
+        await client.ingest(PROMPT, [Response(TEXT)], epoch=1)
+        sessions = await client.open([PROMPT] * 4)
+        steps = [client.step([s], [TEXT[: i + 3]]) for i, s in enumerate(sessions)]
+        drafts = await asyncio.gather(*steps)  # at once, each in its own message
+        assert [d.tokens[0] for (d,) in drafts] == TEXT[3:7]
+        await client.close(sessions)
+        assert len(await client.history(PROMPT)) == 5
+        assert (await client.predict_length(PROMPT)).observations == 5
+        assert await client.topology()
+        assert await client.drop_namespace() == 5
+        assert client.stats().late == 0
+
+
+@pytest.mark.asyncio
+async def test_cancelled_step_leaves_the_client_whole(odd_server):
+    odd_server.answer = lambda request, context: None
+    async with AsyncDraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
+        sessions = await client.open([PROMPT])
+        task = asyncio.create_task(client.step(sessions, [[1]]))
+        while not odd_server.requests:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        odd_server.answer = odd_server.draft
+        assert len((await client.step(sessions, [[2]]))[0]) == 1
+        assert client.stats().late == 0
+
+
+def test_both_faces_have_the_same_methods():
+    def face(cls: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(cls, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert face(DraftClient) == face(AsyncDraftClient)
+
+
+def test_many_threads_share_one_client(shared_server):
+    """Each thread sees its own sessions' drafts, while others ingest and open and close."""
+    rounds, errors = 30, list[BaseException]()
+    with DraftClient(shared_server.endpoint, "threads", deadline=PATIENT) as client:
+        for t in range(6):
+            client.ingest([t], [Response([1000 * t + i for i in range(200)])])
+
+        def worker(t: int) -> None:
+            try:
+                for r in range(rounds):
+                    sessions = client.open([[t], [t]])
+                    start = r % 50
+                    new = [1000 * t + i for i in range(start, start + 8)]
+                    pending = client.send(sessions, [new, new])
+                    if r % 7 == 0:
+                        client.ingest([500 + t], [Response([r, r, r])])
+                    for draft in client.receive(pending):
+                        assert draft.tokens[0] == new[-1] + 1
+                    client.close(sessions, commit=False)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=worker, args=(t,)) for t in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert client.stats().drafts == 6 * rounds * 2
+        assert client.stats().late == client.stats().failed == 0
+
+
+def test_a_waiting_thread_holds_up_nobody(odd_server):
+    """One thread waits out its deadline for an answer that never comes; the other's steps go through meanwhile."""
+    odd_server.answer = lambda request, context: None if len(request.step.sessions) == 16 else odd_server.draft(request)
+    with DraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
+        one, two, three = client.open([[1], [2], [3]])
+        client.step([three], [[1]])
+        stuck = threading.Thread(target=client.step, args=([one, two], [[1], [1]]))
+        stuck.start()
+        steps = 0
+        while stuck.is_alive():
+            assert len(client.step([three], [[1]])[0]) == 1
+            steps += 1
+        assert steps > 10
+
+
+def test_public_names():
+    assert all(hasattr(histospec.client, name) for name in histospec.client.__all__)
+    assert {"DraftClient", "AsyncDraftClient", "Response", "Draft"} <= set(histospec.client.__all__)

@@ -1,0 +1,548 @@
+"""Section "When things go wrong": real servers, really killed, stopped, cut off and misbehaving.
+
+No test asserts a time. That a worker never waits is shown by counting: while a server is away, steps come back (with empty
+drafts) and most of them are not even sent.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from histospec.client import (
+    AsyncDraftClient,
+    Breaker,
+    DeadlineExceeded,
+    DraftClient,
+    Limits,
+    Response,
+    Timeouts,
+    Unavailable,
+)
+from histospec.client.routing import place, problem_digest
+from histospec.v1 import draft_pb2 as pb
+
+PROMPT = [11, 12, 13, 14]
+TEXT = list(range(100, 400))
+QUICK = Breaker(cooldown=0.05, cooldown_max=0.2)
+PATIENT = 2.0
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def one_step(client, sessions, tokens=()):
+    return client.step(sessions, [list(tokens) for _ in sessions])
+
+
+def until_drafts(client, sessions, eventually):
+    """Steps until every session drafts again, as a worker does that knows nothing of the fault."""
+    eventually(lambda: all(len(d) for d in one_step(client, sessions)))
+
+
+# ---- away ---------------------------------------------------------------------------------------------------------
+
+
+def test_server_absent_from_the_start(start_server, eventually):
+    port = free_port()
+    with DraftClient(f"127.0.0.1:{port}", "run", breaker=QUICK, deadline=PATIENT) as client:
+        sessions = client.open([PROMPT, PROMPT])
+        for i in range(50):
+            assert [len(d) for d in client.step(sessions, [[TEXT[i]], [TEXT[i]]])] == [0, 0]
+        stats = client.stats()
+        assert stats.skipped > 25
+        assert stats.breakers == {f"127.0.0.1:{port}": "open"}
+        with pytest.raises(Unavailable, match=rf"Ingest on 127.0.0.1:{port}: "):
+            client.ingest(PROMPT, [Response(TEXT)])
+        with pytest.raises(ConnectionError):
+            client.history(PROMPT)
+
+        server = start_server("--listen", f"127.0.0.1:{port}")
+        client.ingest(PROMPT, [Response(TEXT)])
+        until_drafts(client, sessions, eventually)
+        assert one_step(client, sessions)[0].tokens[0] == TEXT[50]  # it has all that was generated meanwhile
+        assert client.stats().breakers[server.endpoint] == "closed"
+        client.close(sessions)
+        assert [r.tokens.tolist() for r in client.history(PROMPT)] == [TEXT, TEXT[:50], TEXT[:50]]
+
+
+def test_killed_in_the_middle_and_restarted(server, eventually):
+    with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        client.ingest(PROMPT, [Response(TEXT)])
+        sessions = client.open([PROMPT, PROMPT])
+        for i in range(0, 20):
+            assert all(len(d) for d in client.step(sessions, [[TEXT[i]], [TEXT[i]]]))
+        server.kill()
+        for i in range(20, 40):
+            assert not any(len(d) for d in client.step(sessions, [[TEXT[i]], [TEXT[i]]]))
+        server.restart()
+        until_drafts(client, sessions, eventually)
+        assert [d.tokens[0] for d in one_step(client, sessions)] == [TEXT[40]] * 2
+        assert client.stats().reopened >= 2
+        client.close(sessions)
+        client.flush(PATIENT)
+        assert [r.tokens.tolist() for r in client.history(PROMPT)] == [TEXT, TEXT[:40], TEXT[:40]]
+
+
+def test_commits_survive_while_the_server_is_away(server, eventually):
+    """Closed while it is down, one of them never even known to it: all arrive, each once."""
+    with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        known = client.open([PROMPT])
+        client.step(known, [[1, 2]])
+        server.kill()
+        client.step(known, [[3]])
+        strange = client.open([PROMPT])
+        client.step(strange, [[7, 8]])
+        client.close(known, epochs=5, rewards=0.5, logprobs=[[-1.0, -2.0, -3.0]])
+        client.close(strange, epochs=6)
+        client.flush()
+        assert client.stats().pending_commits == 2
+        server.restart()
+        eventually(lambda: client.flush() or client.stats().pending_commits == 0)
+        first, second = sorted(client.history(PROMPT), key=lambda r: r.epoch)
+        assert (first.tokens.tolist(), first.epoch, first.reward) == ([1, 2, 3], 5, 0.5)
+        assert first.logprobs.tolist() == [-1.0, -2.0, -3.0]
+        assert (second.tokens.tolist(), second.epoch) == ([7, 8], 6)
+
+
+def test_kept_commits_are_bounded_and_counted():
+    limits = Limits(commits=3)
+    with DraftClient(f"127.0.0.1:{free_port()}", "run", limits=limits, deadline=0.01) as client:
+        for _ in range(5):
+            sessions = client.open([PROMPT])
+            client.step(sessions, [TEXT])
+            client.close(sessions)
+        assert (client.stats().pending_commits, client.stats().dropped_commits) == (3, 2)
+    limits = Limits(commit_bytes=3 * 4 * len(TEXT))
+    with DraftClient(f"127.0.0.1:{free_port()}", "run", limits=limits, deadline=0.01) as client:
+        for _ in range(5):
+            sessions = client.open([PROMPT])
+            client.step(sessions, [TEXT])
+            client.close(sessions)
+        assert (client.stats().pending_commits, client.stats().dropped_commits) == (2, 3)
+
+
+# ---- slow ---------------------------------------------------------------------------------------------------------
+
+
+def test_stopped_server_costs_few_deadlines_and_comes_back(server, eventually):
+    """SIGSTOP: connections stay, nothing answers. The deadline, then the breaker; SIGCONT, and drafts are back."""
+    timeouts = Timeouts(call=0.2, silence=0.3)
+    with DraftClient(server.endpoint, "run", breaker=QUICK, timeouts=timeouts) as client:
+        client.ingest(PROMPT, [Response(TEXT)])
+        sessions = client.open([PROMPT])
+        client.step(sessions, [TEXT[:5]])
+        until_drafts(client, sessions, eventually)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            before = client.stats()
+            for i in range(5, 205):
+                assert len(client.step(sessions, [[TEXT[i]]])[0]) == 0
+                time.sleep(0.005)  # the forward pass
+            after = client.stats()
+            assert after.late > before.late
+            assert after.skipped - before.skipped > 100
+            with pytest.raises(DeadlineExceeded):
+                client.predict_length(PROMPT)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        until_drafts(client, sessions, eventually)
+        assert one_step(client, sessions)[0].tokens[0] == TEXT[205]
+
+
+def test_late_answers_are_not_mistaken_for_later_ones(odd_server, eventually):
+    """The answer to step n, arriving during step n + 1, must not become the draft of step n + 1."""
+    release = threading.Event()
+
+    def answer(request, context):
+        if request.sequence == 2:
+            release.wait(30)
+        response = odd_server.draft(request)
+        response.tokens = np.array([request.sequence], "<i4").tobytes()
+        return response
+
+    odd_server.answer = answer
+    with DraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
+        sessions = client.open([PROMPT])
+        assert one_step(client, sessions)[0].tokens.tolist() == [1]
+        client.config.timeouts.__dict__["step"] = 0.02
+        assert len(one_step(client, sessions)[0]) == 0
+        client.config.timeouts.__dict__["step"] = PATIENT
+        pending = client.send(sessions, [[1]])
+        release.set()
+        assert client.receive(pending)[0].tokens.tolist() == [3]
+        stats = client.stats()
+        assert (stats.late, stats.failed, stats.reopened) == (1, 0, 0)
+
+
+def test_ingest_that_hangs_holds_up_no_step(odd_server):
+    """A unary call into the void, on a server whose stream works."""
+    listener = socket.create_server(("127.0.0.1", 0))  # accepts, and never says a word
+    endpoints = f"{odd_server.endpoint},127.0.0.1:{listener.getsockname()[1]}"
+    names = endpoints.split(",")
+    prompts = [next([p] for p in range(99) if place(problem_digest("run", _i32([p])), names) == i) for i in (0, 1)]
+    with DraftClient(endpoints, "run", deadline=PATIENT, timeouts=Timeouts(ingest=5)) as client:
+        sessions = client.open([prompts[0]])
+        outcome = []
+
+        def ingest():
+            try:
+                client.ingest(prompts[1], [Response(TEXT)])
+            except Unavailable as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=ingest)
+        thread.start()
+        steps = 0
+        while thread.is_alive():
+            assert len(one_step(client, sessions)[0]) == 1
+            steps += 1
+        assert steps > 10
+        assert outcome
+    listener.close()
+
+
+# ---- wrong --------------------------------------------------------------------------------------------------------
+
+
+def garbled(**fields):
+    def answer(request, context):
+        response = pb.DraftResponse(
+            sequence=request.sequence, lengths=_i32([1]), tokens=_i32([5]), probs=np.ones(1, "<f4").tobytes()
+        )
+        for name, value in fields.items():
+            setattr(response, name, value)
+        return response
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda request, context: b"\xff\xff\xff\xff",
+        lambda request, context: context.abort(grpc.StatusCode.INTERNAL, "broken"),
+        lambda request, context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no"),
+        lambda request, context: context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full"),
+        garbled(sequence=99),
+        garbled(lengths=b"\1\0\0"),
+        garbled(lengths=np.array([1, 0], "<i4").tobytes()),
+        garbled(lengths=np.array([2], "<i4").tobytes()),
+        garbled(lengths=np.array([-1], "<i4").tobytes(), tokens=b"", probs=b""),
+        garbled(tokens=np.array([-7], "<i4").tobytes()),
+        garbled(probs=b""),
+        garbled(unknown=b"\0\0"),
+    ],
+    ids=["bytes", "internal", "invalid", "exhausted", "sequence", "lengths", "count", "sum", "minus", "token", "probs", "ids"],
+)
+def test_garbage_is_an_empty_draft_and_a_new_stream(odd_server, eventually, answer):
+    odd_server.answer = answer
+    with DraftClient(odd_server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        sessions = client.open([PROMPT])
+        assert len(one_step(client, sessions, [1])[0]) == 0
+        assert client.stats().failed == 1
+        odd_server.answer = odd_server.draft
+        until_drafts(client, sessions, eventually)
+        assert odd_server.opened()[-1] == (sessions[0], [1])
+
+
+def test_stream_reset_reopens_from_the_workers_context(odd_server, eventually):
+    def reset(request, context):
+        if odd_server.streams == 1 and request.sequence == 3:
+            context.cancel()
+            return None
+        return odd_server.draft(request)
+
+    odd_server.answer = reset
+    with DraftClient(odd_server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        sessions = client.open([PROMPT, PROMPT])
+        for i in range(3):
+            one_step(client, sessions, [i])
+        until_drafts(client, sessions, eventually)
+        assert odd_server.streams == 2
+        assert odd_server.opened() == [(1, []), (2, []), (1, [0, 1, 2]), (2, [0, 1, 2])]
+
+
+def test_unknown_sessions_are_reopened_alone(odd_server):
+    def forget_second(request, context):
+        response = odd_server.draft(request)
+        if request.sequence == 2:
+            response.unknown = np.array([2], "<u8").tobytes()
+        return response
+
+    odd_server.answer = forget_second
+    with DraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
+        sessions = client.open([PROMPT] * 3)
+        for i in range(4):
+            assert all(len(d) == 1 for d in one_step(client, sessions, [i]))
+        assert odd_server.opened() == [(1, []), (2, []), (3, []), (2, [0, 1])]
+        assert [len(r.step.sessions) // 8 for r in odd_server.requests] == [3, 3, 3, 3]
+        assert client.stats().reopened == 1
+
+
+def test_commit_of_an_unknown_session_is_sent_again(odd_server, eventually):
+    def forget(request, context):
+        response = odd_server.draft(request)
+        if request.closes and odd_server.streams == 1 and request.sequence == 2:
+            response.unknown = np.array([1], "<u8").tobytes()
+        return response
+
+    odd_server.answer = forget
+    with DraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
+        sessions = client.open([PROMPT])
+        one_step(client, sessions, [5, 6])
+        client.close(sessions, epochs=3)
+        client.flush(PATIENT)
+        assert client.stats().commits == 1
+        last = odd_server.requests[-1]
+        assert (last.closes[0].epoch, last.closes[0].generated) == (3, 2)
+        assert odd_server.opened()[-1] == (1, [5, 6])
+
+
+def test_commit_that_is_always_turned_down_is_dropped(odd_server, eventually):
+    def refuse(request, context):
+        if request.closes:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "closes: no")
+        return odd_server.draft(request)
+
+    odd_server.answer = refuse
+    with DraftClient(odd_server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        bad, good = client.open([PROMPT, PROMPT])
+        one_step(client, [bad, good], [5])
+        client.close([bad])
+        eventually(lambda: one_step(client, [good]) and client.stats().dropped_commits == 1)
+        until_drafts(client, [good], eventually)
+        assert client.stats().pending_commits == 0
+
+
+def test_refused_session_never_drafts_and_harms_no_other(start_server):
+    server = start_server("--max-prompt-tokens", "10")
+    with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
+        client.ingest(PROMPT, [Response(TEXT)])
+        long, short = client.open([range(11), PROMPT])
+        for i in range(3):
+            drafts = client.step([long, short], [[TEXT[i]], [TEXT[i]]])
+            assert len(drafts[0]) == 0
+            assert drafts[1].tokens[0] == TEXT[i + 1]
+        client.close([long, short])
+        assert len(client.history(PROMPT)) == 2
+        stats = client.stats()
+        assert (stats.refused, stats.failed, stats.commits) == (1, 0, 1)
+
+
+# ---- several shards -----------------------------------------------------------------------------------------------
+
+
+def test_one_shard_down_leaves_the_other_drafting(start_server, eventually):
+    a, b = start_server(name="a"), start_server(name="b")
+    with DraftClient(f"a={a.endpoint},b={b.endpoint}", "run", breaker=QUICK, deadline=PATIENT) as client:
+        prompts = [[p, p] for p in range(20)]
+        for p, prompt in enumerate(prompts):
+            client.ingest(prompt, [Response([1000 * p + i for i in range(50)])])
+        owner = [place(problem_digest("run", _i32(p)), ["a", "b"]) for p in prompts]
+        assert {0, 1} == set(owner)
+        sessions = client.open(prompts)
+
+        def step(i):
+            drafts = client.step(sessions, [[1000 * p + i] for p in range(20)])
+            return [d.tokens[0] - 1000 * p if len(d) else None for p, d in enumerate(drafts)]
+
+        assert step(0) == [1] * 20
+        b.kill()
+        assert step(1) == [2 if o == 0 else None for o in owner]
+        assert step(2) == [3 if o == 0 else None for o in owner]
+        b.restart()
+        i = 3
+
+        def back():
+            nonlocal i
+            i += 1
+            return None not in step(i - 1)
+
+        eventually(back)
+        assert client.drop_namespace() == 20
+
+
+def test_partition_between_two_hosts(start_server, eventually):
+    """A real network cut: the server in its own network namespace, its cable pulled and put back."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2")
+    tag = f"hs{os.getpid() % 10000}"
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+    if ip("netns", "add", tag).returncode:
+        pytest.skip("network namespaces are not to be had here")
+    child = None
+    try:
+        ip("link", "add", f"{tag}a", "type", "veth", "peer", "name", f"{tag}b", "netns", tag)
+        ip("addr", "add", "10.213.7.1/24", "dev", f"{tag}a")
+        ip("link", "set", f"{tag}a", "up")
+        ip("-n", tag, "addr", "add", "10.213.7.2/24", "dev", f"{tag}b")
+        ip("-n", tag, "link", "set", f"{tag}b", "up")
+        if ip("-n", tag, "link", "set", "lo", "up").returncode:
+            pytest.skip("veth pairs are not to be had here")
+        command = ["ip", "netns", "exec", tag, sys.executable, "-m", "histospec.server", "serve", "--insecure"]
+        command += ["--listen", "10.213.7.2:6378", "--http", "10.213.7.2:9464"]
+        directory = start_server._directory
+        child = subprocess.Popen([*command, "--data-dir", str(directory / "ns")], cwd=directory, stderr=subprocess.DEVNULL)
+        timeouts = Timeouts(call=1, ingest=1, silence=0.5)
+        with DraftClient("10.213.7.2:6378", "run", breaker=QUICK, timeouts=timeouts, deadline=0.2) as client:
+
+            def ingested():
+                try:
+                    client.ingest(PROMPT, [Response(TEXT)])
+                except Unavailable:
+                    return False
+                return True
+
+            eventually(ingested)
+            sessions = client.open([PROMPT])
+            client.step(sessions, [TEXT[:5]])
+            until_drafts(client, sessions, eventually)
+            ip("-n", tag, "link", "set", f"{tag}b", "down")
+            for i in range(5, 105):
+                assert len(client.step(sessions, [[TEXT[i]]])[0]) == 0
+                time.sleep(0.01)
+            assert client.stats().skipped > 50
+            with pytest.raises(Unavailable):
+                client.history(PROMPT)
+            ip("-n", tag, "link", "set", f"{tag}b", "up")
+            until_drafts(client, sessions, eventually)
+            assert one_step(client, sessions)[0].tokens[0] == TEXT[105]
+    finally:
+        if child is not None:
+            child.kill()
+            child.wait()
+        ip("netns", "del", tag)
+
+
+# ---- processes ----------------------------------------------------------------------------------------------------
+
+FORK = """
+import os, sys
+from histospec.client import DraftClient, Response, Unavailable
+
+prompt, text = [1, 2, 3], list(range(50, 90))
+used, fresh = (DraftClient(sys.argv[1], "run", deadline=5) for _ in range(2))
+
+def drafts(client):
+    sessions = client.open([prompt])
+    return len(client.step(sessions, [text[:5]])[0])
+
+if sys.argv[2] == "before":     # nobody has connected yet: the child is free to
+    if pid := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        sys.exit(code or not drafts(fresh))
+    sys.exit(not drafts(fresh))
+
+assert drafts(used)
+if pid := os.fork():
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, code
+    assert drafts(used)         # the parent did not notice
+    sys.exit(0)
+for client in (used, fresh, DraftClient(sys.argv[1], "run")):
+    assert not drafts(client)   # does without, at once
+    try:
+        client.ingest(prompt, [Response(text)])
+    except Unavailable as error:
+        assert "forked" in str(error)
+    else:
+        sys.exit("ingest should have raised")
+    client.shutdown()
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_fork(shared_server, when):
+    """A child forked after the parent has connected does without drafts and says why; it never hangs."""
+    with DraftClient(shared_server.endpoint, "run") as client:
+        client.ingest([1, 2, 3], [Response(list(range(50, 90)))])
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, shared_server.endpoint, when], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_exit_without_shutdown_is_silent(shared_server):
+    """Workers are rarely shut down properly; their last lines should not be ours."""
+    script = """
+import sys
+from histospec.client import DraftClient
+client = DraftClient(sys.argv[1], "run", deadline=5)
+sessions = client.open([[1, 2]])
+client.step(sessions, [[3]])
+client.history([1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, shared_server.endpoint], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_import_has_no_side_effects():
+    script = """
+import logging, signal, sys, threading
+handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+import histospec.client
+assert handlers == [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+assert not logging.getLogger().handlers and not logging.getLogger("histospec").handlers
+assert threading.active_count() == 1
+assert not [m for m in sys.modules if m.split(".")[0] in ("vllm", "torch", "structlog", "uvloop")]
+assert not [m for m in sys.modules if m.startswith(("histospec.server", "histospec.native"))]
+client = histospec.client.DraftClient("h:1", "n")
+client.open([[1]])
+assert threading.active_count() == 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_after_shutdown(shared_server):
+    client = DraftClient(shared_server.endpoint, "run", deadline=PATIENT)
+    sessions = client.open([PROMPT])
+    one_step(client, sessions, [1])
+    client.shutdown()
+    client.shutdown()
+    assert len(one_step(client, sessions, [2])[0]) == 0
+    client.flush()
+    with pytest.raises(Unavailable, match="shut down"):
+        client.history(PROMPT)
+
+
+@pytest.mark.asyncio
+async def test_async_face_goes_through_a_restart(server, eventually):
+    import asyncio
+
+    async with AsyncDraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        await client.ingest(PROMPT, [Response(TEXT)])
+        sessions = await client.open([PROMPT])
+        assert len((await client.step(sessions, [TEXT[:5]]))[0])
+        await asyncio.to_thread(server.kill)
+        assert not len((await client.step(sessions, [[TEXT[5]]]))[0])
+        with pytest.raises(Unavailable):
+            await client.history(PROMPT)
+        await asyncio.to_thread(server.restart)
+        for _ in range(1000):
+            (draft,) = await client.step(sessions, [[]])
+            if len(draft):
+                break
+            await asyncio.sleep(0.01)
+        assert draft.tokens[0] == TEXT[6]
+
+
+def _i32(tokens):
+    return np.array(tokens, "<i4").tobytes()
