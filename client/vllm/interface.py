@@ -6,6 +6,7 @@ need no vLLM; at run time they are vLLM's own classes.
 # ruff: noqa: D102 - what the methods do is vLLM's to say
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -43,13 +44,12 @@ if TYPE_CHECKING:
         req_ids: list[str]
         sampled_token_ids: list[list[int]]
 
-    class DraftTokenIds(Protocol):
+    @dataclass
+    class DraftTokenIds:
         """Drafts for the next step; row i belongs to req_ids[i]."""
 
         req_ids: list[str]
         draft_token_ids: list[list[int]]
-
-        def __init__(self, req_ids: list[str], draft_token_ids: list[list[int]]) -> None: ...
 
     class RequestStatus:
         """How a request stands; the finished ones that HistoSpec tells apart."""

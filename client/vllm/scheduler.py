@@ -188,5 +188,4 @@ def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> boo
     new = len(tokens)
     if request.num_output_tokens + new >= request.max_tokens or request.num_tokens + new >= max_model_len:
         return True
-    stops = parameters.stop_token_ids
-    return parameters.eos_token_id in tokens or (bool(stops) and not set(stops).isdisjoint(tokens))
+    return parameters.eos_token_id in tokens or any(stop in tokens for stop in parameters.stop_token_ids or ())

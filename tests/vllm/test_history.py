@@ -52,6 +52,25 @@ def test_stop_tokens(engine, server, prompts, check):
     check(prompts, [a + b for a, b in zip(long, short, strict=True)])
 
 
+def test_stop_strings(engine, server, prompts, check):
+    """vLLM finds them in its front end, after the engine core has gone on; the history ends where the text does."""
+    rollouts = engine(server.endpoint, skip_tokenizer_init=False)
+    long = rollouts.generate(prompts, max_tokens=40, detokenize=True)
+    stops = [text(group[0][18:20]) for group in long[:4]]
+    short = rollouts.generate(prompts, max_tokens=40, detokenize=True, stop=stops)
+    long, short = [group[0] for group in long], [group[0] for group in short]
+    ends = [min((i for i in range(2, 41) if text(response[i - 2 : i]) in stops), default=40) for response in long]
+    assert any(end < 40 for end in ends)
+    cut = [response[:end] for response, end in zip(long, ends, strict=True)]
+    # What vLLM returned before 0.32 ran past the stop string when a draft did.
+    assert [response[: len(c)] for response, c in zip(short, cut, strict=True)] == cut
+    check(prompts, [list(pair) for pair in zip(long, cut, strict=True)])
+
+
+def text(tokens):
+    return "".join("abcdefghijklmnopqrstuvwxyz012345"[token] for token in tokens)
+
+
 def test_siblings(engine, server, prompts, check):
     rollouts = engine(server.endpoint)
     responses = twice(rollouts, prompts[:4], n=4, temperature=1, max_tokens=24)

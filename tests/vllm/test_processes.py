@@ -1,0 +1,86 @@
+"""The ways in which people run vLLM: the engine in a process of its own, and behind HTTP."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+START_SECONDS = 300
+
+
+def test_the_engine_in_a_process_of_its_own(engine, server, prompts, expected, make_client):
+    rollouts = engine(server.endpoint, in_process=False)
+    for _ in range(2):
+        assert rollouts.generate(prompts) == expected
+    assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
+    rollouts.close()  # the last commits are out by now
+    client = make_client(server.endpoint, namespace="test")
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert [response.tokens.tolist() for response in client.history(prompt)] == group * 2
+
+
+@pytest.fixture
+def api(tiny_model, server, drafts, tmp_path):
+    """POST to vLLM's server with drafts: api(path, body) -> the answer; api(path) is a GET."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    # `vllm serve` itself looks for a distribution named vllm, which the CPU build is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny_model, "--port", str(port)]
+    command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256"]
+    command += ["--kv-cache-memory-bytes", str(64 << 20)]
+    command += ["--speculative-config", json.dumps(drafts["speculative_config"])]
+    command += ["--scheduler-cls", drafts["scheduler_cls"]]
+    settings = {
+        "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "test", "HISTOSPEC_DEADLINE": "5",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }  # fmt: skip
+
+    def call(path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    with (tmp_path / "vllm.log").open("w") as log:
+        process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
+        try:
+            for _ in range(START_SECONDS):
+                if process.poll() is not None:
+                    break
+                try:
+                    call("/health")
+                except (urllib.error.URLError, ConnectionError):
+                    time.sleep(1)
+                else:
+                    break
+            assert process.poll() is None, (tmp_path / "vllm.log").read_text()[-4000:]
+            yield call
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def test_over_http(api, server, tiny_model, make_client):
+    prompt = [1, 2, 3, 4]
+    body = {"model": tiny_model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": True}
+    options = [{}, {"histospec.problem": "p", "histospec.epoch": 2}, {"histospec": json.dumps({"problem": "p"})}]
+    answers = [api("/v1/completions", body | {"vllm_xargs": given} if given else body) for given in options]
+    written = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert written[0] == written[1] == written[2]
+    assert len(written[0]) == 30
+    client = make_client(server.endpoint, namespace="test")
+    assert [r.tokens.tolist() for r in client.history(prompt)] == written[:1]
+    assert [(r.tokens.tolist(), r.epoch) for r in client.history(prompt, problem="p")] == [(written[0], 2)] * 2
