@@ -40,7 +40,7 @@ Array<T> array_of(const std::string& field, py::handle value) {
                           std::string(py::str(py::type::of(value).attr("__name__"))));
   }
   const auto array = py::reinterpret_borrow<py::array>(value);
-  if (!array.dtype().is(py::dtype::of<T>())) {
+  if (!array.dtype().equal(py::dtype::of<T>())) {
     throw py::value_error(field + ": has dtype " + std::string(py::str(array.dtype())) + ", must be " + wanted);
   }
   if (array.ndim() != 1) {
