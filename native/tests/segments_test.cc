@@ -1,0 +1,139 @@
+#include "segments.h"
+
+#include <bit>
+#include <set>
+
+#include "check.h"
+#include "random_text.h"
+#include "reference_model.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+std::shared_ptr<const Segment> segment_of(const std::vector<Response>& responses) {
+  std::vector<ResponseView> views;
+  for (const Response& r : responses) views.push_back(r.view());
+  return Segment::build(views);
+}
+
+std::vector<Response> all_of(const Segments& segments) {
+  std::vector<Response> out;
+  for (const auto& segment : segments) {
+    for (Response& r : segment->responses()) out.push_back(std::move(r));
+  }
+  return out;
+}
+
+// Every response as one number, so that order and loss show.
+std::vector<std::int64_t> names(const std::vector<Response>& responses) {
+  std::vector<std::int64_t> out;
+  for (const Response& r : responses) out.push_back(r.tokens.at(0));
+  return out;
+}
+
+std::int64_t oldest_kept(const std::vector<Response>& responses, std::size_t epochs) {
+  std::set<std::int64_t> seen;
+  for (const Response& r : responses) seen.insert(r.epoch);
+  while (seen.size() > epochs) seen.erase(seen.begin());
+  return seen.empty() ? 0 : *seen.begin();
+}
+
+}  // namespace
+
+TEST(keeps_the_window_in_order_and_counts_what_it_evicts) {
+  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    const int epochs = static_cast<int>(random.between(1, 4));
+    auto segments = std::make_shared<const Segments>();
+    std::vector<Response> added;
+    std::size_t evicted = 0;
+    for (int step = 0; step < 25; ++step) {
+      std::vector<Response> fresh(random.between(1, 4));
+      for (Response& r : fresh) {
+        r.head = {1, 2, 3};
+        r.tokens = random.text(random.below(30), 4);
+        r.tokens.insert(r.tokens.begin(), static_cast<Token>(1000 + added.size() + (&r - fresh.data())));
+        r.epoch = step / 3 - (random.one_in(4) ? static_cast<std::int64_t>(random.below(4)) : 0);
+      }
+      const auto before = segments;
+      const std::vector<std::int64_t> before_names = names(all_of(*before));
+      std::vector<Response> candidates = all_of(*before);
+      candidates.insert(candidates.end(), fresh.begin(), fresh.end());
+      added.insert(added.end(), fresh.begin(), fresh.end());
+      segments = with_segment(*before, segment_of(fresh), epochs, evicted);
+
+      CHECK_EQ(names(all_of(*before)), before_names);  // a snapshot never changes
+      const std::vector<Response> held = all_of(*segments);
+      CHECK_EQ(held.size() + evicted, added.size());
+      // Everything in the window is there, in order; what else is there is in order, too.
+      const std::int64_t oldest = oldest_kept(candidates, static_cast<std::size_t>(epochs));
+      std::vector<std::int64_t> kept;
+      for (const Response& r : candidates) {
+        if (r.epoch >= oldest) kept.push_back(r.tokens[0]);
+      }
+      const std::vector<std::int64_t> held_names = names(held);
+      CHECK(std::ranges::includes(held_names, kept));
+      CHECK(std::ranges::is_sorted(held_names));
+      for (const Response& r : held) {
+        const Response& original = added[r.tokens[0] - 1000];
+        CHECK_EQ(r.tokens, original.tokens);
+        CHECK_EQ(r.head, original.head);
+        CHECK_EQ(r.epoch, original.epoch);
+      }
+      // No segment is too old altogether.
+      for (const auto& segment : *segments) {
+        CHECK(std::ranges::any_of(segment->extents(), [oldest](const auto& e) { return e.epoch >= oldest; }));
+        segment->check_integrity();
+      }
+    }
+  }
+}
+
+TEST(segments_stay_few) {
+  for (std::size_t growth : {2u, 4u}) {
+    auto segments = std::make_shared<const Segments>();
+    std::size_t evicted = 0, tokens = 0;
+    Random random(growth);
+    for (int step = 0; step < 300; ++step) {
+      const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
+      tokens += fresh[0].tokens.size();
+      segments = with_segment(*segments, segment_of(fresh), 8, evicted, growth);
+      CHECK(segments->size() <= static_cast<std::size_t>(std::bit_width(tokens)));
+      for (std::size_t s = 1; s < segments->size(); ++s) {
+        CHECK((*segments)[s - 1]->tokens() >= growth * (*segments)[s]->tokens());
+      }
+    }
+    CHECK_EQ(evicted, 0u);
+    CHECK_EQ(all_of(*segments).size(), 300u);
+  }
+}
+
+TEST(masks_survive_merging) {
+  auto segments = std::make_shared<const Segments>();
+  std::size_t evicted = 0;
+  for (Token i = 0; i < 8; ++i) {
+    const std::vector<Response> fresh = {{{7, 8}, {i, 1, 2}, {1, 0, 1}, i}};
+    segments = with_segment(*segments, segment_of(fresh), 100, evicted);
+  }
+  CHECK_EQ(segments->size(), 1u);
+  for (const Response& r : all_of(*segments)) {
+    CHECK_EQ(r.generated, (std::vector<std::uint8_t>{1, 0, 1}));
+    CHECK_EQ(r.head, (std::vector<Token>{7, 8}));
+  }
+}
+
+TEST(a_late_response_of_an_old_epoch_goes_at_once) {
+  auto segments = std::make_shared<const Segments>();
+  std::size_t evicted = 0;
+  for (std::int64_t epoch : {6, 7}) {
+    segments = with_segment(*segments, segment_of({{{}, {static_cast<Token>(epoch)}, {}, epoch}}), 2, evicted);
+  }
+  segments = with_segment(*segments, segment_of({{{}, {1}, {}, 1}}), 2, evicted);
+  CHECK_EQ(evicted, 1u);
+  CHECK_EQ(names(all_of(*segments)), (std::vector<std::int64_t>{6, 7}));
+}
+
+int main() { return check::main(); }
