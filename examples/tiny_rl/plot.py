@@ -14,8 +14,7 @@ WITH, FIRST, WITHOUT, ENGINE, TIME = "#1b6ca8", "#8fbbdc", "#8a95a1", "#e07a1f",
 
 def save(epochs: list[Epoch], title: str, path: Path) -> None:
     """Draws the run to `path` (PNG)."""
-    style = {"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 12}
-    with rc_context(style):
+    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 12}):
         figure = Figure(figsize=(13, 4.6), layout="constrained")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         panels = figure.subplots(1, 3)
