@@ -22,7 +22,7 @@ namespace histospec {
 
 class LiveText {
  public:
-  static constexpr int kCandidates = 32;
+  static constexpr int kCandidates = 12;
 
   using TextId = std::uint32_t;
 
@@ -47,7 +47,7 @@ class LiveText {
   // continued; `own` is the asking session's text. Fewer than 2 tokens match nothing. Returns how many were written.
   int find(TextId own, Tokens context, std::span<Match> matches) const;
 
-  // The finished responses, oldest first; views into this object. dissolve() forgets them.
+  // The finished responses, by epoch and then in the order in which they finished; views into this object. dissolve() forgets them.
   std::vector<ResponseView> finished() const;
   std::vector<TextId> finished_texts() const;
   void dissolve(std::span<const TextId> texts);
@@ -70,6 +70,7 @@ class LiveText {
     std::uint32_t head = 0;   // tokens before the generated ones
     std::uint32_t users = 0;  // of a prompt: texts that name it
     std::int64_t epoch = 0;
+    std::uint64_t age = 0;        // finished texts in the order in which they finished
     std::size_t counted = 0;      // bytes of this text in text_bytes_
     std::size_t indexed = 0;      // tokens of this text in indexed_tokens_
     std::vector<Token> tokens;    // the end of the prompt, then what was generated
@@ -84,6 +85,7 @@ class LiveText {
   std::vector<Text> texts_;
   std::vector<TextId> free_;
   std::unordered_map<std::uint64_t, Place> heads_;
+  std::uint64_t finishes_ = 0;
   std::size_t running_ = 0;
   std::size_t finished_tokens_ = 0;
   std::size_t indexed_tokens_ = 0;

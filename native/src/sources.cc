@@ -7,11 +7,12 @@ namespace histospec {
 namespace {
 
 // Rows looked at for candidates, a context length; evenly spaced where there are more.
-constexpr std::uint32_t kProposingRows = 16;
+constexpr std::uint32_t kProposingRows = 6;
+constexpr int kProposingOrders = 3;
 // "The aligned position": rows of a context of kAlignedOrder tokens at most kAlignedWindow tokens from the same offset.
 constexpr int kAlignedOrder = 3;
 constexpr std::int64_t kAlignedWindow = 12;
-constexpr std::uint32_t kAlignedRows = 64;
+constexpr std::uint32_t kAlignedRows = 16;
 
 // One vote of an order-k context: longer contexts know better.
 float weight(int order) { return static_cast<float>(order); }
@@ -50,10 +51,12 @@ void HistorySource::propose(Candidates& candidates) const {
     const Segment& segment = *(*segments_)[s];
     const Ladder& ladder = ladders_[s];
     std::uint32_t deeper = 0;
-    for (int a = kOrderCount; a-- > 0;) {
+    int shown = 0;
+    for (int a = kOrderCount; a-- > 0 && shown < kProposingOrders;) {
       const std::uint32_t size = ladder.size(kOrders[a]);
       if (size == deeper) continue;  // nothing that the deeper order did not show
       deeper = size;
+      ++shown;
       const std::uint32_t low = ladder.low[kOrders[a] - 1];
       const std::uint32_t rows = std::min(size, kProposingRows);
       const float votes = weight(kOrders[a]) / static_cast<float>(rows);
@@ -72,22 +75,24 @@ void HistorySource::count(const Candidates& candidates, Counts& counts) const {
     const Ladder& ladder = ladders_[s];
     if (ladder.depth == 0) continue;
     const Ranks ranks = ranks_of(segment, candidates);
-    // From the deepest order outwards: only the rows that an order adds to the next deeper one are counted.
+    // From the deepest order outwards: only the rows that an order adds to the next deeper one are counted, and of
+    // those only the nearest, whose contexts are the most alike.
     std::array<std::uint32_t, kMaxCandidates> sum{};
     std::uint32_t low = 0, high = 0;
     for (int a = kOrderCount; a-- > 0;) {
       if (kOrders[a] > ladder.depth) continue;
       const std::uint32_t wider_low = ladder.low[kOrders[a] - 1], wider_high = ladder.high[kOrders[a] - 1];
-      if (low == high) low = high = wider_low;
-      counts.total[a] += wider_high - wider_low;
+      if (low == high) low = high = wider_low + (wider_high - wider_low) / 2;
+      const std::uint32_t next_low = low - std::min(low - wider_low, kNearRows);
+      const std::uint32_t next_high = high + std::min(wider_high - high, kNearRows);
       for (int c = 0; c < candidates.size(); ++c) {
         if (ranks[c] == Segment::kSeparator) continue;
-        if (wider_low < low) sum[c] += segment.count(wider_low, low, ranks[c]);
-        if (high < wider_high) sum[c] += segment.count(high, wider_high, ranks[c]);
+        sum[c] += segment.count(next_low, low, ranks[c]) + segment.count(high, next_high, ranks[c]);
         counts.of[a][c] += sum[c];
       }
-      low = wider_low;
-      high = wider_high;
+      low = next_low;
+      high = next_high;
+      counts.total[a] += high - low;
     }
   }
 }

@@ -42,7 +42,10 @@ class HistorySource {
   void follow(const std::shared_ptr<const Segments>& segments, Tokens came, Tokens context);
   void push(Token token);
   void propose(Candidates& candidates) const;
+  // From the longest matching context outwards, each shorter one adds its kNearRows rows to either side (fewer where
+  // its interval ends): sorted by what stands before, those are the places most like this one, and the cost is bounded.
   void count(const Candidates& candidates, Counts& counts) const;
+  static constexpr std::uint32_t kNearRows = 16;
   // `offset`: generated tokens before the next one.
   void count_aligned(std::int64_t offset, Evidence& evidence) const;
   // The longest context known to any of the segments.
