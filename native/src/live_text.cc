@@ -82,6 +82,7 @@ void LiveText::finish(TextId id, std::int64_t epoch) {
   assert(text.state == State::kRunning);
   text.state = State::kFinished;
   text.epoch = epoch;
+  text.age = ++finishes_;
   --running_;
   finished_tokens_ += text.tokens.size() - text.head;
 }
@@ -167,7 +168,7 @@ std::vector<LiveText::TextId> LiveText::finished_texts() const {
   for (TextId id = 0; id < texts_.size(); ++id) {
     if (texts_[id].state == State::kFinished) ids.push_back(id);
   }
-  std::ranges::stable_sort(ids, {}, [this](TextId id) { return texts_[id].epoch; });
+  std::ranges::sort(ids, {}, [this](TextId id) { return std::pair(texts_[id].epoch, texts_[id].age); });
   return ids;
 }
 

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include "allocations.h"
 #include "check.h"
@@ -20,6 +21,7 @@ class Model {
   struct Text {
     std::vector<Token> prompt, generated;
     std::int64_t epoch = 0;
+    std::size_t age = 0;  // the step in which it finished
     enum { kRunning, kFinished, kGone } state = kRunning;
   };
 
@@ -34,7 +36,7 @@ class Model {
     const bool known = std::ranges::any_of(texts, [&](const auto& t) {
       return t.second.state != Text::kGone && t.second.prompt == prompt;
     });
-    texts[id] = {prompt, {}, 0, Text::kRunning};
+    texts[id] = {prompt, {}, 0, 0, Text::kRunning};
     if (!known) {
       for (std::size_t end = 2; end <= prompt.size(); ++end) place(id, true, end);
     }
@@ -137,14 +139,14 @@ void check_find(const LiveText& live, const Model& model, TextId own, Tokens con
 
 void check_all(const LiveText& live, const Model& model) {
   std::size_t running = 0, finished_tokens = 0;
-  std::vector<std::pair<std::int64_t, TextId>> finished;
+  std::vector<std::tuple<std::int64_t, std::size_t, TextId>> finished;
   for (const auto& [id, text] : model.texts) {
     if (text.state == Model::Text::kGone) continue;
     CHECK(std::ranges::equal(live.generated(id), text.generated));
     if (text.state == Model::Text::kRunning) {
       ++running;
     } else {
-      finished.emplace_back(text.epoch, id);
+      finished.emplace_back(text.epoch, text.age, id);
       finished_tokens += text.generated.size();
     }
   }
@@ -155,8 +157,8 @@ void check_all(const LiveText& live, const Model& model) {
   const auto ids = live.finished_texts();
   CHECK_EQ(views.size(), finished.size());
   for (std::size_t i = 0; i < views.size(); ++i) {
-    CHECK_EQ(ids[i], finished[i].second);
-    CHECK_EQ(views[i].epoch, finished[i].first);
+    CHECK_EQ(ids[i], std::get<2>(finished[i]));
+    CHECK_EQ(views[i].epoch, std::get<0>(finished[i]));
     const Model::Text& text = model.texts.at(ids[i]);
     CHECK(std::ranges::equal(views[i].tokens, text.generated));
     const Tokens head = Tokens(text.prompt).last(std::min<std::size_t>(text.prompt.size(), kMaxOrder));
@@ -201,6 +203,7 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
     } else if (what == 8) {
       const TextId id = running[random.below(running.size())];
       model.texts.at(id).state = Model::Text::kFinished;
+      model.texts.at(id).age = step;
       model.texts.at(id).epoch = static_cast<std::int64_t>(random.below(3));
       live.finish(id, model.texts.at(id).epoch);
     } else if (what == 9 && !finished.empty()) {

@@ -1,0 +1,549 @@
+// Bytes as a sequence of engine operations, each mirrored into a naive model of what the engine promises. One body for
+// the fuzzer, for the replay of its corpus and for random tests: any difference ends the process.
+//
+// Two ways to run. With ample memory the model predicts history, windows, lengths and every counter exactly. With
+// little memory nobody can say what is evicted when, so it checks conservation instead: what was added is held, or
+// counted as evicted, or was dropped; and the budget holds.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <map>
+#include <set>
+
+#include "check.h"
+#include "histospec/engine.h"
+
+namespace histospec::testing {
+
+class Bytes {
+ public:
+  explicit Bytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
+  bool empty() const { return next_ >= bytes_.size(); }
+  std::size_t below(std::size_t n) { return (empty() ? 0u : bytes_[next_++]) % n; }
+  bool one_in(std::size_t n) { return below(n) == n - 1; }
+
+ private:
+  std::span<const std::uint8_t> bytes_;
+  std::size_t next_ = 0;
+};
+
+class EngineModel {
+ public:
+  // Everything the engine drafted, as one number: the same bytes must always give the same.
+  static std::uint64_t run(std::span<const std::uint8_t> input) {
+    Bytes bytes(input);
+    EngineModel model(bytes);
+    for (int operation = 0; !bytes.empty() && operation < kMaxOperations; ++operation) model.operate(operation);
+    model.finish();
+    return model.digest_;
+  }
+
+ private:
+  static constexpr int kMaxOperations = 300;
+  static constexpr std::size_t kPrompts = 4;
+  static constexpr std::size_t kMaxSessions = 24;
+  using Key = std::pair<std::string, std::vector<Token>>;
+
+  struct Finished {
+    std::vector<Token> tokens;
+    std::vector<std::uint8_t> mask;
+    std::int64_t epoch = 0;
+  };
+
+  struct Problem {
+    std::vector<std::vector<Finished>> segments;
+    std::vector<Finished> waiting;  // finished, while siblings still run
+    std::set<SessionId> sessions;
+
+    std::vector<Finished> history() const {
+      std::vector<Finished> all;
+      for (const auto& segment : segments) all.insert(all.end(), segment.begin(), segment.end());
+      all.insert(all.end(), waiting.begin(), waiting.end());
+      return all;
+    }
+  };
+
+  struct Space {
+    std::map<Key, Problem> problems;
+    std::deque<std::int64_t> latest_lengths;
+    NamespaceStats counters;
+    std::uint64_t added = 0, dropped = 0;
+    std::set<Token> tokens;  // everything that a draft may be made of
+  };
+
+  struct Session {
+    std::size_t space;
+    Key key;
+    std::vector<Token> prompt, generated, draft;
+  };
+
+  struct Limits {
+    int epochs;
+    bool ample;
+    EngineOptions options;
+  };
+
+  explicit EngineModel(Bytes& bytes) : bytes_(bytes), limits_(limits(bytes)), engine_(limits_.options) {}
+
+  static Limits limits(Bytes& bytes) {
+    Limits out{static_cast<int>(1 + bytes.below(3)), !bytes.one_in(3), {}};
+    out.options.history_epochs = out.epochs;
+    constexpr std::size_t kIndexTokens[] = {0, 64, 5000, 1 << 22};
+    out.options.namespace_tokens = kIndexTokens[bytes.below(4)];
+    if (!out.ample) out.options.memory_bytes = 400'000 + 10'000 * bytes.below(64);
+    return out;
+  }
+
+  void operate(int operation) {
+    const std::size_t what = bytes_.below(16);
+    check::subject = "operation " + std::to_string(operation) + ", kind " + std::to_string(what);
+    if (what <= 2) {
+      ingest();
+    } else if (what <= 5) {
+      open();
+    } else if (what <= 9) {
+      step();
+    } else if (what <= 11) {
+      close();
+    } else if (what == 12) {
+      if (bytes_.one_in(4)) drop();
+    } else if (what == 13) {
+      nonsense();
+    } else {
+      ask();
+    }
+    engine_.wait_until_built();
+    if (operation % 4 == 0) check_all();
+  }
+
+  void finish() {
+    check::subject = "at the end";
+    check_all();
+    while (!sessions_.empty()) close();
+    engine_.wait_until_built();
+    check_all();
+  }
+
+  // --- Operations ---
+
+  static std::string name_of(std::size_t space) { return space == 0 ? "red" : "blue"; }
+  // The namespaces share no token: a draft that mixes them shows.
+  static Token first_token(std::size_t space) { return space == 0 ? 0 : 1000; }
+
+  std::vector<Token> text(std::size_t space, std::size_t size) {
+    const std::size_t alphabet = 1 + bytes_.below(6), kind = bytes_.below(3), period = 1 + bytes_.below(5);
+    std::vector<Token> out(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      out[i] = kind == 0 && i >= period ? out[i - period]
+               : kind == 1 && i > 0    ? first_token(space) + static_cast<Token>((i * i / period) % alphabet)
+                                       : first_token(space) + static_cast<Token>(bytes_.below(alphabet));
+    }
+    return out;
+  }
+
+  struct Chosen {
+    std::size_t space;
+    std::vector<Token> prompt;
+    std::string id;
+    Key key;
+  };
+
+  Chosen choose() {
+    Chosen c;
+    c.space = bytes_.below(2);
+    const std::size_t which = bytes_.below(kPrompts);
+    for (std::size_t i = 0; i < 1 + 9 * which; ++i) {
+      c.prompt.push_back(first_token(c.space) + static_cast<Token>((i * (which + 1)) % 7));
+    }
+    if (bytes_.one_in(4)) c.id = "problem-" + std::to_string(bytes_.below(2));
+    c.key = {c.id, c.id.empty() ? c.prompt : std::vector<Token>()};
+    return c;
+  }
+
+  void see(std::size_t space, const std::vector<Token>& tokens) {
+    spaces_[space].tokens.insert(tokens.begin(), tokens.end());
+  }
+
+  void ingest() {
+    const Chosen c = choose();
+    const auto epoch = static_cast<std::int64_t>(bytes_.below(8));
+    std::vector<Finished> responses(bytes_.below(4));
+    std::vector<ResponseView> views;
+    for (Finished& r : responses) {
+      r.tokens = text(c.space, bytes_.one_in(8) ? 2000 : bytes_.below(100));
+      r.epoch = epoch;
+      if (bytes_.one_in(3)) {
+        for (std::size_t i = 0; i < r.tokens.size(); ++i) r.mask.push_back(i % 5 == 2 ? 0 : 1);
+      }
+      views.push_back({{}, r.tokens, r.mask, r.epoch});
+    }
+    engine_.ingest(name_of(c.space), c.prompt, views, c.id);
+    std::erase_if(responses, [](const Finished& r) { return r.tokens.empty(); });
+    if (responses.empty()) return;
+    see(c.space, c.prompt);
+    for (const Finished& r : responses) {
+      see(c.space, r.tokens);
+      saw_response(spaces_[c.space], r);
+    }
+    add_segment(spaces_[c.space], spaces_[c.space].problems[c.key], responses);
+  }
+
+  void open() {
+    if (sessions_.size() >= kMaxSessions) return;
+    const Chosen c = choose();
+    const std::vector<Token> generated = bytes_.one_in(4) ? text(c.space, bytes_.below(40)) : std::vector<Token>();
+    const SessionId id = engine_.open(name_of(c.space), c.prompt, c.id, generated);
+    CHECK(!sessions_.contains(id));
+    Space& space = spaces_[c.space];
+    Problem& problem = space.problems[c.key];
+    ++(problem.history().empty() ? space.counters.lookups_miss : space.counters.lookups_hit);
+    problem.sessions.insert(id);
+    sessions_[id] = {c.space, c.key, c.prompt, generated, {}};
+    see(c.space, c.prompt);
+    see(c.space, generated);
+  }
+
+  void step() {
+    std::vector<SessionId> ids;
+    std::vector<Token> tokens;
+    std::vector<std::int64_t> offsets = {0}, positions;
+    const bool positioned = bytes_.one_in(2);
+    std::vector<std::vector<Token>> came;
+    for (const auto& [id, session] : sessions_) {
+      if (bytes_.one_in(3)) continue;
+      std::vector<Token> sent = text(session.space, bytes_.below(bytes_.one_in(8) ? 120 : 8));
+      // Often what was drafted, so that there is something to accept.
+      if (bytes_.one_in(2)) sent.insert(sent.begin(), session.draft.begin(), session.draft.end());
+      came.push_back(sent);
+      std::int64_t position = static_cast<std::int64_t>(session.generated.size());
+      if (positioned) {
+        // A retry repeats what the session has; then its new tokens may follow or not.
+        const std::size_t repeated = std::min(session.generated.size(), bytes_.below(10));
+        sent.insert(sent.begin(), session.generated.end() - static_cast<std::ptrdiff_t>(repeated),
+                    session.generated.end());
+        position -= static_cast<std::int64_t>(repeated);
+        if (bytes_.one_in(4)) {
+          sent.resize(bytes_.below(repeated + 1));
+          came.back().clear();
+        }
+      }
+      ids.push_back(id);
+      positions.push_back(position);
+      tokens.insert(tokens.end(), sent.begin(), sent.end());
+      offsets.push_back(static_cast<std::int64_t>(tokens.size()));
+    }
+    const int max_tokens = bytes_.one_in(6) ? 0 : static_cast<int>(bytes_.below(24));
+    constexpr float kCosts[] = {0.0f, 0.001f, 0.05f, 0.3f, 1.0f, INFINITY};
+    const float verify_cost = kCosts[bytes_.below(6)];
+    const StepResult result =
+        engine_.step({ids, tokens, offsets, positioned ? positions : std::vector<std::int64_t>(), max_tokens, verify_cost});
+
+    for (std::size_t b = 0; b < ids.size(); ++b) {
+      Session& session = sessions_.at(ids[b]);
+      Space& space = spaces_[session.space];
+      session.generated.insert(session.generated.end(), came[b].begin(), came[b].end());
+      see(session.space, came[b]);
+      space.counters.generated_tokens += came[b].size();
+      if (came[b].empty()) continue;
+      std::size_t accepted = 0;
+      while (accepted < std::min(session.draft.size(), came[b].size()) && session.draft[accepted] == came[b][accepted]) {
+        ++accepted;
+      }
+      space.counters.accepted_tokens += accepted;
+      session.draft.clear();
+    }
+    check_drafts(result, ids, max_tokens, verify_cost);
+  }
+
+  void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost) {
+    CHECK_EQ(result.offsets.size(), ids.size() + 1);
+    CHECK_EQ(result.offsets[0], 0);
+    CHECK_EQ(result.offsets.back(), static_cast<std::int64_t>(result.tokens.size()));
+    CHECK_EQ(result.tokens.size(), result.probabilities.size());
+    for (std::size_t b = 0; b < ids.size(); ++b) {
+      Session& session = sessions_.at(ids[b]);
+      Space& space = spaces_[session.space];
+      const std::int64_t first = result.offsets[b], last = result.offsets[b + 1];
+      CHECK(first <= last && last - first <= max_tokens);
+      if (verify_cost >= 1) CHECK_EQ(first, last);
+      for (std::int64_t i = first; i < last; ++i) {
+        CHECK(space.tokens.contains(result.tokens[i]));
+        CHECK(result.probabilities[i] > 0 && result.probabilities[i] < 1);
+        digest_ = (digest_ ^ static_cast<std::uint64_t>(result.tokens[i])) * 0x9E3779B97F4A7C15u + 1;
+      }
+      digest_ = digest_ * 31 + static_cast<std::uint64_t>(last - first);
+      if (max_tokens == 0) continue;
+      session.draft.assign(result.tokens.begin() + first, result.tokens.begin() + last);
+      ++(session.draft.empty() ? space.counters.drafts_empty : space.counters.drafts_hit);
+      space.counters.draft_tokens += session.draft.size();
+    }
+  }
+
+  void close() {
+    if (sessions_.empty()) return;
+    const auto which = std::next(sessions_.begin(), static_cast<std::ptrdiff_t>(bytes_.below(sessions_.size())));
+    const SessionId id = which->first;
+    const Session session = which->second;
+    Space& space = spaces_[session.space];
+    const bool commit = !bytes_.one_in(3);
+    std::optional<std::int64_t> epoch;
+    if (bytes_.one_in(2)) epoch = static_cast<std::int64_t>(bytes_.below(8));
+    engine_.close(id, commit, epoch);
+    sessions_.erase(id);
+    Problem& problem = space.problems.at(session.key);
+    problem.sessions.erase(id);
+    if (commit && !session.generated.empty()) {
+      const Finished finished{session.generated, {}, epoch.value_or(space.counters.newest_epoch)};
+      saw_response(space, finished);
+      const auto later = [&](const Finished& r) { return r.epoch > finished.epoch; };
+      problem.waiting.insert(std::ranges::find_if(problem.waiting, later), finished);
+    }
+    CHECK_THROWS(UnknownSession, engine_.close(id));
+    if (problem.sessions.empty() && !problem.waiting.empty()) {
+      add_segment(space, problem, std::exchange(problem.waiting, {}));
+    }
+  }
+
+  void drop() {
+    const std::size_t which = bytes_.below(2);
+    Space& space = spaces_[which];
+    std::uint64_t held = 0;
+    for (const auto& [key, problem] : space.problems) held += problem.history().size();
+    const std::uint64_t dropped = engine_.drop_namespace(name_of(which));
+    if (limits_.ample) CHECK_EQ(dropped, held);
+    space.dropped += dropped;
+    std::erase_if(space.problems, [](const auto& entry) { return entry.second.sessions.empty(); });
+    for (auto& [key, problem] : space.problems) {
+      problem.segments.clear();
+      problem.waiting.clear();
+    }
+    space.latest_lengths.clear();
+    space.counters.newest_epoch = 0;
+    space.tokens.clear();
+    for (const auto& [id, session] : sessions_) {
+      if (session.space != which) continue;
+      see(which, session.prompt);
+      see(which, session.generated);
+    }
+    if (space.problems.empty()) spaces_.erase(which);
+  }
+
+  // Whatever is wrong is refused, and changes nothing.
+  void nonsense() {
+    const Chosen c = choose();
+    const std::string name = name_of(c.space);
+    std::vector<SessionId> ids;
+    for (const auto& [id, session] : sessions_) ids.push_back(id);
+    std::vector<Token> tokens(ids.empty() ? 0 : ids.size() + 2, first_token(c.space));
+    std::vector<std::int64_t> offsets, positions(ids.size(), 0);
+    for (std::size_t b = 0; b <= ids.size(); ++b) offsets.push_back(static_cast<std::int64_t>(b));
+    offsets.back() = static_cast<std::int64_t>(tokens.size());
+    const auto refused = [&] {
+      CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}));
+    };
+    const auto before = snapshot();
+    const std::size_t what = bytes_.below(10);
+    if (what == 0) {
+      ids.push_back(999999999);
+      offsets.push_back(offsets.back());
+      positions.clear();
+      CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}));
+    } else if (what == 1 && !ids.empty()) {
+      ids.push_back(ids.front());
+      offsets.push_back(offsets.back());
+      positions.clear();
+      refused();
+    } else if (what == 2 && !ids.empty()) {
+      tokens.back() = -1;
+      refused();
+    } else if (what == 3 && !ids.empty()) {
+      positions.back() = static_cast<std::int64_t>(sessions_.at(ids.back()).generated.size()) + 1;
+      refused();
+    } else if (what == 4) {
+      offsets.back() += 1;
+      refused();
+    } else if (what == 5) {
+      offsets.front() = 1;
+      refused();
+    } else if (what == 6) {
+      offsets.pop_back();
+      refused();
+    } else if (what == 7) {
+      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}));
+      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}));
+      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}));
+    } else if (what == 8) {
+      const std::vector<Token> bad = {first_token(c.space), INT32_MIN};
+      const std::vector<std::uint8_t> mask = {1};
+      const std::vector<ResponseView> views = {{{}, c.prompt, {}, 9}, {{}, bad, {}, 9}};
+      const std::vector<ResponseView> masked = {{{}, c.prompt, {}, 9}, {{}, tokens, mask, 9}};
+      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, views, c.id));
+      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, masked, c.id));
+      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, {}, views));
+      CHECK_THROWS(std::invalid_argument, engine_.ingest("", c.prompt, views));
+      CHECK_THROWS(std::invalid_argument, engine_.open(name, bad));
+      CHECK_THROWS(std::invalid_argument, engine_.open(name, c.prompt, c.id, bad));
+    } else {
+      CHECK_THROWS(UnknownSession, engine_.close(0));
+      CHECK_THROWS(UnknownSession, engine_.generated(-5));
+      const std::vector<double> quantiles = {0.5, 1.5};
+      CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
+      engine_.newest_epoch("nobody's");
+      engine_.history("nobody's", c.prompt);
+    }
+    CHECK(snapshot() == before);
+  }
+
+  void ask() {
+    const Chosen c = choose();
+    const Problem* problem = find(c.space, c.key);
+    const std::vector<Response> history = engine_.history(name_of(c.space), c.prompt, c.id);
+    std::vector<std::int64_t> lengths;
+    const auto threshold = static_cast<std::int64_t>(bytes_.below(60));
+    for (const Response& r : history) {
+      if (static_cast<std::int64_t>(r.tokens.size()) > threshold) {
+        lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
+      }
+    }
+    if (lengths.empty() && spaces_.contains(c.space)) {
+      for (std::int64_t length : spaces_[c.space].latest_lengths) {
+        if (length > threshold) lengths.push_back(length);
+      }
+    }
+    if (limits_.ample) {
+      const std::vector<Finished> expected = problem ? problem->history() : std::vector<Finished>();
+      CHECK_EQ(history.size(), expected.size());
+      for (std::size_t i = 0; i < history.size(); ++i) {
+        CHECK_EQ(history[i].tokens, expected[i].tokens);
+        CHECK_EQ(history[i].epoch, expected[i].epoch);
+        const auto& mask = expected[i].mask;
+        const bool all = std::ranges::all_of(mask, [](std::uint8_t m) { return m != 0; });
+        CHECK_EQ(history[i].generated, all ? std::vector<std::uint8_t>() : mask);
+      }
+    }
+    const std::vector<double> quantiles = {0, 0.3, 0.5, 1};
+    const LengthPrediction prediction =
+        engine_.predict_length(name_of(c.space), c.prompt, threshold, quantiles, c.id);
+    CHECK_EQ(prediction.observations, lengths.size());
+    CHECK_EQ(prediction.lengths.size(), lengths.empty() ? 0 : quantiles.size());
+    std::ranges::sort(lengths);
+    for (std::size_t q = 0; q < prediction.lengths.size(); ++q) {
+      const double rank = quantiles[q] * static_cast<double>(lengths.size() - 1);
+      const auto low = static_cast<double>(lengths[static_cast<std::size_t>(std::floor(rank))]);
+      const auto high = static_cast<double>(lengths[static_cast<std::size_t>(std::ceil(rank))]);
+      CHECK(std::abs(prediction.lengths[q] - (low + (high - low) * (rank - std::floor(rank)))) < 1e-9);
+    }
+  }
+
+  // --- The model's own housekeeping ---
+
+  const Problem* find(std::size_t space, const Key& key) const {
+    const auto s = spaces_.find(space);
+    if (s == spaces_.end()) return nullptr;
+    const auto p = s->second.problems.find(key);
+    return p == s->second.problems.end() ? nullptr : &p->second;
+  }
+
+  static void saw_response(Space& space, const Finished& r) {
+    ++space.added;
+    space.latest_lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
+    if (space.latest_lengths.size() > 1024) space.latest_lengths.pop_front();
+    space.counters.newest_epoch = std::max(space.counters.newest_epoch, r.epoch);
+  }
+
+  static std::size_t tokens_of(const std::vector<Finished>& segment) {
+    std::size_t n = 0;
+    for (const Finished& r : segment) n += r.tokens.size();
+    return n;
+  }
+
+  void add_segment(Space& space, Problem& problem, std::vector<Finished> fresh) const {
+    auto& segments = problem.segments;
+    segments.push_back(std::move(fresh));
+    std::set<std::int64_t> epochs;
+    for (const auto& segment : segments) {
+      for (const Finished& r : segment) epochs.insert(r.epoch);
+    }
+    while (epochs.size() > static_cast<std::size_t>(limits_.epochs)) epochs.erase(epochs.begin());
+    const auto old = [&](const Finished& r) { return r.epoch < *epochs.begin(); };
+    std::erase_if(segments, [&](const auto& segment) {
+      if (!std::ranges::all_of(segment, old)) return false;
+      space.counters.evicted_responses += segment.size();
+      return true;
+    });
+    while (segments.size() > 1 && tokens_of(segments[segments.size() - 2]) < 2 * tokens_of(segments.back())) {
+      std::vector<Finished> newer = std::move(segments.back());
+      segments.pop_back();
+      segments.back().insert(segments.back().end(), newer.begin(), newer.end());
+      space.counters.evicted_responses += std::erase_if(segments.back(), old);
+    }
+  }
+
+  struct Snapshot {
+    std::vector<std::vector<std::uint64_t>> stats;
+    std::vector<std::int64_t> lengths;
+    std::size_t bytes;
+    bool operator==(const Snapshot&) const = default;
+  };
+
+  static std::vector<std::uint64_t> numbers(const NamespaceStats& s) {
+    return {s.lookups_hit,      s.lookups_miss,     s.drafts_hit,        s.drafts_empty,
+            s.draft_tokens,     s.accepted_tokens,  s.generated_tokens,  s.evicted_responses,
+            s.problems,         s.sessions,         s.history_responses, s.history_tokens,
+            static_cast<std::uint64_t>(s.newest_epoch)};
+  }
+
+  Snapshot snapshot() const {
+    Snapshot out;
+    for (const auto& [name, stats] : engine_.stats()) out.stats.push_back(numbers(stats));
+    std::vector<SessionId> ids;
+    for (const auto& [id, session] : sessions_) ids.push_back(id);
+    out.lengths = engine_.lengths(ids);
+    out.bytes = engine_.memory_bytes();
+    return out;
+  }
+
+  void check_all() {
+    engine_.check_integrity();
+    std::vector<SessionId> ids = {0};
+    std::vector<std::int64_t> lengths = {-1};
+    for (const auto& [id, session] : sessions_) {
+      ids.push_back(id);
+      lengths.push_back(static_cast<std::int64_t>(session.generated.size()));
+      CHECK_EQ(engine_.generated(id), session.generated);
+    }
+    CHECK_EQ(engine_.lengths(ids), lengths);
+    const auto stats = engine_.stats();
+    std::uint64_t history = 0;
+    for (const auto& [name, held] : stats) history += held.history_responses;
+    for (const auto& [which, space] : spaces_) {
+      const NamespaceStats& held = stats.at(name_of(which));
+      CHECK_EQ(engine_.newest_epoch(name_of(which)), space.counters.newest_epoch);
+      CHECK_EQ(held.history_responses + held.evicted_responses + space.dropped, space.added);
+      if (!limits_.ample) continue;
+      NamespaceStats expected = space.counters;
+      expected.problems = space.problems.size();
+      for (const auto& [key, problem] : space.problems) {
+        expected.sessions += problem.sessions.size();
+        for (const Finished& r : problem.history()) {
+          ++expected.history_responses;
+          expected.history_tokens += r.tokens.size();
+        }
+      }
+      CHECK_EQ(numbers(held), numbers(expected));
+    }
+    if (limits_.ample) CHECK_EQ(stats.size(), spaces_.size());
+    if (!limits_.ample) CHECK(engine_.memory_bytes() <= limits_.options.memory_bytes || history == 0);
+  }
+
+  Bytes& bytes_;
+  const Limits limits_;
+  Engine engine_;
+  std::map<std::size_t, Space> spaces_;
+  std::map<SessionId, Session> sessions_;
+  std::uint64_t digest_ = 1;
+};
+
+}  // namespace histospec::testing
