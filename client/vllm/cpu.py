@@ -5,16 +5,23 @@ writes the result into a temporary copy and returns uninitialised memory, so wit
 above 0 the logits are divided by noise (vllm-project/vllm issue 55005). Builds for GPUs are right and are not touched.
 """
 
+import importlib
 import logging
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # checkers would follow torch and vLLM for minutes, for one function
+    torch: Any
+    Tensor = Any
+else:
+    import torch
+    from torch import Tensor
 
 logger = logging.getLogger("vllm.histospec")
 
 
 def expand_batch_to_tokens(
-    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> torch.Tensor:
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
     """Repeats x[i] once a token of request i: [a, b, c] with cumulative counts [2, 5, 6] gives [a, a, b, b, b, c].
 
     Args:
@@ -32,12 +39,9 @@ def expand_batch_to_tokens(
 
 def install() -> None:
     """Puts the right function in vLLM's place when this process runs on the CPU platform; once."""
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
+    if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
         return
-    from vllm.v1.sample import rejection_sampler
-
+    rejection_sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     if not callable(getattr(rejection_sampler, "expand_batch_to_tokens", None)):
         logger.warning("HistoSpec: this vLLM has no expand_batch_to_tokens; its CPU sampling is left as it is")
     elif rejection_sampler.expand_batch_to_tokens is not expand_batch_to_tokens:

@@ -6,6 +6,7 @@ leaves. Stop tokens need none of this: the engine core cuts at them itself.
 """
 
 import copy
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,14 +42,13 @@ class StopStrings:
         return None
 
     def _detokenizer(self, request: Request, before: list[int], min_tokens: int) -> Any:
-        from vllm.tokenizers import cached_tokenizer_from_config
-        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
         if self._tokenizer is None:
-            self._tokenizer = cached_tokenizer_from_config(self._model_config)
+            tokenizers = importlib.import_module("vllm.tokenizers")
+            self._tokenizer = tokenizers.cached_tokenizer_from_config(self._model_config)
         parameters: Any = copy.copy(request.sampling_params)
         parameters.min_tokens = min_tokens
         window: Any = SimpleNamespace(
             request_id=request.request_id, prompt_token_ids=before, prompt_embeds=None, sampling_params=parameters
         )
-        return IncrementalDetokenizer.from_new_request(self._tokenizer, window)
+        detokenizer = importlib.import_module("vllm.v1.engine.detokenizer")
+        return detokenizer.IncrementalDetokenizer.from_new_request(self._tokenizer, window)
