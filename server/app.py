@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
 async def serve(config: Config) -> int:
     """Runs one server until a signal asks it to stop; returns the exit code."""
     server = Server(config)
-    await server.start()
     try:
+        await server.start()
         await server.until_asked_to_stop()
         await server.drain()
     finally:
@@ -93,7 +93,10 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
         await self._serving(False)
-        listen = config.listen._replace(port=self._grpc.add_insecure_port(str(config.listen)))
+        try:
+            listen = config.listen._replace(port=self._grpc.add_insecure_port(str(config.listen)))
+        except RuntimeError as error:
+            raise ConfigError(f"--listen: cannot listen on {config.listen} ({error}); give another address") from None
         shard = Peer(config.shard_name or str(listen), listen)
         self._service.shards = list(config.peers)
         if shard.name not in {peer.name for peer in config.peers}:
@@ -102,23 +105,22 @@ class Server:
         about = {"shard": shard.name, "version": metadata.version("histospec")}
         self._web = web.AppRunner(application(self._metrics, self._readiness, about), access_log=None)
         await self._web.setup()
-        await web.TCPSite(self._web, config.http.host, config.http.port, reuse_address=True).start()
+        try:
+            await web.TCPSite(self._web, config.http.host, config.http.port, reuse_address=True).start()
+        except OSError as error:
+            raise ConfigError(f"--http: cannot listen on {config.http} ({error}); give another address") from None
         http = config.http._replace(port=self._web.addresses[0][1])
         await self._grpc.start()
         log.info("listening", grpc=str(listen), http=str(http), data_dir=str(config.data_dir.resolve()), **about)
         self._loading = asyncio.create_task(self._load())
 
     async def _load(self) -> None:
-        try:
-            await self._history.load()
-        except Exception:
-            log.exception("the store could not be loaded")
-            raise
+        await self._history.load()
         if not self._stopping.is_set():
             await self._serving(True)
 
     async def until_asked_to_stop(self) -> None:
-        """Returns when a signal arrives; raises when the store cannot be loaded."""
+        """Returns when a signal arrives. Raises StoreError when the store cannot be loaded."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         assert self._loading is not None
         await asyncio.wait((stopping, self._loading), return_when=asyncio.FIRST_COMPLETED)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import NamedTuple
 
-from histospec.server.errors import ConfigError
+from histospec.server.errors import ConfigError, HistoSpecError
 
 
 class Command(NamedTuple):
@@ -52,5 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"histospec {words[0]}: {error}\n")
         return 2
+    except HistoSpecError as error:
+        sys.stderr.write(f"histospec {words[0]}: {error}\n")
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -36,6 +36,7 @@ class History:
         self._said: Counter[str] = Counter()
         self.loaded = asyncio.Event()
         self.progress = "not started"
+        self._closing = False
 
     def newest_epoch(self, namespace: str) -> int:
         """The newest epoch that the namespace has seen; 0 at first."""
@@ -103,6 +104,8 @@ class History:
         started = said = time.monotonic()
         total, responses, tokens = self._store.count(), 0, 0
         for batch in self._store.load():
+            if self._closing:
+                return
             self._index(batch)
             responses += len(batch.records)
             tokens += _tokens(batch)
@@ -131,9 +134,10 @@ class History:
         return await asyncio.get_running_loop().run_in_executor(executor, run)
 
     def close(self) -> None:
-        """Waits for what is being indexed, then closes the store."""
+        """Waits for what is being indexed, gives up what is being loaded, and closes the store."""
+        self._closing = True
         self._indexing.shutdown()
-        self._loading.shutdown(cancel_futures=True)
+        self._loading.shutdown()
         self._store.close()
         self._report()
 

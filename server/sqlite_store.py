@@ -10,9 +10,9 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,50 +194,48 @@ class SQLiteStore(Store):
 
     def history(self, problem: Problem, limit: int = 0) -> list[Record]:
         """See Store."""
-        with self._reading:
-            try:
-                among, key = _among(problem)
-                rows = self._reader.execute(
-                    "SELECT tokens, epoch, reward, logprobs, generated FROM responses "
-                    f"WHERE prompt IN ({among}) ORDER BY epoch DESC, id DESC LIMIT ?",
-                    (*key, limit or -1),
-                ).fetchall()
-            except sqlite3.Error as error:
-                raise _explain(error) from error
+        among, key = _among(problem)
+        rows = self._read(
+            "SELECT tokens, epoch, reward, logprobs, generated FROM responses "
+            f"WHERE prompt IN ({among}) ORDER BY epoch DESC, id DESC LIMIT ?",
+            (*key, limit or -1),
+        )
         return [Record(*row) for row in reversed(rows)]
 
     def newest_epochs(self) -> dict[str, int]:
         """See Store."""
-        with self._reading:
-            return dict(
-                self._reader.execute(
-                    "SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace"
-                )
+        return dict(
+            self._read(
+                "SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace"
             )
+        )
 
     def count(self) -> int:
         """See Store."""
-        with self._reading:
-            return int(self._reader.execute("SELECT count(*) FROM responses").fetchone()[0])
+        return int(self._read("SELECT count(*) FROM responses")[0][0])
 
     def load(self) -> Iterator[Batch]:
         """See Store."""
-        with closing(_connect(self._path)) as connection:  # its own, so that History need not wait
-            newest = connection.execute("SELECT max(id) FROM responses").fetchone()[0] or 0
-            groups = connection.execute(
-                "SELECT DISTINCT epoch, prompt FROM responses WHERE id <= ? ORDER BY epoch, prompt", (newest,)
-            ).fetchall()
-            for epoch, prompt in groups:
-                rows = connection.execute(
-                    "SELECT tokens, epoch, reward, logprobs, generated FROM responses "
-                    "WHERE prompt = ? AND epoch = ? AND id <= ? ORDER BY id",
-                    (prompt, epoch, newest),
-                ).fetchall()
-                if rows:  # else it left the window meanwhile
-                    namespace, name, tokens = connection.execute(
-                        "SELECT namespace, problem, tokens FROM prompts WHERE id = ?", (prompt,)
-                    ).fetchone()
-                    yield Batch(Problem(namespace, tokens, name), [Record(*row) for row in rows])
+        newest = self._read("SELECT max(id) FROM responses")[0][0] or 0
+        groups = self._read(
+            "SELECT DISTINCT epoch, prompt FROM responses WHERE id <= ? ORDER BY epoch, prompt", (newest,)
+        )
+        for epoch, prompt in groups:
+            rows = self._read(
+                "SELECT tokens, epoch, reward, logprobs, generated FROM responses "
+                "WHERE prompt = ? AND epoch = ? AND id <= ? ORDER BY id",
+                (prompt, epoch, newest),
+            )
+            owner = self._read("SELECT namespace, tokens, problem FROM prompts WHERE id = ?", (prompt,))
+            if rows and owner:  # else they left the window meanwhile
+                yield Batch(Problem(*owner[0]), [Record(*row) for row in rows])
+
+    def _read(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
+        with self._reading:
+            try:
+                return self._reader.execute(query, parameters).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"store: {self._path} cannot be read: {error}") from error
 
     def close(self) -> None:
         """See Store."""

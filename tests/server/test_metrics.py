@@ -1,0 +1,119 @@
+"""/metrics, counted to the unit."""
+
+import pytest
+from prometheus_client import generate_latest
+
+from histospec.native import Engine
+from histospec.server.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
+from histospec.v1 import draft_pb2 as pb
+
+RESPONSE = list(range(10, 40))
+
+
+def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
+    wire.ingest([1], [[2]])
+    text = server.get("/metrics")[1]
+    for name, kind in {
+        "problem_lookups_total": "counter",
+        "drafts_total": "counter",
+        "draft_tokens_total": "counter",
+        "accepted_tokens_total": "counter",
+        "generated_tokens_total": "counter",
+        "ingested_responses_total": "counter",
+        "ingested_tokens_total": "counter",
+        "evicted_responses_total": "counter",
+        "history_tokens": "gauge",
+        "index_bytes": "gauge",
+        "sessions": "gauge",
+        "rpc_seconds": "histogram",
+        "draft_seconds": "histogram",
+        "store_errors_total": "counter",
+    }.items():
+        assert f"# TYPE histospec_{name} {kind}\n" in text
+    assert "process_resident_memory_bytes" in text
+    assert "_created" not in text
+
+
+def test_counts_equal_what_was_done(server, wire):
+    """
+    1. Ingest three responses of a problem; open two sessions on it and one on another problem.
+    2. Each generates; one follows the drafts it is given; one commits.
+    3. Every counter is what that adds up to.
+    """
+    wire.ingest([1, 2, 3], [RESPONSE] * 3, epoch=1)
+    stream = wire.stream()
+    answer = stream.ask(
+        opens=[wire.open(1), wire.open(2), wire.open(3, [9])], step=wire.step([1, 2, 3], [RESPONSE[:4], [900], [901]])
+    )
+    drafts = wire.drafts(answer)
+    drafted, results = sum(map(len, drafts)), [bool(draft) for draft in drafts]
+    followed = drafts[0][:3]
+    assert followed
+    answer = stream.ask(step=wire.step([1], [[*followed, 902]], [4], max_tokens=0))
+    stream.ask(closes=[wire.commit(1, 4 + len(followed) + 1)])
+    stream.send(closes=[pb.CloseSession(session=2)])
+    stream.ask(step=wire.step([], []))
+
+    samples = server.metrics()
+    committed = 4 + len(followed) + 1
+    expected = {
+        'problem_lookups_total{namespace="run",result="hit"}': 2,
+        'problem_lookups_total{namespace="run",result="miss"}': 1,
+        'drafts_total{namespace="run",result="hit"}': sum(results),
+        'drafts_total{namespace="run",result="empty"}': 3 - sum(results),
+        "draft_tokens_total": drafted,
+        "accepted_tokens_total": len(followed),
+        "generated_tokens_total": committed + 2,
+        "ingested_responses_total": 4,
+        "ingested_tokens_total": 3 * len(RESPONSE) + committed,
+        "evicted_responses_total": 0,
+        "history_tokens": 3 * len(RESPONSE) + committed,
+        "sessions": 1,
+        "streams": 1,
+        "store_errors_total": 0,
+        "loaded_responses": 0,
+        'rpc_seconds_count{method="Ingest"}': 1,
+        'rpc_seconds_count{method="Draft"}': 4,
+        "draft_seconds_count": 3,
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+    assert samples["histospec_index_bytes"] > 0
+
+
+def test_refused_rpcs_are_counted_by_code(server, wire):
+    for _ in range(3):
+        stream = wire.stream()
+        stream.send(step=pb.Step(sessions=b"1"))
+        stream.error()
+    assert server.metrics()['histospec_rpc_errors_total{code="INVALID_ARGUMENT",method="Draft"}'] == 3
+
+
+def test_totals_never_fall_when_a_namespace_is_dropped(server, wire):
+    def totals() -> dict[str, float]:
+        return {k: v for k, v in server.metrics().items() if k.startswith("histospec_") and "_total" in k}
+
+    wire.ingest([1, 2, 3], [RESPONSE])
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:4]]))
+    before = totals()
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+    assert totals() == before
+    wire.ingest([1, 2, 3], [RESPONSE])
+    stream.ask(opens=[wire.open(2)], step=wire.step([2], [RESPONSE[:4]]))
+    after = totals()
+    hits = 'histospec_problem_lookups_total{namespace="run",result="hit"}'
+    assert after[hits] == before[hits] + 1
+    assert all(after[name] >= value for name, value in before.items())
+
+
+@pytest.mark.parametrize("beyond", [0, 3])
+def test_namespaces_beyond_the_limit_share_a_label(beyond):
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine)
+    for i in range(MAX_NAMESPACE_LABELS + beyond):
+        engine.open(f"namespace {i:04}", [1, 2])
+    text = generate_latest(metrics.registry).decode()
+    misses = [line for line in text.splitlines() if "problem_lookups_total{" in line and 'result="miss"' in line]
+    assert len(misses) == MAX_NAMESPACE_LABELS + bool(beyond)
+    shared = [line for line in misses if OTHER_NAMESPACES in line]
+    assert [float(line.split()[-1]) for line in shared] == ([beyond] if beyond else [])

@@ -1,0 +1,225 @@
+"""The SQLite store on its own: identity, windows, groups, and files that are not its own."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from histospec.server import sqlite_store
+from histospec.server.errors import ConfigError, StoreError, StoreFull
+from histospec.server.sqlite_store import FILE_NAME, SQLiteStore
+from histospec.server.store import Batch, Problem, Record
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    stores = []
+
+    def open_(history_epochs: int = 8) -> SQLiteStore:
+        stores.append(SQLiteStore(tmp_path, history_epochs))
+        return stores[-1]
+
+    yield open_
+    for store in stores:
+        if store._writer.is_alive():
+            store.close()
+
+
+def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
+    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
+
+
+def put(store: SQLiteStore, *args: object, **fields: object) -> None:
+    store.append(batch(*args, **fields)).result()
+
+
+def test_a_record_comes_back_as_it_was(open_store):
+    problem = Problem("ns ❤", b"\0\1\2\3" * 9, "a name")
+    records = [
+        Record(b"1234", 2**62, -0.5, b"5678", b"\1"),
+        Record(b"12345678", 2**62),
+        Record(b"0000", 2**62, 0.0),
+    ]
+    store = open_store()
+    store.append(Batch(problem, records)).result()
+    assert store.history(problem) == records
+    store.close()
+    store = open_store()
+    assert store.history(problem) == records
+    assert list(store.load()) == [Batch(problem, records)]
+    assert store.newest_epochs() == {"ns ❤": 2**62}
+
+
+def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "_digest", lambda tokens: b"the same")
+    store = open_store()
+    put(store, b"aaaa", prompt=b"one.")
+    put(store, b"bbbb", prompt=b"two.")
+    put(store, b"cccc", prompt=b"one.")
+    assert [r.tokens for r in store.history(Problem("run", b"one."))] == [b"aaaa", b"cccc"]
+    assert [r.tokens for r in store.history(Problem("run", b"two."))] == [b"bbbb"]
+
+
+def test_namespaces_and_names_keep_problems_apart(open_store):
+    store = open_store()
+    for number, (namespace, name) in enumerate([("a", ""), ("b", ""), ("a", "x"), ("a", "y")]):
+        put(store, bytes(4 * (number + 1)), namespace=namespace, name=name)
+    for number, (namespace, name) in enumerate([("a", ""), ("b", ""), ("a", "x"), ("a", "y")]):
+        assert [len(r.tokens) for r in store.history(Problem(namespace, b"prompt..", name))] == [4 * (number + 1)]
+    assert store.drop("a").result() == 3
+    assert store.count() == 1
+    assert store.history(Problem("a", b"prompt..", "x")) == []
+
+
+def test_a_named_problem_gathers_its_prompts_and_forgets_those_of_old_epochs(open_store):
+    store = open_store(history_epochs=2)
+    for epoch in range(6):
+        put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
+    assert [r.epoch for r in store.history(Problem("run", b"any.", "p"))] == [4, 5]
+    assert store._reader.execute("SELECT count(*) FROM prompts").fetchone() == (2,)
+
+
+def test_the_window_counts_epochs_that_the_problem_has_seen(open_store):
+    store = open_store(history_epochs=2)
+    for epoch in (0, 10, 10, 3, 20):
+        put(store, b"aaaa", epoch)
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [10, 10, 20]
+    put(store, b"late", 1)  # older than all that are kept: it leaves at once
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [10, 10, 20]
+
+
+def test_load_yields_what_was_there_when_it_began(open_store):
+    store = open_store()
+    for epoch, tokens in ((1, b"aaaa"), (0, b"bbbb"), (1, b"cccc")):
+        put(store, tokens, epoch)
+    loading = store.load()
+    assert next(loading).records == [Record(b"bbbb", 0)]
+    put(store, b"dddd", 1)
+    assert [b.records for b in loading] == [[Record(b"aaaa", 1), Record(b"cccc", 1)]]
+
+
+def test_many_threads_share_transactions_and_lose_nothing(open_store):
+    store = open_store()
+    syncs = []
+    store._submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql)), 0).result()
+
+    def append(thread: int) -> None:
+        waiting = [store.append(batch(bytes([thread, i, 0, 0]))) for i in range(100)]
+        for future in waiting:
+            future.result()
+
+    threads = [threading.Thread(target=append, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({r.tokens for r in store.history(Problem("run", b"prompt.."))}) == 800
+    assert syncs.count("COMMIT") < 400
+
+
+def test_one_that_fails_does_not_spoil_its_group(open_store):
+    store = open_store()
+    gate = threading.Event()
+    store._submit(lambda connection: gate.wait(), 0)  # holds the writer up, so that the next three form one group
+    good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", None)), store.append(batch(b"fine")))
+    gate.set()
+    good.result()
+    other.result()
+    with pytest.raises(StoreError, match="NOT NULL"):
+        bad.result()
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
+
+
+def test_a_writer_that_is_too_far_behind_refuses(open_store, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "BACKLOG_BYTES", 1000)
+    store = open_store()
+    gate = threading.Event()
+    store._submit(lambda connection: gate.wait(), 0)
+    accepted = store.append(batch(bytes(900)))
+    with pytest.raises(StoreFull, match="wait to be written"):
+        store.append(batch(bytes(900))).result()
+    gate.set()
+    accepted.result()
+    put(store, bytes(900))
+
+
+def test_a_failing_disk_is_reported_and_survived(open_store):
+    store = open_store()
+
+    def fail(connection: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with pytest.raises(StoreError, match="disk I/O error"):
+        store._submit(fail, 0).result()
+    put(store, b"next")
+
+
+def test_closing_writes_what_waits(open_store):
+    store = open_store()
+    waiting = [store.append(batch(bytes([i] * 4))) for i in range(200)]
+    store.close()
+    assert all(future.done() and future.exception() is None for future in waiting)
+    assert open_store().count() == 200
+
+
+def test_the_files_settings_are_the_durable_ones(open_store):
+    store = open_store()
+    settings = store._submit(
+        lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")], 0
+    )
+    assert settings.result() == ["wal", 2]
+
+
+def test_a_directory_serves_one_store_at_a_time(open_store, tmp_path):
+    store = open_store()
+    with pytest.raises(ConfigError, match="another server uses it"):
+        SQLiteStore(tmp_path, 8)
+    store.close()
+    SQLiteStore(tmp_path, 8).close()
+
+
+def test_the_lock_ends_with_its_process(tmp_path):
+    code = (
+        "import os, sys, pathlib; from histospec.server.sqlite_store import SQLiteStore;"
+        "SQLiteStore(pathlib.Path(sys.argv[1]), 8); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd="/", timeout=60).returncode == -9
+    SQLiteStore(tmp_path, 8).close()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: path.write_bytes(os.urandom(5000)), "cannot be used as a store"),
+        (lambda path: sqlite3.connect(path).execute("CREATE TABLE mine (x)"), "another program's database"),
+        (lambda path: path.mkdir(), "cannot be used as a store"),
+    ],
+)
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path, make, sentence):
+    make(tmp_path / FILE_NAME)
+    with pytest.raises(ConfigError, match=sentence):
+        SQLiteStore(tmp_path, 8)
+
+
+def test_a_damaged_file_is_reported(open_store, tmp_path):
+    store = open_store()
+    for i in range(100):
+        put(store, bytes(4000), prompt=bytes([i] * 8))
+    store.close()
+    with open(tmp_path / FILE_NAME, "r+b") as file:
+        file.seek(8192)
+        file.write(os.urandom(100_000))
+    store = open_store()
+    with pytest.raises(StoreError, match="cannot be read"):
+        list(store.load())
+
+
+def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
+    open_store().close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 2, this one knows 1\)"):
+        SQLiteStore(tmp_path, 8)
