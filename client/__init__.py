@@ -15,7 +15,6 @@ Imports nothing but numpy and gRPC, configures no logging, starts nothing until 
 
 from histospec.client.client import AsyncDraftClient
 from histospec.client.config import Breaker, Limits, Timeouts, Tls
-from histospec.client.core import Pending
 from histospec.client.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -27,6 +26,7 @@ from histospec.client.errors import (
     Unavailable,
     UnknownSession,
 )
+from histospec.client.shard import Pending
 from histospec.client.sync import DraftClient
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats
 

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from histospec.client import tokens, values
-from histospec.client.core import Core, ShardState, problem_name
+from histospec.client.core import Core, problem_name
+from histospec.client.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from histospec.client import calls
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
-from histospec.client.core import Core, Pending
+from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
+from histospec.client.shard import Pending
 from histospec.client.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.v1 import draft_pb2_grpc as rpc

@@ -8,9 +8,8 @@ thread-safe: every public method takes the one lock, for microseconds.
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,12 +17,12 @@ import grpc
 import numpy as np
 
 from histospec.client import routing, tokens
-from histospec.client.breaker import CircuitBreaker
 from histospec.client.channel import forked
-from histospec.client.config import Config, Endpoint
-from histospec.client.conversation import Batch, Conversation, Drafts
+from histospec.client.config import Config
+from histospec.client.conversation import Batch, Conversation
 from histospec.client.errors import UnknownSession
 from histospec.client.session import Commit, Session
+from histospec.client.shard import Part, Pending, ShardState
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.v1 import draft_pb2 as pb
 
@@ -38,58 +37,6 @@ MAX_ATTEMPTS = 3
 
 _EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
 _POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-
-
-class ShardState:
-    """One shard as the client knows it."""
-
-    def __init__(self, index: int, endpoint: Endpoint, config: Config) -> None:
-        self.index = index
-        self.endpoint = endpoint
-        self.breaker = CircuitBreaker(config.breaker)
-        self.conversation: Conversation | None = None
-        self.commits: deque[Commit] = deque()
-        """To be sent."""
-        self.closes: list[int] = []
-        """Sessions to close without a commit."""
-        self.opens: dict[int, Session] = {}
-        """Sessions without a step so far; a flush tells it of them."""
-
-    @property
-    def unacknowledged(self) -> int:
-        """Commits that the server has not acknowledged."""
-        sent = self.conversation.commits.values() if self.conversation else ()
-        return len(self.commits) + sum(map(len, sent))
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """What one shard owes to a step."""
-
-    shard: ShardState
-    conversation: Conversation
-    sequence: int
-    rows: Sequence[int]
-    """Where its sessions stand in the step."""
-    drafts: Drafts | None = None
-    done: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A step that was sent and not yet received."""
-
-    size: int
-    deadline: float
-    """On the monotonic clock."""
-    parts: list[Part]
-    touched: list[ShardState]
-    """Shards with something to write."""
-
-    @property
-    def done(self) -> bool:
-        """Whether there is nothing more to wait for."""
-        return all(part.done for part in self.parts)
 
 
 class Core:

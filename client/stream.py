@@ -14,7 +14,8 @@ import grpc
 
 from histospec.client.channel import metadata, open_channel
 from histospec.client.conversation import Conversation, GarbledReply
-from histospec.client.core import Core, ShardState
+from histospec.client.core import Core
+from histospec.client.shard import ShardState
 from histospec.v1 import draft_pb2_grpc as rpc
 
 log = logging.getLogger("histospec.client")
@@ -54,6 +55,8 @@ class Stream:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
             while (response := await self._call.read()) is not _END:
+                if response is None:
+                    raise GarbledReply("it cannot be parsed")
                 self._core.received(self._shard, self.conversation, response, time.monotonic())
         except grpc.aio.AioRpcError as error:
             code, details = error.code(), error.details() or ""

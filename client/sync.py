@@ -12,9 +12,10 @@ from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
 from histospec.client.client import GRACE
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
-from histospec.client.core import Core, Pending
+from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
 from histospec.client.pump import Pump
+from histospec.client.shard import Pending
 from histospec.client.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.v1 import draft_pb2_grpc as rpc
@@ -30,7 +31,9 @@ class DraftClient:
     opens them again. A finished response that the server has not acknowledged is sent again after a reconnection, so it
     is stored **at least once**: if the connection broke between the server's storing and its acknowledging, twice.
 
-    A client does not cross `fork`: make it (or at least use it first) in the process that uses it.
+    A client does not cross `fork`: in a process forked from one that had connected there are no drafts, and the other
+    calls raise Unavailable. Fork before, or spawn. Where a connected process has to fork, start it with
+    GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC tries to revive its threads in the child, which sometimes crashes it.
 
     Args:
         endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378".

@@ -1,9 +1,10 @@
 """What is said on a stream, checked against a model of the server under random operations. No network in here.
 
-The model holds sessions exactly as the wire's comments promise, forgets some, loses the stream now and then, and complains
-about every message that a real server would refuse. Whatever happens: after a step, it holds exactly the worker's tokens.
+The model holds sessions exactly as the wire's comments promise, forgets some, loses the stream now and then, and
+complains about every message that a real server would refuse. Whatever happens: it ends up with the worker's tokens.
 """
 
+import grpc
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,39 +76,41 @@ class World:
         self.conversation = None
         self.now = 0.0
 
-    def exchange(self, deliver: bool = True) -> None:
-        if self.shard.conversation is None:
-            return
-        if self.shard.conversation is not self.conversation:
+    def exchange(self, write: bool = True, answers: int = 1000) -> None:
+        """Lets the messages through, or leaves them in the outbox; and so many answers."""
+        if self.shard.conversation is not self.conversation:  # sessions end with their stream
             self.conversation, self.answers = self.shard.conversation, []
             committed, self.server = self.server.committed, ModelServer()
             self.server.committed = committed
-        while self.conversation.outbox:
+        if self.conversation is None:
+            return
+        while write and self.conversation.outbox:
             answer = self.server.hear(self.conversation.outbox.popleft())
             if answer is not None:
                 self.answers.append(answer)
-        while deliver and self.answers:
+        for _ in range(min(answers, len(self.answers))):
             self.core.received(self.shard, self.conversation, self.answers.pop(0), self.now)
 
-    def step(self, sessions: list[int], new: list[list[int]], deliver: bool = True) -> list:
+    def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list:
         for s, text in zip(sessions, new, strict=True):
             self.truth[s] += text
         pending = self.core.step(sessions, new, 16, 0.05, self.now)
-        self.exchange(deliver)
+        self.exchange(write, answers)
         return self.core.collect(pending, self.now)
 
 
-TOKENS = st.lists(st.integers(0, 99), max_size=3)
+TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=3)
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("open"), st.integers(1, 4)),
-        st.tuples(st.just("step"), st.integers(0, 255), TOKENS, st.booleans()),
+        st.tuples(st.just("step"), st.integers(0, 255), TOKENS, st.booleans(), st.integers(0, 2)),
         st.tuples(st.just("close"), st.integers(0, 255), st.booleans()),
         st.tuples(st.just("forget"), st.integers(0, 255)),
         st.tuples(st.just("lose")),
         st.tuples(st.just("silent"), st.integers(0, 255), TOKENS),
         st.tuples(st.just("flush")),
     ),
+    min_size=8,
     max_size=40,
 )
 
@@ -117,13 +120,13 @@ OPERATIONS = st.lists(
 def test_server_holds_what_the_worker_generated(operations, message_bytes):
     world = World(message_bytes)
     chosen = lambda bits: [s for s in world.truth if bits >> s % 8 & 1]  # noqa: E731
-    for name, *arguments in operations:
+    for name, *arguments in [("open", 4), *operations]:
         world.now += 10  # past every cool-down
         if name == "open":
             world.truth |= {s: [] for s in world.core.open([[1]] * arguments[0])}
         elif name == "step":
             sessions = chosen(arguments[0])
-            world.step(sessions, [arguments[1]] * len(sessions), deliver=arguments[2])
+            world.step(sessions, [arguments[1]] * len(sessions), *arguments[2:])
         elif name == "silent":  # the breaker is open: the core may not send
             world.shard.breaker.allows = lambda now: False
             sessions = chosen(arguments[0])
@@ -138,9 +141,8 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes):
             for s in chosen(arguments[0]):
                 world.server.sessions.pop(s, None)
         elif name == "lose" and world.shard.conversation is not None:
-            import grpc
-
             world.core.ended(world.shard, world.shard.conversation, grpc.StatusCode.UNAVAILABLE, "", world.now)
+            world.exchange()
         elif name == "flush":
             world.core.flush(world.now)
             world.exchange()
@@ -154,7 +156,7 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes):
     assert [d.tokens.tolist() for d in drafts] == [[len(world.truth[s])] for s in sessions]
     assert set(world.server.sessions) == set(world.truth)  # nothing is left behind
     lost = world.core.stats().dropped_commits
-    committed = [text for text in world.server.committed]
+    committed = list(world.server.committed)
     for text in world.closed:
         if text in committed:
             committed.remove(text)
@@ -184,3 +186,18 @@ def test_closed_sessions_are_unknown():
     world.core.close([session])
     with pytest.raises(UnknownSession):
         world.core.step([session], [[1]], 16, 0.05, 0)
+
+
+def test_old_news_does_not_open_a_session_twice():
+    """Two steps meet a server that forgot the session. The second's answer comes after the session was opened again."""
+    world = World(4 << 20)
+    (session,) = sessions = world.core.open([[1]])
+    world.truth[session] = []
+    world.step(sessions, [[1]])
+    world.server.sessions.clear()
+    world.step(sessions, [[2]], answers=0)
+    world.step(sessions, [[3]], answers=1)
+    world.step(sessions, [[4]], answers=1)
+    world.step(sessions, [[5]])
+    assert world.server.sessions == {session: [1, 2, 3, 4, 5]}
+    assert world.core.stats().reopened == 1

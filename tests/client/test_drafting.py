@@ -216,7 +216,7 @@ def test_many_threads_share_one_client(shared_server):
 def test_a_waiting_thread_holds_up_nobody(odd_server):
     """One thread waits out its deadline for an answer that never comes; the other's steps go through meanwhile."""
     odd_server.answer = lambda request, context: None if len(request.step.sessions) == 16 else odd_server.draft(request)
-    with DraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
+    with DraftClient(odd_server.endpoint, "run", deadline=2) as client:
         one, two, three = client.open([[1], [2], [3]])
         client.step([three], [[1]])
         stuck = threading.Thread(target=client.step, args=([one, two], [[1], [1]]))

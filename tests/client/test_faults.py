@@ -1,7 +1,7 @@
 """Section "When things go wrong": real servers, really killed, stopped, cut off and misbehaving.
 
-No test asserts a time. That a worker never waits is shown by counting: while a server is away, steps come back (with empty
-drafts) and most of them are not even sent.
+No test asserts a time. That a worker never waits is shown by counting: while a server is away, steps come back (with
+empty drafts) and most of them are not even sent.
 """
 
 import os
@@ -81,7 +81,7 @@ def test_killed_in_the_middle_and_restarted(server, eventually):
     with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
         client.ingest(PROMPT, [Response(TEXT)])
         sessions = client.open([PROMPT, PROMPT])
-        for i in range(0, 20):
+        for i in range(20):
             assert all(len(d) for d in client.step(sessions, [[TEXT[i]], [TEXT[i]]]))
         server.kill()
         for i in range(20, 40):
@@ -192,7 +192,7 @@ def test_ingest_that_hangs_holds_up_no_step(odd_server):
     endpoints = f"{odd_server.endpoint},127.0.0.1:{listener.getsockname()[1]}"
     names = endpoints.split(",")
     prompts = [next([p] for p in range(99) if place(problem_digest("run", _i32([p])), names) == i) for i in (0, 1)]
-    with DraftClient(endpoints, "run", deadline=PATIENT, timeouts=Timeouts(ingest=5)) as client:
+    with DraftClient(endpoints, "run", deadline=PATIENT, timeouts=Timeouts(ingest=2)) as client:
         sessions = client.open([prompts[0]])
         outcome = []
 
@@ -244,7 +244,20 @@ def garbled(**fields):
         garbled(probs=b""),
         garbled(unknown=b"\0\0"),
     ],
-    ids=["bytes", "internal", "invalid", "exhausted", "sequence", "lengths", "count", "sum", "minus", "token", "probs", "ids"],
+    ids=[
+        "bytes",
+        "internal",
+        "invalid",
+        "exhausted",
+        "sequence",
+        "lengths",
+        "count",
+        "sum",
+        "minus",
+        "token",
+        "probs",
+        "ids",
+    ],
 )
 def test_garbage_is_an_empty_draft_and_a_new_stream(odd_server, eventually, answer):
     odd_server.answer = answer
@@ -397,7 +410,9 @@ def test_partition_between_two_hosts(start_server, eventually):
         command = ["ip", "netns", "exec", tag, sys.executable, "-m", "histospec.server", "serve", "--insecure"]
         command += ["--listen", "10.213.7.2:6378", "--http", "10.213.7.2:9464"]
         directory = start_server._directory
-        child = subprocess.Popen([*command, "--data-dir", str(directory / "ns")], cwd=directory, stderr=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            [*command, "--data-dir", str(directory / "ns")], cwd=directory, stderr=subprocess.DEVNULL
+        )
         timeouts = Timeouts(call=1, ingest=1, silence=0.5)
         with DraftClient("10.213.7.2:6378", "run", breaker=QUICK, timeouts=timeouts, deadline=0.2) as client:
 
@@ -468,11 +483,18 @@ for client in (used, fresh, DraftClient(sys.argv[1], "run")):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_fork(shared_server, when):
-    """A child forked after the parent has connected does without drafts and says why; it never hangs."""
+    """A child forked after the parent has connected does without drafts and says why; it never hangs.
+
+    gRPC's own handling of forks is off: where it is on, threads that it starts again in the child crash now and then.
+    """
     with DraftClient(shared_server.endpoint, "run") as client:
         client.ingest([1, 2, 3], [Response(list(range(50, 90)))])
     done = subprocess.run(
-        [sys.executable, "-c", FORK, shared_server.endpoint, when], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FORK, shared_server.endpoint, when],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},
     )
     assert done.returncode == 0, done.stderr
 
