@@ -73,6 +73,7 @@ class Server:
                 # A worker whose machine vanished answers no ping: its stream ends and its sessions with it.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),  # the one above alone leaves a ping its 60 seconds
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
