@@ -109,10 +109,8 @@ class Pump:
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Drops what only looks like an error on this loop.
 
-    grpc.aio wakes every loop of the process for an event, and all but one of them find nothing to read (issue 25364 of
-    grpc); tasks that still wait when the process exits have nobody left to wait for.
+    grpc.aio wakes every loop of the process for an event, also for those of loops that are closed, and all but one find
+    nothing to read (issue 25364 of grpc); tasks that still wait when the process exits have nobody left to wait for.
     """
-    error = context.get("exception")
-    if error is None or isinstance(error, BlockingIOError):
-        return
-    loop.default_exception_handler(context)
+    if context.get("exception") is not None and "PollerCompletionQueue" not in context["message"]:
+        loop.default_exception_handler(context)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histospec.client.config import Limits, configure
+from histospec.client.breaker import CircuitBreaker
+from histospec.client.config import Breaker, Limits, configure
 from histospec.client.core import Core
 from histospec.client.errors import UnknownSession
 from histospec.v1 import draft_pb2 as pb
@@ -191,6 +192,7 @@ def test_closed_sessions_are_unknown():
 def test_old_news_does_not_open_a_session_twice():
     """Two steps meet a server that forgot the session. The second's answer comes after the session was opened again."""
     world = World(4 << 20)
+    world.shard.breaker = CircuitBreaker(Breaker(failures=100))
     (session,) = sessions = world.core.open([[1]])
     world.truth[session] = []
     world.step(sessions, [[1]])

@@ -361,27 +361,29 @@ def test_one_shard_down_leaves_the_other_drafting(start_server, eventually):
     a, b = start_server(name="a"), start_server(name="b")
     with DraftClient(f"a={a.endpoint},b={b.endpoint}", "run", breaker=QUICK, deadline=PATIENT) as client:
         prompts = [[p, p] for p in range(20)]
-        for p, prompt in enumerate(prompts):
-            client.ingest(prompt, [Response([1000 * p + i for i in range(50)])])
+        texts = [list(range(1000 * p, 1000 * p + 500)) for p in range(1, 21)]
+        for prompt, text in zip(prompts, texts, strict=True):
+            client.ingest(prompt, [Response(text)])
         owner = [place(problem_digest("run", _i32(p)), ["a", "b"]) for p in prompts]
         assert {0, 1} == set(owner)
         sessions = client.open(prompts)
 
         def step(i):
-            drafts = client.step(sessions, [[1000 * p + i] for p in range(20)])
-            return [d.tokens[0] - 1000 * p if len(d) else None for p, d in enumerate(drafts)]
+            drafts = client.step(sessions, [[text[i]] for text in texts])
+            return [len(d) > 0 and d.tokens[0] == text[i + 1] for d, text in zip(drafts, texts, strict=True)]
 
-        assert step(0) == [1] * 20
+        client.step(sessions, [text[:5] for text in texts])
+        assert step(5) == [True] * 20
         b.kill()
-        assert step(1) == [2 if o == 0 else None for o in owner]
-        assert step(2) == [3 if o == 0 else None for o in owner]
+        assert step(6) == [o == 0 for o in owner]
+        assert step(7) == [o == 0 for o in owner]
         b.restart()
-        i = 3
+        i = 7
 
         def back():
             nonlocal i
             i += 1
-            return None not in step(i - 1)
+            return all(step(i))
 
         eventually(back)
         assert client.drop_namespace() == 20
