@@ -25,7 +25,7 @@ if not CLIENT_ONLY:
         "grpcio-reflection>=1.71.2",
         "matplotlib>=3.8",
         "prometheus-client>=0.20",
-        "pydantic-settings>=2.6",
+        "pydantic-settings>=2.7",
         "rich>=13.7",
         "structlog>=24.1",
         "tomli>=2; python_version<'3.11'",
