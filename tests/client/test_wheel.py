@@ -65,6 +65,9 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel):
     assert {f.parts[:2] for f in code} == {("histospec", "client"), ("histospec", "v1")}
     assert {f.suffix for f in code} == {".py", ".pyi", ".typed", ".proto"}
     assert {"draft_pb2.py", "draft_pb2_grpc.py", "draft_pb2.pyi"} <= {f.name for f in code}
+    assert {p.parent.relative_to(ROOT / "client") for p in (ROOT / "client").rglob("*.py")} == {
+        f.parent.relative_to("histospec/client") for f in code if f.parts[1] == "client" and f.suffix == ".py"
+    }
     assert not any("entry_points" in f.name for f in files)
 
 
