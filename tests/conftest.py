@@ -47,7 +47,10 @@ class Server:
     def start(self, ready: bool = True) -> "Server":
         """Starts the process; waits until it listens and, unless told otherwise, until /readyz says yes."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
-        command = [sys.executable, "-m", "histospec.server", "serve", "--log-format", "json"]
+        # An environment with the client alone names the server of another one.
+        elsewhere = os.environ.get("HISTOSPEC_TEST_SERVER")
+        command = [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
+        command += ["serve", "--log-format", "json"]
         command += ["--listen", self.endpoint, "--http", self.http, "--data-dir", str(self.data_dir), *self.flags]
         # Not in the repository root: there, the folder `server` would be importable as a second package.
         self._process = subprocess.Popen(
