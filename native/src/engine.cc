@@ -75,12 +75,13 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   if (views.empty()) return;
   std::shared_ptr<const Segment> fresh = Segment::build(views);
   State::Lock lock(state_->mutex);
-  const std::shared_ptr<Namespace> space = state_->space(name);
-  for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
+  std::shared_ptr<Namespace> space;
   std::shared_ptr<Problem> problem;
-  do {
+  do {  // both anew each time: they may have been dropped while the lock was released
+    space = state_->space(name);
     problem = state_->problem(*space, key);
   } while (!state_->add_segment(lock, *problem, fresh));
+  for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
   state_->share(lock, space, views.front());
   state_->enforce_budget();
 }
@@ -91,22 +92,30 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   State::Lock lock(state_->mutex);
   auto session = std::make_unique<Session>();
   session->space = state_->space(name);
-  session->problem = state_->problem(*session->space, key);
-  Problem& problem = *session->problem;
-  ++(problem.known() ? session->space->counters.lookups_hit : session->space->counters.lookups_miss);
-  session->text = state_->change_live(problem, [&](LiveText& live) {
-    const LiveText::TextId text = live.open(prompt);
-    live.append(text, generated);
-    return text;
-  });
-  const Tokens tail = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
-  for (Token token : tail) session->view.context.push(token);
-  for (Token token : generated) session->view.context.push(token);
-  session->view.generated = static_cast<std::int64_t>(generated.size());
-  session->view.history.reset(problem.segments, session->view.context.tokens());
-  session->view.elsewhere.reset(session->space->index.segments(), session->view.context.tokens());
-  const SessionId number = ++state_->last_session;
-  state_->sessions.emplace(number, std::move(session));
+  const std::shared_ptr<Problem> problem = session->problem = state_->problem(*session->space, key);
+  NamespaceStats& counters = session->space->counters;
+  const SessionId number = state_->last_session + 1;
+  std::optional<LiveText::TextId> text;
+  try {
+    state_->change_live(*problem, [&](LiveText& live) {
+      text = live.open(prompt);
+      live.append(*text, generated);
+    });
+    session->text = *text;
+    const Tokens tail = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
+    for (Token token : tail) session->view.context.push(token);
+    for (Token token : generated) session->view.context.push(token);
+    session->view.generated = static_cast<std::int64_t>(generated.size());
+    session->view.history.reset(problem->segments, session->view.context.tokens());
+    session->view.elsewhere.reset(session->space->index.segments(), session->view.context.tokens());
+    state_->sessions.emplace(number, std::move(session));
+  } catch (...) {  // out of memory
+    if (text) state_->change_live(*problem, [&](LiveText& live) { live.drop(*text); });
+    state_->schedule(problem);
+    throw;
+  }
+  state_->last_session = number;
+  ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
   state_->enforce_budget();
   return number;
 }
@@ -282,6 +291,7 @@ std::uint64_t Engine::drop_namespace(const std::string& name) {
   std::uint64_t responses = 0;
   for (Problem* problem : problems) responses += state_->forget(*problem);
   space->latest_lengths.clear();
+  space->index.clear();
   space->estimator = Estimator();
   space->counters.newest_epoch = 0;
   if (space->problems.empty()) state_->spaces.erase(name);

@@ -21,11 +21,26 @@ LiveText::TextId LiveText::allocate(State state) {
   if (free_.empty()) {
     id = static_cast<TextId>(texts_.size());
     texts_.emplace_back();
+    free_.reserve(texts_.capacity());  // so that forgetting a text never allocates
   } else {
     id = free_.back();
     free_.pop_back();
   }
   texts_[id].state = state;
+  return id;
+}
+
+LiveText::TextId LiveText::add(State state, Tokens tokens, std::uint32_t first) {
+  const TextId id = allocate(state);
+  try {
+    texts_[id].tokens.assign(tokens.begin(), tokens.end());
+    index(id, first);
+  } catch (...) {
+    text_bytes_ -= texts_[id].counted;
+    texts_[id] = Text();
+    free_.push_back(id);
+    throw;
+  }
   return id;
 }
 
@@ -35,21 +50,21 @@ LiveText::TextId LiveText::open(Tokens prompt) {
     const Text& text = texts_[id];
     if (text.state == State::kPrompt && std::ranges::equal(text.tokens, prompt)) shared = id;
   }
-  if (shared == kNoText) {
-    shared = allocate(State::kPrompt);
-    texts_[shared].tokens.assign(prompt.begin(), prompt.end());
-    index(shared, 0);
-  }
-  ++texts_[shared].users;
-  const TextId id = allocate(State::kRunning);
-  Text& text = texts_[id];
-  text.prompt = shared;
-  const Tokens head = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
-  text.tokens.assign(head.begin(), head.end());
-  text.head = static_cast<std::uint32_t>(head.size());
+  if (shared == kNoText) shared = add(State::kPrompt, prompt, 0);
   // The head is in the prompt's own text already. Places of this text are what ends after the head, and the end of the
   // head itself: what will stand there is the first generated token.
-  index(id, std::max(text.head, 1u) - 1);
+  const Tokens head = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
+  const auto size = static_cast<std::uint32_t>(head.size());
+  TextId id;
+  try {
+    id = add(State::kRunning, head, std::max(size, 1u) - 1);
+  } catch (...) {
+    if (texts_[shared].users == 0) release(shared);
+    throw;
+  }
+  texts_[id].prompt = shared;
+  texts_[id].head = size;
+  ++texts_[shared].users;
   ++running_;
   return id;
 }
@@ -62,19 +77,34 @@ void LiveText::append(TextId id, Tokens tokens) {
   index(id, first);
 }
 
+// Makes the tokens from `first` on searchable; where memory runs out, takes them away again.
 void LiveText::index(TextId id, std::uint32_t first) {
   Text& text = texts_[id];
-  text_bytes_ -= text.counted;
-  text.previous.resize(text.tokens.size(), Place{kNoText, 0});
-  for (std::uint32_t i = std::max(first, 1u); i < text.tokens.size(); ++i) {
-    auto [head, fresh] = heads_.try_emplace(pair(text.tokens[i - 1], text.tokens[i]), Place{kNoText, 0});
-    text.previous[i] = head->second;
-    head->second = {id, i + 1};
+  const auto recount = [&] {
+    text_bytes_ -= text.counted;
+    text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
+    text_bytes_ += text.counted;
+  };
+  const auto pair_at = [&](std::uint32_t i) { return pair(text.tokens[i - 1], text.tokens[i]); };
+  const std::uint32_t begin = std::max(first, 1u);
+  std::uint32_t i = begin;
+  try {
+    text.previous.resize(text.tokens.size(), Place{kNoText, 0});
+    for (; i < text.tokens.size(); ++i) {
+      auto [head, fresh] = heads_.try_emplace(pair_at(i), Place{kNoText, 0});
+      text.previous[i] = head->second;
+      head->second = {id, i + 1};
+    }
+  } catch (...) {
+    while (i-- > begin) heads_.find(pair_at(i))->second = text.previous[i];
+    text.tokens.resize(first);
+    text.previous.resize(std::min<std::size_t>(text.previous.size(), first));
+    recount();
+    throw;
   }
   text.indexed += text.tokens.size() - first;
   indexed_tokens_ += text.tokens.size() - first;
-  text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
-  text_bytes_ += text.counted;
+  recount();
 }
 
 void LiveText::finish(TextId id, std::int64_t epoch) {

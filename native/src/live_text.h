@@ -8,6 +8,8 @@
 // Cost: 12 bytes a token and about 32 a distinct pair; append O(1); a look-up at most kCandidates short comparisons.
 // It lives as long as its group: when no session of the problem is open, it is dissolved into a segment.
 //
+// Where memory runs out, open() and append() throw std::bad_alloc and have changed nothing.
+//
 // Threads: none of its own. The engine's lock guards it.
 #pragma once
 
@@ -47,7 +49,8 @@ class LiveText {
   // continued; `own` is the asking session's text. Fewer than 2 tokens match nothing. Returns how many were written.
   int find(TextId own, Tokens context, std::span<Match> matches) const;
 
-  // The finished responses, by epoch and then in the order in which they finished; views into this object. dissolve() forgets them.
+  // The finished responses, by epoch and then in the order in which they finished; views into this object. dissolve()
+  // forgets them.
   std::vector<ResponseView> finished() const;
   std::vector<TextId> finished_texts() const;
   void dissolve(std::span<const TextId> texts);
@@ -78,6 +81,7 @@ class LiveText {
   };
 
   TextId allocate(State state);
+  TextId add(State state, Tokens tokens, std::uint32_t first);
   void release(TextId text);
   void index(TextId text, std::uint32_t first);
   void sweep();

@@ -16,11 +16,12 @@ constexpr std::size_t kGrowth = 4;
 }  // namespace
 
 bool NamespaceIndex::add(const ResponseView& response) {
+  if (max_tokens_ == 0) return false;
   waiting_.push_back(owned(response));
   waiting_tokens_ += response.tokens.size();
   std::size_t indexed = 0;
   for (const auto& segment : *segments_) indexed += segment->tokens();
-  return max_tokens_ > 0 && waiting_tokens_ >= std::max(kWaitingTokens, indexed / kWaitingShare);
+  return waiting_tokens_ >= std::max(kWaitingTokens, indexed / kWaitingShare);
 }
 
 NamespaceIndex::Batch NamespaceIndex::take() {
@@ -43,7 +44,15 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
   return out;
 }
 
-void NamespaceIndex::publish(std::shared_ptr<const Segments> segments) {
+void NamespaceIndex::clear() {
+  segments_ = std::make_shared<const Segments>();
+  segment_bytes_ = 0;
+  waiting_.clear();
+  waiting_tokens_ = 0;
+}
+
+void NamespaceIndex::publish(const Batch& batch, std::shared_ptr<const Segments> segments) {
+  if (segments_ != batch.before) return;
   segments_ = std::move(segments);
   segment_bytes_ = 0;
   for (const auto& segment : *segments_) segment_bytes_ += segment->bytes();

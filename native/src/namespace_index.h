@@ -20,7 +20,7 @@ class NamespaceIndex {
  public:
   explicit NamespaceIndex(std::size_t max_tokens) : max_tokens_(max_tokens) {}
 
-  // Keeps a copy of the text. True when there is enough for prepare().
+  // Keeps a copy of the text. True when there is enough for take().
   bool add(const ResponseView& response);
 
   // In three moves, so that the slow one needs no lock: take() under the lock, merge() without, publish() under it.
@@ -31,7 +31,9 @@ class NamespaceIndex {
   };
   Batch take();
   std::shared_ptr<const Segments> merge(const Batch& batch) const;
-  void publish(std::shared_ptr<const Segments> segments);
+  // Does nothing if the index was cleared since take().
+  void publish(const Batch& batch, std::shared_ptr<const Segments> merged);
+  void clear();
 
   const std::shared_ptr<const Segments>& segments() const { return segments_; }
   std::size_t bytes() const;

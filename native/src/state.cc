@@ -13,8 +13,8 @@ constexpr std::size_t kWaitingTokens = 1 << 16;
 }  // namespace
 
 void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
-  latest_lengths.push_back(static_cast<std::int64_t>(tokens));
-  if (latest_lengths.size() > kLatestLengths) latest_lengths.pop_front();
+  if (latest_lengths.size() == kLatestLengths) latest_lengths.erase(latest_lengths.begin());
+  latest_lengths.push_back(static_cast<std::int64_t>(tokens));  // never allocates
   counters.newest_epoch = std::max(counters.newest_epoch, epoch);
 }
 
@@ -30,11 +30,9 @@ Engine::State::~State() {
 }
 
 std::shared_ptr<Namespace> Engine::State::space(const std::string& name) {
-  std::shared_ptr<Namespace>& space = spaces[name];
-  if (!space) {
-    space = std::make_shared<Namespace>(name, options.namespace_tokens);
-  }
-  return space;
+  const auto found = spaces.find(name);
+  if (found != spaces.end()) return found->second;
+  return spaces.emplace(name, std::make_shared<Namespace>(name, options.namespace_tokens)).first->second;
 }
 
 const Namespace* Engine::State::find_space(const std::string& name) const {
@@ -43,17 +41,20 @@ const Namespace* Engine::State::find_space(const std::string& name) const {
 }
 
 std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemKey& key) {
-  std::shared_ptr<Problem>& problem = space.problems[key];
-  if (problem) {
-    recency_.splice(recency_.end(), recency_, problem->recency);
-  } else {
-    problem = std::make_shared<Problem>();
-    problem->key = key;
-    problem->owner = &space;
-    problem->recency = recency_.insert(recency_.end(), problem.get());
-    problem_bytes_ += problem->own_bytes();
-    segment_bytes_ += problem->segment_bytes();
+  const auto found = space.problems.find(key);
+  if (found != space.problems.end()) {
+    recency_.splice(recency_.end(), recency_, found->second->recency);
+    return found->second;
   }
+  const auto problem = std::make_shared<Problem>();
+  problem->key = key;
+  problem->owner = &space;
+  std::list<Problem*> node = {problem.get()};
+  space.problems.emplace(key, problem);
+  problem->recency = node.begin();
+  recency_.splice(recency_.end(), node);
+  problem_bytes_ += problem->own_bytes();
+  segment_bytes_ += problem->segment_bytes();
   return problem;
 }
 
@@ -96,14 +97,19 @@ bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<co
   return false;
 }
 
-void Engine::State::share(Lock& lock, const std::shared_ptr<Namespace>& space, const ResponseView& response) {
-  if (!space->index.add(response) || space->merging) return;
-  space->merging = true;
-  const NamespaceIndex::Batch batch = space->index.take();
-  lock.unlock();
-  std::shared_ptr<const Segments> merged = space->index.merge(batch);
-  lock.lock();
-  space->index.publish(std::move(merged));
+void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const ResponseView& response) {
+  try {
+    if (!space->index.add(response) || space->merging) return;
+    space->merging = true;
+    const NamespaceIndex::Batch batch = space->index.take();
+    lock.unlock();
+    std::shared_ptr<const Segments> merged = space->index.merge(batch);
+    lock.lock();
+    space->index.publish(batch, std::move(merged));
+  } catch (const std::exception&) {
+    // The history has the response; what the index of the namespace could not take, it does without.
+    if (!lock.owns_lock()) lock.lock();
+  }
   space->merging = false;
 }
 
@@ -114,8 +120,8 @@ void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
     live_bytes_ -= problem->live->bytes();
     problem->live.reset();
   } else if (over || problem->live->finished_tokens() >= kWaitingTokens) {
-    problem->building = true;
     to_build.push_back(problem);
+    problem->building = true;
     work_.notify_one();
   }
 }
@@ -128,11 +134,18 @@ void Engine::State::build_loop() {
     const std::shared_ptr<Problem> problem = std::move(to_build.front());
     to_build.pop_front();
     ++building;
-    build(lock, *problem);
-    problem->building = false;
-    schedule(problem);  // what finished meanwhile, or nothing: then the live text goes
+    try {
+      build(lock, *problem);
+      problem->building = false;
+      schedule(problem);  // what finished meanwhile, or nothing: then the live text goes
+      enforce_budget();
+    } catch (const std::exception&) {
+      // Out of memory, or too long for a segment. What finished stays live text until the next session of the problem
+      // ends.
+      if (!lock.owns_lock()) lock.lock();
+      problem->building = false;
+    }
     --building;
-    enforce_budget();
     idle.notify_all();
   }
 }
@@ -202,7 +215,7 @@ std::size_t Engine::State::memory_bytes() const {
   std::size_t bytes = segment_bytes_ + problem_bytes_ + live_bytes_ + sessions.size() * kSession;
   for (const auto& [name, space] : spaces) {
     bytes += sizeof(Namespace) + space->estimator.bytes() + space->index.bytes() +
-             space->latest_lengths.size() * sizeof(std::int64_t);
+             space->latest_lengths.capacity() * sizeof(std::int64_t);
   }
   return bytes;
 }

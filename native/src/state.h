@@ -21,7 +21,9 @@ struct Namespace {
   // Responses whose lengths stand for a problem that has none.
   static constexpr std::size_t kLatestLengths = 1024;
 
-  Namespace(std::string its_name, std::size_t index_tokens) : name(std::move(its_name)), index(index_tokens) {}
+  Namespace(std::string its_name, std::size_t index_tokens) : name(std::move(its_name)), index(index_tokens) {
+    latest_lengths.reserve(kLatestLengths);
+  }
 
   const std::string name;
   Estimator estimator;
@@ -29,7 +31,7 @@ struct Namespace {
   bool merging = false;     // its index
   NamespaceStats counters;  // what is counted, not what is held
   std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
-  std::deque<std::int64_t> latest_lengths;
+  std::vector<std::int64_t> latest_lengths;  // oldest first
 
   void saw_response(std::size_t tokens, std::int64_t epoch);
 };
@@ -62,7 +64,7 @@ class Engine::State {
   // if the history was forgotten meanwhile.
   bool add_segment(Lock& lock, Problem& problem, std::shared_ptr<const Segment> fresh);
   // Shows a response to the index of its namespace; merging happens with the lock released.
-  void share(Lock& lock, const std::shared_ptr<Namespace>& space, const ResponseView& response);
+  void share(Lock& lock, std::shared_ptr<Namespace> space, const ResponseView& response);
   // Changes the live text of a problem under the books.
   template <typename Change>
   auto change_live(Problem& problem, Change change);

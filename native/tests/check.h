@@ -87,26 +87,26 @@ inline int main() {
 
 }  // namespace check
 
-#define CHECK(condition)                                            \
-  do {                                                              \
+#define CHECK(condition)                                           \
+  do {                                                             \
     if (!(condition)) check::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 
 #define CHECK_EQ(a, b) check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)
 
 // The expression must throw exactly this type, or one derived from it.
-#define CHECK_THROWS(type, expression)                                                      \
-  do {                                                                                      \
-    bool thrown = false;                                                                    \
-    try {                                                                                   \
-      static_cast<void>(expression);                                                        \
-    } catch (const type&) {                                                                 \
-      thrown = true;                                                                        \
-    }                                                                                       \
+#define CHECK_THROWS(type, expression)                                              \
+  do {                                                                              \
+    bool thrown = false;                                                            \
+    try {                                                                           \
+      static_cast<void>(expression);                                                \
+    } catch (const type&) {                                                         \
+      thrown = true;                                                                \
+    }                                                                               \
     if (!thrown) check::fail(__FILE__, __LINE__, "no " #type " from " #expression); \
   } while (false)
 
-#define TEST(name)                                               \
-  static void name();                                            \
-  static const bool name##_added = check::add(#name, name);      \
+#define TEST(name)                                          \
+  static void name();                                       \
+  static const bool name##_added = check::add(#name, name); \
   static void name()

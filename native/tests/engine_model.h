@@ -41,7 +41,7 @@ class EngineModel {
   }
 
  private:
-  static constexpr int kMaxOperations = 300;
+  static constexpr int kMaxOperations = 150;
   static constexpr std::size_t kPrompts = 4;
   static constexpr std::size_t kMaxSessions = 24;
   using Key = std::pair<std::string, std::vector<Token>>;
@@ -115,7 +115,7 @@ class EngineModel {
       ask();
     }
     engine_.wait_until_built();
-    if (operation % 4 == 0) check_all();
+    if (operation % 8 == 0) check_all();
   }
 
   void finish() {
@@ -137,8 +137,8 @@ class EngineModel {
     std::vector<Token> out(size);
     for (std::size_t i = 0; i < size; ++i) {
       out[i] = kind == 0 && i >= period ? out[i - period]
-               : kind == 1 && i > 0    ? first_token(space) + static_cast<Token>((i * i / period) % alphabet)
-                                       : first_token(space) + static_cast<Token>(bytes_.below(alphabet));
+               : kind == 1 && i > 0     ? first_token(space) + static_cast<Token>((i * i / period) % alphabet)
+                                        : first_token(space) + static_cast<Token>(bytes_.below(alphabet));
     }
     return out;
   }
@@ -237,8 +237,8 @@ class EngineModel {
     const int max_tokens = bytes_.one_in(6) ? 0 : static_cast<int>(bytes_.below(24));
     constexpr float kCosts[] = {0.0f, 0.001f, 0.05f, 0.3f, 1.0f, INFINITY};
     const float verify_cost = kCosts[bytes_.below(6)];
-    const StepResult result =
-        engine_.step({ids, tokens, offsets, positioned ? positions : std::vector<std::int64_t>(), max_tokens, verify_cost});
+    const StepResult result = engine_.step(
+        {ids, tokens, offsets, positioned ? positions : std::vector<std::int64_t>(), max_tokens, verify_cost});
 
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
@@ -248,7 +248,8 @@ class EngineModel {
       space.counters.generated_tokens += came[b].size();
       if (came[b].empty()) continue;
       std::size_t accepted = 0;
-      while (accepted < std::min(session.draft.size(), came[b].size()) && session.draft[accepted] == came[b][accepted]) {
+      while (accepted < std::min(session.draft.size(), came[b].size()) &&
+             session.draft[accepted] == came[b][accepted]) {
         ++accepted;
       }
       space.counters.accepted_tokens += accepted;
@@ -424,8 +425,7 @@ class EngineModel {
       }
     }
     const std::vector<double> quantiles = {0, 0.3, 0.5, 1};
-    const LengthPrediction prediction =
-        engine_.predict_length(name_of(c.space), c.prompt, threshold, quantiles, c.id);
+    const LengthPrediction prediction = engine_.predict_length(name_of(c.space), c.prompt, threshold, quantiles, c.id);
     CHECK_EQ(prediction.observations, lengths.size());
     CHECK_EQ(prediction.lengths.size(), lengths.empty() ? 0 : quantiles.size());
     std::ranges::sort(lengths);
@@ -489,9 +489,18 @@ class EngineModel {
   };
 
   static std::vector<std::uint64_t> numbers(const NamespaceStats& s) {
-    return {s.lookups_hit,      s.lookups_miss,     s.drafts_hit,        s.drafts_empty,
-            s.draft_tokens,     s.accepted_tokens,  s.generated_tokens,  s.evicted_responses,
-            s.problems,         s.sessions,         s.history_responses, s.history_tokens,
+    return {s.lookups_hit,
+            s.lookups_miss,
+            s.drafts_hit,
+            s.drafts_empty,
+            s.draft_tokens,
+            s.accepted_tokens,
+            s.generated_tokens,
+            s.evicted_responses,
+            s.problems,
+            s.sessions,
+            s.history_responses,
+            s.history_tokens,
             static_cast<std::uint64_t>(s.newest_epoch)};
   }
 

@@ -27,15 +27,14 @@ class Model {
 
   // A pair of neighbouring tokens, in the order in which they became searchable.
   struct Place {
-    TextId text;        // for a prompt: any text that shares it
-    bool prompt;        // in the prompt, else in prompt + generated
-    std::size_t end;    // one past the pair
+    TextId text;      // for a prompt: any text that shares it
+    bool prompt;      // in the prompt, else in prompt + generated
+    std::size_t end;  // one past the pair
   };
 
   void open(TextId id, const std::vector<Token>& prompt) {
-    const bool known = std::ranges::any_of(texts, [&](const auto& t) {
-      return t.second.state != Text::kGone && t.second.prompt == prompt;
-    });
+    const bool known = std::ranges::any_of(
+        texts, [&](const auto& t) { return t.second.state != Text::kGone && t.second.prompt == prompt; });
     texts[id] = {prompt, {}, 0, 0, Text::kRunning};
     if (!known) {
       for (std::size_t end = 2; end <= prompt.size(); ++end) place(id, true, end);
@@ -63,9 +62,8 @@ class Model {
       }
       // A prompt lives as long as one text shares it.
       if (place->prompt) {
-        const auto heir = std::ranges::find_if(texts, [&](const auto& t) {
-          return t.second.state != Text::kGone && t.second.prompt == gone.prompt;
-        });
+        const auto heir = std::ranges::find_if(
+            texts, [&](const auto& t) { return t.second.state != Text::kGone && t.second.prompt == gone.prompt; });
         if (heir != texts.end()) {
           place->text = heir->first;
           ++place;
@@ -87,8 +85,7 @@ class Model {
       if (!place->prompt) all.insert(all.end(), text.generated.begin(), text.generated.end());
       if (place->end >= all.size()) continue;
       // Other texts keep no more of a prompt than its end.
-      const std::size_t kept =
-          place->prompt || text.prompt.size() <= kMaxOrder ? 0 : text.prompt.size() - kMaxOrder;
+      const std::size_t kept = place->prompt || text.prompt.size() <= kMaxOrder ? 0 : text.prompt.size() - kMaxOrder;
       int length = 0;
       while (length < kMaxOrder && static_cast<std::size_t>(length) < std::min(place->end - kept, context.size()) &&
              all[place->end - 1 - length] == context[context.size() - 1 - length]) {
@@ -183,7 +180,8 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
   Model model;
   const std::size_t alphabet = random.between(1, 8);
   std::vector<std::vector<Token>> prompts;
-  for (std::size_t i = random.between(1, 3); i > 0; --i) prompts.push_back(random.text(random.between(1, 40), alphabet));
+  for (std::size_t i = random.between(1, 3); i > 0; --i)
+    prompts.push_back(random.text(random.between(1, 40), alphabet));
   for (std::size_t step = 0; step < steps; ++step) {
     const auto running = with_state(model, Model::Text::kRunning);
     const auto finished = with_state(model, Model::Text::kFinished);

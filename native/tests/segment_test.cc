@@ -44,7 +44,8 @@ std::vector<Response> random_responses(Random& random) {
     r.tokens = random.one_in(6) ? std::vector<Token>() : random.text(random.below(120), alphabet);
     r.epoch = static_cast<std::int64_t>(random.below(4)) - 1;
     if (random.one_in(3)) {
-      for (std::size_t i = 0; i < r.tokens.size(); ++i) r.generated.push_back(static_cast<std::uint8_t>(random.below(3)));
+      for (std::size_t i = 0; i < r.tokens.size(); ++i)
+        r.generated.push_back(static_cast<std::uint8_t>(random.below(3)));
     }
     // Ranks are by first appearance, so tokens need not be small: spread them over the whole range.
     const bool spread = random.one_in(4);

@@ -1,0 +1,174 @@
+// Memory that runs out at every possible moment: the call throws std::bad_alloc and has changed nothing, or it is done.
+#include "allocations.h"
+#include "check.h"
+#include "histospec/engine.h"
+#include "random_text.h"
+#include "segments.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+// Calls `action` with its n-th allocation failing, for n = 0, 1, … until it comes through. After each failure `check`.
+template <typename Action, typename Check, typename Done>
+void fail_each_allocation(Action action, Check after_failure, Done after_success) {
+  for (long n = 0; n < 100000; ++n) {
+    check::subject = "allocation " + std::to_string(n);
+    bool failed = false, happened = false;
+    {
+      allocations::Failure failure(n);
+      try {
+        action();
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+      happened = failure.happened();
+    }
+    if (!happened) return;
+    // Some can do without: std::vector::shrink_to_fit, and the index of a namespace.
+    if (failed) {
+      after_failure();
+    } else {
+      after_success();
+    }
+  }
+  CHECK(!"comes to an end");
+}
+
+// What must not have changed. A failed call may leave an empty problem, or an empty namespace, to be evicted.
+std::vector<std::uint64_t> stats_of(const Engine& engine) {
+  std::vector<std::uint64_t> sums(9);
+  for (const auto& [name, s] : engine.stats()) {
+    const std::uint64_t all[] = {s.lookups_hit,       s.lookups_miss,      s.drafts_hit + s.drafts_empty,
+                                 s.generated_tokens,  s.evicted_responses, s.sessions,
+                                 s.history_responses, s.history_tokens,    static_cast<std::uint64_t>(s.newest_epoch)};
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += all[i];
+  }
+  return sums;
+}
+
+const std::vector<Token> kPrompt = {1, 2, 3};
+
+}  // namespace
+
+TEST(building_a_segment) {
+  Random random(1);
+  const std::vector<Token> a = random.text(300, 5), b = random.text(100, 70);
+  const std::vector<std::uint8_t> mask(100, 0);
+  const std::vector<ResponseView> views = {{kPrompt, a, {}, 1}, {kPrompt, b, mask, 2}};
+  const std::size_t before = allocations::held();
+  std::shared_ptr<const Segment> segment;
+  fail_each_allocation([&] { segment = Segment::build(views); }, [&] { CHECK_EQ(allocations::held(), before); },
+                       [&] { segment.reset(); });
+  segment->check_integrity();
+  // And while we are here: what it says it holds is what it holds.
+  const std::size_t real = allocations::held() - before;
+  CHECK(segment->bytes() >= real);
+  CHECK(segment->bytes() <= real + 400);
+  fail_each_allocation([&] { CHECK_EQ(segment->responses().size(), 2u); },
+                       [&] { CHECK_EQ(allocations::held(), before + real); }, [] {});
+}
+
+TEST(ingesting) {
+  Random random(2);
+  Engine engine({std::size_t{1} << 30, 2, 256});
+  for (int i = 0; i < 12; ++i) {
+    // New namespaces, new problems, merges, evictions by the window, and merges of the namespace's index.
+    const std::string name = i % 4 == 3 ? "a namespace with a name too long for its string" : "run";
+    const std::vector<Token> prompt = {1, static_cast<Token>(i % 3)};
+    const std::vector<Token> tokens = random.text(300 * static_cast<std::size_t>(i), 20);
+    const std::vector<ResponseView> views = {{{}, tokens, {}, i / 4}, {{}, kPrompt, {}, i / 4}};
+    auto before = stats_of(engine);
+    fail_each_allocation([&] { engine.ingest(name, prompt, views); },
+                         [&] {
+                           engine.check_integrity();
+                           CHECK_EQ(stats_of(engine), before);
+                         },
+                         [&] { before = stats_of(engine); });
+    engine.check_integrity();
+  }
+}
+
+TEST(opening) {
+  Engine engine;
+  const std::vector<ResponseView> views = {{{}, kPrompt, {}, 1}};
+  engine.ingest("run", kPrompt, views);
+  for (Token i = 0; i < 3; ++i) {
+    const std::vector<Token> prompt = {1, 2, i}, generated(100, i);
+    const auto before = stats_of(engine);
+    fail_each_allocation([&] { engine.open(i == 0 ? "new" : "run", i == 1 ? kPrompt : prompt, "", generated); },
+                         [&] {
+                           engine.check_integrity();
+                           CHECK_EQ(stats_of(engine), before);
+                         },
+                         [] {});
+  }
+}
+
+TEST(stepping_and_closing) {
+  Random random(3);
+  Engine engine;
+  const std::vector<Token> response = random.text(500, 20);
+  const std::vector<ResponseView> views = {{{}, response, {}, 1}};
+  engine.ingest("run", kPrompt, views);
+  for (int round = 0; round < 5; ++round) {
+    const std::vector<SessionId> ids = {engine.open("run", kPrompt), engine.open("run", kPrompt)};
+    const std::vector<Token> tokens = random.text(200, 20);
+    const std::vector<std::int64_t> offsets = {0, 100, 200}, positions = {0, 0};
+    // A step that ran out of memory may have appended to some sessions; positions make sending it again safe.
+    fail_each_allocation([&] { engine.step({ids, tokens, offsets, positions, 16, 0.0f}); },
+                         [&] {
+                           engine.check_integrity();
+                           for (std::int64_t length : engine.lengths(ids)) CHECK(length == 0 || length == 100);
+                           for (std::size_t b = 0; b < 2; ++b) {
+                             const auto held = engine.generated(ids[b]);
+                             CHECK_EQ(static_cast<std::int64_t>(held.size()),
+                                      engine.lengths(std::span(ids).subspan(b, 1))[0]);
+                           }
+                         },
+                         [] {});
+    for (std::size_t b = 0; b < 2; ++b) {
+      CHECK(std::ranges::equal(engine.generated(ids[b]), Tokens(tokens).subspan(100 * b, 100)));
+      fail_each_allocation([&] { engine.close(ids[b]); },
+                           [&] {
+                             engine.check_integrity();
+                             CHECK_EQ(engine.lengths(std::span(ids).subspan(b, 1))[0], 100);
+                           },
+                           [] {});
+    }
+    engine.wait_until_built();
+    CHECK_EQ(engine.history("run", kPrompt).size(), static_cast<std::size_t>(1 + 2 * (round + 1)));
+  }
+}
+
+TEST(no_leak_and_honest_books) {
+  const std::size_t before = allocations::held();
+  {
+    Random random(4);
+    Engine engine({std::size_t{1} << 30, 8, 1 << 20});
+    for (Token p = 0; p < 20; ++p) {
+      const std::vector<Token> prompt = random.text(300, 5000);
+      std::vector<std::vector<Token>> texts(8);
+      std::vector<ResponseView> views;
+      for (auto& text : texts) {
+        text = random.text(2000, 5000);
+        views.push_back({{}, text, {}, 1});
+      }
+      engine.ingest("run", prompt, views);
+      std::vector<SessionId> ids;
+      for (int i = 0; i < 4; ++i) ids.push_back(engine.open("run", prompt));
+      std::vector<Token> tokens = random.text(4000, 5000);
+      const std::vector<std::int64_t> offsets = {0, 1000, 2000, 3000, 4000};
+      engine.step({ids, tokens, offsets, {}, 16, 0.01f});
+    }
+    const auto real = static_cast<double>(allocations::held() - before);
+    const auto claimed = static_cast<double>(engine.memory_bytes());
+    std::cerr << "  held " << real << ", claimed " << claimed << std::endl;
+    CHECK(claimed > 0.9 * real);
+    CHECK(claimed < 1.3 * real);
+  }
+  CHECK_EQ(allocations::held(), before);
+}
+
+int main() { return check::main(); }

@@ -1,0 +1,314 @@
+// What the model cannot say: budgets, other threads, and the end of things in the middle of others.
+#include "histospec/engine.h"
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "problem.h"
+#include "random_text.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+std::vector<ResponseView> views_of(const std::vector<std::vector<Token>>& responses, std::int64_t epoch = 0) {
+  std::vector<ResponseView> views;
+  for (const auto& tokens : responses) views.push_back({{}, tokens, {}, epoch});
+  return views;
+}
+
+void ingest(Engine& engine, const std::string& name, const std::vector<Token>& prompt,
+            const std::vector<std::vector<Token>>& responses, std::int64_t epoch = 0) {
+  engine.ingest(name, prompt, views_of(responses, epoch));
+}
+
+StepResult step(Engine& engine, SessionId session, const std::vector<Token>& tokens, int max_tokens = 16,
+                float verify_cost = 0.01f) {
+  const std::vector<SessionId> ids = {session};
+  const std::vector<std::int64_t> offsets = {0, static_cast<std::int64_t>(tokens.size())};
+  return engine.step({ids, tokens, offsets, {}, max_tokens, verify_cost});
+}
+
+std::uint64_t sum(const Engine& engine, std::uint64_t NamespaceStats::* field) {
+  std::uint64_t total = 0;
+  for (const auto& [name, stats] : engine.stats()) total += stats.*field;
+  return total;
+}
+
+}  // namespace
+
+TEST(drafts_what_a_response_said) {
+  Engine engine;
+  const std::vector<Token> prompt = {1, 2, 3};
+  std::vector<Token> response;
+  for (Token token = 100; token < 160; ++token) response.push_back(token);
+  ingest(engine, "run", prompt, {response, response});
+  const SessionId session = engine.open("run", prompt);
+  const StepResult first = step(engine, session, {});
+  CHECK(!first.tokens.empty());
+  CHECK(std::ranges::equal(first.tokens, Tokens(response).first(first.tokens.size())));
+  const StepResult later = step(engine, session, {100, 101, 102, 103});
+  CHECK(!later.tokens.empty());
+  CHECK(std::ranges::equal(later.tokens, Tokens(response).subspan(4, later.tokens.size())));
+  CHECK(later.tokens.size() <= 16);
+}
+
+TEST(drafts_what_a_sibling_says) {
+  Engine engine;
+  const std::vector<Token> prompt = {1, 2, 3};
+  const SessionId a = engine.open("run", prompt), b = engine.open("run", prompt);
+  const SessionId stranger = engine.open("other", prompt);
+  std::vector<Token> text;
+  for (Token token = 100; token < 160; ++token) text.push_back(token);
+  step(engine, a, text);
+  CHECK(step(engine, b, {100, 101, 102}, 4, 0.001f).tokens.at(0) == 103);
+  CHECK(step(engine, stranger, {100, 101, 102}, 4, 0).tokens.empty());
+}
+
+TEST(a_step_sent_again_changes_nothing) {
+  Engine engine;
+  const std::vector<Token> prompt = {1, 2, 3}, tokens = {4, 5, 6, 4, 5, 6, 4};
+  const std::vector<SessionId> ids = {engine.open("run", prompt)};
+  const std::vector<std::int64_t> offsets = {0, 7}, start = {0};
+  const StepResult first = engine.step({ids, tokens, offsets, start, 8, 0.0f});
+  const std::uint64_t generated = sum(engine, &NamespaceStats::generated_tokens);
+  for (int i = 0; i < 3; ++i) {
+    const StepResult again = engine.step({ids, tokens, offsets, start, 8, 0.0f});
+    CHECK_EQ(again.tokens, first.tokens);
+    CHECK_EQ(again.probabilities, first.probabilities);
+  }
+  CHECK_EQ(sum(engine, &NamespaceStats::generated_tokens), generated);
+  CHECK_EQ(engine.generated(ids[0]), tokens);
+}
+
+TEST(prompts_of_one_hash_are_two_problems) {
+  // Found by a search for two beginnings whose hash states differ in their lowest 31 bits only.
+  const std::vector<Token> a = {1165, 835, 5};
+  const std::vector<Token> b = {1215, 0, 2000175795};
+  CHECK(a != b);
+  CHECK_EQ(ProblemKeyHash()({"", a}), ProblemKeyHash()({"", b}));
+  Engine engine;
+  ingest(engine, "run", a, {{7, 7, 7}});
+  CHECK_EQ(engine.history("run", a).size(), 1u);
+  CHECK_EQ(engine.history("run", b).size(), 0u);
+  engine.open("run", b);
+  CHECK_EQ(sum(engine, &NamespaceStats::lookups_miss), 1u);
+  CHECK_EQ(sum(engine, &NamespaceStats::problems), 2u);
+}
+
+TEST(an_id_is_not_a_prompt) {
+  Engine engine;
+  const std::vector<Token> one = {1}, two = {2};
+  engine.ingest("run", one, views_of({{5, 6}}), "id");
+  CHECK_EQ(engine.history("run", two, "id").size(), 1u);
+  CHECK_EQ(engine.history("run", one).size(), 0u);
+}
+
+TEST(a_small_budget_is_kept_and_sessions_survive) {
+  Engine engine({3 << 20, 8, 1 << 14});
+  Random random(1);
+  const std::vector<Token> mine = {1, 2, 3};
+  const SessionId session = engine.open("run", mine);
+  std::vector<Token> generated;
+  std::uint64_t added = 0;
+  for (int i = 0; i < 300; ++i) {
+    const std::vector<Token> prompt = {static_cast<Token>(i % 100), 7};
+    ingest(engine, "run", i % 10 == 0 ? mine : prompt, {random.text(2000, 50), random.text(2000, 50)}, i / 30);
+    added += 2;
+    const std::vector<Token> came = random.text(5, 50);
+    step(engine, session, came);
+    generated.insert(generated.end(), came.begin(), came.end());
+    CHECK(engine.memory_bytes() <= std::size_t{3} << 20);
+    CHECK_EQ(sum(engine, &NamespaceStats::evicted_responses) + sum(engine, &NamespaceStats::history_responses), added);
+  }
+  CHECK(sum(engine, &NamespaceStats::evicted_responses) > 0);
+  CHECK(sum(engine, &NamespaceStats::history_responses) > 0);
+  CHECK_EQ(engine.generated(session), generated);
+  engine.check_integrity();
+}
+
+TEST(a_budget_for_nothing_still_runs) {
+  Engine engine({1, 1, 0});
+  const std::vector<Token> prompt = {1, 2};
+  for (int i = 0; i < 20; ++i) {
+    ingest(engine, "run", prompt, {{3, 4, 5, 3, 4, 5}});
+    const SessionId session = engine.open("run", prompt);
+    step(engine, session, {3, 4, 5, 3, 4, 5, 3});
+    engine.close(session);
+    engine.wait_until_built();
+    engine.check_integrity();
+  }
+  CHECK_EQ(sum(engine, &NamespaceStats::history_responses), 0u);
+  CHECK_EQ(sum(engine, &NamespaceStats::evicted_responses), 40u);
+}
+
+TEST(without_a_namespace_index_nothing_waits_for_it) {
+  Engine engine({std::size_t{1} << 30, 1, 0});
+  const std::vector<Token> prompt = {1, 2};
+  Random random(1);
+  ingest(engine, "run", prompt, {random.text(5000, 9)}, 1);
+  const std::size_t once = engine.memory_bytes();
+  for (std::int64_t epoch = 2; epoch < 60; ++epoch) ingest(engine, "run", prompt, {random.text(5000, 9)}, epoch);
+  CHECK(engine.memory_bytes() < 2 * once);
+}
+
+TEST(a_dropped_namespace_is_forgotten) {
+  Engine engine;
+  const std::vector<Token> prompt = {1, 2, 3};
+  std::vector<Token> secret;
+  for (Token token = 1000; token < 11000; ++token) secret.push_back(token);
+  ingest(engine, "run", prompt, {secret}, 5);
+  const SessionId session = engine.open("run", prompt);
+  CHECK(!step(engine, session, {1000, 1001, 1002}, 16, 0).tokens.empty());
+  CHECK_EQ(engine.drop_namespace("run"), 1u);
+  CHECK_EQ(engine.newest_epoch("run"), 0);
+  CHECK_EQ(engine.history("run", prompt).size(), 0u);
+  for (Token token : step(engine, session, {1003, 1004, 1005}, 16, 0).tokens) CHECK(token <= 1005);
+  const std::vector<Token> other = {9, 9};
+  const SessionId later = engine.open("run", other);
+  CHECK_EQ(step(engine, later, {1000, 1001, 1002}, 16, 0).tokens.size(), 0u);
+  engine.close(session);
+  engine.close(later, false);
+  engine.wait_until_built();
+  CHECK_EQ(engine.history("run", prompt).size(), 1u);
+  engine.check_integrity();
+}
+
+TEST(dropping_while_sessions_run_and_the_builder_works) {
+  Engine engine;
+  Random random(3);
+  for (int round = 0; round < 40; ++round) {
+    const std::vector<Token> prompt = {1, 2, static_cast<Token>(round % 3)};
+    std::vector<SessionId> sessions;
+    for (int i = 0; i < 4; ++i) sessions.push_back(engine.open("run", prompt));
+    for (SessionId session : sessions) step(engine, session, random.text(3000, 20));
+    for (int i = 0; i < 3; ++i) engine.close(sessions[i]);
+    if (round % 2 == 0) engine.close(sessions[3]);
+    engine.drop_namespace("run");  // while the builder holds its copy, or before, or after
+    if (round % 2 == 1) engine.close(sessions[3]);
+    engine.wait_until_built();
+    CHECK_EQ(engine.history("run", prompt).size(), round % 2 == 1 ? 1u : 0u);
+    engine.drop_namespace("run");
+    engine.check_integrity();
+    CHECK_EQ(sum(engine, &NamespaceStats::problems), 0u);
+  }
+}
+
+// An ingest that meets a drop is before it or after it: what it added is held, or was counted as dropped.
+TEST(ingest_against_drop) {
+  for (int round = 0; round < 30; ++round) {
+    check::subject = "round " + std::to_string(round);
+    Engine engine;
+    std::atomic<std::uint64_t> added{0}, dropped{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; ++t) {
+      threads.emplace_back([&, t] {
+        Random random(static_cast<std::uint64_t>(round * 10 + t));
+        for (int i = 0; i < 30; ++i) {
+          ingest(engine, "run", {static_cast<Token>(t)}, {random.text(300, 9)}, i / 20);
+          ++added;
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      for (int i = 0; i < 60; ++i) dropped += engine.drop_namespace("run");
+    });
+    for (std::thread& thread : threads) thread.join();
+    engine.check_integrity();
+    CHECK_EQ(dropped + sum(engine, &NamespaceStats::history_responses), added.load());
+  }
+}
+
+TEST(long_groups_are_built_while_they_run) {
+  Engine engine;
+  const std::vector<Token> prompt = {1, 2, 3};
+  Random random(4);
+  const SessionId stays = engine.open("run", prompt);
+  for (int i = 0; i < 6; ++i) {
+    const SessionId session = engine.open("run", prompt);
+    step(engine, session, random.text(30000, 100));
+    engine.close(session, true, i);
+  }
+  engine.wait_until_built();
+  const std::vector<Response> history = engine.history("run", prompt);
+  CHECK_EQ(history.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) CHECK_EQ(history[i].epoch, static_cast<std::int64_t>(i));
+  step(engine, stays, {1, 2, 3});
+  engine.check_integrity();
+}
+
+TEST(closing_the_engine_in_the_middle_of_everything) {
+  for (int round = 0; round < 20; ++round) {
+    Engine engine;
+    Random random(static_cast<std::uint64_t>(round));
+    for (Token p = 0; p < 5; ++p) {
+      const SessionId session = engine.open("run", std::vector<Token>{p});
+      step(engine, session, random.text(3000, 30));
+      if (p > 0) engine.close(session);
+    }
+  }
+}
+
+// Everything at once. What must hold: no race (under the thread sanitizer), no lost book-keeping, no session touched
+// by another's calls.
+TEST(many_threads) {
+  Engine engine({6 << 20, 2, 1 << 13});
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      check::subject = "worker " + std::to_string(t);
+      Random random(static_cast<std::uint64_t>(t));
+      for (int round = 0; round < 25; ++round) {
+        const std::string name = random.one_in(3) ? "b" : "a";
+        const std::vector<Token> prompt = {static_cast<Token>(random.below(3)), 5};
+        if (random.one_in(3)) ingest(engine, name, prompt, {random.text(500, 9), random.text(800, 9)}, round / 5);
+        std::vector<SessionId> ids;
+        std::vector<std::vector<Token>> texts(random.between(1, 4));
+        for (std::size_t i = 0; i < texts.size(); ++i) ids.push_back(engine.open(name, prompt));
+        for (int s = 0; s < 8; ++s) {
+          std::vector<Token> tokens;
+          std::vector<std::int64_t> offsets = {0};
+          for (auto& text : texts) {
+            const std::vector<Token> came = random.text(random.below(200), 9);
+            text.insert(text.end(), came.begin(), came.end());
+            tokens.insert(tokens.end(), came.begin(), came.end());
+            offsets.push_back(static_cast<std::int64_t>(tokens.size()));
+          }
+          const StepResult result = engine.step({ids, tokens, offsets, {}, 8, 0.01f});
+          for (Token token : result.tokens) CHECK(token >= 0 && token < 9);
+        }
+        for (std::size_t i = 0; i < texts.size(); ++i) {
+          CHECK_EQ(engine.generated(ids[i]), texts[i]);
+          engine.close(ids[i], random.one_in(2));
+        }
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    const std::vector<Token> prompt = {1, 5};
+    const std::vector<double> quantiles = {0.5};
+    for (int i = 0; !stop; ++i) {
+      engine.stats();
+      engine.memory_bytes();
+      engine.history("a", prompt);
+      engine.predict_length("a", prompt, 10, quantiles);
+      engine.newest_epoch("b");
+      if (i % 20 == 0) engine.drop_namespace("b");
+      if (i % 10 == 0) engine.check_integrity();
+      if (i % 15 == 0) engine.wait_until_built();
+      std::this_thread::yield();
+    }
+  });
+  for (std::size_t t = 0; t + 1 < threads.size(); ++t) threads[t].join();
+  stop = true;
+  threads.back().join();
+  engine.wait_until_built();
+  engine.check_integrity();
+  CHECK_EQ(sum(engine, &NamespaceStats::sessions), 0u);
+  CHECK(engine.memory_bytes() <= std::size_t{6} << 20);
+}
+
+int main() { return check::main(); }
