@@ -1,0 +1,43 @@
+"""The commands that people are told to run: the demo, small, and the benchmarks, small."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    """The command's result; fails with what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
+def test_the_demo_keeps_its_promises(tmp_path):
+    done = run("examples/tiny_rl/run.py", "--quick", "--out", tmp_path)
+    results = json.loads((tmp_path / "tiny_rl.json").read_text())
+    first, *later = results["epochs"]
+    assert first["problem_lookups"]["hit"] == 0
+    assert first["problem_lookups"]["miss"] > 0
+    for epoch in later:
+        assert epoch["problem_lookups"] == {"hit": first["problem_lookups"]["miss"], "miss": 0}
+        assert epoch["fewer_steps"] >= 1.3
+        assert epoch["with_drafts"]["tokens_per_step"] > first["with_drafts"]["tokens_per_step"]
+    assert (tmp_path / "tiny_rl.png").stat().st_size > 10_000
+    assert "hit rate" in done.stdout
+
+
+def test_the_engine_benchmark_runs():
+    done = run("benchmarks/engine.py", "--quick")
+    assert "ingest" in done.stdout
