@@ -25,7 +25,7 @@ class Settings:
     """The same ones every epoch."""
     samples: int = 8
     """Responses a problem."""
-    concurrency: int = 32
+    concurrency: int = 16
     """Requests that vLLM runs side by side."""
     rate: float = 1e-4
     """Learning rate."""

@@ -59,7 +59,7 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def build(epochs: list[Epoch]) -> Table:
     """The whole table, 80 columns wide."""
-    table = Table(*COLUMNS, box=HEADED, padding=0, pad_edge=False)
+    table = Table(*COLUMNS, box=HEADED, padding=0, show_edge=False)
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     for epoch in epochs:
@@ -100,8 +100,8 @@ def progress(console: Console) -> Iterator[Progress]:
 def explain(console: Console) -> None:
     """What the columns count, in a few lines."""
     console.print(
-        "request steps: forward passes that gave a request a token, summed over the requests; tokens a step = tokens / "
-        "request steps, 1 without drafts.\n"
+        "\nrequest steps: forward passes that gave a request a token, summed over the requests; "
+        "tokens a step = tokens / request steps, 1 without drafts.\n"
         "engine steps: forward passes of the whole batch; they also wait for the slowest request.\n"
         "accepted: share of the drafted tokens that the policy would have sampled itself.\n"
         "hit rate: new sessions whose problem had a history already, as /metrics counted them.\n",
