@@ -1,0 +1,201 @@
+"""The C++ core of HistoSpec, in process.
+
+Token ids are int32 in [0, 2**31 - 1]. Where tokens are taken, a one-dimensional numpy array of dtype int32 is read as
+it is (copied only if it is not contiguous), and a list or tuple of ints is converted; any other dtype is refused, never
+cast. A call that raises has changed nothing. Every method may be called from any thread; the work is done without the
+GIL, and `step` never waits for an index to be built.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+_Tokens: TypeAlias = npt.NDArray[np.int32] | list[int] | tuple[int, ...]
+_Mask: TypeAlias = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
+
+class _Stats(TypedDict):
+    namespaces: dict[str, dict[str, int]]
+    sessions: int
+    index_bytes: int
+
+class Engine:
+    """History, live text and drafts of the namespaces of one shard.
+
+    A problem is identified by its namespace and, token by token, by its prompt; or by an explicit id (`problem=`) where
+    prompts of one problem differ, as the turns of multi-turn RL do. Problems of one prompt with and without an id, or
+    with different ids, are different problems.
+
+    memory_bytes: what the index may hold, in bytes. Beyond it the least recently used problems go first, then the
+    oldest responses of those with running sessions; what running sessions need stays.
+    history_epochs: how many of the newest epochs of a problem are kept, at least 1. Responses of older epochs go as
+    soon as the segment that holds them is merged or has nothing newer; until then they are still found.
+
+    Raises ValueError if memory_bytes is 0 or history_epochs is less than 1.
+    """
+
+    def __init__(self, memory_bytes: int = 8589934592, *, history_epochs: int = 8) -> None: ...
+    def ingest(
+        self,
+        namespace: str,
+        prompt: _Tokens,
+        responses: Sequence[_Tokens],
+        epoch: int = 0,
+        rewards: Sequence[float | None] | None = None,
+        *,
+        problem: str | None = None,
+        generated: Sequence[_Mask | None] | None = None,
+    ) -> None:
+        """Adds finished responses to the history of a problem; on return, drafts are made from them.
+
+        prompt: int32[n], n >= 1. responses: an int32[m] each; empty ones are left out.
+        epoch: the policy's version when they were sampled.
+        rewards: one a response (None where unknown); not used by the drafter.
+        problem: the explicit id of the problem, not empty.
+        generated: one mask a response, bool[m] or uint8[m], or None where all was generated. Where it is 0 (tool and
+        user turns) the token is context: it is matched, but never drafted.
+
+        Raises ValueError, naming the argument, for a wrong dtype, shape, length or token, an empty namespace, prompt
+        or problem.
+        """
+
+    def open(
+        self,
+        namespace: str,
+        prompt: _Tokens,
+        *,
+        problem: str | None = None,
+        generated: _Tokens | None = None,
+    ) -> int:
+        """Starts a session and returns its id, which no other session of this engine ever gets.
+
+        Its siblings are the other open sessions of the same problem: each drafts from what the others generate.
+
+        prompt: int32[n], n >= 1. generated: int32[m], what the session generated before, if it is not new.
+        problem: the explicit id of the problem, not empty.
+
+        Raises ValueError, naming the argument, for a wrong dtype, shape or token, an empty namespace, prompt or
+        problem.
+        """
+
+    def step(
+        self,
+        sessions: npt.NDArray[np.int64],
+        new_tokens: npt.NDArray[np.int32],
+        new_offsets: npt.NDArray[np.int64],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        *,
+        positions: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Appends what a batch of sessions generated since its last step, learns from it, and drafts what comes next.
+
+        sessions: int64[B], each at most once. new_tokens: int32[T], flat. new_offsets: int64[B + 1], ascending from 0
+        to T: session b generated new_tokens[new_offsets[b]:new_offsets[b + 1]], which may be nothing.
+        max_tokens: the longest draft, in tokens; 0 for none.
+        verify_cost: what verifying one drafted token costs, in units of a plain step; at least 0. A draft ends where
+        its survival, the product of the probabilities so far, no longer pays for it (survival < verify_cost * 2.2).
+        positions: int64[B], how many tokens each session had generated before these. Tokens that the session has
+        already are skipped, so that a step whose answer was lost may be sent again. None: they are all new.
+
+        Returns (tokens, offsets, probs): the draft of session b is tokens[offsets[b]:offsets[b + 1]].
+        tokens: int32[D], flat. offsets: int64[B + 1], ascending from 0 to D.
+        probs: float32[D] in (0, 1), of each token being accepted, given that all before it in its draft were.
+
+        The drafter looks for the context in four sources: the session's own text, its siblings, the history of its
+        problem, and other problems of the namespace. It mixes how often what followed into a probability by
+        logistic mixing (M. Mahoney, "Adaptive weighing of context models for lossless data compression", Florida Tech
+        TR CS-2005-16), with weights that every step teaches. The index of finished responses is a compressed suffix
+        tree that is searched backwards (P. Ferragina, G. Manzini, "Opportunistic data structures with applications",
+        FOCS 2000). The same calls in the same order give the same drafts, as long as the index is at the same point:
+        see wait_until_built.
+
+        Raises KeyError if a session is not open, and ValueError, naming the argument, for a wrong dtype, shape or
+        token, offsets that do not ascend from 0 to T, a session that appears twice, a position beyond what the session
+        has, or a negative max_tokens or verify_cost.
+        """
+
+    def close(self, session: int, commit: bool = True, *, epoch: int | None = None) -> None:
+        """Ends a session. With `commit`, what it generated joins the history of its problem at once.
+
+        epoch: the policy's version when it was sampled; None: the newest one of the namespace.
+
+        Raises KeyError if the session is not open.
+        """
+
+    def lengths(self, sessions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many tokens each session has generated, int64[B]; -1 where it is not open.
+
+        sessions: int64[B]. Raises ValueError for a wrong dtype or shape.
+        """
+
+    def generated(self, session: int) -> npt.NDArray[np.int32]:
+        """What a session has generated, int32[n]. Raises KeyError if it is not open."""
+
+    def history(
+        self, namespace: str, prompt: _Tokens, *, problem: str | None = None
+    ) -> list[tuple[npt.NDArray[np.int32], int]]:
+        """The history of a problem as the index holds it: (tokens int32[n], epoch) of each response.
+
+        First what is indexed, in the order in which it came; then what still waits for its siblings. Empty where the
+        problem is not known.
+
+        Raises ValueError, naming the argument, for a wrong dtype, shape or token, an empty namespace, prompt or
+        problem.
+        """
+
+    def predict_length(
+        self,
+        namespace: str,
+        prompt: _Tokens,
+        generated: int = 0,
+        quantiles: Sequence[float] | npt.NDArray[np.float64] = [0.1, 0.5, 0.9, 0.99],
+        *,
+        problem: str | None = None,
+    ) -> tuple[npt.NDArray[np.float64], int]:
+        """How long a response will be in the end, as quantiles of the lengths of earlier ones.
+
+        Counted are the responses of the problem that are longer than `generated` tokens; where it has none, the
+        latest ones of the namespace (up to 1,024) that are.
+
+        quantiles: Q numbers in [0, 1].
+
+        Returns (lengths, observations): lengths, float64[Q], in tokens, linear between neighbouring observations, or
+        float64[0] where there are none; observations, how many lengths they are quantiles of.
+
+        Raises ValueError, naming the argument, for a quantile outside [0, 1], a wrong dtype, shape or token, an empty
+        namespace, prompt or problem.
+        """
+
+    def newest_epoch(self, namespace: str) -> int:
+        """The newest epoch of the responses that a namespace has seen; 0 where nothing is known."""
+
+    def drop_namespace(self, namespace: str) -> int:
+        """Forgets the history of a namespace and what the drafter learned from it; running sessions go on.
+
+        Returns the number of responses forgotten, 0 where the namespace is not known.
+        """
+
+    def wait_until_built(self) -> None:
+        """Waits until committed responses have become segments. They are found before, too; this is for measuring."""
+
+    def memory_bytes(self) -> int:
+        """What the index holds, in bytes: segments, live text, sessions and their book-keeping."""
+
+    def stats(self) -> _Stats:
+        """What the engine counted and holds.
+
+        `sessions`: open sessions. `index_bytes`: as memory_bytes(). `namespaces`, by name, what is counted:
+
+        - lookups_hit, lookups_miss: sessions opened on a problem with, or without, finished responses
+        - drafts_hit, drafts_empty: drafts with at least one token, and without any
+        - draft_tokens, accepted_tokens, generated_tokens: drafted, drafted and then generated, generated by sessions
+        - evicted_responses: responses that went for the memory budget or the window of epochs
+
+        and what is held: problems, sessions, history_responses, history_tokens, newest_epoch. A namespace that is
+        dropped and has no sessions is forgotten with its counters.
+        """
+
+    def check_integrity(self) -> None:
+        """Re-derives the invariants of everything held, for tests. Raises RuntimeError naming the first that fails."""
