@@ -7,6 +7,8 @@ namespace {
 // cost at that rate.
 constexpr float kSpeedUp = 2.2f;
 
+constexpr int kSureOrder = 10;
+
 }  // namespace
 
 void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLimits limits, std::vector<Token>& tokens,
@@ -16,14 +18,20 @@ void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLi
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     Evidence evidence;
     live.find(view.context.tokens());
+    view.history.catch_up(view.context.tokens());
     view.history.propose(evidence.candidates);
     live.propose(evidence.candidates);
-    view.elsewhere.propose(evidence.candidates);
+    // A history that knows a long context is not helped by what other problems say, and that costs the most to ask.
+    const bool ask_elsewhere = view.history.depth() < kSureOrder;
+    if (ask_elsewhere) {
+      view.elsewhere.catch_up(view.context.tokens());
+      view.elsewhere.propose(evidence.candidates);
+    }
     evidence.candidates.elect();
     if (evidence.candidates.size() == 0) break;
     view.history.count(evidence.candidates, evidence.counts[kHistory]);
     view.history.count_aligned(view.generated, evidence);
-    view.elsewhere.count(evidence.candidates, evidence.counts[kNamespace]);
+    if (ask_elsewhere) view.elsewhere.count(evidence.candidates, evidence.counts[kNamespace]);
     live.count(evidence);
 
     Prediction& prediction = predictions.emplace_back();
@@ -45,8 +53,8 @@ void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLi
     tokens.push_back(token);
     probabilities.push_back(prediction.probabilities[0]);
     view.context.push(token);
-    view.history.push(token);
-    view.elsewhere.push(token);
+    view.history.advance(1);
+    view.elsewhere.advance(1);
     ++view.generated;
   }
 }

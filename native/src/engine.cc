@@ -158,8 +158,11 @@ StepResult Engine::step(const StepRequest& request) {
     }
     for (Token token : came) view.context.push(token);
     view.generated += static_cast<std::int64_t>(came.size());
-    view.history.follow(session.problem->segments, came, view.context.tokens());
-    view.elsewhere.follow(session.space->index.segments(), came, view.context.tokens());
+    view.history.advance(came.size());
+    view.elsewhere.advance(came.size());
+    view.history.follow(session.problem->segments, view.context.tokens());
+    view.elsewhere.follow(session.space->index.segments(), view.context.tokens());
+    view.history.catch_up(view.context.tokens());
   }
 
   StepResult result;

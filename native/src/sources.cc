@@ -29,21 +29,25 @@ Ranks ranks_of(const Segment& segment, const Candidates& candidates) {
 
 void HistorySource::reset(std::shared_ptr<const Segments> segments, Tokens context) {
   segments_ = std::move(segments);
+  behind_ = 0;
   ladders_.clear();
   ladders_.reserve(segments_->size());
   for (const auto& segment : *segments_) ladders_.push_back(segment->find(context));
 }
 
-void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Tokens came, Tokens context) {
-  if (segments != segments_ || came.size() >= kMaxOrder) {
-    reset(segments, context);
-  } else {
-    for (Token token : came) push(token);
-  }
+void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Tokens context) {
+  if (segments != segments_) reset(segments, context);
 }
 
-void HistorySource::push(Token token) {
-  for (std::size_t s = 0; s < ladders_.size(); ++s) (*segments_)[s]->extend(ladders_[s], token);
+void HistorySource::catch_up(Tokens context) {
+  if (behind_ >= context.size()) {
+    reset(segments_, context);
+    return;
+  }
+  for (Token token : context.last(behind_)) {
+    for (std::size_t s = 0; s < ladders_.size(); ++s) (*segments_)[s]->extend(ladders_[s], token);
+  }
+  behind_ = 0;
 }
 
 void HistorySource::propose(Candidates& candidates) const {

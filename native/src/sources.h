@@ -38,9 +38,13 @@ class HistorySource {
  public:
   // Looks at these segments from now on, at the end of this context.
   void reset(std::shared_ptr<const Segments> segments, Tokens context);
-  // The context has grown by `came` to `context`: follows it, in these segments where they are others than so far.
-  void follow(const std::shared_ptr<const Segments>& segments, Tokens came, Tokens context);
-  void push(Token token);
+  // Looks at these segments from now on, where they are others than so far.
+  void follow(const std::shared_ptr<const Segments>& segments, Tokens context);
+  // The context has grown by so many tokens. Cheap: nothing is looked up before it is asked for, by catch_up().
+  void advance(std::size_t tokens) { behind_ += tokens; }
+  // Moves to the end of this context; propose(), count() and depth() speak of where it last was.
+  void catch_up(Tokens context);
+
   void propose(Candidates& candidates) const;
   // From the longest matching context outwards, each shorter one adds its kNearRows rows to either side (fewer where
   // its interval ends): sorted by what stands before, those are the places most like this one, and the cost is bounded.
@@ -54,6 +58,7 @@ class HistorySource {
  private:
   std::shared_ptr<const Segments> segments_;
   std::vector<Ladder> ladders_;  // one a segment
+  std::size_t behind_ = 0;       // tokens that the ladders have not seen
 };
 
 // The session's own text and prompt, and its siblings'.

@@ -72,12 +72,12 @@ TEST(building_a_segment) {
 
 TEST(ingesting) {
   Random random(2);
-  Engine engine({std::size_t{1} << 30, 2, 256});
+  Engine engine({std::size_t{1} << 30, 2, 4500});
   for (int i = 0; i < 12; ++i) {
     // New namespaces, new problems, merges, evictions by the window, and merges of the namespace's index.
     const std::string name = i % 4 == 3 ? "a namespace with a name too long for its string" : "run";
     const std::vector<Token> prompt = {1, static_cast<Token>(i % 3)};
-    const std::vector<Token> tokens = random.text(300 * static_cast<std::size_t>(i), 20);
+    const std::vector<Token> tokens = random.text(60 * static_cast<std::size_t>(i), 20);
     const std::vector<ResponseView> views = {{{}, tokens, {}, i / 4}, {{}, kPrompt, {}, i / 4}};
     auto before = stats_of(engine);
     fail_each_allocation([&] { engine.ingest(name, prompt, views); },

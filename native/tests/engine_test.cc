@@ -198,7 +198,7 @@ TEST(dropping_while_sessions_run_and_the_builder_works) {
 
 // An ingest that meets a drop is before it or after it: what it added is held, or was counted as dropped.
 TEST(ingest_against_drop) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 12; ++round) {
     check::subject = "round " + std::to_string(round);
     Engine engine;
     std::atomic<std::uint64_t> added{0}, dropped{0};
