@@ -1,0 +1,400 @@
+"""The engine's contract, as its users meet it: by keyword, with numpy, from threads. Takes about 5 s."""
+
+import pickle
+import random
+import sys
+import threading
+from collections.abc import Callable
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+import pytest
+
+from histospec.native import Engine
+
+PROMPT = [11, 12, 13, 14]
+RESPONSE = [21, 22, 23, 24, 25, 26, 27, 28, 29, 30]
+BIG = 2**31 - 1
+
+
+def i32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def i64(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def flat(parts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and offsets, as a step takes them."""
+    return i32(*chain.from_iterable(parts)), i64(0, *accumulate(map(len, parts)))
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """With one response in `run`, and one session behind it that has generated its first three tokens."""
+    engine = Engine(memory_bytes=1 << 28)
+    engine.ingest("run", PROMPT, [RESPONSE], epoch=2)
+    session = engine.open("run", PROMPT)
+    assert session == 1
+    engine.step(i64(session), i32(*RESPONSE[:3]), i64(0, 3))
+    return engine
+
+
+SESSION = 1
+
+
+def advance(engine: Engine, session: int, tokens: list[int], **options: Any) -> list[int]:
+    """One step of one session; its draft."""
+    return engine.step(i64(session), np.array(tokens, np.int32), i64(0, len(tokens)), **options)[0].tolist()
+
+
+# --- Names, dtypes and shapes ---
+
+
+def test_every_argument_goes_by_its_name() -> None:
+    e = Engine(memory_bytes=1 << 28, history_epochs=4)
+    mask = np.ones(len(RESPONSE), bool)
+    e.ingest(
+        namespace="run", prompt=PROMPT, responses=[RESPONSE], epoch=3, rewards=[1.0], problem="p", generated=[mask]
+    )
+    s = e.open(namespace="run", prompt=PROMPT, problem="p", generated=RESPONSE[:2])
+    assert type(s) is int
+    e.step(
+        sessions=i64(s),
+        new_tokens=i32(23),
+        new_offsets=i64(0, 1),
+        max_tokens=4,
+        verify_cost=0.05,
+        positions=i64(2),
+    )
+    assert e.lengths(sessions=i64(s)).tolist() == [3]
+    assert e.generated(session=s).tolist() == RESPONSE[:3]
+    e.close(session=s, commit=True, epoch=5)
+    assert e.newest_epoch(namespace="run") == 5
+    assert [epoch for _, epoch in e.history(namespace="run", prompt=PROMPT, problem="p")] == [3, 5]
+    e.predict_length(namespace="run", prompt=PROMPT, generated=0, quantiles=[0.5], problem="p")
+    assert e.drop_namespace(namespace="run") == 2
+
+
+def test_a_step_gives_flat_arrays(engine: Engine) -> None:
+    other = engine.open("run", [1])
+    tokens, offsets, probs = engine.step(i64(other, SESSION), i32(), i64(0, 0, 0), 5, 0.01)
+    assert (tokens.dtype, offsets.dtype, probs.dtype) == (np.int32, np.int64, np.float32)
+    assert tokens.shape == probs.shape == (offsets[-1],)
+    assert offsets.shape == (3,)
+    assert offsets[0] == 0
+    assert offsets[1] == 0, "nothing is known of a prompt of one token that nobody wrote"
+    assert tokens.tolist() == RESPONSE[3:8]
+    assert ((probs > 0) & (probs < 1)).all()
+
+
+def test_results_belong_to_the_caller(engine: Engine) -> None:
+    first, _, _ = engine.step(i64(SESSION), i32(), i64(0, 0))
+    history, generated = engine.history("run", PROMPT)[0][0], engine.generated(SESSION)
+    expected = first.tolist()
+    for array in (first, history, generated):
+        array[:] = 999
+    assert advance(engine, SESSION, []) == expected
+    assert engine.history("run", PROMPT)[0][0].tolist() == RESPONSE
+    del engine
+    assert (first == 999).all()
+
+
+def test_other_results_have_stated_types(engine: Engine) -> None:
+    lengths = engine.lengths(i64(SESSION, 77))
+    assert (lengths.dtype, lengths.tolist()) == (np.int64, [3, -1])
+    assert (engine.generated(SESSION).dtype, engine.generated(SESSION).tolist()) == (np.int32, RESPONSE[:3])
+    ((tokens, epoch),) = engine.history("run", PROMPT)
+    assert (tokens.dtype, tokens.tolist(), epoch) == (np.int32, RESPONSE, 2)
+    quantiles, observations = engine.predict_length("run", PROMPT)
+    assert (quantiles.dtype, quantiles.tolist(), observations) == (np.float64, [10.0] * 4, 1)
+    assert engine.history("nobody", PROMPT) == []
+    assert engine.newest_epoch("nobody") == 0
+    assert engine.drop_namespace("nobody") == 0
+    none, observations = engine.predict_length("nobody", PROMPT)
+    assert (none.shape, observations) == ((0,), 0)
+    assert type(engine.memory_bytes()) is int
+
+
+def test_stats_count(engine: Engine) -> None:
+    draft = advance(engine, SESSION, [])
+    advance(engine, SESSION, [*draft[:2], 999])
+    stats = engine.stats()
+    assert set(stats) == {"namespaces", "sessions", "index_bytes"}
+    assert stats["sessions"] == 1
+    assert stats["index_bytes"] == engine.memory_bytes() > 0
+    run = stats["namespaces"]["run"]
+    assert run["accepted_tokens"] == 2
+    assert run["generated_tokens"] == 6
+    assert run["lookups_hit"] == 1
+    assert run["lookups_miss"] == 0
+    assert run["drafts_hit"] + run["drafts_empty"] == 3
+    assert run["history_responses"] == 1
+    assert run["history_tokens"] == len(RESPONSE)
+    assert run["newest_epoch"] == 2
+
+
+# --- What is accepted ---
+
+
+@pytest.mark.parametrize(
+    "as_tokens",
+    [
+        pytest.param(list, id="list"),
+        pytest.param(tuple, id="tuple"),
+        pytest.param(lambda v: [np.int64(t) for t in v], id="list of numpy integers"),
+        pytest.param(lambda v: np.array(v, np.int32), id="int32"),
+        pytest.param(lambda v: np.repeat(np.array(v, np.int32), 2)[::2], id="strided"),
+        pytest.param(lambda v: np.array(v[::-1], np.int32)[::-1], id="reversed"),
+        pytest.param(lambda v: np.array([v, v], np.int32).T.copy()[:, 1], id="column"),
+        pytest.param(lambda v: pickle.loads(pickle.dumps(np.array(v, np.int32))), id="unpickled"),
+        pytest.param(lambda v: np.frombuffer(np.array(v, np.int32).tobytes(), np.int32), id="read-only"),
+    ],
+)
+def test_tokens_may_be(as_tokens: Callable[[list[int]], Any]) -> None:
+    e = Engine(memory_bytes=1 << 28)
+    e.ingest("run", as_tokens(PROMPT), [as_tokens(RESPONSE)])
+    s = e.open("run", as_tokens(PROMPT), generated=as_tokens(RESPONSE[:3]))
+    assert e.generated(s).tolist() == RESPONSE[:3]
+    assert advance(e, s, [], max_tokens=4) == RESPONSE[3:7]
+    assert e.history("run", as_tokens(PROMPT))[0][0].tolist() == RESPONSE
+
+
+def test_arrays_of_a_step_need_not_be_contiguous(engine: Engine) -> None:
+    twin = engine.open("run", PROMPT, generated=RESPONSE[:3])
+    sessions, offsets = np.repeat(i64(SESSION, twin), 2)[::2], i64(4, 1, 0)[::-1]
+    tokens, positions = np.array([RESPONSE[3:7]] * 2, np.int32).T.copy()[:, 0], np.repeat(i64(3, 3), 3)[::3]
+    assert not any(a.flags.c_contiguous for a in (sessions, offsets, tokens, positions))
+    engine.step(sessions, tokens, offsets, positions=positions)
+    assert engine.generated(SESSION).tolist() == RESPONSE[:4]
+    assert engine.generated(twin).tolist() == [*RESPONSE[:3], *RESPONSE[4:7]]
+
+
+def test_unpickled_arrays_make_a_step(engine: Engine) -> None:
+    arrays = pickle.loads(pickle.dumps((i64(SESSION), i32(*RESPONSE[3:5]), i64(0, 2))))
+    assert engine.step(*arrays)[0].tolist()[:2] == RESPONSE[5:7]
+
+
+def test_the_whole_range_of_tokens_works() -> None:
+    e = Engine(memory_bytes=1 << 28)
+    e.ingest("run", [0, BIG], [[BIG, 0, BIG - 1, 1, 2]])
+    s = e.open("run", [0, BIG])
+    assert advance(e, s, [BIG, 0]) == [BIG - 1, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
+def test_what_was_not_generated_is_never_drafted(dtype: Any) -> None:
+    e = Engine(memory_bytes=1 << 28)
+    mask = np.repeat(np.array([1, 1, 1, 1, 0, 0, 1, 1, 1, 1], dtype), 2)[::2]
+    e.ingest("run", PROMPT, [RESPONSE], generated=[mask])
+    s = e.open("run", PROMPT)
+    assert advance(e, s, RESPONSE[:2], verify_cost=0.01) == RESPONSE[2:4]
+    assert advance(e, s, RESPONSE[2:6], verify_cost=0.01) == RESPONSE[6:]
+    e.ingest("run", PROMPT, [RESPONSE], generated=[None])
+
+
+def test_a_closed_session_is_unknown(engine: Engine) -> None:
+    engine.close(SESSION)
+    for call in (engine.close, engine.generated, lambda session: advance(engine, session, [])):
+        with pytest.raises(KeyError, match="session 1 is not open"):
+            call(SESSION)
+    assert engine.open("run", PROMPT) != SESSION
+    assert [t.tolist() for t, _ in engine.history("run", PROMPT)] == [RESPONSE, RESPONSE[:3]]
+
+
+# --- Drafts ---
+
+
+def test_limits_of_a_draft(engine: Engine) -> None:
+    assert advance(engine, SESSION, []) == RESPONSE[3:]
+    assert advance(engine, SESSION, [], max_tokens=2) == RESPONSE[3:5]
+    before = engine.stats()["namespaces"]["run"]
+    assert advance(engine, SESSION, [], max_tokens=0) == []
+    assert engine.stats()["namespaces"]["run"] == before, "who asks for nothing is no empty draft"
+    for cost in (1.0, 1e30, float("inf")):
+        assert advance(engine, SESSION, [], verify_cost=cost) == []
+    assert advance(engine, SESSION, [], verify_cost=0.0) == RESPONSE[3:]
+
+
+def test_a_dearer_token_makes_no_draft_longer() -> None:
+    e, texts = Engine(memory_bytes=1 << 28), random.Random(4)
+    e.ingest("run", PROMPT, [[texts.randrange(3) for _ in range(200)] for _ in range(8)])
+    s = e.open("run", PROMPT, generated=[0, 1, 2, 0])
+    lengths = []
+    for cost in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 1.0):
+        tokens, _, probs = e.step(i64(s), i32(), i64(0, 0), verify_cost=cost)
+        assert (np.cumprod(probs) >= np.float32(cost) * 2.2 - 1e-6).all()
+        lengths.append(len(tokens))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 16
+    assert lengths[-1] == 0
+
+
+def rollouts(engine: Engine, seed: int) -> list[object]:
+    """Some epochs of groups in two namespaces of disjoint tokens, with what holds of any draft; all that came back."""
+    texts = random.Random(seed)
+    out: list[object] = []
+    known = {name: set[int]() for name in ("low", "high")}
+
+    def text(name: str, size: int) -> list[int]:
+        first = 0 if name == "low" else 1000
+        tokens = [first + texts.randrange(5) for _ in range(size)]
+        known[name].update(tokens)
+        return tokens
+
+    for epoch in range(3):
+        for problem in range(3):
+            sessions: dict[int, str] = {}
+            for name in known:
+                prompt = [0 if name == "low" else 1000, *([problem + 1000 * (name == "high")] * (problem + 1))]
+                known[name].update(prompt)
+                sessions |= {engine.open(name, prompt): name for _ in range(3)}
+                engine.ingest(name, prompt, [text(name, 50)], epoch=epoch)
+            for _ in range(6):
+                limit = texts.randrange(12)
+                came = [text(name, texts.randrange(5)) for name in sessions.values()]
+                tokens, ends, probs = engine.step(i64(*sessions), *flat(came), limit, 0.05)
+                assert (np.diff(ends) <= limit).all()
+                assert ((probs > 0) & (probs < 1)).all()
+                for name, draft in zip(sessions.values(), np.split(tokens, ends[1:-1]), strict=True):
+                    assert set(draft.tolist()) <= known[name]
+                out += [tokens.tolist(), ends.tolist(), probs.tolist()]
+            for session in sessions:
+                engine.close(session, commit=texts.random() < 0.8)
+            engine.wait_until_built()
+    return [*out, engine.stats()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_are_made_of_what_was_seen_and_depend_on_the_calls_alone(seed: int) -> None:
+    first = rollouts(Engine(memory_bytes=1 << 28), seed)
+    assert any(first[:-1:3]), "something was drafted"
+    assert rollouts(Engine(memory_bytes=1 << 28), seed) == first
+
+
+def test_two_namespaces_never_mix(engine: Engine) -> None:
+    s = engine.open("other", PROMPT, generated=RESPONSE[:3])
+    assert advance(engine, s, [], verify_cost=0.0) == []
+    assert engine.history("other", PROMPT) == []
+    assert engine.predict_length("other", PROMPT)[1] == 0
+    assert engine.stats()["namespaces"]["other"]["lookups_miss"] == 1
+    alone = advance(engine, SESSION, [])
+    # Ever so much text that goes on otherwise elsewhere changes nothing here.
+    engine.ingest("other", PROMPT, [[*RESPONSE[:3], 77, 78, 79]] * 50 + [[*range(100, 9000)]], epoch=9)
+    assert advance(engine, SESSION, []) == alone
+    assert engine.newest_epoch("run") == 2
+    assert engine.drop_namespace("other") == 51
+    assert advance(engine, SESSION, []) == alone
+    assert advance(engine, s, [], verify_cost=0.0) == []
+
+
+def test_siblings_draft_from_each_other_and_others_do_not() -> None:
+    e = Engine(memory_bytes=1 << 28)
+    a, b = e.open("run", PROMPT), e.open("run", PROMPT)
+    stranger = e.open("run", [*PROMPT, 15])
+    advance(e, a, RESPONSE)
+    assert advance(e, b, RESPONSE[:4], verify_cost=0.01) == RESPONSE[4:]
+    assert advance(e, stranger, RESPONSE[:4], verify_cost=0.0) == []
+
+
+def test_a_step_sent_again_changes_nothing(engine: Engine) -> None:
+    arrays = i64(SESSION), i32(*RESPONSE[3:6]), i64(0, 3)
+    first = engine.step(*arrays, positions=i64(3))
+    before = engine.stats()["namespaces"]["run"]
+    again = engine.step(*arrays, positions=i64(3))
+    assert [a.tolist() for a in again] == [a.tolist() for a in first]
+    assert engine.generated(SESSION).tolist() == RESPONSE[:6]
+    after = engine.stats()["namespaces"]["run"]
+    for counter in ("generated_tokens", "accepted_tokens"):
+        assert after[counter] == before[counter]
+    # Where one message brings old and new tokens, the new ones are taken.
+    engine.step(i64(SESSION), i32(*RESPONSE[4:8]), i64(0, 4), positions=i64(4))
+    assert engine.generated(SESSION).tolist() == RESPONSE[:8]
+    # Without positions, all are new.
+    advance(engine, SESSION, RESPONSE[4:8])
+    assert engine.generated(SESSION).tolist() == RESPONSE[:8] + RESPONSE[4:8]
+
+
+def test_closing_without_commit_leaves_no_trace(engine: Engine) -> None:
+    advance(engine, SESSION, [91, 92, 93, 94, 95])
+    engine.close(SESSION, commit=False)
+    s = engine.open("run", PROMPT)
+    assert advance(engine, s, [91, 92, 93], verify_cost=0.01) == []
+    assert [t.tolist() for t, _ in engine.history("run", PROMPT)] == [RESPONSE]
+
+
+# --- Threads ---
+
+
+def test_the_gil_is_free_during_a_long_ingest() -> None:
+    e = Engine(memory_bytes=1 << 30)
+    texts = np.random.default_rng(0).integers(0, 50_000, (200, 10_000), dtype=np.int32)
+    started, counted, done = threading.Event(), threading.Event(), threading.Event()
+
+    def ingest() -> None:
+        started.set()
+        for _ in range(20):  # once is enough, unless the machine is so busy that nobody else ran meanwhile
+            e.ingest("run", PROMPT, [*texts])
+            if counted.is_set():
+                break
+        done.set()
+
+    # Who waits for the GIL asks for it after the switch interval. With one so long nobody has to give it up, in a call
+    # or between two: the other thread runs only if a call lets the GIL go.
+    turns, interval = 0, sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread = threading.Thread(target=ingest)
+        thread.start()
+        started.wait()
+        while not done.is_set() and turns < 100:
+            turns += 1
+            counted.set()
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert turns > 0
+
+
+def test_steps_from_several_threads() -> None:
+    e = Engine(memory_bytes=1 << 28)
+    prompts = [[*PROMPT, p] for p in range(4)]
+    failures: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def worker(number: int) -> None:
+        try:
+            texts = random.Random(number)
+            start.wait()
+            for turn in range(10):
+                prompt = prompts[(number + turn) % 4]
+                sessions = [e.open("run", prompt) for _ in range(4)]
+                own: list[list[int]] = [[] for _ in sessions]
+                for _ in range(10):
+                    came = [[1000 * number + texts.randrange(6) for _ in range(texts.randrange(4))] for _ in sessions]
+                    e.step(i64(*sessions), *flat(came))
+                    for text, tokens in zip(own, came, strict=True):
+                        text += tokens
+                for session, text in zip(sessions, own, strict=True):
+                    assert e.generated(session).tolist() == text
+                    e.close(session)
+                e.ingest("run", prompt, [own[0]] if own[0] else [], epoch=turn)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=worker, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    e.wait_until_built()
+    e.check_integrity()
+    stats = e.stats()
+    assert stats["sessions"] == 0
+    held = sum(len(e.history("run", prompt)) for prompt in prompts)
+    run = stats["namespaces"]["run"]
+    assert run["history_responses"] == held
+    assert run["history_responses"] + run["evicted_responses"] >= 160
