@@ -1,6 +1,6 @@
 """Makes weights.safetensors: supervised training on worked solutions of random problems, some with slips.
 
-    OMP_NUM_THREADS=2 python examples/tiny_rl/make_weights.py        # about ten minutes on two cores
+    OMP_NUM_THREADS=1 python examples/tiny_rl/make_weights.py        # about ten minutes
 
 The teacher forgets a carry or a borrow now and then, and so does the policy that imitates it. It can do better than it
 was shown, and rewards will tell it so: that is what is left to learn.

@@ -1,7 +1,7 @@
 """A small, real RL run with vLLM on the CPU: how many decoding steps does a draft server save?
 
-    python examples/tiny_rl/run.py            # about five minutes on two cores; what `make demo` runs
-    python examples/tiny_rl/run.py --quick    # less than a minute
+    python examples/tiny_rl/run.py            # three to four minutes on two cores; what `make demo` runs
+    python examples/tiny_rl/run.py --quick    # about a minute
 
 Exits with 1 when the run did not keep a promise that it prints.
 """
