@@ -1,4 +1,4 @@
-"""What the engine refuses: the error names the argument, and nothing has changed. What is empty is not refused. Takes about 2 s."""
+"""What the engine refuses: the error names the argument, and nothing has changed. Takes about 2 s."""
 
 from collections.abc import Callable
 from typing import Any

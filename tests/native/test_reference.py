@@ -1,0 +1,278 @@
+"""The engine against a naive model of what it promises, over random sequences of calls. Takes about 25 s.
+
+The model keeps every response in a list. It does not know when segments are merged or built, so where the engine may
+choose when to forget what has left the window of epochs, the model says what must be there and what may be.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from histospec.native import Engine
+
+NAMES = ("red", "blue")
+PROMPTS = ((1,), (1, 2), (1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0), (2, 2))
+IDS = (None, None, "first", "second")
+LATEST = 1024  # lengths of a namespace that stand for those of a problem without any
+
+Key = tuple[str | None, tuple[int, ...]]
+Finished = tuple[tuple[int, ...], int]  # tokens, epoch
+
+
+@dataclass
+class Problem:
+    finished: list[Finished] = field(default_factory=list)  # ever, since the namespace was dropped
+
+    def required(self, epochs: int) -> Counter[Finished]:
+        """The responses of the newest epochs."""
+        newest = sorted({epoch for _, epoch in self.finished})[-epochs:]
+        return Counter(f for f in self.finished if f[1] in newest)
+
+
+@dataclass
+class Space:
+    problems: dict[Key, Problem] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    newest_epoch: int = 0
+    added: int = 0
+    dropped: int = 0
+    latest: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
+    tokens: set[int] = field(default_factory=set)  # all that a draft may be made of
+
+    def finish(self, key: Key, tokens: tuple[int, ...], epoch: int) -> None:
+        self.problems.setdefault(key, Problem()).finished.append((tokens, epoch))
+        self.newest_epoch = max(self.newest_epoch, epoch)
+        self.latest.append(len(tokens))
+        self.tokens.update(tokens)
+        self.added += 1
+
+
+@dataclass
+class Session:
+    name: str
+    key: Key
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...]
+    draft: tuple[int, ...] = ()
+
+
+names = st.sampled_from(NAMES)
+prompts = st.sampled_from(PROMPTS)
+ids = st.sampled_from(IDS)
+epochs = st.integers(-1, 6)
+# Small alphabets repeat themselves; the long texts are what the index over all problems waits for.
+parts = st.tuples(st.lists(st.integers(0, 3), max_size=12), st.sampled_from((1, 1, 1, 1, 2, 9, 600)))
+# Of one session in a step: whether it takes part, whether its draft is accepted, what it brings, what it repeats.
+shares = st.tuples(st.booleans(), st.booleans(), parts, st.integers(0, 5))
+
+
+def text(name: str, part: tuple[list[int], int]) -> tuple[int, ...]:
+    return shifted(name, part[0] * part[1])
+
+
+def shifted(name: str, tokens: list[int] | tuple[int, ...]) -> tuple[int, ...]:
+    """The namespaces share no token: a draft that mixes them shows."""
+    return tuple(token + 1000 * NAMES.index(name) for token in tokens)
+
+
+def agreeing(draft: tuple[int, ...], came: tuple[int, ...]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(draft, came, strict=False)) if a != b), min(len(draft), len(came)))
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(window=st.integers(1, 3))
+    def start(self, window: int) -> None:
+        self.window = window
+        self.engine = Engine(1 << 28, history_epochs=window)
+        self.spaces: dict[str, Space] = {}
+        self.sessions: dict[int, Session] = {}
+
+    def space(self, name: str) -> Space:
+        return self.spaces.setdefault(name, Space())
+
+    def key(self, name: str, prompt: tuple[int, ...], problem: str | None) -> Key:
+        return (problem, () if problem else shifted(name, prompt))
+
+    @rule(name=names, prompt=prompts, problem=ids, responses=st.lists(parts, max_size=3), epoch=epochs)
+    def ingest(self, name: str, prompt: tuple[int, ...], problem: str | None, responses: list, epoch: int) -> None:
+        tokens = [text(name, r) for r in responses]
+        self.engine.ingest(name, shifted(name, prompt), tokens, epoch, problem=problem)
+        for response in filter(None, tokens):
+            self.space(name).finish(self.key(name, prompt, problem), response, epoch)
+            self.space(name).tokens.update(shifted(name, prompt))
+
+    @precondition(lambda self: len(self.sessions) < 12)
+    @rule(name=names, prompt=prompts, problem=ids, generated=st.none() | parts)
+    def open(self, name: str, prompt: tuple[int, ...], problem: str | None, generated: tuple[list[int], int]) -> None:
+        tokens = text(name, generated) if generated else ()
+        space, key = self.space(name), self.key(name, prompt, problem)
+        number = self.engine.open(name, shifted(name, prompt), problem=problem, generated=tokens or None)
+        assert number not in self.sessions
+        self.sessions[number] = Session(name, key, shifted(name, prompt), tokens)
+        known = space.problems.setdefault(key, Problem()).finished
+        space.counters["lookups_hit" if known else "lookups_miss"] += 1
+        space.tokens.update(shifted(name, prompt), tokens)
+
+    @rule(
+        share=st.lists(shares, min_size=1, max_size=12),
+        positioned=st.booleans(),
+        max_tokens=st.sampled_from((0, 1, 4, 16)),
+        cost=st.sampled_from((0.0, 0.05, 0.2, 1.0)),
+    )
+    def step(self, share: list, positioned: bool, max_tokens: int, cost: float) -> None:
+        batch, came, positions = [], [], []
+        for (number, session), (taking, accepting, part, again) in zip(self.sessions.items(), share, strict=False):
+            if not taking:
+                continue
+            fresh = (session.draft if accepting else ()) + text(session.name, part)
+            repeated = min(again, len(session.generated)) if positioned else 0
+            positions.append(len(session.generated) - repeated)
+            came.append(session.generated[positions[-1] :] + fresh)
+            batch.append(number)
+            space = self.spaces[session.name]
+            space.tokens.update(fresh)
+            if fresh:
+                space.counters["accepted_tokens"] += agreeing(session.draft, fresh)
+                space.counters["generated_tokens"] += len(fresh)
+                session.generated += fresh
+                session.draft = ()
+        tokens, offsets, probs = self.engine.step(
+            np.array(batch, np.int64),
+            np.array([*chain.from_iterable(came)], np.int32),
+            np.array([0, *accumulate(map(len, came))], np.int64),
+            max_tokens,
+            cost,
+            positions=np.array(positions, np.int64) if positioned else None,
+        )
+        assert ((probs > 0) & (probs < 1)).all()
+        assert (offsets[0], offsets[-1], len(offsets)) == (0, len(tokens), len(batch) + 1)
+        for number, start, end in zip(batch, offsets, offsets[1:], strict=False):
+            session = self.sessions[number]
+            space = self.spaces[session.name]
+            draft = tuple(tokens[start:end].tolist())
+            assert len(draft) <= (max_tokens if cost < 1 else 0)
+            assert set(draft) <= space.tokens
+            if max_tokens > 0:
+                session.draft = draft
+                space.counters["drafts_hit" if draft else "drafts_empty"] += 1
+                space.counters["draft_tokens"] += len(draft)
+
+    @precondition(lambda self: self.sessions)
+    @rule(which=st.integers(0, 11), commit=st.booleans(), epoch=st.none() | epochs)
+    def close(self, which: int, commit: bool, epoch: int | None) -> None:
+        number = [*self.sessions][which % len(self.sessions)]
+        session = self.sessions.pop(number)
+        space = self.spaces[session.name]
+        self.engine.close(number, commit, epoch=epoch)
+        if commit and session.generated:
+            space.finish(session.key, session.generated, space.newest_epoch if epoch is None else epoch)
+
+    @precondition(lambda self: self.spaces)
+    @rule(name=names)
+    def drop_namespace(self, name: str) -> None:
+        forgotten = self.engine.drop_namespace(name)
+        space = self.space(name)
+        assert sum(p.required(self.window).total() for p in space.problems.values()) <= forgotten
+        space.dropped += forgotten
+        running = [s for s in self.sessions.values() if s.name == name]
+        space.problems = {key: Problem() for key in space.problems if any(s.key == key for s in running)}
+        space.newest_epoch = 0
+        space.latest.clear()
+        space.tokens = set(chain.from_iterable(s.prompt + s.generated for s in running))
+        if not space.problems:
+            del self.spaces[name]  # with its counters
+
+    @rule()
+    def settle(self) -> None:
+        self.engine.wait_until_built()
+
+    @rule(
+        name=names,
+        prompt=prompts,
+        problem=ids,
+        longer=st.sampled_from((-1, 0, 3, 8, 30, 10_000)),
+        quantiles=st.lists(st.floats(0, 1), max_size=4),
+    )
+    def predict_length(
+        self, name: str, prompt: tuple[int, ...], problem: str | None, longer: int, quantiles: list[float]
+    ) -> None:
+        self.engine.wait_until_built()  # else what left the window may go between the two calls
+        own = [len(t) for t, _ in self.engine.history(name, shifted(name, prompt), problem=problem)]
+        space = self.spaces.get(name, Space())
+        lengths = [n for n in own if n > longer] or [n for n in space.latest if n > longer]
+        predicted, observations = self.engine.predict_length(
+            name, shifted(name, prompt), longer, quantiles, problem=problem
+        )
+        assert observations == len(lengths)
+        np.testing.assert_allclose(predicted, np.quantile(lengths, quantiles) if lengths else [])
+
+    @invariant()
+    def sessions_are_as_they_were_fed(self) -> None:
+        self.engine.check_integrity()
+        expected = [len(s.generated) for s in self.sessions.values()]
+        assert self.engine.lengths(np.array([0, *self.sessions], np.int64)).tolist() == [-1, *expected]
+        for number, session in self.sessions.items():
+            assert tuple(self.engine.generated(number).tolist()) == session.generated
+
+    @invariant()
+    def history_holds_the_window_and_nothing_else(self) -> None:
+        for name in NAMES:
+            for prompt in PROMPTS:
+                for problem in {*IDS}:
+                    key = self.key(name, prompt, problem)
+                    known = self.space_or_empty(name).problems.get(key, Problem())
+                    found = self.engine.history(name, shifted(name, prompt), problem=problem)
+                    history = Counter((tuple(tokens.tolist()), epoch) for tokens, epoch in found)
+                    assert known.required(self.window) <= history <= Counter(known.finished)
+
+    @invariant()
+    def counters_are_exact(self) -> None:
+        stats = self.engine.stats()
+        assert stats["sessions"] == len(self.sessions)
+        assert stats["namespaces"].keys() == self.spaces.keys()
+        for name in NAMES:
+            assert self.engine.newest_epoch(name) == self.space_or_empty(name).newest_epoch
+        for name, space in self.spaces.items():
+            counted = dict(stats["namespaces"][name])
+            held, evicted = counted.pop("history_responses"), counted.pop("evicted_responses")
+            assert held + evicted + space.dropped == space.added
+            tokens = counted.pop("history_tokens")
+            assert (tokens > 0) == (held > 0)
+            assert tokens <= sum(len(t) for p in space.problems.values() for t, _ in p.finished)
+            assert counted.pop("problems") == len(space.problems)
+            assert counted.pop("sessions") == sum(s.name == name for s in self.sessions.values())
+            assert counted.pop("newest_epoch") == space.newest_epoch
+            assert {k: v for k, v in counted.items() if v} == {k: v for k, v in space.counters.items() if v}
+
+    def space_or_empty(self, name: str) -> Space:
+        return self.spaces.get(name, Space())
+
+    def teardown(self) -> None:
+        """When everything has gone, nothing is held."""
+        if not hasattr(self, "engine"):
+            return
+        for number in self.sessions:
+            self.engine.close(number)
+        for name in NAMES:
+            self.engine.drop_namespace(name)
+        self.engine.wait_until_built()
+        self.engine.check_integrity()
+        assert self.engine.memory_bytes() == Engine(1 << 28).memory_bytes()
+        assert self.engine.stats()["namespaces"] == {}
+
+
+def test_the_engine_does_what_the_model_does() -> None:
+    quick = settings(max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+    run_state_machine_as_test(EngineMachine, settings=quick)
