@@ -55,15 +55,21 @@ def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, p
         with_drafts = drafting.generate(prompts, settings.samples, number)
         lookups = server.lookups(namespace) - before
 
-        sides = [_scored(train_set, settings.samples, rollouts) for rollouts in (with_drafts, without)]
+        scored = _scored(train_set, settings.samples, with_drafts)
         start = time.perf_counter()
         if number < settings.epochs:
             progress.doing(f"epoch {number}: learning from the rollouts with drafts")
             repeated = [prompt for prompt in prompts for _ in range(settings.samples)]
-            grpo.update(model, optimizer, repeated, with_drafts.responses, torch.tensor(sides[0].rewards))
+            grpo.update(model, optimizer, repeated, with_drafts.responses, torch.tensor(scored.rewards))
             for engine in (plain, drafting):
                 engine.push(model)
-        yield Epoch(number, *sides, lookups=lookups, train_seconds=time.perf_counter() - start)
+        yield Epoch(
+            number,
+            with_drafts=scored,
+            without=_scored(train_set, settings.samples, without),
+            lookups=lookups,
+            train_seconds=time.perf_counter() - start,
+        )
 
 
 def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts) -> Side:
