@@ -154,6 +154,7 @@ void Engine::State::build(Lock& lock, Problem& problem) {
   if (!problem.live) return;
   const std::uint64_t generation = problem.generation;
   const std::vector<LiveText::TextId> texts = problem.live->finished_texts();
+  if (texts.empty()) return;  // forgotten before its turn
   // Copied, because the texts may move while the lock is released.
   std::vector<Response> responses;
   for (const ResponseView& r : problem.live->finished()) {

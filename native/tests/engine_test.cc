@@ -196,6 +196,23 @@ TEST(dropping_while_sessions_run_and_the_builder_works) {
   }
 }
 
+// What waits for the builder may be forgotten before its turn, while a new session keeps the live text.
+TEST(dropping_before_the_builder_comes) {
+  Engine engine;
+  const std::vector<Token> prompt = {1, 2, 3};
+  SessionId session = engine.open("run", prompt);
+  for (int round = 0; round < 500; ++round) {
+    step(engine, session, {4, 5, 6, 7});
+    engine.close(session);
+    session = engine.open("run", prompt);
+    CHECK_EQ(engine.drop_namespace("run"), 1u);
+    CHECK_EQ(engine.history("run", prompt).size(), 0u);
+  }
+  engine.close(session);
+  engine.wait_until_built();
+  engine.check_integrity();
+}
+
 // An ingest that meets a drop is before it or after it: what it added is held, or was counted as dropped.
 TEST(ingest_against_drop) {
   for (int round = 0; round < 12; ++round) {
