@@ -54,16 +54,18 @@ inline Tokens tokens_of(const std::string& field, py::handle value) {
   if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
     return array_of<std::int32_t>(field, value);
   }
-  const auto sequence = py::reinterpret_borrow<py::sequence>(value);
-  py::array_t<std::int32_t, py::array::c_style> array(static_cast<py::ssize_t>(sequence.size()));
+  // A tuple: an element's __index__ is foreign code, and may change a list.
+  const py::tuple items(py::reinterpret_borrow<py::object>(value));
+  py::array_t<std::int32_t, py::array::c_style> array(static_cast<py::ssize_t>(items.size()));
   std::int32_t* out = array.mutable_data();
-  for (std::size_t i = 0; i < sequence.size(); ++i) {
-    const py::object item = sequence[i];
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const py::object item = items[i];
     const std::string place = field + ": element " + std::to_string(i);
     if (!PyIndex_Check(item.ptr()) || py::isinstance<py::bool_>(item)) {
       throw py::value_error(place + " is not an integer");
     }
     const long long token = PyNumber_AsSsize_t(item.ptr(), nullptr);
+    if (token == -1 && PyErr_Occurred()) throw py::error_already_set();
     if (token < 0 || token > INT32_MAX) throw py::value_error(place + " is outside [0, 2147483647]");
     out[i] = static_cast<std::int32_t>(token);
   }

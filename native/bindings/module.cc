@@ -17,13 +17,21 @@ using histospec::bindings::tokens_of;
 
 namespace {
 
+// A call that waits for the engine's lock must not make every Python thread wait for it.
+template <typename Call>
+auto without_gil(Call call) {
+  const py::gil_scoped_release release;
+  return call();
+}
+
 std::string id_of(const std::optional<std::string>& problem) {
   if (problem && problem->empty()) throw py::value_error("problem: must not be empty; leave it out instead");
   return problem.value_or("");
 }
 
-void ingest(Engine& engine, const std::string& name, py::handle prompt, const py::sequence& responses,
-            std::int64_t epoch, const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
+// `name`, like every text that the engine gives back, is a str: pybind11 would take bytes for a std::string.
+void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::sequence& responses, std::int64_t epoch,
+            const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
             const std::optional<py::sequence>& generated) {
   const Tokens head = tokens_of("prompt", prompt);
   const std::size_t n = py::len(responses);
@@ -44,9 +52,9 @@ void ingest(Engine& engine, const std::string& name, py::handle prompt, const py
     masks.push_back(generated ? mask_of("generated" + index, (*generated)[i]) : histospec::bindings::Mask());
     views.push_back({{}, tokens.back().span(), masks.back().span(), epoch});
   }
-  const std::string id = id_of(problem);
+  const std::string id = id_of(problem), space = name;
   py::gil_scoped_release release;
-  engine.ingest(name, head.span(), views, id);
+  engine.ingest(space, head.span(), views, id);
 }
 
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
@@ -125,13 +133,13 @@ PYBIND11_MODULE(_core, m) {
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
       .def(
           "open",
-          [](Engine& engine, const std::string& name, py::handle prompt, const std::optional<std::string>& problem,
+          [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
              const std::optional<py::object>& generated) {
             const Tokens head = tokens_of("prompt", prompt);
             const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
-            const std::string id = id_of(problem);
+            const std::string id = id_of(problem), space = name;
             py::gil_scoped_release release;
-            return engine.open(name, head.span(), id, tokens.span());
+            return engine.open(space, head.span(), id, tokens.span());
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
@@ -141,13 +149,13 @@ PYBIND11_MODULE(_core, m) {
           "lengths",
           [](const Engine& engine, py::handle sessions) {
             const auto ids = array_of<std::int64_t>("sessions", sessions);
-            return histospec::bindings::to_numpy(engine.lengths(ids.span()));
+            return histospec::bindings::to_numpy(without_gil([&] { return engine.lengths(ids.span()); }));
           },
           "sessions"_a)
       .def(
           "generated",
           [](const Engine& engine, histospec::SessionId session) {
-            return histospec::bindings::to_numpy(engine.generated(session));
+            return histospec::bindings::to_numpy(without_gil([&] { return engine.generated(session); }));
           },
           "session"_a)
       .def("history", &history, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
@@ -156,7 +164,9 @@ PYBIND11_MODULE(_core, m) {
           [](const Engine& engine, const std::string& name, py::handle prompt, std::int64_t generated,
              const std::vector<double>& quantiles, const std::optional<std::string>& problem) {
             const Tokens head = tokens_of("prompt", prompt);
-            auto prediction = engine.predict_length(name, head.span(), generated, quantiles, id_of(problem));
+            const std::string id = id_of(problem);
+            auto prediction =
+                without_gil([&] { return engine.predict_length(name, head.span(), generated, quantiles, id); });
             return py::make_tuple(histospec::bindings::to_numpy(std::move(prediction.lengths)),
                                   prediction.observations);
           },
