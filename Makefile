@@ -15,7 +15,7 @@ CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench fuzz setup clean test-native test-python test-vllm
+.PHONY: demo test check bench fuzz setup clean test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -43,7 +43,7 @@ demo: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 	$(BIN)/mypy
 
 test: check test-native test-python test-vllm
@@ -51,11 +51,17 @@ test: check test-native test-python test-vllm
 test-native: setup
 	scripts/test-native
 
+# Two at a time: much of what these tests do is wait, for a process to start or a deadline to pass.
 test-python: setup
-	$(BIN)/pytest -q tests --ignore=tests/vllm
+	$(BIN)/pytest -q -n 2 --dist loadfile tests --ignore=tests/vllm
 
 test-vllm: setup $(VENV_OLD)/.ready
+	$(MAKE) --no-print-directory -j2 --output-sync test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+
+test-vllm-$(VLLM_NEW):
 	$(BIN)/pytest -q tests/vllm
+
+test-vllm-$(VLLM_OLD):
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec $(VENV_OLD)/bin/pytest -q tests/vllm
 
 bench: setup
