@@ -32,6 +32,7 @@ Key = tuple[str | None, tuple[int, ...]]
 Finished = tuple[tuple[int, ...], int]  # tokens, epoch
 Place = tuple[str, tuple[int, ...], str | None]  # namespace, prompt, explicit id
 Part = tuple[list[int], int]  # of a text: some tokens, how often
+Share = tuple[int, bool, Part, int]  # of a step: see `shares`
 
 
 @dataclass
@@ -140,7 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.sampled_from((0, 1, 4, 16)),
         cost=st.sampled_from((0.0, 0.05, 0.2, 1.0)),
     )
-    def step(self, share: list, positioned: bool, max_tokens: int, cost: float) -> None:
+    def step(self, share: list[Share], positioned: bool, max_tokens: int, cost: float) -> None:
         batch, came, positions = [], [], []
         for (number, session), (taking, accepting, part, again) in zip(self.sessions.items(), share, strict=False):
             if not taking:
