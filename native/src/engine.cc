@@ -42,7 +42,10 @@ void check_step(const StepRequest& r) {
     throw std::invalid_argument("positions: has " + std::to_string(r.positions.size()) + " entries, must have " +
                                 std::to_string(batch) + " (one a session)");
   }
-  if (r.max_tokens < 0) throw std::invalid_argument("max_tokens: must not be negative");
+  if (r.max_tokens < 0 || r.max_tokens > kMaxDraft) {
+    throw std::invalid_argument("max_tokens: is " + std::to_string(r.max_tokens) + ", must lie in [0, " +
+                                std::to_string(kMaxDraft) + "]");
+  }
   if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
   require_tokens("new_tokens", r.tokens);
 }
@@ -293,9 +296,7 @@ std::uint64_t Engine::drop_namespace(const std::string& name) {
   for (const auto& [key, problem] : space->problems) problems.push_back(problem.get());
   std::uint64_t responses = 0;
   for (Problem* problem : problems) responses += state_->forget(*problem);
-  space->latest_lengths.clear();
-  space->index.clear();
-  space->estimator = Estimator();
+  space->forget();
   space->counters.newest_epoch = 0;
   if (space->problems.empty()) state_->spaces.erase(name);
   return responses;

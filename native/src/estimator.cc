@@ -35,12 +35,15 @@ std::int8_t quantise(float x) {
 
 }  // namespace
 
-Estimator::Estimator() : weights_(kBuckets) {
-  for (Weights& w : weights_) {
+const Estimator::Weights& Estimator::initial() {
+  static const Weights weights = [] {
+    Weights w;
     w.fill(0.08f);
     std::fill(w.begin() + kHistory * kOrderCount, w.begin() + (kHistory + 1) * kOrderCount, 0.15f);
     std::fill(w.begin() + kAligned, w.end(), 0.0f);
-  }
+    return w;
+  }();
+  return weights;
 }
 
 Estimator::Features Estimator::features(const Evidence& evidence, int candidate) {
@@ -68,13 +71,14 @@ Estimator::Features Estimator::features(const Evidence& evidence, int candidate)
 }
 
 float Estimator::probability(const Features& features) const {
-  const Weights& w = weights_[features.bucket];
+  const Weights& w = weights(features.bucket);
   float sum = 0;
   for (int i = 0; i < kFeatures; ++i) sum += w[i] * static_cast<float>(features.x[i]);
   return 1.0f / (1.0f + std::exp(-std::clamp(sum * kStep, -12.0f, 12.0f)));
 }
 
 void Estimator::learn(const Features& features, float probability, bool right) {
+  if (weights_.empty()) weights_.assign(kBuckets, initial());
   Weights& w = weights_[features.bucket];
   const float step = kRate * kStep * ((right ? 1.0f : 0.0f) - probability);
   for (int i = 0; i < kFeatures; ++i) w[i] += step * static_cast<float>(features.x[i]);

@@ -26,8 +26,6 @@ class Estimator {
     std::array<std::int8_t, kFeatures> x;
   };
 
-  Estimator();
-
   static Features features(const Evidence& evidence, int candidate);
   float probability(const Features& features) const;
   // `right`: the candidate, estimated at `probability`, was the token that came.
@@ -37,7 +35,10 @@ class Estimator {
 
  private:
   using Weights = std::array<float, kFeatures>;
-  std::vector<Weights> weights_;  // one a bucket
+  static const Weights& initial();
+  const Weights& weights(int bucket) const { return weights_.empty() ? initial() : weights_[bucket]; }
+
+  std::vector<Weights> weights_;  // one a bucket; none before anything was learned
 };
 
 }  // namespace histospec

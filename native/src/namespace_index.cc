@@ -17,7 +17,9 @@ constexpr std::size_t kGrowth = 4;
 
 bool NamespaceIndex::add(const ResponseView& response) {
   if (max_tokens_ == 0) return false;
-  waiting_.push_back(owned(response));
+  ResponseView kept = response;
+  if (kept.head.size() > kMaxOrder) kept.head = kept.head.last(kMaxOrder);
+  waiting_.push_back(owned(kept));
   waiting_tokens_ += response.tokens.size();
   std::size_t indexed = 0;
   for (const auto& segment : *segments_) indexed += segment->tokens();
@@ -45,21 +47,34 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
 }
 
 void NamespaceIndex::clear() {
-  segments_ = std::make_shared<const Segments>();
-  segment_bytes_ = 0;
+  replace(std::make_shared<const Segments>());
   waiting_.clear();
   waiting_tokens_ = 0;
 }
 
 void NamespaceIndex::publish(const Batch& batch, std::shared_ptr<const Segments> segments) {
-  if (segments_ != batch.before) return;
+  if (segments_ == batch.before) replace(std::move(segments));
+}
+
+bool NamespaceIndex::shrink() {
+  if (segments_->empty() && waiting_.empty()) return false;
+  if (segments_->empty()) {
+    clear();
+  } else {
+    replace(std::make_shared<const Segments>(segments_->begin() + 1, segments_->end()));
+  }
+  return true;
+}
+
+void NamespaceIndex::replace(std::shared_ptr<const Segments> segments) {
   segments_ = std::move(segments);
   segment_bytes_ = 0;
   for (const auto& segment : *segments_) segment_bytes_ += segment->bytes();
 }
 
 std::size_t NamespaceIndex::bytes() const {
-  return segment_bytes_ + waiting_tokens_ * sizeof(Token) + waiting_.size() * (sizeof(Response) + 3 * 16);
+  return segment_bytes_ + waiting_tokens_ * sizeof(Token) +
+         waiting_.size() * (sizeof(Response) + kMaxOrder * sizeof(Token) + 3 * 16);
 }
 
 }  // namespace histospec

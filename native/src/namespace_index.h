@@ -31,14 +31,18 @@ class NamespaceIndex {
   };
   Batch take();
   std::shared_ptr<const Segments> merge(const Batch& batch) const;
-  // Does nothing if the index was cleared since take().
+  // Does nothing if the index was cleared or shrunk since take().
   void publish(const Batch& batch, std::shared_ptr<const Segments> merged);
   void clear();
+  // Gives up the oldest segment, or, when there is none, what waits for one. False when there was nothing.
+  bool shrink();
 
   const std::shared_ptr<const Segments>& segments() const { return segments_; }
   std::size_t bytes() const;
 
  private:
+  void replace(std::shared_ptr<const Segments> segments);
+
   const std::size_t max_tokens_;
   std::shared_ptr<const Segments> segments_ = std::make_shared<const Segments>();
   std::vector<Response> waiting_;

@@ -64,6 +64,11 @@ std::vector<std::uint32_t> Segment::rank_text(std::span<const ResponseView> resp
     tokens_ += r.tokens.size();
   }
   alphabet_.shrink_to_fit();
+  extent_of_ = Words(text.size() / kBlock + 1, extents_.size());
+  for (std::uint32_t block = 0, j = 0; block < extent_of_.size(); ++block) {
+    while (j + 1 < extents_.size() && extents_[j].end < block * kBlock) ++j;
+    extent_of_.set(block, j);
+  }
   return text;
 }
 
@@ -171,7 +176,7 @@ std::vector<Response> Segment::responses() const {
 std::size_t Segment::bytes() const {
   constexpr std::size_t kAllocation = 16;  // what malloc adds to each of them
   return sizeof(*this) + 8 * kAllocation + next_.bytes() + position_.bytes() + from_.bytes() + first_.bytes() +
-         alphabet_.capacity() * sizeof(Token) + slots_.capacity() * sizeof(slots_[0]) +
+         extent_of_.bytes() + alphabet_.capacity() * sizeof(Token) + slots_.capacity() * sizeof(slots_[0]) +
          extents_.capacity() * sizeof(Extent);
 }
 
@@ -198,6 +203,7 @@ void Segment::extend(Ladder& ladder, Token token) const {
   std::uint32_t low = first_[c], high = first_[c + 1];
   int depth = 0;
   const int deepest = std::min(ladder.depth, kMaxOrder - 1);
+  std::uint32_t before_low = UINT32_MAX, before_high = 0;  // of the order last looked at
   while (low < high) {
     const std::uint32_t old_low = depth < ladder.depth ? ladder.low[depth] : 0;
     const std::uint32_t old_high = depth < ladder.depth ? ladder.high[depth] : 0;
@@ -205,8 +211,13 @@ void Segment::extend(Ladder& ladder, Token token) const {
     ladder.high[depth] = high;
     ++depth;
     if (depth > deepest) break;
-    low = from_.lower_bound(low, high, old_low);
-    high = from_.lower_bound(low, high, old_high);
+    // Long contexts often stand in the same places as shorter ones: then so do they with one token more.
+    if (old_low != before_low || old_high != before_high) {
+      low = from_.lower_bound(low, high, old_low);
+      high = from_.lower_bound(low, high, old_high);
+      before_low = old_low;
+      before_high = old_high;
+    }
   }
   ladder.depth = depth;
 }
@@ -219,9 +230,9 @@ std::uint32_t Segment::count(std::uint32_t low, std::uint32_t high, std::uint32_
 
 std::int64_t Segment::offset(std::uint32_t row) const {
   const std::uint32_t position = position_[row];
-  const auto extent = std::upper_bound(extents_.begin(), extents_.end(), position,
-                                       [](std::uint32_t p, const Extent& e) { return p <= e.end; });
-  return static_cast<std::int64_t>(position) - extent->start;
+  std::uint32_t j = extent_of_[position / kBlock];
+  while (extents_[j].end < position) ++j;
+  return static_cast<std::int64_t>(position) - extents_[j].start;
 }
 
 void Segment::check_integrity() const {

@@ -91,6 +91,8 @@ class Segment {
   void check_integrity() const;
 
  private:
+  static constexpr std::uint32_t kBlock = 64;
+
   Segment() = default;
   std::vector<std::uint32_t> rank_text(std::span<const ResponseView> responses);
   void sort_rows(std::span<const std::uint32_t> text);
@@ -102,6 +104,7 @@ class Segment {
   bool masked_ = false;
   std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `from` starts
   std::vector<Extent> extents_;
+  Words extent_of_;                   // block of kBlock positions -> the first response that reaches into it
   std::vector<Token> alphabet_;       // rank -> token; [kSeparator] is -1
   std::vector<std::uint32_t> slots_;  // open addressing, token -> rank, 0 is free
   Words first_;                       // rank -> first row; [alphabet] = n

@@ -27,8 +27,13 @@ Ranks ranks_of(const Segment& segment, const Candidates& candidates) {
 
 }  // namespace
 
-void HistorySource::reset(std::shared_ptr<const Segments> segments, Tokens context) {
-  segments_ = std::move(segments);
+void HistorySource::reset(const std::shared_ptr<const Segments>& segments, Tokens context) {
+  followed_ = segments;
+  segments_ = segments.get();
+  find(context);
+}
+
+void HistorySource::find(Tokens context) {
   behind_ = 0;
   ladders_.clear();
   ladders_.reserve(segments_->size());
@@ -36,12 +41,12 @@ void HistorySource::reset(std::shared_ptr<const Segments> segments, Tokens conte
 }
 
 void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Tokens context) {
-  if (segments != segments_) reset(segments, context);
+  if (followed_.lock() != segments) reset(segments, context);
 }
 
 void HistorySource::catch_up(Tokens context) {
   if (behind_ >= context.size()) {
-    reset(segments_, context);
+    find(context);
     return;
   }
   for (Token token : context.last(behind_)) {

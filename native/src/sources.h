@@ -33,11 +33,13 @@ class ContextTail {
   std::size_t end_ = 0;
 };
 
-// Finished responses: of the problem, or of its whole namespace.
+// Finished responses: of the problem, or of its whole namespace. It does not keep the segments that it looks at: they
+// are the engine's, which may evict them while a session is idle. After that, follow() has to come before anything
+// else.
 class HistorySource {
  public:
   // Looks at these segments from now on, at the end of this context.
-  void reset(std::shared_ptr<const Segments> segments, Tokens context);
+  void reset(const std::shared_ptr<const Segments>& segments, Tokens context);
   // Looks at these segments from now on, where they are others than so far.
   void follow(const std::shared_ptr<const Segments>& segments, Tokens context);
   // The context has grown by so many tokens. Cheap: nothing is looked up before it is asked for, by catch_up().
@@ -56,7 +58,10 @@ class HistorySource {
   int depth() const;
 
  private:
-  std::shared_ptr<const Segments> segments_;
+  void find(Tokens context);
+
+  std::weak_ptr<const Segments> followed_;
+  const Segments* segments_ = nullptr;
   std::vector<Ladder> ladders_;  // one a segment
   std::size_t behind_ = 0;       // tokens that the ladders have not seen
 };

@@ -10,12 +10,21 @@ namespace {
 // follow than one each; but no longer than until they are so many tokens.
 constexpr std::size_t kWaitingTokens = 1 << 16;
 
+// The share of the memory budget, one in so many, that the index of a namespace keeps when the budget is short.
+constexpr std::size_t kSharedPart = 8;
+
 }  // namespace
 
 void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
   if (latest_lengths.size() == kLatestLengths) latest_lengths.erase(latest_lengths.begin());
   latest_lengths.push_back(static_cast<std::int64_t>(tokens));  // never allocates
   counters.newest_epoch = std::max(counters.newest_epoch, epoch);
+}
+
+void Namespace::forget() {
+  index.clear();
+  estimator = Estimator();
+  latest_lengths.clear();
 }
 
 Engine::State::State(EngineOptions o) : options(o), builder_([this] { build_loop(); }) {}
@@ -194,19 +203,30 @@ void Engine::State::erase(Problem& problem) {
 }
 
 void Engine::State::enforce_budget() {
+  const auto over = [this] { return memory_bytes() > options.memory_bytes; };
+  // What problems share is a fallback: it may not drive out their own history.
+  for (const auto& [name, space] : spaces) {
+    while (over() && space->index.bytes() > options.memory_bytes / kSharedPart && space->index.shrink()) {
+    }
+  }
   auto least_recent = recency_.begin();
-  while (memory_bytes() > options.memory_bytes && least_recent != recency_.end()) {
+  while (over() && least_recent != recency_.end()) {
     Problem& problem = **least_recent++;
     if (problem.live) continue;
-    NamespaceStats& counters = problem.owner->counters;
-    counters.evicted_responses += forget(problem);
+    Namespace& space = *problem.owner;
+    space.counters.evicted_responses += forget(problem);
+    if (space.problems.empty()) space.forget();
   }
   // Only problems in use are left: they lose their oldest responses.
   for (Problem* problem : recency_) {
-    while (memory_bytes() > options.memory_bytes && !problem->segments->empty()) {
+    while (over() && !problem->segments->empty()) {
       const Segments& segments = *problem->segments;
       problem->owner->counters.evicted_responses += segments.front()->extents().size();
       publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
+    }
+  }
+  for (const auto& [name, space] : spaces) {
+    while (over() && space->index.shrink()) {
     }
   }
 }

@@ -19,7 +19,7 @@ namespace histospec {
 
 struct Namespace {
   // Responses whose lengths stand for a problem that has none.
-  static constexpr std::size_t kLatestLengths = 1024;
+  static constexpr std::size_t kLatestLengths = 256;
 
   Namespace(std::string its_name, std::size_t index_tokens) : name(std::move(its_name)), index(index_tokens) {
     latest_lengths.reserve(kLatestLengths);
@@ -34,6 +34,8 @@ struct Namespace {
   std::vector<std::int64_t> latest_lengths;  // oldest first
 
   void saw_response(std::size_t tokens, std::int64_t epoch);
+  // Gives up what its problems taught: all but what was counted.
+  void forget();
 };
 
 struct Session {

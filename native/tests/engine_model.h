@@ -449,7 +449,7 @@ class EngineModel {
   static void saw_response(Space& space, const Finished& r) {
     ++space.added;
     space.latest_lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
-    if (space.latest_lengths.size() > 1024) space.latest_lengths.pop_front();
+    if (space.latest_lengths.size() > 256) space.latest_lengths.pop_front();
     space.counters.newest_epoch = std::max(space.counters.newest_epoch, r.epoch);
   }
 

@@ -26,7 +26,7 @@ from histospec.native import Engine
 NAMES = ("red", "blue")
 PROMPTS = ((1,), (1, 2), (1, 2, 3, 0) * 5)
 IDS = (None, "turns")
-LATEST = 1024  # lengths of a namespace that stand for those of a problem without any
+LATEST = 256  # lengths of a namespace that stand for those of a problem without any
 
 Key = tuple[str | None, tuple[int, ...]]
 Finished = tuple[tuple[int, ...], int]  # tokens, epoch

@@ -194,7 +194,16 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     ),
     "negative position": (lambda e: e.step(*ONE, positions=i64(-1)), ValueError, r"positions\[0\]: is -1"),
     "too many positions": (lambda e: e.step(*ONE, positions=i64(3, 3)), ValueError, "positions: has 2 entries"),
-    "negative max_tokens": (lambda e: e.step(*ONE, max_tokens=-1), ValueError, "max_tokens: must not be negative"),
+    "negative max_tokens": (
+        lambda e: e.step(*ONE, max_tokens=-1),
+        ValueError,
+        r"max_tokens: is -1, must lie in \[0, 1024\]",
+    ),
+    "huge max_tokens": (
+        lambda e: e.step(*ONE, max_tokens=1025),
+        ValueError,
+        r"max_tokens: is 1025, must lie in \[0, 1024\]",
+    ),
     "negative cost": (lambda e: e.step(*ONE, verify_cost=-0.1), ValueError, "verify_cost: must be a number"),
     "no cost": (lambda e: e.step(*ONE, verify_cost=float("nan")), ValueError, "verify_cost: must be a number"),
     "quantile": (

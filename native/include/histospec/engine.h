@@ -22,6 +22,9 @@ namespace histospec {
 
 using SessionId = std::int64_t;
 
+// The longest draft that may be asked for.
+inline constexpr int kMaxDraft = 1024;
+
 // The session is not open: closed, never opened, or of an earlier process.
 class UnknownSession : public std::out_of_range {
  public:
@@ -60,7 +63,7 @@ struct StepRequest {
   Tokens tokens;                            // T, flat
   std::span<const std::int64_t> offsets;    // B + 1, ascending from 0 to T
   std::span<const std::int64_t> positions;  // empty, or B: generated tokens before these
-  int max_tokens = 16;
+  int max_tokens = 16;                      // at most kMaxDraft
   float verify_cost = 0.05f;
 };
 
