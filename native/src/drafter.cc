@@ -9,6 +9,8 @@ constexpr float kSpeedUp = 2.2f;
 
 constexpr int kSureOrder = 10;
 
+constexpr float kUnlikelyShare = 0.1f;
+
 }  // namespace
 
 void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLimits limits, std::vector<Token>& tokens,
@@ -28,6 +30,7 @@ void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLi
       view.elsewhere.propose(evidence.candidates);
     }
     evidence.candidates.elect();
+    evidence.candidates.drop_unlikely(kUnlikelyShare);
     if (evidence.candidates.size() == 0) break;
     view.history.count(evidence.candidates, evidence.counts[kHistory]);
     view.history.count_aligned(view.generated, evidence);

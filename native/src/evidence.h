@@ -49,6 +49,12 @@ class Candidates {
     size_ = keep;
   }
 
+  // Forgets the last ones that have less than `share` of the votes of the first: they are almost never right, and each
+  // costs as much to estimate.
+  void drop_unlikely(float share) {
+    while (size_ > 1 && votes_[size_ - 1] < share * votes_[0]) --size_;
+  }
+
   int size() const { return size_; }
   Token operator[](int i) const { return tokens_[i]; }
   void clear() { size_ = 0; }
