@@ -7,8 +7,10 @@ namespace {
 // cost at that rate.
 constexpr float kSpeedUp = 2.2f;
 
+// A history that knows a context of so many tokens is not helped by what other problems say, and that costs the most.
 constexpr int kSureOrder = 10;
 
+// Of the votes of the best candidate: with less, one is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
 }  // namespace
@@ -23,7 +25,6 @@ void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLi
     view.history.catch_up(view.context.tokens());
     view.history.propose(evidence.candidates);
     live.propose(evidence.candidates);
-    // A history that knows a long context is not helped by what other problems say, and that costs the most to ask.
     const bool ask_elsewhere = view.history.depth() < kSureOrder;
     if (ask_elsewhere) {
       view.elsewhere.catch_up(view.context.tokens());

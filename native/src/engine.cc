@@ -233,7 +233,7 @@ std::vector<Response> Engine::history(const std::string& name, Tokens prompt, co
   if (!problem) return out;
   if (problem->live) {
     for (const ResponseView& r : problem->live->finished()) {
-      out.push_back({{r.head.begin(), r.head.end()}, {r.tokens.begin(), r.tokens.end()}, {}, r.epoch});
+      out.push_back(owned(r));
     }
   }
   const std::shared_ptr<const Segments> segments = problem->segments;

@@ -57,7 +57,6 @@ class Candidates {
 
   int size() const { return size_; }
   Token operator[](int i) const { return tokens_[i]; }
-  void clear() { size_ = 0; }
 
  private:
   static constexpr int kCapacity = 16;

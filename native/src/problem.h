@@ -28,7 +28,7 @@ struct Namespace;
 struct Problem {
   ProblemKey key;
   Namespace* owner = nullptr;
-  // Swapped as a whole, never changed: sessions keep the snapshot that they follow.
+  // Swapped as a whole, never changed: who reads outside of the lock keeps the snapshot.
   std::shared_ptr<const Segments> segments = std::make_shared<const Segments>();
   std::unique_ptr<LiveText> live;  // while sessions run, or finished responses wait for their segment
   bool building = false;           // a segment of its finished responses is on its way

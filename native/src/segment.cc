@@ -1,7 +1,6 @@
 #include "segment.h"
 
 #include <algorithm>
-#include <bit>
 #include <stdexcept>
 #include <string>
 

@@ -12,11 +12,12 @@
 // A sorted array is a suffix tree stored flat: an interval is a node, and here the tree is that of the reversed text,
 // so that a longer context is a deeper node and the tokens that followed stand side by side:
 //
-//     row r (one a position)
-//     next[r]      the token at position i: what followed this context              2 bytes (4 if n or alphabet >
-//     65,535) position[r]  i itself: which response, and how far into it                    2 bytes (4) from[r] the row
-//     of position i - 1, i.e. of the same context without its newest token        2 bytes (4) first[t]     where the
-//     rows begin whose newest context token is t             2 bytes (4) a distinct token
+//     one row a position, r = 0 … n - 1; each number 2 bytes, or 4 beyond 65,535 positions or distinct tokens
+//     next[r]       the token at position i: what followed this context
+//     position[r]   i itself: which response, and how far into it
+//     from[r]       the row of position i - 1, i.e. of the same context without its newest token
+//     first[t]      where the rows begin whose newest context token is t; one a distinct token
+//     extent_of[b]  the first response that reaches into the positions from 64 b on; one every 64 positions
 //
 // `next` is the Burrows-Wheeler transform of the reversed text, and `from` is its inverse last-to-first mapping. Inside
 // the rows of one token t, `from` ascends: they are the rows that are followed by t, in their own order. So the

@@ -1,6 +1,5 @@
 #include "sources.h"
 
-#include <cmath>
 #include <cstdlib>
 
 namespace histospec {

@@ -167,7 +167,7 @@ void Engine::State::build(Lock& lock, Problem& problem) {
   // Copied, because the texts may move while the lock is released.
   std::vector<Response> responses;
   for (const ResponseView& r : problem.live->finished()) {
-    responses.push_back({{r.head.begin(), r.head.end()}, {r.tokens.begin(), r.tokens.end()}, {}, r.epoch});
+    responses.push_back(owned(r));
   }
   lock.unlock();
   std::vector<ResponseView> views;
