@@ -67,8 +67,9 @@ py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::h
   histospec::StepResult result;
   {
     py::gil_scoped_release release;
-    result = engine.step({ids.span(), tokens.span(), offsets.span(),
-                          places ? places->span() : std::span<const std::int64_t>(), max_tokens, verify_cost});
+    engine.step({ids.span(), tokens.span(), offsets.span(), places ? places->span() : std::span<const std::int64_t>(),
+                 max_tokens, verify_cost},
+                result);
   }
   return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
                         histospec::bindings::to_numpy(std::move(result.offsets)),
@@ -101,17 +102,24 @@ py::dict stats(const Engine& engine) {
   std::uint64_t sessions = 0;
   for (const auto& [name, s] : all) {
     sessions += s.sessions;
+    py::dict sources;
+    for (std::size_t i = 0; i < s.sources.size(); ++i) {
+      sources[histospec::kSourceNames[i]] =
+          py::dict("draft_tokens"_a = s.sources[i].draft_tokens, "accepted_tokens"_a = s.sources[i].accepted_tokens);
+    }
     namespaces[py::str(name)] = py::dict(
         "lookups_hit"_a = s.lookups_hit, "lookups_miss"_a = s.lookups_miss, "drafts_hit"_a = s.drafts_hit,
         "drafts_empty"_a = s.drafts_empty, "draft_tokens"_a = s.draft_tokens, "accepted_tokens"_a = s.accepted_tokens,
         "generated_tokens"_a = s.generated_tokens, "evicted_responses"_a = s.evicted_responses,
         "problems"_a = s.problems, "sessions"_a = s.sessions, "history_responses"_a = s.history_responses,
-        "history_tokens"_a = s.history_tokens, "newest_epoch"_a = s.newest_epoch);
+        "history_tokens"_a = s.history_tokens, "newest_epoch"_a = s.newest_epoch, "sources"_a = sources);
   }
   return py::dict("namespaces"_a = namespaces, "sessions"_a = sessions, "index_bytes"_a = bytes);
 }
 
 }  // namespace
+
+constexpr histospec::EngineOptions kDefaults;
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of HistoSpec.";
@@ -125,10 +133,12 @@ PYBIND11_MODULE(_core, m) {
 
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(m, "Engine")
-      .def(py::init([](std::size_t memory_bytes, int history_epochs) {
-             return std::make_unique<Engine>(histospec::EngineOptions{memory_bytes, history_epochs});
+      .def(py::init([](std::size_t memory_bytes, int history_epochs, int threads, std::size_t namespace_tokens) {
+             return std::make_unique<Engine>(
+                 histospec::EngineOptions{memory_bytes, history_epochs, threads, namespace_tokens});
            }),
-           "memory_bytes"_a = std::size_t{8} << 30, py::kw_only(), "history_epochs"_a = 8)
+           "memory_bytes"_a = kDefaults.memory_bytes, py::kw_only(), "history_epochs"_a = kDefaults.history_epochs,
+           "threads"_a = kDefaults.threads, "namespace_tokens"_a = kDefaults.namespace_tokens)
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
       .def(
@@ -145,6 +155,7 @@ PYBIND11_MODULE(_core, m) {
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
            py::kw_only(), "positions"_a = py::none())
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
+      .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(
           "lengths",
           [](const Engine& engine, py::handle sessions) {
@@ -173,6 +184,21 @@ PYBIND11_MODULE(_core, m) {
           "namespace"_a, "prompt"_a, "generated"_a = 0, "quantiles"_a = std::vector<double>{0.1, 0.5, 0.9, 0.99},
           py::kw_only(), "problem"_a = py::none())
       .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
+      .def(
+          "estimator_state",
+          [](const Engine& engine, const std::string& name) {
+            return py::bytes(without_gil([&] { return engine.estimator(name); }));
+          },
+          "namespace"_a)
+      .def(
+          "restore_estimator",
+          [](Engine& engine, const py::str& name, const py::bytes& state) {
+            const std::string space = name;
+            const std::string_view bytes = state;
+            const py::gil_scoped_release release;
+            engine.restore_estimator(space, bytes);
+          },
+          "namespace"_a, "state"_a)
       .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, released)
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)

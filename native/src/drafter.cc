@@ -3,76 +3,83 @@
 namespace histospec {
 namespace {
 
-// A step with drafts yields about this many tokens for the price of one: a drafted token must promise more than its
-// cost at that rate.
-constexpr float kSpeedUp = 2.2f;
+// A drafted token must promise a little more than what its cost would yield otherwise: later positions of a draft are
+// estimated from text that may not come.
+constexpr float kMargin = 1.1f;
 
 // A history that knows a context of so many tokens is not helped by what other problems say, and that costs the most.
-constexpr int kSureOrder = 10;
+constexpr int kSureOrder = 8;
 
 // Of the votes of the best candidate: with less, one is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
 }  // namespace
 
-void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLimits limits, std::vector<Token>& tokens,
-           std::vector<float>& probabilities, std::vector<Prediction>& predictions) {
-  predictions.clear();
+Evidence gather(Viewpoint& view, const LiveSource& live) {
+  Evidence evidence;
+  const Tokens context = view.context.tokens();
+  view.history.catch_up(context);
+  view.history.testify(kHistory, view.generated, evidence);
+  const int depth = view.history.depth();
+  if (depth < kSureOrder || !evidence.unanimous()) live.testify(context, evidence);
+  if (depth < kSureOrder) {
+    view.elsewhere.catch_up(context);
+    view.elsewhere.testify(kNamespace, view.generated, evidence);
+  }
+  evidence.elect(kUnlikelyShare);
+  return evidence;
+}
+
+void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, DraftLimits limits, Draft& draft) {
+  draft.clear();
+  const float least = limits.verify_cost * kMargin * estimator.speed_up(limits.verify_cost);
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
-    Evidence evidence;
-    live.find(view.context.tokens());
-    view.history.catch_up(view.context.tokens());
-    view.history.propose(evidence.candidates);
-    live.propose(evidence.candidates);
-    const bool ask_elsewhere = view.history.depth() < kSureOrder;
-    if (ask_elsewhere) {
-      view.elsewhere.catch_up(view.context.tokens());
-      view.elsewhere.propose(evidence.candidates);
-    }
-    evidence.candidates.elect();
-    evidence.candidates.drop_unlikely(kUnlikelyShare);
-    if (evidence.candidates.size() == 0) break;
-    view.history.count(evidence.candidates, evidence.counts[kHistory]);
-    view.history.count_aligned(view.generated, evidence);
-    if (ask_elsewhere) view.elsewhere.count(evidence.candidates, evidence.counts[kNamespace]);
-    live.count(evidence);
+    const Evidence evidence = gather(view, live);
+    const Tokens context = view.context.tokens();
+    if (evidence.candidates().empty()) break;
 
-    Prediction& prediction = predictions.emplace_back();
-    prediction.size = evidence.candidates.size();
-    int best = 0;
-    for (int c = 0; c < prediction.size; ++c) {
-      prediction.tokens[c] = evidence.candidates[c];
-      prediction.features[c] = Estimator::features(evidence, c);
-      prediction.probabilities[c] = estimator.probability(prediction.features[c]);
-      if (prediction.probabilities[c] > prediction.probabilities[best]) best = c;
+    Prediction& prediction = draft.predictions.emplace_back();
+    Estimator::describe(evidence, context.empty() ? -1 : context.back(), view.run, prediction.features);
+    estimator.estimate(prediction.features, prediction.probabilities);
+    prediction.best = 0;
+    for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
+      prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
+      if (prediction.probabilities[c] > prediction.probabilities[prediction.best]) prediction.best = c;
     }
-    std::swap(prediction.tokens[0], prediction.tokens[best]);
-    std::swap(prediction.features[0], prediction.features[best]);
-    std::swap(prediction.probabilities[0], prediction.probabilities[best]);
+    prediction.source = evidence[evidence.candidates()[prediction.best]].source;
 
-    survival *= prediction.probabilities[0];
-    if (survival < limits.verify_cost * kSpeedUp) break;
-    const Token token = prediction.tokens[0];
-    tokens.push_back(token);
-    probabilities.push_back(prediction.probabilities[0]);
-    view.context.push(token);
+    const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
+    survival *= probability;
+    if (survival < least) break;
+    draft.tokens.push_back(prediction.token());
+    draft.probabilities.push_back(probability);
+    view.context.push(prediction.token());
     view.history.advance(1);
     view.elsewhere.advance(1);
     ++view.generated;
+    ++view.run;
   }
 }
 
-int learn(Estimator& estimator, std::span<const Prediction> predictions, std::size_t drafted, Tokens came) {
+int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view) {
   int accepted = 0;
-  for (std::size_t i = 0; i < predictions.size() && i < came.size(); ++i) {
-    const Prediction& prediction = predictions[i];
-    for (int c = 0; c < prediction.size; ++c) {
-      estimator.learn(prediction.features[c], prediction.probabilities[c], prediction.tokens[c] == came[i]);
+  bool foreseen = true;
+  for (std::size_t i = 0; i < came.size(); ++i) {
+    if (!foreseen || i >= draft.predictions.size()) {
+      view.run = 0;
+      break;
     }
-    if (prediction.tokens[0] != came[i]) break;
-    accepted += i < drafted;
+    const Prediction& prediction = draft.predictions[i];
+    for (int c = 0; c < prediction.features.size; ++c) {
+      estimator.learn(prediction.features, c, prediction.probabilities[c], prediction.tokens[c] == came[i]);
+    }
+    foreseen = prediction.token() == came[i];
+    estimator.saw_best(prediction.probabilities[prediction.best], foreseen);
+    view.run = foreseen ? view.run + 1 : 0;
+    accepted += foreseen && i < draft.tokens.size();
   }
+  estimator.saw_step(accepted + 1, draft.tokens.size());
   return accepted;
 }
 

@@ -9,12 +9,29 @@
 
 namespace histospec {
 
-// The candidates of one drafted position, kept until the engine says which token came.
+// One drafted position, kept until the engine says which token came.
 struct Prediction {
-  int size = 0;
+  Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
-  std::array<Estimator::Features, kMaxCandidates> features;
+  std::uint8_t best;  // of the candidates: the one that was drafted, if any was
+  Source source;      // of the best
+
+  Token token() const { return tokens[best]; }
+};
+
+// What was drafted for a session, and what there is to learn from it: one prediction a drafted token, and perhaps one
+// more for the position at which it stopped.
+struct Draft {
+  std::vector<Token> tokens;
+  std::vector<float> probabilities;
+  std::vector<Prediction> predictions;
+
+  void clear() {
+    tokens.clear();
+    probabilities.clear();
+    predictions.clear();
+  }
 };
 
 struct DraftLimits {
@@ -25,20 +42,21 @@ struct DraftLimits {
 // What a session looks at when it drafts.
 struct Viewpoint {
   ContextTail context;
-  HistorySource history;       // of the problem
-  HistorySource elsewhere;     // of the whole namespace
-  std::int64_t generated = 0;  // tokens of the session so far
+  HistorySource history;        // of the problem
+  HistorySource elsewhere{12};  // of the whole namespace: rarely asked
+  std::int64_t generated = 0;   // tokens of the session so far
+  int run = 0;                  // the last so many of them were foreseen
 };
 
-// Appends a draft for the session to `tokens` and `probabilities`: at each position the most probable candidate, while
-// the probability that all of it is accepted stays worth its cost. `predictions` is overwritten with what to learn
-// from: one a drafted token, and one more for the position at which it stopped. `view` is moved along the draft: pass a
-// copy.
-void draft(Viewpoint& view, LiveSource live, const Estimator& estimator, DraftLimits limits, std::vector<Token>& tokens,
-           std::vector<float>& probabilities, std::vector<Prediction>& predictions);
+// What is said on the token after view.context, its candidates elected.
+Evidence gather(Viewpoint& view, const LiveSource& live);
 
-// Trains the estimator with what came instead of (or as) the predictions. Returns how many drafted tokens were
-// accepted.
-int learn(Estimator& estimator, std::span<const Prediction> predictions, std::size_t drafted, Tokens came);
+// Drafts for a session: at each position the most probable candidate, while the probability that all of it is accepted
+// stays worth its cost. `view` is moved along the draft; `draft` is overwritten.
+void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, DraftLimits limits, Draft& draft);
+
+// Trains the estimator with what came instead of (or as) the predictions, and counts view.run. Returns how many drafted
+// tokens were accepted.
+int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view);
 
 }  // namespace histospec

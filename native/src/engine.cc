@@ -2,21 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
+#include "checks.h"
 #include "state.h"
 
 namespace histospec {
 namespace {
-
-void require_tokens(const std::string& field, Tokens tokens) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0) {
-      throw std::invalid_argument(field + ": token " + std::to_string(tokens[i]) + " at " + std::to_string(i) +
-                                  " is outside [0, 2147483647]");
-    }
-  }
-}
 
 ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string& id) {
   if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
@@ -27,34 +18,15 @@ ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string
   return key;
 }
 
-void check_step(const StepRequest& r) {
-  const std::size_t batch = r.sessions.size();
-  if (r.offsets.size() != batch + 1) {
-    throw std::invalid_argument("new_offsets: has " + std::to_string(r.offsets.size()) + " entries, must have " +
-                                std::to_string(batch + 1) + " (one more than sessions)");
-  }
-  if (r.offsets[0] != 0 || r.offsets[batch] != static_cast<std::int64_t>(r.tokens.size()) ||
-      !std::ranges::is_sorted(r.offsets)) {
-    throw std::invalid_argument("new_offsets: must ascend from 0 to the number of new_tokens, " +
-                                std::to_string(r.tokens.size()));
-  }
-  if (!r.positions.empty() && r.positions.size() != batch) {
-    throw std::invalid_argument("positions: has " + std::to_string(r.positions.size()) + " entries, must have " +
-                                std::to_string(batch) + " (one a session)");
-  }
-  if (r.max_tokens < 0 || r.max_tokens > kMaxDraft) {
-    throw std::invalid_argument("max_tokens: is " + std::to_string(r.max_tokens) + ", must lie in [0, " +
-                                std::to_string(kMaxDraft) + "]");
-  }
-  if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
-  require_tokens("new_tokens", r.tokens);
-}
-
 }  // namespace
 
 Engine::Engine(EngineOptions options) {
   if (options.memory_bytes == 0) throw std::invalid_argument("memory_bytes: must be positive");
   if (options.history_epochs < 1) throw std::invalid_argument("history_epochs: must be at least 1");
+  if (options.threads < 1 || options.threads > kMaxThreads) {
+    throw std::invalid_argument("threads: is " + std::to_string(options.threads) + ", must lie in [1, " +
+                                std::to_string(kMaxThreads) + "]");
+  }
   state_ = std::make_unique<State>(options);
 }
 
@@ -95,7 +67,8 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   State::Lock lock(state_->mutex);
   auto session = std::make_unique<Session>();
   session->space = state_->space(name);
-  const std::shared_ptr<Problem> problem = session->problem = state_->problem(*session->space, key);
+  const std::shared_ptr<Problem> problem = session->problem = state_->problem_of(*session->space, key, prompt);
+  session->prompt_length = id.empty() ? problem->key.prompt.size() : prompt.size();
   NamespaceStats& counters = session->space->counters;
   const SessionId number = state_->last_session + 1;
   std::optional<LiveText::TextId> text;
@@ -105,8 +78,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       live.append(*text, generated);
     });
     session->text = *text;
-    const Tokens tail = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
-    for (Token token : tail) session->view.context.push(token);
+    for (Token token : tail(prompt)) session->view.context.push(token);
     for (Token token : generated) session->view.context.push(token);
     session->view.generated = static_cast<std::int64_t>(generated.size());
     session->view.history.reset(problem->segments, session->view.context.tokens());
@@ -121,72 +93,6 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
   state_->enforce_budget();
   return number;
-}
-
-StepResult Engine::step(const StepRequest& request) {
-  check_step(request);
-  const std::size_t batch = request.sessions.size();
-  State::Lock lock(state_->mutex);
-  std::vector<Session*> sessions;
-  sessions.reserve(batch);
-  std::unordered_set<SessionId> seen;
-  for (std::size_t b = 0; b < batch; ++b) {
-    sessions.push_back(&state_->session(request.sessions[b]));
-    if (!seen.insert(request.sessions[b]).second) {
-      throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
-    }
-    const std::int64_t held = sessions[b]->view.generated;
-    if (!request.positions.empty() && (request.positions[b] < 0 || request.positions[b] > held)) {
-      throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
-                                  ", but the session has " + std::to_string(held) + " generated tokens");
-    }
-  }
-
-  // First all sessions append and teach, in order; then all draft, from the same knowledge.
-  for (std::size_t b = 0; b < batch; ++b) {
-    Session& session = *sessions[b];
-    Viewpoint& view = session.view;
-    Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
-    if (!request.positions.empty()) {
-      const auto known = static_cast<std::size_t>(view.generated - request.positions[b]);
-      came = came.subspan(std::min(known, came.size()));
-    }
-    NamespaceStats& counters = session.space->counters;
-    if (!came.empty()) {
-      counters.accepted_tokens += learn(session.space->estimator, session.predictions, session.drafted, came);
-      session.predictions.clear();
-      session.drafted = 0;
-      counters.generated_tokens += came.size();
-      state_->change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
-    }
-    for (Token token : came) view.context.push(token);
-    view.generated += static_cast<std::int64_t>(came.size());
-    view.history.advance(came.size());
-    view.elsewhere.advance(came.size());
-    view.history.follow(session.problem->segments, view.context.tokens());
-    view.elsewhere.follow(session.space->index.segments(), view.context.tokens());
-    view.history.catch_up(view.context.tokens());
-  }
-
-  StepResult result;
-  result.offsets.reserve(batch + 1);
-  result.offsets.push_back(0);
-  const DraftLimits limits{request.max_tokens, request.verify_cost};
-  for (Session* session : sessions) {
-    const std::size_t before = result.tokens.size();
-    if (request.max_tokens > 0) {
-      Viewpoint view = session->view;
-      draft(view, LiveSource(*session->problem->live, session->text), session->space->estimator, limits, result.tokens,
-            result.probabilities, session->predictions);
-      session->drafted = result.tokens.size() - before;
-      NamespaceStats& counters = session->space->counters;
-      ++(session->drafted > 0 ? counters.drafts_hit : counters.drafts_empty);
-      counters.draft_tokens += session->drafted;
-    }
-    result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
-  }
-  state_->enforce_budget();
-  return result;
 }
 
 void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch) {
@@ -216,6 +122,11 @@ std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) c
     lengths.push_back(found == state_->sessions.end() ? -1 : found->second->view.generated);
   }
   return lengths;
+}
+
+std::size_t Engine::prompt_length(SessionId id) const {
+  State::Lock lock(state_->mutex);
+  return std::as_const(*state_).session(id).prompt_length;
 }
 
 std::vector<Token> Engine::generated(SessionId id) const {
@@ -285,6 +196,20 @@ std::int64_t Engine::newest_epoch(const std::string& name) const {
   State::Lock lock(state_->mutex);
   const Namespace* space = state_->find_space(name);
   return space ? space->counters.newest_epoch : 0;
+}
+
+std::string Engine::estimator(const std::string& name) const {
+  State::Lock lock(state_->mutex);
+  const Namespace* space = state_->find_space(name);
+  return space ? space->estimator.state() : std::string();
+}
+
+void Engine::restore_estimator(const std::string& name, std::string_view state) {
+  if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
+  Estimator restored;
+  restored.restore(state);
+  State::Lock lock(state_->mutex);
+  state_->space(name)->estimator = std::move(restored);
 }
 
 std::uint64_t Engine::drop_namespace(const std::string& name) {

@@ -1,87 +1,216 @@
 #include "estimator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "starting_weights.h"
 
 namespace histospec {
 namespace {
 
-constexpr float kRate = 0.01f;
-constexpr float kStep = 0.125f;  // of a stored prediction
-constexpr int kLiveClasses = 4;  // of the longest match in live text, three orders each
-constexpr int kBuckets = (kOrderCount + 1) * kLiveClasses * kLiveClasses * kLiveClasses;
+constexpr float kRate = 0.002f;
+constexpr float kBiasRate = 0.1f;
+constexpr float kRemembered = 1000;  // steps that count for the yield
+constexpr float kMostSpeedUp = 4;
+// Of a tenth: observations that its correction starts as if it had, and that it goes on as if it had.
+constexpr float kDoubt = 100, kMostSeen = 2000;
+constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
+constexpr float kMostWeight = 1e6f;
 
-constexpr int kAligned = kSourceCount * kOrderCount;
-constexpr int kBias = kAligned + 1;
-constexpr int kLogCount = kAligned + 2;
-constexpr int kLongest = kAligned + 3;
-
-// log(n + 0.3), tabulated where almost all counts are.
-float log_count(std::uint32_t n) {
-  static const std::array<float, 1024> table = [] {
-    std::array<float, 1024> t;
-    for (std::size_t i = 0; i < t.size(); ++i) t[i] = std::log(static_cast<float>(i) + 0.3f);
-    return t;
-  }();
-  return n < table.size() ? table[n] : std::log(static_cast<float>(n) + 0.3f);
+// Within 0.0002 of log2(x), x > 0: the exponent, and a polynomial of the mantissa.
+float log2_of(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const float exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127);
+  const float m = std::bit_cast<float>((bits & 0x7fffff) | 0x3f800000);
+  return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
 }
 
-// The log-odds of a candidate seen `count` times out of `total`.
-float stretch(std::uint32_t count, std::uint32_t total) { return log_count(count) - log_count(total - count); }
+// The log-odds of something that got `n` of `total`.
+float stretch(float n, float total) {
+  constexpr float kPrior = 0.3f, kLn2 = 0.6931472f;
+  return kLn2 * (log2_of(n + kPrior) - log2_of(std::max(total - n, 0.0f) + kPrior));
+}
 
-std::int8_t quantise(float x) {
-  return static_cast<std::int8_t>(std::clamp(std::nearbyint(x / kStep), -127.0f, 127.0f));
+std::uint16_t slot(std::uint32_t key) {
+  return static_cast<std::uint16_t>((key * 2654435761u) >> (32 - Estimator::kBiasBits));
 }
 
 }  // namespace
 
-const Estimator::Weights& Estimator::initial() {
+// In the order in which they are written down.
+template <typename AnyWeights, typename Visit>
+void Estimator::each_part(AnyWeights& w, Visit visit) {
+  visit(w.inputs), visit(w.rows), visit(w.output), visit(w.row_odds), visit(w.direct);
+}
+
+const Estimator::Weights& Estimator::starting() {
   static const Weights weights = [] {
     Weights w;
-    w.fill(0.08f);
-    std::fill(w.begin() + kHistory * kOrderCount, w.begin() + (kHistory + 1) * kOrderCount, 0.15f);
-    std::fill(w.begin() + kAligned, w.end(), 0.0f);
+    const float* next = kStartingWeights.data();
+    each_part(w, [&next](auto& part) {
+      std::memcpy(&part, next, sizeof(part));
+      next += sizeof(part) / sizeof(float);
+    });
     return w;
   }();
+  static_assert(kStartingWeights.size() == kHidden * (kInputs + kRows + 1) + kRows + kInputs);
   return weights;
 }
 
-Estimator::Features Estimator::features(const Evidence& evidence, int candidate) {
-  Features f{};
-  std::array<int, kSourceCount> matched;
-  for (int source = 0; source < kSourceCount; ++source) {
-    const Counts& counts = evidence.counts[source];
-    matched[source] = counts.matched();
-    for (int a = 0; a < matched[source]; ++a) {
-      f.x[source * kOrderCount + a] = quantise(stretch(counts.of[a][candidate], counts.total[a]));
+void Estimator::describe(const Evidence& evidence, Token previous, int run, Features& features) {
+  float all = 0, aligned = 0, count = 0, deepest_count = 0;
+  std::array<float, kSourceCount> votes{};
+  int deepest = 0, second = 0;  // levels
+  evidence.each([&](const Tally& tally) {
+    for (int source = 0; source < kSourceCount; ++source) votes[source] += tally.votes[source];
+    aligned += tally.aligned;
+    count += tally.count;
+    if (tally.level > deepest) {
+      second = deepest, deepest = tally.level, deepest_count = 0;
+    } else {
+      second = std::max<int>(second, tally.level);
     }
+    if (tally.level == deepest) deepest_count += tally.at_level;
+  });
+  for (float v : votes) all += v;
+
+  features.size = static_cast<int>(evidence.candidates().size());
+  for (int source = 0; source < kSourceCount; ++source) {
+    features.rows[source] = static_cast<std::uint8_t>(source * kLevels + evidence.matched(static_cast<Source>(source)));
   }
-  if (evidence.aligned_total > 0) {
-    f.x[kAligned] = quantise(stretch(evidence.aligned[candidate], evidence.aligned_total));
+  const int run_class = std::min(static_cast<int>(std::bit_width(static_cast<unsigned>(run) + 1)), kRunClasses) - 1;
+  features.rows[kSourceCount] = static_cast<std::uint8_t>(kSourceCount * kLevels + run_class);
+  for (int c = 0; c < features.size; ++c) {
+    const Tally& tally = evidence[evidence.candidates()[c]];
+    const auto token = static_cast<std::uint32_t>(tally.token);
+    features.slots[c] = {slot(token), slot(static_cast<std::uint32_t>(previous) * 70001u + token)};
+    const bool at_top = tally.level == deepest;
+    auto& x = features.x[c];
+    x[0] = stretch(tally.all(), all);
+    x[1] = aligned > 0 ? stretch(tally.aligned, aligned) : 0;
+    x[2] = static_cast<float>(tally.level - (at_top ? second : deepest)) * 0.2f;
+    x[3] = static_cast<float>(tally.level) * 0.2f;
+    for (int source = 0; source < kSourceCount; ++source) {
+      x[4 + source] = votes[source] > 0 ? stretch(tally.votes[source], votes[source]) : 0;
+    }
+    x[8] = stretch(tally.count, count);
+    x[9] = stretch(at_top ? tally.at_level : 0, deepest_count);
   }
-  f.x[kBias] = quantise(1.0f);
-  const int longest = matched[kHistory];
-  if (longest > 0) f.x[kLogCount] = quantise(log_count(evidence.counts[kHistory].total[longest - 1]));
-  f.x[kLongest] = quantise(static_cast<float>(longest) * 0.2f);
-  const auto live = [](int orders) { return std::min(orders / 3, kLiveClasses - 1); };
-  f.bucket = static_cast<std::uint16_t>(
-      ((longest * kLiveClasses + live(matched[kOwn])) * kLiveClasses + live(matched[kSiblings])) * kLiveClasses +
-      live(matched[kNamespace]));
-  return f;
 }
 
-float Estimator::probability(const Features& features) const {
-  const Weights& w = weights(features.bucket);
-  float sum = 0;
-  for (int i = 0; i < kFeatures; ++i) sum += w[i] * static_cast<float>(features.x[i]);
-  return 1.0f / (1.0f + std::exp(-std::clamp(sum * kStep, -12.0f, 12.0f)));
+void Estimator::estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const {
+  const Weights& w = weights();
+  Hidden position{};
+  float odds_of_position = 0;
+  for (int row : features.rows) {
+    position += w.rows[row];
+    odds_of_position += w.row_odds[row];
+  }
+  for (int c = 0; c < features.size; ++c) {
+    Hidden hidden = position;
+    float odds = odds_of_position;
+    for (int i = 0; i < kInputs; ++i) {
+      hidden += features.x[c][i] * w.inputs[i];
+      odds += features.x[c][i] * w.direct[i];
+    }
+    hidden = hidden > 0 ? hidden * w.output : Hidden{};
+    for (int j = 0; j < kHidden; ++j) odds += hidden[j];
+    for (int b = 0; net_ && b < 2; ++b) odds += net_->biases[b][features.slots[c][b]];
+    probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(odds, -12.0f, 12.0f)));
+  }
 }
 
-void Estimator::learn(const Features& features, float probability, bool right) {
-  if (weights_.empty()) weights_.assign(kBuckets, initial());
-  Weights& w = weights_[features.bucket];
-  const float step = kRate * kStep * ((right ? 1.0f : 0.0f) - probability);
-  for (int i = 0; i < kFeatures; ++i) w[i] += step * static_cast<float>(features.x[i]);
+void Estimator::learn(const Features& features, int candidate, float probability, bool right) {
+  if (!net_) {
+    net_ = std::make_unique<Net>();
+    net_->weights = starting();
+  }
+  Weights& w = net_->weights;
+  const auto& x = features.x[candidate];
+  const float error = (right ? 1.0f : 0.0f) - probability;
+  const float step = kRate * error;
+  Hidden hidden{};
+  for (int row : features.rows) hidden += w.rows[row];
+  for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
+  const Hidden back = hidden > 0 ? step * w.output : Hidden{};
+  w.output += hidden > 0 ? step * hidden : Hidden{};
+  for (int i = 0; i < kInputs; ++i) {
+    w.inputs[i] += x[i] * back;
+    w.direct[i] += x[i] * step;
+  }
+  for (int row : features.rows) {
+    w.rows[row] += back;
+    w.row_odds[row] += step;
+  }
+  for (int b = 0; b < 2; ++b) net_->biases[b][features.slots[candidate][b]] += kBiasRate * error;
+}
+
+float Estimator::calibrated(float probability) const {
+  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
+  return std::clamp(probability + correction_.offset[tenth], 1e-6f, 1 - 1e-6f);
+}
+
+void Estimator::saw_best(float probability, bool right) {
+  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
+  float& seen = correction_.seen[tenth];
+  const float error = (right ? 1.0f : 0.0f) - calibrated(probability);
+  correction_.offset[tenth] += error / (kDoubt + seen);
+  seen = std::min(seen + 1, kMostSeen);
+}
+
+float Estimator::speed_up(float verify_cost) const {
+  return std::clamp(yield_.tokens / (yield_.steps + verify_cost * yield_.drafted), 1.0f, kMostSpeedUp);
+}
+
+void Estimator::saw_step(int tokens, std::size_t drafted) {
+  constexpr float kKept = 1 - 1 / kRemembered;
+  yield_.tokens = yield_.tokens * kKept + static_cast<float>(tokens);
+  yield_.steps = yield_.steps * kKept + 1;
+  yield_.drafted = yield_.drafted * kKept + static_cast<float>(drafted);
+}
+
+std::string Estimator::state() const {
+  if (!net_) return {};
+  std::string state(kStateVersion);
+  const auto write = [&state](const auto& part) { state.append(reinterpret_cast<const char*>(&part), sizeof(part)); };
+  write(yield_);
+  write(correction_);
+  each_part(net_->weights, write);
+  write(net_->biases);
+  return state;
+}
+
+void Estimator::restore(std::string_view state) {
+  if (!state.starts_with(kStateVersion)) throw std::invalid_argument("state: is not of this version of the estimator");
+  auto net = std::make_unique<Net>();
+  Yield yield;
+  Correction correction;
+  std::string_view left = state.substr(kStateVersion.size());
+  const auto read = [&left](auto& part) {
+    if (left.size() < sizeof(part)) throw std::invalid_argument("state: is too short");
+    std::memcpy(&part, left.data(), sizeof(part));
+    left.remove_prefix(sizeof(part));
+    for (std::size_t i = 0; i < sizeof(part) / sizeof(float); ++i) {
+      float value;
+      std::memcpy(&value, reinterpret_cast<const char*>(&part) + i * sizeof(float), sizeof(float));
+      if (!(std::abs(value) < kMostWeight)) throw std::invalid_argument("state: holds a number out of range");
+    }
+  };
+  read(yield);
+  read(correction);
+  each_part(net->weights, read);
+  read(net->biases);
+  if (!left.empty()) throw std::invalid_argument("state: is too long");
+  const bool counted = std::ranges::all_of(correction.seen, [](float n) { return n >= 0; });
+  if (!(counted && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
+    throw std::invalid_argument("state: holds a number out of range");
+  }
+  net_ = std::move(net);
+  yield_ = yield;
+  correction_ = correction;
 }
 
 }  // namespace histospec

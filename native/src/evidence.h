@@ -1,89 +1,132 @@
-// What the sources know about the next token: a few candidates and, for each source and context length, how often the
-// context was seen and what followed it.
+// Evidence on the next token: what stands at the places where the end of the context stands, too.
+//
+// Each such place is a witness for the token that followed there. Witnesses vote, the more the more of the context they
+// share, and the less the more like them were heard before; what is kept is a tally for each token.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
+#include <span>
 
 #include "histospec/types.h"
 
 namespace histospec {
 
-// The context lengths that count as separate predictions. Long contexts are rare and sure, short ones common and vague;
-// the estimator learns how much each is worth.
-inline constexpr std::array<int, 10> kOrders = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16};
-inline constexpr int kOrderCount = static_cast<int>(kOrders.size());
-
-enum Source : int { kHistory, kOwn, kSiblings, kNamespace, kSourceCount };
+// Where a witness stands: in the problem's finished responses, in the session's own text or prompt, in that of its
+// siblings, or in other problems of the namespace.
+enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount };
 
 inline constexpr int kMaxCandidates = 4;
 
-// The tokens worth estimating at one position, best first by votes.
-class Candidates {
+// How long the shared context is, in classes: beyond a few tokens it is the order of magnitude that counts.
+inline constexpr std::array<int, 10> kOrders = {1, 2, 3, 4, 6, 8, 11, 16, 22, 32};
+inline constexpr int kLevels = static_cast<int>(kOrders.size()) + 1;  // 0: nothing
+inline constexpr std::array<std::uint8_t, kMaxOrder + 1> kLevelOf = [] {
+  std::array<std::uint8_t, kMaxOrder + 1> t{};
+  for (int shared = 0; shared <= kMaxOrder; ++shared) {
+    for (int order : kOrders) t[shared] = static_cast<std::uint8_t>(t[shared] + (order <= shared));
+  }
+  return t;
+}();
+
+// What was said for one token.
+struct Tally {
+  Token token = -1;
+  std::uint8_t level = 0;    // of the witness that shares the most
+  std::uint8_t shared = 0;   // tokens that the best witness shares
+  Source source = kHistory;  // where it stands
+  float at_level = 0;        // witnesses at the level
+  float count = 0;           // witnesses
+  float aligned = 0;         // votes of the history, less the further they stand from the session's own offset
+  std::array<float, kSourceCount> votes{};
+
+  float all() const { return votes[0] + votes[1] + votes[2] + votes[3]; }
+};
+
+class Evidence {
  public:
-  void vote(Token token, float votes) {
-    for (int i = 0; i < size_; ++i) {
-      if (tokens_[i] == token) {
-        votes_[i] += votes;
-        return;
-      }
-    }
-    if (size_ < kCapacity) {
-      tokens_[size_] = token;
-      votes_[size_++] = votes;
+  using Name = std::uint8_t;
+  // Of what followed where a response ended, or where the text was not generated; and of a token too many.
+  static constexpr Name kNoToken = 15;
+
+  // What witnesses of this token call it.
+  Name name(Token token) {
+    int i = 0;
+    while (i < named_ && tallies_[i].token != token) ++i;
+    if (i == named_ && named_ < kNoToken) tallies_[named_++].token = token;
+    return static_cast<Name>(i);
+  }
+
+  // Witnesses of one source that speak for one token, the best of them first.
+  struct Voices {
+    Name name;
+    Source source;
+    std::uint8_t shared;    // tokens that the first, the best, shares with the context: 1 ... kMaxOrder
+    std::uint8_t count;     // how many they are
+    std::uint8_t at_level;  // of them, at the level of the first
+    float votes;
+    float aligned;
+  };
+  void add(const Voices& voices) {
+    Tally& tally = tallies_[voices.name];
+    tally.votes[voices.source] += voices.votes;
+    tally.aligned += voices.aligned;
+    tally.count += voices.count;
+    const std::uint8_t level = kLevelOf[voices.shared];
+    if (level > tally.level) tally.level = level, tally.at_level = 0;
+    if (level == tally.level) tally.at_level += voices.at_level;
+    if (voices.shared > tally.shared) tally.shared = voices.shared, tally.source = voices.source;
+    matched_[voices.source] = std::max(matched_[voices.source], level);
+  }
+
+  // The vote of the witness that comes after `nearness` others of its kind.
+  static float vote(int shared, int nearness) { return static_cast<float>(shared) * kInverse[nearness]; }
+  // How much of a vote counts as aligned, so many tokens from the session's offset.
+  static float alignment(std::int64_t distance) {
+    constexpr float kReach = 16;
+    return kReach / (kReach + static_cast<float>(std::abs(distance)));
+  }
+
+  // Of the tokens named, keeps the best by votes: at most kMaxCandidates, and those with less than `share` of the votes
+  // of the first are almost never right. Ties: the one named first.
+  void elect(float share) {
+    std::array<float, kNoToken> votes;
+    for (int i = 0; i < named_; ++i) votes[i] = tallies_[i].all();
+    float least = 0;
+    for (elected_ = 0; elected_ < std::min(named_, kMaxCandidates); ++elected_) {
+      const auto best = static_cast<Name>(std::max_element(votes.begin(), votes.begin() + named_) - votes.begin());
+      if (votes[best] < least) break;
+      if (elected_ == 0) least = share * votes[best];
+      votes[best] = -1;
+      candidates_[elected_] = best;
     }
   }
 
-  // Orders the candidates by votes (ties: the one named first) and keeps the best kMaxCandidates.
-  void elect() {
-    const int keep = std::min(size_, kMaxCandidates);
-    for (int i = 0; i < keep; ++i) {
-      int best = i;
-      for (int j = i + 1; j < size_; ++j) {
-        if (votes_[j] > votes_[best]) best = j;
-      }
-      std::rotate(tokens_.begin() + i, tokens_.begin() + best, tokens_.begin() + best + 1);
-      std::rotate(votes_.begin() + i, votes_.begin() + best, votes_.begin() + best + 1);
-    }
-    size_ = keep;
+  bool unanimous() const { return named_ == 1; }
+  std::uint8_t matched(Source source) const { return matched_[source]; }  // the level of its best witness
+  std::span<const Name> candidates() const { return {candidates_.data(), static_cast<std::size_t>(elected_)}; }
+  const Tally& operator[](Name name) const { return tallies_[name]; }
+  // Calls visit(tally) for every token that was named, and for what is none of them.
+  template <typename Visit>
+  void each(Visit visit) const {
+    for (int i = 0; i < named_; ++i) visit(tallies_[i]);
+    visit(tallies_[kNoToken]);
   }
-
-  // Forgets the last ones that have less than `share` of the votes of the first: they are almost never right, and each
-  // costs as much to estimate.
-  void drop_unlikely(float share) {
-    while (size_ > 1 && votes_[size_ - 1] < share * votes_[0]) --size_;
-  }
-
-  int size() const { return size_; }
-  Token operator[](int i) const { return tokens_[i]; }
 
  private:
-  static constexpr int kCapacity = 16;
-  int size_ = 0;
-  std::array<Token, kCapacity> tokens_;
-  std::array<float, kCapacity> votes_;
-};
+  static constexpr std::array<float, 16> kInverse = [] {
+    std::array<float, 16> t{};
+    for (int i = 0; i < 16; ++i) t[i] = 1.0f / static_cast<float>(1 + i);
+    return t;
+  }();
 
-// Occurrences of the contexts of each length, and of each candidate after them.
-struct Counts {
-  std::array<std::uint32_t, kOrderCount> total{};
-  std::array<std::array<std::uint32_t, kMaxCandidates>, kOrderCount> of{};
-
-  // How many of kOrders matched at all; they are the first so many.
-  int matched() const {
-    int n = 0;
-    while (n < kOrderCount && total[n] > 0) ++n;
-    return n;
-  }
-};
-
-struct Evidence {
-  Candidates candidates;
-  std::array<Counts, kSourceCount> counts;
-  // The same for what stands near the same offset in old responses.
-  std::uint32_t aligned_total = 0;
-  std::array<std::uint32_t, kMaxCandidates> aligned{};
+  int named_ = 0;
+  int elected_ = 0;
+  std::array<std::uint8_t, kSourceCount> matched_{};
+  std::array<Name, kMaxCandidates> candidates_;
+  std::array<Tally, kNoToken + 1> tallies_;
 };
 
 }  // namespace histospec

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <cassert>
+#include <new>
 
 namespace histospec {
 namespace {
 
-constexpr LiveText::TextId kNoText = UINT32_MAX;
+constexpr LiveText::TextId kNoText = PairTable::kNoText;
 // Dead places are walked over until so many tokens are dead; then they are swept out.
 constexpr std::size_t kDeadTokens = 4096;
-
-std::uint64_t pair(Token a, Token b) {
-  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
-}
+// How many places holds() looks at.
+constexpr int kHeldPlaces = 64;
 
 }  // namespace
 
@@ -53,7 +52,7 @@ LiveText::TextId LiveText::open(Tokens prompt) {
   if (shared == kNoText) shared = add(State::kPrompt, prompt, 0);
   // The head is in the prompt's own text already. Places of this text are what ends after the head, and the end of the
   // head itself: what will stand there is the first generated token.
-  const Tokens head = prompt.last(std::min<std::size_t>(prompt.size(), kMaxOrder));
+  const Tokens head = tail(prompt);
   const auto size = static_cast<std::uint32_t>(head.size());
   TextId id;
   try {
@@ -80,31 +79,23 @@ void LiveText::append(TextId id, Tokens tokens) {
 // Makes the tokens from `first` on searchable; where memory runs out, takes them away again.
 void LiveText::index(TextId id, std::uint32_t first) {
   Text& text = texts_[id];
-  const auto recount = [&] {
-    text_bytes_ -= text.counted;
-    text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
-    text_bytes_ += text.counted;
-  };
-  const auto pair_at = [&](std::uint32_t i) { return pair(text.tokens[i - 1], text.tokens[i]); };
-  const std::uint32_t begin = std::max(first, 1u);
-  std::uint32_t i = begin;
   try {
-    text.previous.resize(text.tokens.size(), Place{kNoText, 0});
-    for (; i < text.tokens.size(); ++i) {
-      auto [head, fresh] = heads_.try_emplace(pair_at(i), Place{kNoText, 0});
-      text.previous[i] = head->second;
-      head->second = {id, i + 1};
-    }
+    newest_.reserve(text.tokens.size() - first);
+    text.previous.resize(text.tokens.size());
   } catch (...) {
-    while (i-- > begin) heads_.find(pair_at(i))->second = text.previous[i];
     text.tokens.resize(first);
-    text.previous.resize(std::min<std::size_t>(text.previous.size(), first));
-    recount();
     throw;
+  }
+  for (std::uint32_t i = std::max(first, 1u); i < text.tokens.size(); ++i) {
+    Place& newest = newest_(text.tokens[i - 1], text.tokens[i]);
+    text.previous[i] = newest;
+    newest = {id, i + 1};
   }
   text.indexed += text.tokens.size() - first;
   indexed_tokens_ += text.tokens.size() - first;
-  recount();
+  text_bytes_ -= text.counted;
+  text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
+  text_bytes_ += text.counted;
 }
 
 void LiveText::finish(TextId id, std::int64_t epoch) {
@@ -135,10 +126,11 @@ void LiveText::release(TextId id) {
   if (session && --texts_[prompt].users == 0) release(prompt);
 }
 
-// Takes dead places out of their chains. What is left stays in its order.
-void LiveText::sweep() {
-  for (auto head = heads_.begin(); head != heads_.end();) {
-    Place* link = &head->second;
+// Takes dead places out of their chains. What is left stays in its order. Without memory for it, the dead wait for the
+// next time.
+void LiveText::sweep() try {
+  newest_.keep([this](Place& newest) {
+    Place* link = &newest;
     while (link->text != kNoText) {
       Text& text = texts_[link->text];
       Place& before = text.previous[link->end - 1];
@@ -148,8 +140,7 @@ void LiveText::sweep() {
         link = &before;
       }
     }
-    head = head->second.text == kNoText ? heads_.erase(head) : std::next(head);
-  }
+  });
   indexed_tokens_ -= dead_tokens_;
   dead_tokens_ = 0;
   free_.clear();
@@ -160,6 +151,7 @@ void LiveText::sweep() {
     text = Text();
     free_.push_back(id);
   }
+} catch (const std::bad_alloc&) {
 }
 
 Tokens LiveText::generated(TextId id) const {
@@ -169,13 +161,12 @@ Tokens LiveText::generated(TextId id) const {
 
 int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
   if (context.size() < 2) return 0;
-  const auto head = heads_.find(pair(context[context.size() - 2], context.back()));
-  if (head == heads_.end()) return 0;
   const int limit = static_cast<int>(std::min<std::size_t>(matches.size(), kCandidates));
   const int longest = static_cast<int>(std::min<std::size_t>(context.size(), kMaxOrder));
   int found = 0;
   int walked = 0;
-  for (Place place = head->second; place.text != kNoText && found < limit && walked < 2 * kCandidates; ++walked) {
+  for (Place place = newest_.find(context[context.size() - 2], context.back());
+       place.text != kNoText && found < limit && walked < 2 * kCandidates; ++walked) {
     const Text& text = texts_[place.text];
     const std::uint32_t end = place.end;
     const bool relevant = place.text == own || text.state == State::kRunning || text.state == State::kFinished ||
@@ -191,6 +182,21 @@ int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
     place = text.previous[end - 1];
   }
   return found;
+}
+
+bool LiveText::holds(Tokens context) const {
+  if (context.size() < 2) return false;
+  int left = kHeldPlaces;
+  for (Place place = newest_.find(context[context.size() - 2], context.back()); place.text != kNoText && left-- > 0;
+       place = texts_[place.text].previous[place.end - 1]) {
+    const Text& text = texts_[place.text];
+    const bool whole = text.state == State::kRunning || text.state == State::kFinished;
+    if (whole && place.end >= context.size() &&
+        std::equal(context.begin(), context.end(), text.tokens.begin() + place.end - context.size())) {
+      return true;
+    }
+  }
+  return false;
 }
 
 std::vector<LiveText::TextId> LiveText::finished_texts() const {
@@ -222,10 +228,8 @@ void LiveText::dissolve(std::span<const TextId> ids) {
 }
 
 std::size_t LiveText::bytes() const {
-  // A node of the map is its value, a link and the allocation's own header.
-  constexpr std::size_t kNode = sizeof(std::pair<const std::uint64_t, Place>) + 8 + 16;
-  return sizeof(*this) + heads_.size() * kNode + heads_.bucket_count() * sizeof(void*) +
-         texts_.capacity() * sizeof(Text) + text_bytes_;
+  return sizeof(*this) + newest_.bytes() + free_.capacity() * sizeof(TextId) + texts_.capacity() * sizeof(Text) +
+         text_bytes_;
 }
 
 }  // namespace histospec

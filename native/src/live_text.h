@@ -1,7 +1,7 @@
 // Live text: the running sessions of one problem, and the responses that finished since its last segment was built.
 //
 // An online index: a token is searchable as soon as it is appended, one step after it was generated, by every sibling.
-// For each pair of neighbouring tokens, `heads_` holds the newest place where it stands, and every place links to the
+// For each pair of neighbouring tokens, `newest_` holds the newest place where it stands, and every place links to the
 // one before it with the same pair (hash chains, as LZ77 compressors keep them). Looking a context up walks the newest
 // kCandidates places and compares backwards, so that each yields its match length and the token that came next.
 //
@@ -15,16 +15,16 @@
 
 #include <cstdint>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "histospec/types.h"
+#include "pair_table.h"
 
 namespace histospec {
 
 class LiveText {
  public:
-  static constexpr int kCandidates = 12;
+  static constexpr int kCandidates = 8;
 
   using TextId = std::uint32_t;
 
@@ -49,6 +49,9 @@ class LiveText {
   // continued; `own` is the asking session's text. Fewer than 2 tokens match nothing. Returns how many were written.
   int find(TextId own, Tokens context, std::span<Match> matches) const;
 
+  // Whether this context, of at least 2 tokens, stands in the text of a session or a finished response.
+  bool holds(Tokens context) const;
+
   // The finished responses, by epoch and then in the order in which they finished; views into this object. dissolve()
   // forgets them.
   std::vector<ResponseView> finished() const;
@@ -62,10 +65,7 @@ class LiveText {
  private:
   enum class State : std::uint8_t { kPrompt, kRunning, kFinished, kFree };
 
-  struct Place {
-    TextId text;
-    std::uint32_t end;  // one past the pair; the token at `end` is what came next
-  };
+  using Place = PairTable::Place;
 
   struct Text {
     State state = State::kFree;
@@ -88,7 +88,7 @@ class LiveText {
 
   std::vector<Text> texts_;
   std::vector<TextId> free_;
-  std::unordered_map<std::uint64_t, Place> heads_;
+  PairTable newest_;
   std::uint64_t finishes_ = 0;
   std::size_t running_ = 0;
   std::size_t finished_tokens_ = 0;

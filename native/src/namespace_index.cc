@@ -12,18 +12,27 @@ namespace {
 constexpr std::size_t kWaitingTokens = 4096;
 constexpr std::size_t kWaitingShare = 16;
 constexpr std::size_t kGrowth = 4;
+// Of the limit, one in so many: the largest segment. With one for all, the limit would take everything at once.
+constexpr std::size_t kLargestShare = 2;
 
 }  // namespace
 
 bool NamespaceIndex::add(const ResponseView& response) {
   if (max_tokens_ == 0) return false;
   ResponseView kept = response;
-  if (kept.head.size() > kMaxOrder) kept.head = kept.head.last(kMaxOrder);
+  kept.head = tail(kept.head);
   waiting_.push_back(owned(kept));
   waiting_tokens_ += response.tokens.size();
   std::size_t indexed = 0;
   for (const auto& segment : *segments_) indexed += segment->tokens();
   return waiting_tokens_ >= std::max(kWaitingTokens, indexed / kWaitingShare);
+}
+
+std::size_t NamespaceIndex::Batch::tokens() const {
+  std::size_t n = 0;
+  for (const auto& segment : *before) n += segment->tokens();
+  for (const Response& r : fresh) n += r.tokens.size();
+  return n;
 }
 
 NamespaceIndex::Batch NamespaceIndex::take() {
@@ -35,11 +44,12 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
   std::vector<ResponseView> views;
   for (const Response& r : batch.fresh) views.push_back(r.view());
   std::size_t evicted = 0;  // nothing is too old here
-  auto out = std::make_shared<Segments>(
-      *with_segment(*batch.before, Segment::build(views), std::numeric_limits<int>::max(), evicted, kGrowth));
+  auto out =
+      std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), std::numeric_limits<int>::max(),
+                                               evicted, {kGrowth, max_tokens_ / kLargestShare}));
   std::size_t tokens = 0;
   for (const auto& segment : *out) tokens += segment->tokens();
-  while (out->size() > 1 && tokens > max_tokens_) {
+  while (tokens > max_tokens_ && out->size() > 1) {
     tokens -= out->front()->tokens();
     out->erase(out->begin());
   }

@@ -3,8 +3,7 @@
 //
 // Segments as everywhere, over one response of each group that arrives: siblings are near copies of each other, and
 // what problems share, one of them shows. New text waits until there is enough of it for a segment; segments are merged
-// when the older is less than kGrowth times the newer, so that few remain to be followed; the oldest go when all are
-// larger than the limit.
+// up to half the limit, so that few remain to be followed; the oldest go when all are larger than the limit.
 //
 // Threads: none of its own. The engine's lock guards it; merging happens outside of it.
 #pragma once
@@ -28,6 +27,8 @@ class NamespaceIndex {
   struct Batch {
     std::shared_ptr<const Segments> before;
     std::vector<Response> fresh;
+
+    std::size_t tokens() const;
   };
   Batch take();
   std::shared_ptr<const Segments> merge(const Batch& batch) const;

@@ -1,6 +1,13 @@
 #include "problem.h"
 
+#include <algorithm>
+
 namespace histospec {
+namespace {
+
+constexpr std::size_t kPromptBytes = 128;  // what the namespace's Prompts keep of it
+
+}  // namespace
 
 std::size_t ProblemKeyHash::operator()(const ProblemKey& key) const {
   std::uint64_t hash = std::hash<std::string>()(key.id);
@@ -9,6 +16,16 @@ std::size_t ProblemKeyHash::operator()(const ProblemKey& key) const {
     hash ^= hash >> 29;
   }
   return hash;
+}
+
+bool Problem::continued_by(Tokens prompt) const {
+  constexpr std::size_t kBeginning = 4;  // tokens of a response that tell it
+  if (prompt.size() < key.prompt.size() + kBeginning) return false;
+  const Tokens context = tail(prompt.first(key.prompt.size() + kBeginning));
+  const auto holds = [&](const auto& segment) {
+    return segment->find(context).depth() == static_cast<int>(context.size());
+  };
+  return std::ranges::any_of(*segments, holds) || (live && live->holds(context));
 }
 
 std::size_t Problem::responses() const {
@@ -31,7 +48,8 @@ std::size_t Problem::segment_bytes() const {
 
 std::size_t Problem::own_bytes() const {
   // The key stands in the map, too; a node of the map and one of the recency list are about 64 bytes each.
-  return sizeof(*this) + sizeof(ProblemKey) + 2 * (key.id.capacity() + key.prompt.capacity() * sizeof(Token)) + 192;
+  return sizeof(*this) + sizeof(ProblemKey) + 2 * (key.id.capacity() + key.prompt.capacity() * sizeof(Token)) + 192 +
+         kPromptBytes;
 }
 
 }  // namespace histospec

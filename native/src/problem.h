@@ -35,6 +35,8 @@ struct Problem {
   std::uint64_t generation = 0;    // grows when the history is forgotten: what was on its way is then discarded
   std::list<Problem*>::iterator recency;
 
+  // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
+  bool continued_by(Tokens prompt) const;
   bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
   std::size_t responses() const;
   std::size_t history_tokens() const;

@@ -16,40 +16,53 @@
 //     next[r]       the token at position i: what followed this context
 //     position[r]   i itself: which response, and how far into it
 //     from[r]       the row of position i - 1, i.e. of the same context without its newest token
+//     to[r]         the row of position i + 1, i.e. of the same context and what followed it
+//     shared[r]     how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 1 byte
 //     first[t]      where the rows begin whose newest context token is t; one a distinct token
 //     extent_of[b]  the first response that reaches into the positions from 64 b on; one every 64 positions
 //
 // `next` is the Burrows-Wheeler transform of the reversed text, and `from` is its inverse last-to-first mapping. Inside
-// the rows of one token t, `from` ascends: they are the rows that are followed by t, in their own order. So the
-// interval of "context + t" is found from the interval [low, high) of "context" by two binary searches for low and high
-// among the rows of t (backward search; P. Ferragina, G. Manzini, "Opportunistic data structures with applications",
-// FOCS 2000), without touching the text. The text is not stored at all: walking `from` gives it back.
+// the rows of one token t, `from` ascends: they are the rows that are followed by t, in their own order. A context has
+// a place among the rows: the gap where it would be sorted in. The place of "context + t" is the gap that the place of
+// "context" falls into among the rows of t: one binary search (backward search; P. Ferragina, G. Manzini,
+// "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either side of
+// the gap are the ones that share the most with the context, and how much follows from `shared`. Going outwards from
+// the gap, the rows come in the order of how much of the context they share: nobody needs to know where the intervals
+// of shorter contexts end. The text is not stored at all: walking `from` gives it back.
 //
-// Cost. 6 bytes a token up to 65,535 tokens a segment, 12 beyond, and about 10 bytes a distinct token. Building: ranks
-// by hashing, one suffix sort (SA-IS, linear), one pass. Extending a ladder of all orders by one token: two binary
-// searches an order, each inside the range that the shorter order found, all in one contiguous piece of `from`.
+// Cost. 9 bytes a token up to 65,535 tokens a segment, 17 beyond, and about 10 bytes a distinct token. Building: ranks
+// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token: where the next row below was
+// followed by it, as it is along a repeated text, three loads (`next`, `to`, `shared`); else one binary search in one
+// contiguous piece of `from`, and the least of `shared` over the rows that it jumps.
 //
 // Threads. Immutable once built: any number of readers, no lock.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "histospec/types.h"
+#include "shared_lengths.h"
 #include "words.h"
 
 namespace histospec {
 
-// The rows of a segment that share the last k tokens of a context, for k = 1 … depth: [low[k-1], high[k-1]), each
-// inside the one before.
-struct Ladder {
-  int depth = 0;
-  std::array<std::uint32_t, kMaxOrder> low;
-  std::array<std::uint32_t, kMaxOrder> high;
+// Where a context stands among the rows of a segment: between row - 1, with which it shares its last `above` tokens,
+// and row, with which it shares `below`.
+struct Place {
+  std::uint32_t row = 0;
+  std::uint8_t above = 0;
+  std::uint8_t below = 0;
 
-  std::uint32_t size(int order) const { return order > depth ? 0 : high[order - 1] - low[order - 1]; }
+  int depth() const { return std::max(above, below); }
+};
+
+// A row near a place, and how many tokens of the context stand before it.
+struct Neighbour {
+  std::uint32_t row;
+  std::uint8_t shared;
 };
 
 class Segment {
@@ -76,15 +89,22 @@ class Segment {
   std::uint32_t rank(Token token) const;
   Token token(std::uint32_t rank) const { return alphabet_[rank]; }
 
-  // The ladder of `context` (its last kMaxOrder tokens count).
-  Ladder find(Tokens context) const;
-  // The ladder of the context that `ladder` stands for, followed by `token`.
-  void extend(Ladder& ladder, Token token) const;
+  // The place of `context` (its last kMaxOrder tokens count).
+  Place find(Tokens context) const;
+  // Moves to the place of the context followed by `token`.
+  void extend(Place& place, Token token) const;
 
+  std::uint32_t rows() const { return static_cast<std::uint32_t>(next_.size()); }
   // The rank that followed row r's context; kSeparator at the end of a response and where nothing was generated.
   std::uint32_t next(std::uint32_t row) const { return next_[row]; }
-  // How many rows in [low, high) were followed by `rank`.
-  std::uint32_t count(std::uint32_t low, std::uint32_t high, std::uint32_t rank) const;
+  // The rows nearest to a place that share anything with its context: at most kNear above it, nearest first, then as
+  // many below. Returns how many of either.
+  static constexpr int kNear = 6;
+  struct Near {
+    int above;
+    int below;
+  };
+  Near neighbours(const Place& place, std::span<Neighbour, 2 * kNear> found) const;
   // How many tokens of its response stand before the position of this row; negative inside the head.
   std::int64_t offset(std::uint32_t row) const;
 
@@ -94,24 +114,41 @@ class Segment {
  private:
   static constexpr std::uint32_t kBlock = 64;
 
+  struct Ranked;  // the text on its way into rows
+
+  // Open addressing: the first slot of a token for which `fits`.
+  template <typename Fits>
+  static std::size_t find_slot(Token token, std::size_t slots, Fits fits) {
+    const std::uint32_t hash = static_cast<std::uint32_t>(token) * 2654435769u;
+    std::size_t slot = (static_cast<std::uint64_t>(hash) * slots) >> 32;
+    while (!fits(slot)) slot = slot + 1 == slots ? 0 : slot + 1;
+    return slot;
+  }
+
   Segment() = default;
-  std::vector<std::uint32_t> rank_text(std::span<const ResponseView> responses);
+  static Ranked rank(std::span<const ResponseView> responses);
+  void lay_out(const Ranked& ranked);
   void sort_rows(std::span<const std::uint32_t> text);
+  void share(std::span<const std::uint32_t> text);
   void mask(std::span<const ResponseView> responses);
-  void hash_alphabet();
   std::vector<std::uint32_t> text() const;
+  void search(Place& place, std::uint32_t rank) const;
+  Place nowhere() const { return {rows() / 2, 0, 0}; }
 
   std::size_t tokens_ = 0;
   bool masked_ = false;
   std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `from` starts
-  std::vector<Extent> extents_;
-  Words extent_of_;                   // block of kBlock positions -> the first response that reaches into it
-  std::vector<Token> alphabet_;       // rank -> token; [kSeparator] is -1
-  std::vector<std::uint32_t> slots_;  // open addressing, token -> rank, 0 is free
-  Words first_;                       // rank -> first row; [alphabet] = n
+  Block memory_;                // of all that follows
+  std::span<Extent> extents_;
+  Words extent_of_;            // block of kBlock positions -> the first response that reaches into it
+  std::span<Token> alphabet_;  // rank -> token; [kSeparator] is -1
+  Words slots_;                // open addressing, token -> rank, 0 is free
+  Words first_;                // rank -> first row; [alphabet] = n
   Words next_;
   Words position_;
   Words from_;
+  Words to_;
+  SharedLengths shared_;
 };
 
 }  // namespace histospec

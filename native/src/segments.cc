@@ -32,7 +32,7 @@ std::shared_ptr<const Segment> merged(const Segment& a, const Segment& b, std::i
 }  // namespace
 
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh, int epochs,
-                                             std::size_t& evicted, std::size_t growth) {
+                                             std::size_t& evicted, MergePolicy policy) {
   auto out = std::make_shared<Segments>(segments);
   out->push_back(std::move(fresh));
   const std::int64_t oldest = oldest_kept(*out, epochs);
@@ -45,7 +45,8 @@ std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shar
   while (out->size() > 1) {
     const auto& newer = out->back();
     const auto& older = *(out->end() - 2);
-    if (older->tokens() >= growth * newer->tokens()) break;
+    if (older->tokens() >= policy.growth * newer->tokens()) break;
+    if (older->tokens() + newer->tokens() > policy.largest) break;
     auto both = merged(*older, *newer, oldest, evicted);
     out->pop_back();
     out->back() = std::move(both);

@@ -5,38 +5,23 @@
 namespace histospec {
 namespace {
 
-// Rows looked at for candidates, a context length; evenly spaced where there are more.
-constexpr std::uint32_t kProposingRows = 6;
-constexpr int kProposingOrders = 3;
-// "The aligned position": rows of a context of kAlignedOrder tokens at most kAlignedWindow tokens from the same offset.
-constexpr int kAlignedOrder = 3;
-constexpr std::int64_t kAlignedWindow = 12;
-constexpr std::uint32_t kAlignedRows = 16;
-
-// One vote of an order-k context: longer contexts know better.
-float weight(int order) { return static_cast<float>(order); }
-
-using Ranks = std::array<std::uint32_t, kMaxCandidates>;
-
-Ranks ranks_of(const Segment& segment, const Candidates& candidates) {
-  Ranks ranks{};
-  for (int c = 0; c < candidates.size(); ++c) ranks[c] = segment.rank(candidates[c]);
-  return ranks;
-}
+// Where witnesses stand in their responses is asked of the nearest ones only.
+constexpr std::size_t kAlignedRows = 4;
 
 }  // namespace
 
 void HistorySource::reset(const std::shared_ptr<const Segments>& segments, Tokens context) {
-  followed_ = segments;
+  followed_.reset();  // until the places are found, for which there must be memory
   segments_ = segments.get();
   find(context);
+  followed_ = segments;
 }
 
 void HistorySource::find(Tokens context) {
   behind_ = 0;
-  ladders_.clear();
-  ladders_.reserve(segments_->size());
-  for (const auto& segment : *segments_) ladders_.push_back(segment->find(context));
+  places_.clear();
+  places_.reserve(segments_->size());
+  for (const auto& segment : *segments_) places_.push_back(segment->find(context));
 }
 
 void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Tokens context) {
@@ -44,105 +29,61 @@ void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Toke
 }
 
 void HistorySource::catch_up(Tokens context) {
-  if (behind_ >= context.size()) {
-    find(context);
+  if (behind_ > patience_) {
+    find(context.last(std::min(context.size(), patience_)));
     return;
   }
   for (Token token : context.last(behind_)) {
-    for (std::size_t s = 0; s < ladders_.size(); ++s) (*segments_)[s]->extend(ladders_[s], token);
+    for (std::size_t s = 0; s < places_.size(); ++s) (*segments_)[s]->extend(places_[s], token);
   }
   behind_ = 0;
 }
 
-void HistorySource::propose(Candidates& candidates) const {
-  for (std::size_t s = 0; s < ladders_.size(); ++s) {
+void HistorySource::testify(Source source, std::int64_t offset, Evidence& evidence) const {
+  std::array<Neighbour, 2 * Segment::kNear> found;
+  for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
-    const Ladder& ladder = ladders_[s];
-    std::uint32_t deeper = 0;
-    int shown = 0;
-    for (int a = kOrderCount; a-- > 0 && shown < kProposingOrders;) {
-      const std::uint32_t size = ladder.size(kOrders[a]);
-      if (size == deeper) continue;  // nothing that the deeper order did not show
-      deeper = size;
-      ++shown;
-      const std::uint32_t low = ladder.low[kOrders[a] - 1];
-      const std::uint32_t rows = std::min(size, kProposingRows);
-      const float votes = weight(kOrders[a]) / static_cast<float>(rows);
-      for (std::uint32_t j = 0; j < rows; ++j) {
-        const auto row = low + static_cast<std::uint32_t>(static_cast<std::uint64_t>(size) * j / rows);
-        const std::uint32_t next = segment.next(row);
-        if (next != Segment::kSeparator) candidates.vote(segment.token(next), votes);
-      }
-    }
+    const Segment::Near near = segment.neighbours(places_[s], found);
+    const std::span<const Neighbour> all(found);
+    testify(segment, all.first(near.above), source, offset, evidence);
+    testify(segment, all.subspan(near.above, near.below), source, offset, evidence);
   }
 }
 
-void HistorySource::count(const Candidates& candidates, Counts& counts) const {
-  for (std::size_t s = 0; s < ladders_.size(); ++s) {
-    const Segment& segment = *(*segments_)[s];
-    const Ladder& ladder = ladders_[s];
-    if (ladder.depth == 0) continue;
-    const Ranks ranks = ranks_of(segment, candidates);
-    // From the deepest order outwards: only the rows that an order adds to the next deeper one are counted, and of
-    // those only the nearest, whose contexts are the most alike.
-    std::array<std::uint32_t, kMaxCandidates> sum{};
-    std::uint32_t low = 0, high = 0;
-    for (int a = kOrderCount; a-- > 0;) {
-      if (kOrders[a] > ladder.depth) continue;
-      const std::uint32_t wider_low = ladder.low[kOrders[a] - 1], wider_high = ladder.high[kOrders[a] - 1];
-      if (low == high) low = high = wider_low + (wider_high - wider_low) / 2;
-      const std::uint32_t next_low = low - std::min(low - wider_low, kNearRows);
-      const std::uint32_t next_high = high + std::min(wider_high - high, kNearRows);
-      for (int c = 0; c < candidates.size(); ++c) {
-        if (ranks[c] == Segment::kSeparator) continue;
-        sum[c] += segment.count(next_low, low, ranks[c]) + segment.count(high, next_high, ranks[c]);
-        counts.of[a][c] += sum[c];
+// One side, nearest first.
+void HistorySource::testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
+                            Evidence& evidence) {
+  for (std::size_t i = 0; i < side.size();) {
+    const std::uint32_t next = segment.next(side[i].row);
+    const Evidence::Name name = next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(next));
+    const std::uint8_t level = kLevelOf[side[i].shared];
+    Evidence::Voices voices{name, source, side[i].shared, 0, 0, 0, 0};
+    for (; i < side.size() && segment.next(side[i].row) == next; ++i) {
+      const float vote = Evidence::vote(side[i].shared, static_cast<int>(i));
+      voices.votes += vote;
+      ++voices.count;
+      voices.at_level += kLevelOf[side[i].shared] == level;
+      if (source == kHistory && i < kAlignedRows) {
+        voices.aligned += vote * Evidence::alignment(segment.offset(side[i].row) - offset);
       }
-      low = next_low;
-      high = next_high;
-      counts.total[a] += high - low;
     }
-  }
-}
-
-void HistorySource::count_aligned(std::int64_t offset, Evidence& evidence) const {
-  for (std::size_t s = 0; s < ladders_.size(); ++s) {
-    const Segment& segment = *(*segments_)[s];
-    const std::uint32_t size = ladders_[s].size(kAlignedOrder);
-    if (size == 0) continue;
-    const Ranks ranks = ranks_of(segment, evidence.candidates);
-    const std::uint32_t low = ladders_[s].low[kAlignedOrder - 1];
-    for (std::uint32_t row = low; row < low + std::min(size, kAlignedRows); ++row) {
-      const std::uint32_t next = segment.next(row);
-      if (next == Segment::kSeparator || std::abs(segment.offset(row) - offset) > kAlignedWindow) continue;
-      ++evidence.aligned_total;
-      for (int c = 0; c < evidence.candidates.size(); ++c) evidence.aligned[c] += next == ranks[c];
-    }
+    evidence.add(voices);
   }
 }
 
 int HistorySource::depth() const {
   int depth = 0;
-  for (const Ladder& ladder : ladders_) depth = std::max(depth, ladder.depth);
+  for (const Place& place : places_) depth = std::max(depth, place.depth());
   return depth;
 }
 
-void LiveSource::propose(Candidates& candidates) const {
-  for (int i = 0; i < found_; ++i) {
-    candidates.vote(matches_[i].next, weight(matches_[i].length) / static_cast<float>(1 + i));
-  }
-}
-
-void LiveSource::count(Evidence& evidence) const {
-  for (int i = 0; i < found_; ++i) {
-    const LiveText::Match& match = matches_[i];
-    Counts& counts = evidence.counts[match.own ? kOwn : kSiblings];
-    int candidate = 0;
-    while (candidate < evidence.candidates.size() && evidence.candidates[candidate] != match.next) ++candidate;
-    for (int a = 0; a < kOrderCount && kOrders[a] <= match.length; ++a) {
-      ++counts.total[a];
-      if (candidate < evidence.candidates.size()) ++counts.of[a][candidate];
-    }
+void LiveSource::testify(Tokens context, Evidence& evidence) const {
+  std::array<LiveText::Match, LiveText::kCandidates> matches;
+  const int found = live_.find(own_, context, matches);
+  for (int i = 0; i < found; ++i) {
+    const auto length = static_cast<std::uint8_t>(matches[i].length);
+    evidence.add({evidence.name(matches[i].next), matches[i].own ? kOwn : kSiblings, length, 1, 1,
+                  Evidence::vote(length, i), 0});
   }
 }
 

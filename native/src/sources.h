@@ -1,5 +1,5 @@
-// Sources turn an index into evidence. Each follows one session: it is moved along the context token by token, names
-// candidates for the next one, and counts them once the candidates of all sources are elected.
+// Sources turn an index into evidence. Each follows one session: it is moved along the context token by token, and
+// names witnesses of what may come next.
 #pragma once
 
 #include <array>
@@ -38,32 +38,33 @@ class ContextTail {
 // else.
 class HistorySource {
  public:
+  // Who is further behind than `patience` tokens starts anew, with a context of that many.
+  explicit HistorySource(std::size_t patience = kMaxOrder) : patience_(patience) {}
   // Looks at these segments from now on, at the end of this context.
   void reset(const std::shared_ptr<const Segments>& segments, Tokens context);
   // Looks at these segments from now on, where they are others than so far.
   void follow(const std::shared_ptr<const Segments>& segments, Tokens context);
   // The context has grown by so many tokens. Cheap: nothing is looked up before it is asked for, by catch_up().
   void advance(std::size_t tokens) { behind_ += tokens; }
-  // Moves to the end of this context; propose(), count() and depth() speak of where it last was.
+  // Moves to the end of this context; testify() and depth() speak of where it last was.
   void catch_up(Tokens context);
 
-  void propose(Candidates& candidates) const;
-  // From the longest matching context outwards, each shorter one adds its kNearRows rows to either side (fewer where
-  // its interval ends): sorted by what stands before, those are the places most like this one, and the cost is bounded.
-  void count(const Candidates& candidates, Counts& counts) const;
-  static constexpr std::uint32_t kNearRows = 16;
-  // `offset`: generated tokens before the next one.
-  void count_aligned(std::int64_t offset, Evidence& evidence) const;
+  // Adds the rows nearest to the context in each segment, as witnesses of `source`. `offset`: how many tokens the
+  // session has generated.
+  void testify(Source source, std::int64_t offset, Evidence& evidence) const;
   // The longest context known to any of the segments.
   int depth() const;
 
  private:
   void find(Tokens context);
+  static void testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
+                      Evidence& evidence);
 
+  std::size_t patience_;
   std::weak_ptr<const Segments> followed_;
   const Segments* segments_ = nullptr;
-  std::vector<Ladder> ladders_;  // one a segment
-  std::size_t behind_ = 0;       // tokens that the ladders have not seen
+  std::vector<Place> places_;  // one a segment
+  std::size_t behind_ = 0;     // tokens that the places have not seen
 };
 
 // The session's own text and prompt, and its siblings'.
@@ -71,16 +72,12 @@ class LiveSource {
  public:
   LiveSource(const LiveText& live, LiveText::TextId own) : live_(live), own_(own) {}
 
-  // Looks the context up; propose() and count() speak of what was found.
-  void find(Tokens context) { found_ = live_.find(own_, context, matches_); }
-  void propose(Candidates& candidates) const;
-  void count(Evidence& evidence) const;
+  // Adds the newest places where the context ends.
+  void testify(Tokens context, Evidence& evidence) const;
 
  private:
   const LiveText& live_;
   LiveText::TextId own_;
-  int found_ = 0;
-  std::array<LiveText::Match, LiveText::kCandidates> matches_;
 };
 
 }  // namespace histospec

@@ -10,6 +10,9 @@ namespace {
 // follow than one each; but no longer than until they are so many tokens.
 constexpr std::size_t kWaitingTokens = 1 << 16;
 
+// What merging takes meanwhile, a token: copies, ranks, the suffix sort and the new rows. Room is made for it before.
+constexpr std::size_t kMergingBytes = 48;
+
 // The share of the memory budget, one in so many, that the index of a namespace keeps when the budget is short.
 constexpr std::size_t kSharedPart = 8;
 
@@ -23,11 +26,11 @@ void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
 
 void Namespace::forget() {
   index.clear();
-  estimator = Estimator();
+  estimator.reset();
   latest_lengths.clear();
 }
 
-Engine::State::State(EngineOptions o) : options(o), builder_([this] { build_loop(); }) {}
+Engine::State::State(EngineOptions o) : options(o), workers_(o.threads), builder_([this] { build_loop(); }) {}
 
 Engine::State::~State() {
   {
@@ -60,11 +63,25 @@ std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemK
   problem->owner = &space;
   std::list<Problem*> node = {problem.get()};
   space.problems.emplace(key, problem);
+  try {
+    space.prompts.add(*problem);
+  } catch (...) {
+    space.problems.erase(key);
+    throw;
+  }
   problem->recency = node.begin();
   recency_.splice(recency_.end(), node);
   problem_bytes_ += problem->own_bytes();
   segment_bytes_ += problem->segment_bytes();
   return problem;
+}
+
+std::shared_ptr<Problem> Engine::State::problem_of(Namespace& space, const ProblemKey& key, Tokens prompt) {
+  if (key.id.empty() && !space.problems.contains(key)) {
+    const auto continues = [prompt](const Problem& problem) { return problem.continued_by(prompt); };
+    if (const Problem* earlier = space.prompts.longest_prefix(prompt, continues)) return problem(space, earlier->key);
+  }
+  return problem(space, key);
 }
 
 const Problem* Engine::State::find_problem(const std::string& name, const ProblemKey& key) const {
@@ -92,6 +109,10 @@ bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<co
   const std::uint64_t generation = problem.generation;
   while (problem.generation == generation) {
     const std::shared_ptr<const Segments> before = problem.segments;
+    if (before->empty()) {  // nothing to merge with
+      publish(problem, std::make_shared<const Segments>(1, std::move(fresh)));
+      return true;
+    }
     std::size_t evicted = 0;
     lock.unlock();
     std::shared_ptr<const Segments> after = with_segment(*before, fresh, options.history_epochs, evicted);
@@ -107,10 +128,13 @@ bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<co
 }
 
 void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const ResponseView& response) {
+  std::size_t charged = 0;
   try {
     if (!space->index.add(response) || space->merging) return;
-    space->merging = true;
     const NamespaceIndex::Batch batch = space->index.take();
+    space->merging = true;
+    merging_bytes_ += charged = kMergingBytes * batch.tokens();
+    enforce_budget();
     lock.unlock();
     std::shared_ptr<const Segments> merged = space->index.merge(batch);
     lock.lock();
@@ -119,6 +143,8 @@ void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const Re
     // The history has the response; what the index of the namespace could not take, it does without.
     if (!lock.owns_lock()) lock.lock();
   }
+  if (charged == 0) return;
+  merging_bytes_ -= charged;
   space->merging = false;
 }
 
@@ -199,6 +225,7 @@ void Engine::State::erase(Problem& problem) {
   problem_bytes_ -= problem.own_bytes();
   recency_.erase(problem.recency);
   Namespace& space = *problem.owner;
+  space.prompts.remove(problem);
   space.problems.erase(space.problems.find(problem.key));  // may destroy `problem`
 }
 
@@ -232,8 +259,8 @@ void Engine::State::enforce_budget() {
 }
 
 std::size_t Engine::State::memory_bytes() const {
-  constexpr std::size_t kSession = sizeof(Session) + 2 * sizeof(Ladder) + 17 * sizeof(Prediction) + 96;
-  std::size_t bytes = segment_bytes_ + problem_bytes_ + live_bytes_ + sessions.size() * kSession;
+  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * sizeof(Prediction) + 96;
+  std::size_t bytes = segment_bytes_ + merging_bytes_ + problem_bytes_ + live_bytes_ + sessions.size() * kSession;
   for (const auto& [name, space] : spaces) {
     bytes += sizeof(Namespace) + space->estimator.bytes() + space->index.bytes() +
              space->latest_lengths.capacity() * sizeof(std::int64_t);

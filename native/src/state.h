@@ -11,9 +11,12 @@
 #include <unordered_map>
 
 #include "drafter.h"
+#include "fair_mutex.h"
 #include "histospec/engine.h"
 #include "namespace_index.h"
 #include "problem.h"
+#include "prompts.h"
+#include "workers.h"
 
 namespace histospec {
 
@@ -31,6 +34,7 @@ struct Namespace {
   bool merging = false;     // its index
   NamespaceStats counters;  // what is counted, not what is held
   std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
+  Prompts prompts;                           // of the problems
   std::vector<std::int64_t> latest_lengths;  // oldest first
 
   void saw_response(std::size_t tokens, std::int64_t epoch);
@@ -41,10 +45,12 @@ struct Namespace {
 struct Session {
   std::shared_ptr<Namespace> space;
   std::shared_ptr<Problem> problem;
+  std::size_t prompt_length;  // how many tokens of its prompt name its problem
   LiveText::TextId text;
   Viewpoint view;
-  std::size_t drafted = 0;
-  std::vector<Prediction> predictions;  // of the draft that the engine is verifying now
+  Viewpoint ahead;         // of the drafted tokens: here because it keeps its memory
+  Draft draft;             // that is being verified now
+  std::uint64_t step = 0;  // the last one that it was in
 };
 
 class Engine::State {
@@ -52,15 +58,22 @@ class Engine::State {
   explicit State(EngineOptions options);
   ~State();
 
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<FairMutex>;
 
   std::shared_ptr<Namespace> space(const std::string& name);
   const Namespace* find_space(const std::string& name) const;
   // The problem, made if it is new, as the most recently used one.
   std::shared_ptr<Problem> problem(Namespace& space, const ProblemKey& key);
+  // The problem of a session: the one that is known by this key, else the one of which this is a later turn, else new.
+  std::shared_ptr<Problem> problem_of(Namespace& space, const ProblemKey& key, Tokens prompt);
   const Problem* find_problem(const std::string& name, const ProblemKey& key) const;
   Session& session(SessionId id);
   const Session& session(SessionId id) const;
+
+  // The three parts of a step.
+  std::span<Session* const> batch_of(const StepRequest& request);
+  void append(Session& session, Tokens came);
+  void draft_all(std::span<Session* const> batch, DraftLimits limits);
 
   // Puts a segment behind the history of a problem; merging happens with the lock released. False, with nothing done,
   // if the history was forgotten meanwhile.
@@ -81,8 +94,8 @@ class Engine::State {
   void check_books() const;
 
   const EngineOptions options;
-  mutable std::mutex mutex;
-  std::condition_variable idle;
+  mutable FairMutex mutex;
+  std::condition_variable_any idle;
   std::unordered_map<std::string, std::shared_ptr<Namespace>> spaces;
   std::unordered_map<SessionId, std::unique_ptr<Session>> sessions;
   SessionId last_session = 0;
@@ -97,10 +110,15 @@ class Engine::State {
 
   std::list<Problem*> recency_;  // least recently used first
   std::size_t segment_bytes_ = 0;
+  std::size_t merging_bytes_ = 0;
   std::size_t problem_bytes_ = 0;
   std::size_t live_bytes_ = 0;
+  std::uint64_t step_ = 0;
+  std::vector<Session*> batch_;       // of this step
+  std::vector<std::uint32_t> order_;  // in which it drafts
+  Workers workers_;
   bool stopping_ = false;
-  std::condition_variable work_;
+  std::condition_variable_any work_;
   std::thread builder_;  // last: it uses all of the above
 };
 

@@ -9,11 +9,14 @@
 namespace allocations {
 
 inline std::atomic<std::size_t> bytes{0};
+inline std::atomic<std::size_t> calls{0};
 // Allocations of this thread until one fails; negative: none will.
 inline thread_local long until_failure = -1;
 
 // What operator new has given out and not got back.
 inline std::size_t held() { return bytes.load(); }
+// How often operator new gave something out, in all threads.
+inline std::size_t made() { return calls.load(); }
 
 // While it lives, the n-th allocation of this thread (from 0) throws std::bad_alloc.
 class Failure {
@@ -38,6 +41,7 @@ inline void* allocate(std::size_t size) {
   if (!block) throw std::bad_alloc();
   *reinterpret_cast<std::size_t*>(block) = size;
   bytes += size;
+  ++calls;
   return block + kHeader;
 }
 

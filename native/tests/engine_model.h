@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -21,7 +22,8 @@ class Bytes {
  public:
   explicit Bytes(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
   bool empty() const { return next_ >= bytes_.size(); }
-  std::size_t below(std::size_t n) { return (empty() ? 0u : bytes_[next_++]) % n; }
+  std::size_t byte() { return empty() ? 0u : bytes_[next_++]; }
+  std::size_t below(std::size_t n) { return byte() % n; }
   bool one_in(std::size_t n) { return below(n) == n - 1; }
 
  private:
@@ -31,10 +33,11 @@ class Bytes {
 
 class EngineModel {
  public:
-  // Everything the engine drafted, as one number: the same bytes must always give the same.
-  static std::uint64_t run(std::span<const std::uint8_t> input) {
+  // Everything the engine drafted, as one number: the same bytes must always give the same, whatever the number of
+  // threads (0: the input says how many).
+  static std::uint64_t run(std::span<const std::uint8_t> input, int threads = 0) {
     Bytes bytes(input);
-    EngineModel model(bytes);
+    EngineModel model(bytes, threads);
     for (int operation = 0; !bytes.empty() && operation < kMaxOperations; ++operation) model.operate(operation);
     model.finish();
     return model.digest_;
@@ -43,7 +46,8 @@ class EngineModel {
  private:
   static constexpr int kMaxOperations = 150;
   static constexpr std::size_t kPrompts = 4;
-  static constexpr std::size_t kMaxSessions = 24;
+  static constexpr std::size_t kMaxSessions = 64;
+  static constexpr std::size_t kGroup = 16;  // sessions that sometimes open together
   using Key = std::pair<std::string, std::vector<Token>>;
 
   struct Finished {
@@ -85,11 +89,13 @@ class EngineModel {
     EngineOptions options;
   };
 
-  explicit EngineModel(Bytes& bytes) : bytes_(bytes), limits_(limits(bytes)), engine_(limits_.options) {}
+  EngineModel(Bytes& bytes, int threads) : bytes_(bytes), limits_(limits(bytes, threads)), engine_(limits_.options) {}
 
-  static Limits limits(Bytes& bytes) {
-    Limits out{static_cast<int>(1 + bytes.below(3)), !bytes.one_in(3), {}};
+  static Limits limits(Bytes& bytes, int threads) {
+    const std::size_t first = bytes.byte();
+    Limits out{static_cast<int>(1 + first % 3), !bytes.one_in(3), {}};
     out.options.history_epochs = out.epochs;
+    out.options.threads = threads > 0 ? threads : static_cast<int>(1 + first / 3 % 4);
     constexpr std::size_t kIndexTokens[] = {0, 64, 5000, 1 << 22};
     out.options.namespace_tokens = kIndexTokens[bytes.below(4)];
     if (!out.ample) out.options.memory_bytes = 400'000 + 10'000 * bytes.below(64);
@@ -155,7 +161,7 @@ class EngineModel {
     c.space = bytes_.below(2);
     const std::size_t which = bytes_.below(kPrompts);
     for (std::size_t i = 0; i < 1 + 9 * which; ++i) {
-      c.prompt.push_back(first_token(c.space) + static_cast<Token>((i * (which + 1)) % 7));
+      c.prompt.push_back(first_token(c.space) + static_cast<Token>((which + i * (which + 1)) % 7));
     }
     if (bytes_.one_in(4)) c.id = "problem-" + std::to_string(bytes_.below(2));
     c.key = {c.id, c.id.empty() ? c.prompt : std::vector<Token>()};
@@ -190,10 +196,15 @@ class EngineModel {
     add_segment(spaces_[c.space], spaces_[c.space].problems[c.key], responses);
   }
 
+  // One session, or a group of them: enough for a batch that threads share.
   void open() {
-    if (sessions_.size() >= kMaxSessions) return;
     const Chosen c = choose();
-    const std::vector<Token> generated = bytes_.one_in(4) ? text(c.space, bytes_.below(40)) : std::vector<Token>();
+    const std::size_t how = bytes_.byte();
+    const std::vector<Token> generated = how % 4 == 3 ? text(c.space, bytes_.below(40)) : std::vector<Token>();
+    for (std::size_t n = how >= 224 ? kGroup : 1; n > 0 && sessions_.size() < kMaxSessions; --n) open(c, generated);
+  }
+
+  void open(const Chosen& c, const std::vector<Token>& generated) {
     const SessionId id = engine_.open(name_of(c.space), c.prompt, c.id, generated);
     CHECK(!sessions_.contains(id));
     Space& space = spaces_[c.space];
@@ -237,8 +248,9 @@ class EngineModel {
     const int max_tokens = bytes_.one_in(6) ? 0 : static_cast<int>(bytes_.below(24));
     constexpr float kCosts[] = {0.0f, 0.001f, 0.05f, 0.3f, 1.0f, INFINITY};
     const float verify_cost = kCosts[bytes_.below(6)];
-    const StepResult result = engine_.step(
-        {ids, tokens, offsets, positioned ? positions : std::vector<std::int64_t>(), max_tokens, verify_cost});
+    if (!positioned) positions.clear();
+    StepResult& result = result_;  // used again and again
+    engine_.step({ids, tokens, offsets, positions, max_tokens, verify_cost}, result);
 
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
@@ -273,6 +285,7 @@ class EngineModel {
         CHECK(space.tokens.contains(result.tokens[i]));
         CHECK(result.probabilities[i] > 0 && result.probabilities[i] < 1);
         digest_ = (digest_ ^ static_cast<std::uint64_t>(result.tokens[i])) * 0x9E3779B97F4A7C15u + 1;
+        digest_ = digest_ * 31 + std::bit_cast<std::uint32_t>(result.probabilities[i]);
       }
       digest_ = digest_ * 31 + static_cast<std::uint64_t>(last - first);
       if (max_tokens == 0) continue;
@@ -342,7 +355,7 @@ class EngineModel {
     for (std::size_t b = 0; b <= ids.size(); ++b) offsets.push_back(static_cast<std::int64_t>(b));
     offsets.back() = static_cast<std::int64_t>(tokens.size());
     const auto refused = [&] {
-      CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}));
+      CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     };
     const auto before = snapshot();
     const std::size_t what = bytes_.below(10);
@@ -350,7 +363,7 @@ class EngineModel {
       ids.push_back(999999999);
       offsets.push_back(offsets.back());
       positions.clear();
-      CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}));
+      CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     } else if (what == 1 && !ids.empty()) {
       ids.push_back(ids.front());
       offsets.push_back(offsets.back());
@@ -372,9 +385,9 @@ class EngineModel {
       offsets.pop_back();
       refused();
     } else if (what == 7) {
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}));
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}));
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}));
+      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}, result_));
+      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}, result_));
+      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}, result_));
     } else if (what == 8) {
       const std::vector<Token> bad = {first_token(c.space), INT32_MIN};
       const std::vector<std::uint8_t> mask = {1};
@@ -531,6 +544,14 @@ class EngineModel {
       const NamespaceStats& held = stats.at(name_of(which));
       CHECK_EQ(engine_.newest_epoch(name_of(which)), space.counters.newest_epoch);
       CHECK_EQ(held.history_responses + held.evicted_responses + space.dropped, space.added);
+      SourceStats all;
+      for (const SourceStats& source : held.sources) {
+        CHECK(source.accepted_tokens <= source.draft_tokens);
+        all.draft_tokens += source.draft_tokens;
+        all.accepted_tokens += source.accepted_tokens;
+      }
+      CHECK_EQ(all.draft_tokens, held.draft_tokens);
+      CHECK_EQ(all.accepted_tokens, held.accepted_tokens);
       if (!limits_.ample) continue;
       NamespaceStats expected = space.counters;
       expected.problems = space.problems.size();
@@ -552,6 +573,7 @@ class EngineModel {
   Engine engine_;
   std::map<std::size_t, Space> spaces_;
   std::map<SessionId, Session> sessions_;
+  StepResult result_;
   std::uint64_t digest_ = 1;
 };
 

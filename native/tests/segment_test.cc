@@ -1,6 +1,7 @@
 #include "segment.h"
 
-#include <map>
+#include <set>
+#include <tuple>
 
 #include "check.h"
 #include "random_text.h"
@@ -11,17 +12,22 @@ namespace histospec {
 Words& next_of(Segment&);
 Words& position_of(Segment&);
 Words& from_of(Segment&);
+Words& to_of(Segment&);
 Words& first_of(Segment&);
-std::vector<Segment::Extent>& extents_of(Segment&);
-template <auto next, auto position, auto from, auto first, auto extents>
+SharedLengths& shared_of(Segment&);
+std::span<Segment::Extent>& extents_of(Segment&);
+template <auto next, auto position, auto from, auto to, auto first, auto shared, auto extents>
 struct Opened {
   friend Words& next_of(Segment& s) { return s.*next; }
   friend Words& position_of(Segment& s) { return s.*position; }
   friend Words& from_of(Segment& s) { return s.*from; }
+  friend Words& to_of(Segment& s) { return s.*to; }
   friend Words& first_of(Segment& s) { return s.*first; }
-  friend std::vector<Segment::Extent>& extents_of(Segment& s) { return s.*extents; }
+  friend SharedLengths& shared_of(Segment& s) { return s.*shared; }
+  friend std::span<Segment::Extent>& extents_of(Segment& s) { return s.*extents; }
 };
-template struct Opened<&Segment::next_, &Segment::position_, &Segment::from_, &Segment::first_, &Segment::extents_>;
+template struct Opened<&Segment::next_, &Segment::position_, &Segment::from_, &Segment::to_, &Segment::first_,
+                       &Segment::shared_, &Segment::extents_>;
 }  // namespace histospec
 
 using namespace histospec;
@@ -75,36 +81,62 @@ void check_round_trip(const std::vector<Response>& responses, const Segment& seg
   segment.check_integrity();
 }
 
-// Everything that can be asked about a context, for all orders.
-void check_context(const std::vector<Response>& responses, const Segment& segment, const Ladder& ladder,
-                   const std::vector<Token>& context) {
-  const auto places = occurrences(responses, context);
-  int depth = 0;
-  for (const auto& place : places) depth = std::max(depth, place.length);
-  CHECK_EQ(ladder.depth, depth);
-  for (int order = 1; order <= kMaxOrder; ++order) {
-    std::multimap<Token, std::int64_t> expected, found;
-    for (const auto& place : places) {
-      if (place.length >= order) expected.emplace(place.next, place.offset);
-    }
-    CHECK_EQ(ladder.size(order), expected.size());
-    if (ladder.size(order) == 0) continue;
-    const std::uint32_t low = ladder.low[order - 1], high = ladder.high[order - 1];
-    std::map<Token, std::uint32_t> counts;
-    for (std::uint32_t row = low; row < high; ++row) {
-      const std::uint32_t next = segment.next(row);
-      found.emplace(next == Segment::kSeparator ? testing::kNothing : segment.token(next), segment.offset(row));
-    }
-    const auto sorted = [](const std::multimap<Token, std::int64_t>& all) {
-      std::vector<std::pair<Token, std::int64_t>> pairs(all.begin(), all.end());
-      std::ranges::sort(pairs);
-      return pairs;
-    };
-    CHECK_EQ(sorted(found), sorted(expected));
-    for (const auto& [token, offset] : expected) {
-      if (token != testing::kNothing) CHECK_EQ(segment.count(low, high, segment.rank(token)), expected.count(token));
-    }
+// A row as the reference model sees it: how much of the context stands there, what followed, and where.
+using Seen = std::tuple<int, Token, std::int64_t>;
+
+std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
+  std::array<Neighbour, 2 * Segment::kNear> found;
+  const Segment::Near near = segment.neighbours(place, found);
+  CHECK(near.above >= 0 && near.above <= Segment::kNear && near.below >= 0 && near.below <= Segment::kNear);
+  return {found.begin(), found.begin() + near.above + near.below};
+}
+
+// One side of a place: its rows go outwards without a gap, and share less and less.
+void check_side(const Segment& segment, std::span<const Neighbour> side, std::uint32_t first, int step, int shared) {
+  CHECK_EQ(side.empty(), shared == 0);
+  for (std::size_t i = 0; i < side.size(); ++i) {
+    CHECK_EQ(side[i].row, first + static_cast<std::uint32_t>(step * static_cast<int>(i)));
+    CHECK(side[i].row < segment.rows());
+    CHECK(side[i].shared >= 1);
+    if (i == 0) CHECK_EQ(side[i].shared, shared);
+    if (i > 0) CHECK(side[i].shared <= side[i - 1].shared);
   }
+}
+
+// What is listed is there, with exactly so many tokens of the context before it. Where a side is not full, nothing on
+// that side was left out; where it is, what was left out shares no more than the last one listed. So of all places, the
+// ones left out share no more than the last of the full sides.
+void check_context(const std::vector<Response>& responses, const Segment& segment, const Place& place,
+                   const std::vector<Token>& context) {
+  std::array<Neighbour, 2 * Segment::kNear> found;
+  const Segment::Near near = segment.neighbours(place, found);
+  CHECK(near.above <= Segment::kNear && near.below <= Segment::kNear);
+  const std::span<const Neighbour> above(found.data(), near.above), below(found.data() + near.above, near.below);
+  check_side(segment, above, place.row - 1, -1, place.above);
+  check_side(segment, below, place.row, 1, place.below);
+
+  std::vector<Seen> left_out, listed;
+  int depth = 0;
+  for (const auto& o : occurrences(responses, context)) {
+    left_out.emplace_back(o.length, o.next, o.offset);
+    depth = std::max(depth, o.length);
+  }
+  CHECK_EQ(place.depth(), depth);
+  for (int i = 0; i < near.above + near.below; ++i) {
+    const std::uint32_t next = segment.next(found[i].row);
+    listed.emplace_back(found[i].shared, next == Segment::kSeparator ? testing::kNothing : segment.token(next),
+                        segment.offset(found[i].row));
+  }
+  for (const Seen& seen : listed) {
+    const auto known = std::ranges::find(left_out, seen);
+    CHECK(known != left_out.end());
+    left_out.erase(known);
+  }
+  int most = 0;
+  for (const auto& side : {above, below}) {
+    if (side.size() == Segment::kNear) most = std::max<int>(most, side.back().shared);
+  }
+  for (const auto& [shared, next, offset] : left_out) CHECK(shared <= most);
 }
 
 // A context worth asking about: often a piece of a response, sometimes bent.
@@ -146,6 +178,8 @@ TEST(finds_every_context_of_every_order) {
   }
 }
 
+// Extending is finding, as long as the context is no longer than what find() looks at. Of a longer one, extending knows
+// more: among the rows that share all of kMaxOrder tokens, its place is nearest to those that share even more.
 TEST(extending_is_finding) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     check::subject = "seed " + std::to_string(seed);
@@ -153,21 +187,66 @@ TEST(extending_is_finding) {
     const auto responses = random_responses(random);
     const auto segment = build(responses);
     std::vector<Token> context;
-    Ladder ladder;
-    for (int i = 0; i < 60; ++i) {
-      // Mostly what did follow, so that ladders grow to their full depth and beyond.
+    Place place = segment->find({});
+    for (int i = 0; i < 80; ++i) {
+      // Mostly what did follow, so that matches grow to their full depth and beyond.
       const auto places = occurrences(responses, context);
       const Token followed = places.empty() ? testing::kNothing : places[random.below(places.size())].next;
       context.push_back(followed == testing::kNothing || random.one_in(20) ? static_cast<Token>(random.below(4))
                                                                            : followed);
-      segment->extend(ladder, context.back());
-      const Ladder found = segment->find(context);
-      CHECK_EQ(ladder.depth, found.depth);
-      for (int k = 0; k < ladder.depth; ++k) {
-        CHECK_EQ(ladder.low[k], found.low[k]);
-        CHECK_EQ(ladder.high[k], found.high[k]);
+      segment->extend(place, context.back());
+      const Place found = segment->find(context);
+      CHECK_EQ(place.depth(), found.depth());
+      if (context.size() <= kMaxOrder) {
+        CHECK_EQ(place.row, found.row);
+        CHECK_EQ(place.above, found.above);
+        CHECK_EQ(place.below, found.below);
       }
-      if (i % 10 == 0) check_context(responses, *segment, ladder, context);
+      check_context(responses, *segment, place, context);
+      if (context.size() > kMaxOrder) check_context(responses, *segment, found, context);
+    }
+  }
+}
+
+TEST(a_token_it_does_not_have_ends_every_match) {
+  const std::vector<Response> responses = {{{}, {1, 2, 3, 1, 2, 3}, {}, 0}};
+  const auto segment = build(responses);
+  Place place = segment->find(std::vector<Token>{1, 2, 3});
+  CHECK_EQ(place.depth(), 3);
+  segment->extend(place, 77);
+  CHECK_EQ(place.depth(), 0);
+  CHECK(neighbours(*segment, place).empty());
+  segment->extend(place, 2);
+  CHECK_EQ(place.depth(), 1);
+}
+
+TEST(matches_are_counted_up_to_the_largest_order) {
+  for (std::size_t size : {31u, 32u, 33u, 64u, 200u}) {
+    std::vector<Token> text(size);
+    for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<Token>(i);
+    const std::vector<Response> responses = {{{}, text, {}, 0}, {{}, text, {}, 0}};
+    const auto segment = build(responses);
+    Place place = segment->find({});
+    for (std::size_t i = 0; i < size; ++i) {
+      segment->extend(place, text[i]);
+      const auto expected = static_cast<int>(std::min<std::size_t>(i + 1, kMaxOrder));
+      CHECK_EQ(place.depth(), expected);
+      const auto near = neighbours(*segment, place);
+      CHECK_EQ(near.size(), 2u);
+      for (const Neighbour& n : near) CHECK_EQ(n.shared, expected);
+    }
+  }
+}
+
+// A context that is shorter than what the rows around it share, among rows that share everything.
+TEST(short_contexts_among_long_repeats) {
+  for (std::size_t copies : {1u, 2u, 9u}) {
+    const std::vector<Response> responses(copies, {{}, std::vector<Token>(100, 5), {}, 0});
+    const auto segment = build(responses);
+    Place place = segment->find({});
+    for (std::size_t size = 1; size <= 80; ++size) {
+      segment->extend(place, 5);
+      check_context(responses, *segment, place, std::vector<Token>(size, 5));
     }
   }
 }
@@ -175,18 +254,34 @@ TEST(extending_is_finding) {
 TEST(no_response_continues_another) {
   const std::vector<Response> responses = {{{}, {1, 2, 3}, {}, 0}, {{}, {4, 5}, {}, 0}, {{9}, {1, 2}, {}, 0}};
   const auto segment = build(responses);
-  CHECK_EQ(segment->find(std::vector<Token>{3, 4}).depth, 1);
-  CHECK_EQ(segment->find(std::vector<Token>{2, 1}).depth, 1);  // around the end of the circle
-  CHECK_EQ(segment->find(std::vector<Token>{9, 1, 2}).depth, 3);
+  CHECK_EQ(segment->find(std::vector<Token>{3, 4}).depth(), 1);
+  CHECK_EQ(segment->find(std::vector<Token>{2, 1}).depth(), 1);  // around the end of the circle
+  CHECK_EQ(segment->find(std::vector<Token>{9, 1, 2}).depth(), 3);
+}
+
+// Contexts that are equal up to the beginning of their responses must not seem to share what is before it.
+TEST(nothing_is_shared_across_beginnings) {
+  const std::vector<Response> responses(20, {{}, {1, 2}, {}, 0});
+  const auto segment = build(responses);
+  const Place place = segment->find(std::vector<Token>{1, 2});
+  for (const Neighbour& n : neighbours(*segment, place)) CHECK_EQ(n.shared, 2);
+  check_context(responses, *segment, place, {1, 2, 1, 2});
+  check_context(responses, *segment, segment->find(std::vector<Token>{1, 2, 1, 2}), {1, 2, 1, 2});
 }
 
 TEST(masked_tokens_are_context_but_never_next) {
   const std::vector<Response> responses = {{{1}, {2, 3, 4, 2, 3, 5}, {1, 0, 1, 1, 1, 0}, 7}};
   const auto segment = build(responses);
-  const Ladder ladder = segment->find(std::vector<Token>{2});
-  CHECK_EQ(ladder.size(1), 2u);
-  CHECK_EQ(segment->count(ladder.low[0], ladder.high[0], segment->rank(3)), 1u);
-  CHECK_EQ(segment->find(std::vector<Token>{2, 3}).size(2), 2u);
+  const auto next = [&](const std::vector<Token>& context) {
+    std::multiset<Token> out;
+    for (const Neighbour& n : neighbours(*segment, segment->find(context))) {
+      const std::uint32_t rank = segment->next(n.row);
+      out.insert(rank == Segment::kSeparator ? testing::kNothing : segment->token(rank));
+    }
+    return out;
+  };
+  CHECK_EQ(next({2}), (std::multiset<Token>{testing::kNothing, 3}));
+  CHECK_EQ(next({2, 3}), (std::multiset<Token>{testing::kNothing, 4}));
   check_round_trip(responses, *segment);
 }
 
@@ -200,20 +295,7 @@ TEST(words_widen_at_65536) {
     check_round_trip(responses, *segment);
     for (int i = 0; i < 3; ++i) {
       const std::vector<Token> context = random_context(random, responses);
-      const Ladder ladder = segment->find(context);
-      const auto places = occurrences(responses, context);
-      for (int order = 1; order <= kMaxOrder; ++order) {
-        const auto n = std::ranges::count_if(places, [order](const auto& place) { return place.length >= order; });
-        CHECK_EQ(ladder.size(order), static_cast<std::uint32_t>(n));
-        if (n == 0) continue;
-        // Wide intervals are counted by search, narrow ones by scanning: both must say the same as looking.
-        std::map<Token, std::uint32_t> naive;
-        for (const auto& place : places) naive[place.next] += place.length >= order;
-        for (const auto& [token, count] : naive) {
-          if (token == testing::kNothing) continue;
-          CHECK_EQ(segment->count(ladder.low[order - 1], ladder.high[order - 1], segment->rank(token)), count);
-        }
-      }
+      check_context(responses, *segment, segment->find(context), context);
     }
   }
 }
@@ -232,7 +314,9 @@ TEST(nothing_at_all) {
   segment->check_integrity();
   CHECK_EQ(segment->responses().size(), 0u);
   CHECK_EQ(segment->rank(5), Segment::kSeparator);
-  CHECK_EQ(segment->find(std::vector<Token>{1, 2}).depth, 0);
+  const Place place = segment->find(std::vector<Token>{1, 2});
+  CHECK_EQ(place.depth(), 0);
+  CHECK(neighbours(*segment, place).empty());
   const std::vector<Response> empty = {{{}, {}, {}, 1}, {{}, {}, {}, 2}};
   check_round_trip(empty, *build(empty));
 }
@@ -255,7 +339,7 @@ TEST(integrity_check_sees_damage) {
   Random random(1);
   const std::vector<Response> responses = {{{1, 2}, random.text(200, 5), {}, 1}, {{1, 2}, random.text(200, 5), {}, 2}};
   std::size_t damages = 0;
-  for (auto* words : {&next_of, &position_of, &from_of, &first_of}) {
+  for (auto* words : {&next_of, &position_of, &from_of, &to_of, &first_of}) {
     for (int i = 0; i < 40; ++i) {
       const auto segment = std::const_pointer_cast<Segment>(build(responses));
       Words& damaged = words(*segment);
@@ -265,6 +349,13 @@ TEST(integrity_check_sees_damage) {
       check::subject = "damage " + std::to_string(damages++) + " at " + std::to_string(at);
       CHECK_THROWS(std::logic_error, segment->check_integrity());
     }
+  }
+  for (int i = 0; i < 40; ++i) {
+    const auto segment = std::const_pointer_cast<Segment>(build(responses));
+    const auto row = static_cast<std::uint32_t>(random.below(segment->rows()));
+    shared_of(*segment).set(row, shared_of(*segment)[row] ^ static_cast<int>(1 + random.below(2)));
+    check::subject = "what rows share, at " + std::to_string(row);
+    CHECK_THROWS(std::logic_error, segment->check_integrity());
   }
   const auto segment = std::const_pointer_cast<Segment>(build(responses));
   ++extents_of(*segment)[0].end;

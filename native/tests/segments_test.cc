@@ -100,7 +100,7 @@ TEST(segments_stay_few) {
     for (int step = 0; step < 300; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
       tokens += fresh[0].tokens.size();
-      segments = with_segment(*segments, segment_of(fresh), 8, evicted, growth);
+      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.growth = growth});
       CHECK(segments->size() <= static_cast<std::size_t>(std::bit_width(tokens)));
       for (std::size_t s = 1; s < segments->size(); ++s) {
         CHECK((*segments)[s - 1]->tokens() >= growth * (*segments)[s]->tokens());
@@ -108,6 +108,31 @@ TEST(segments_stay_few) {
     }
     CHECK_EQ(evicted, 0u);
     CHECK_EQ(all_of(*segments).size(), 300u);
+  }
+}
+
+TEST(merging_stops_at_the_largest) {
+  for (std::size_t largest : {0u, 50u, 500u}) {
+    auto segments = std::make_shared<const Segments>();
+    std::size_t evicted = 0, merged = 0;
+    Random random(largest);
+    for (int step = 0; step < 200; ++step) {
+      const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
+      const std::size_t before = segments->size();
+      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {2, largest});
+      merged += segments->size() <= before;
+      for (std::size_t s = 0; s < segments->size(); ++s) {
+        const Segment& segment = *(*segments)[s];
+        CHECK(segment.tokens() <= largest || segment.extents().size() == 1);
+      }
+      // The newest neighbours stay apart only for one of the two reasons.
+      if (segments->size() < 2) continue;
+      const std::size_t newer = segments->back()->tokens(), older = (*segments)[segments->size() - 2]->tokens();
+      CHECK(older >= 2 * newer || older + newer > largest);
+    }
+    CHECK_EQ(merged > 0, largest > 0);
+    CHECK_EQ(evicted, 0u);
+    CHECK_EQ(all_of(*segments).size(), 200u);
   }
 }
 

@@ -1,6 +1,6 @@
 #include "sources.h"
 
-#include <set>
+#include <map>
 
 #include "check.h"
 #include "random_text.h"
@@ -11,10 +11,6 @@ using testing::occurrences;
 using testing::Random;
 
 namespace {
-
-constexpr int kAlignedOrder = 3;
-constexpr std::int64_t kAlignedWindow = 12;
-constexpr std::size_t kAlignedRows = 16;  // beyond, a sample
 
 struct Corpus {
   std::vector<std::vector<Response>> texts;  // one entry a segment
@@ -44,93 +40,69 @@ Corpus random_corpus(Random& random) {
   return corpus;
 }
 
-Candidates candidates_of(std::initializer_list<Token> tokens) {
-  Candidates candidates;
-  for (Token token : tokens) candidates.vote(token, 1);
-  candidates.elect();
-  return candidates;
+// How many witnesses each token has; those of no token, or of one too many, under kNothing.
+std::map<Token, std::size_t> counts(const Evidence& evidence) {
+  std::map<Token, std::size_t> out;
+  evidence.each([&](const Tally& tally) {
+    if (tally.count > 0) out[tally.token] += static_cast<std::size_t>(tally.count);
+  });
+  return out;
 }
 
-// A sample of what is there: all of it where that is little, never more, and no order without rows.
-void check_counts(const Counts& counts, const Counts& all, std::size_t segments) {
-  std::uint32_t longer = 0;
-  for (int a = kOrderCount; a-- > 0;) {
-    CHECK(counts.total[a] <= all.total[a]);
-    CHECK(counts.total[a] >= std::min(all.total[a], HistorySource::kNearRows));
-    CHECK(counts.total[a] >= longer);
-    CHECK(counts.total[a] <= longer + segments * 2 * HistorySource::kNearRows);
-    if (all.total[0] <= HistorySource::kNearRows) CHECK_EQ(counts.total[a], all.total[a]);
-    std::uint32_t named = 0, all_named = 0;
-    for (int c = 0; c < kMaxCandidates; ++c) {
-      CHECK(counts.of[a][c] <= all.of[a][c]);
-      named += counts.of[a][c];
-      all_named += all.of[a][c];
-    }
-    CHECK(named <= counts.total[a]);
-    CHECK(counts.total[a] - named <= all.total[a] - all_named);  // the others
-    longer = counts.total[a];
-  }
-}
-
-void check_evidence(const Corpus& corpus, const HistorySource& source, Tokens context, std::int64_t offset) {
-  Evidence evidence;
-  evidence.candidates = candidates_of({0, 1, 3, 77});
-  source.count(evidence.candidates, evidence.counts[kHistory]);
-  source.count_aligned(offset, evidence);
-
-  Counts expected;
-  std::uint32_t aligned_total = 0;
-  std::array<std::uint32_t, kMaxCandidates> aligned{};
+// Every witness was there. Those that were left out had nearer ones in their segment, and enough of them.
+void check_history(const Corpus& corpus, const HistorySource& source, Tokens context, std::int64_t offset) {
   int depth = 0;
-  bool sampled = false;
-  for (const auto& responses : corpus.texts) {
-    std::size_t rows = 0;
-    for (const auto& place : occurrences(responses, context)) {
-      depth = std::max(depth, place.length);
-      for (int a = 0; a < kOrderCount && kOrders[a] <= place.length; ++a) {
-        ++expected.total[a];
-        for (int c = 0; c < kMaxCandidates; ++c) expected.of[a][c] += place.next == evidence.candidates[c];
-      }
-      if (place.length < kAlignedOrder) continue;
-      ++rows;
-      if (place.next == testing::kNothing || std::abs(place.offset - offset) > kAlignedWindow) continue;
-      ++aligned_total;
-      for (int c = 0; c < kMaxCandidates; ++c) aligned[c] += place.next == evidence.candidates[c];
+  std::size_t heard_alone = 0;
+  for (std::size_t s = 0; s < corpus.texts.size(); ++s) {
+    const auto segment = std::make_shared<const Segments>(1, (*corpus.segments)[s]);
+    HistorySource alone;
+    alone.reset(segment, context);
+    Evidence evidence;
+    alone.testify(kHistory, offset, evidence);
+    std::map<Token, std::size_t> there;
+    std::size_t all = 0, heard = 0;
+    int longest = 0;
+    for (const auto& place : occurrences(corpus.texts[s], context)) {
+      ++there[place.next];
+      ++all;
+      longest = std::max(longest, place.length);
     }
-    sampled = sampled || rows > kAlignedRows;
+    // There are fewer letters than names, so nobody is a token too many.
+    for (const auto& [token, count] : counts(evidence)) {
+      CHECK(count <= there[token]);
+      heard += count;
+    }
+    CHECK(heard >= std::min<std::size_t>(all, Segment::kNear));
+    CHECK(heard <= 2 * Segment::kNear);
+    if (all <= Segment::kNear) CHECK_EQ(counts(evidence), there);
+    CHECK_EQ(evidence.matched(kHistory), kLevelOf[longest]);
+    int shared = 0;
+    evidence.each([&](const Tally& tally) {
+      shared = std::max<int>(shared, tally.shared);
+      CHECK(tally.at_level <= tally.count);
+      CHECK(tally.all() <= static_cast<float>(kMaxOrder) * tally.count);
+      CHECK_EQ(tally.all() > 0, tally.count > 0);
+      CHECK(tally.aligned >= 0 && tally.aligned <= tally.all() * 1.0001f);
+    });
+    CHECK_EQ(shared, longest);
+    depth = std::max(depth, longest);
+    heard_alone += heard;
   }
   CHECK_EQ(source.depth(), depth);
-  check_counts(evidence.counts[kHistory], expected, corpus.texts.size());
-  if (!sampled) {
-    CHECK_EQ(evidence.aligned_total, aligned_total);
-    CHECK_EQ(evidence.aligned, aligned);
-  } else {
-    CHECK(evidence.aligned_total <= aligned_total);
-  }
-}
-
-void check_proposals(const Corpus& corpus, const HistorySource& source, Tokens context) {
-  Candidates candidates;
-  source.propose(candidates);
-  candidates.elect();
-  std::set<Token> possible;
-  std::size_t places = 0;
-  for (const auto& responses : corpus.texts) {
-    for (const auto& place : occurrences(responses, context)) {
-      ++places;
-      if (place.next != testing::kNothing) possible.insert(place.next);
-    }
-  }
-  for (int c = 0; c < candidates.size(); ++c) CHECK(possible.contains(candidates[c]));
-  // Where all places are looked at, nothing is overlooked.
-  if (places <= 3) {
-    CHECK_EQ(static_cast<std::size_t>(candidates.size()), std::min<std::size_t>(possible.size(), kMaxCandidates));
-  }
+  // And all of them together: each segment says what it says alone, for the source that was asked for.
+  Evidence together;
+  source.testify(kNamespace, offset, together);
+  std::size_t heard = 0;
+  for (const auto& [token, count] : counts(together)) heard += count;
+  CHECK_EQ(heard, heard_alone);
+  CHECK_EQ(together.matched(kNamespace), kLevelOf[depth]);
+  CHECK_EQ(together.matched(kHistory), 0);
+  together.each([&](const Tally& tally) { CHECK_EQ(tally.aligned, 0.0f); });
 }
 
 }  // namespace
 
-TEST(history_counts_what_is_there) {
+TEST(history_testifies_what_is_there) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     check::subject = "seed " + std::to_string(seed);
     Random random(seed);
@@ -158,13 +130,66 @@ TEST(history_counts_what_is_there) {
       source.advance(came.size());
       source.follow(corpus.segments, context);
       source.catch_up(context);
-      check_evidence(corpus, source, context, static_cast<std::int64_t>(random.below(60)));
-      check_proposals(corpus, source, context);
+      check_history(corpus, source, context, static_cast<std::int64_t>(random.below(60)));
     }
   }
 }
 
-TEST(live_evidence_is_what_was_found) {
+// What was there stays as it was while a source does not follow; then it looks at what is there now.
+// Who asks rarely may look at less of the context, and never claims more.
+TEST(a_source_without_patience_starts_anew) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    const Corpus corpus = random_corpus(random);
+    const std::size_t patience = random.between(1, 10);
+    HistorySource source(patience);
+    source.reset(corpus.segments, {});
+    std::vector<Token> context;
+    std::size_t seen = 0;  // of the context's end
+    for (int i = 0; i < 30; ++i) {
+      const std::vector<Token> came = random.text(random.below(2 * patience), 5);
+      context.insert(context.end(), came.begin(), came.end());
+      source.advance(came.size());
+      seen = came.size() > patience ? patience : seen + came.size();
+      const Tokens tail = Tokens(context).last(std::min<std::size_t>(context.size(), kMaxOrder));
+      source.catch_up(tail);
+      int depth = 0;
+      for (const auto& responses : corpus.texts) {
+        for (const auto& place : occurrences(responses, Tokens(context).last(std::min(context.size(), seen)))) {
+          depth = std::max(depth, place.length);
+        }
+      }
+      CHECK_EQ(source.depth(), depth);
+    }
+  }
+}
+
+TEST(segments_that_are_gone_are_not_looked_at) {
+  const std::vector<Token> old_text = {1, 2, 3}, new_text = {1, 2, 4}, context = {1, 2};
+  const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
+  auto segments = std::make_shared<const Segments>(1, Segment::build(old_views));
+  HistorySource source;
+  source.reset(segments, context);
+  const auto next = [&] {
+    Evidence evidence;
+    source.testify(kHistory, 0, evidence);
+    evidence.elect(0);
+    std::vector<Token> tokens;
+    for (Evidence::Name name : evidence.candidates()) tokens.push_back(evidence[name].token);
+    return tokens;
+  };
+  CHECK_EQ(next(), std::vector<Token>{3});
+  segments = std::make_shared<const Segments>(1, Segment::build(new_views));  // the old ones die here
+  source.follow(segments, context);
+  CHECK_EQ(next(), std::vector<Token>{4});
+  segments = std::make_shared<const Segments>();
+  source.follow(segments, context);
+  CHECK_EQ(next(), std::vector<Token>());
+  CHECK_EQ(source.depth(), 0);
+}
+
+TEST(live_witnesses_are_what_was_found) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     check::subject = "seed " + std::to_string(seed);
     Random random(seed);
@@ -179,30 +204,21 @@ TEST(live_evidence_is_what_was_found) {
       context.insert(context.end(), mine.begin(), mine.end());
       std::array<LiveText::Match, LiveText::kCandidates> matches;
       const int found = live.find(own, context, matches);
-      LiveSource source(live, own);
-      source.find(context);
       Evidence evidence;
-      evidence.candidates = candidates_of({0, 1, 2});
-      source.count(evidence);
-      std::array<Counts, kSourceCount> expected{};
-      std::set<Token> possible;
+      LiveSource(live, own).testify(context, evidence);
+      std::map<Token, std::size_t> expected;
+      std::array<int, kSourceCount> longest{};
       for (int m = 0; m < found; ++m) {
-        possible.insert(matches[m].next);
-        Counts& counts = expected[matches[m].own ? kOwn : kSiblings];
-        for (int a = 0; a < kOrderCount && kOrders[a] <= matches[m].length; ++a) {
-          ++counts.total[a];
-          for (int c = 0; c < 3; ++c) counts.of[a][c] += matches[m].next == evidence.candidates[c];
-        }
+        ++expected[matches[m].next];
+        int& length = longest[matches[m].own ? kOwn : kSiblings];
+        length = std::max(length, matches[m].length);
       }
-      for (int s = 0; s < kSourceCount; ++s) {
-        CHECK_EQ(evidence.counts[s].total, expected[s].total);
-        for (int a = 0; a < kOrderCount; ++a) CHECK_EQ(evidence.counts[s].of[a], expected[s].of[a]);
-      }
-      Candidates candidates;
-      source.propose(candidates);
-      candidates.elect();
-      CHECK_EQ(static_cast<std::size_t>(candidates.size()), std::min<std::size_t>(possible.size(), kMaxCandidates));
-      for (int c = 0; c < candidates.size(); ++c) CHECK(possible.contains(candidates[c]));
+      CHECK_EQ(counts(evidence), expected);
+      for (Source s : {kHistory, kOwn, kSiblings, kNamespace}) CHECK_EQ(evidence.matched(s), kLevelOf[longest[s]]);
+      evidence.each([](const Tally& tally) {
+        CHECK_EQ(tally.votes[kHistory] + tally.votes[kNamespace] + tally.aligned, 0.0f);
+        CHECK_EQ(tally.all() > 0, tally.count > 0);
+      });
     }
   }
 }
@@ -214,19 +230,6 @@ TEST(the_tail_of_a_context) {
     CHECK(std::ranges::equal(tail.tokens(), Tokens(all).last(std::min<std::size_t>(all.size(), kMaxOrder))));
     tail.push(token);
     all.push_back(token);
-  }
-}
-
-TEST(candidates_are_elected_by_votes) {
-  Candidates candidates;
-  for (Token token = 0; token < 30; ++token) candidates.vote(token % 10, static_cast<float>(token % 7));
-  candidates.elect();
-  std::array<float, 10> votes{};
-  for (Token token = 0; token < 30; ++token) votes[token % 10] += static_cast<float>(token % 7);
-  CHECK_EQ(candidates.size(), kMaxCandidates);
-  for (int c = 0; c < kMaxCandidates; ++c) {
-    const auto better = std::ranges::count_if(votes, [&](float v) { return v > votes[candidates[c]]; });
-    CHECK(better <= c);
   }
 }
 

@@ -225,7 +225,7 @@ def test_a_dearer_token_makes_no_draft_longer() -> None:
     lengths = []
     for cost in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 1.0):
         tokens, _, probs = e.step(i64(s), i32(), i64(0, 0), verify_cost=cost)
-        assert (np.cumprod(probs) >= np.float32(cost) * 2.2 - 1e-6).all()
+        assert (np.cumprod(probs) >= np.float32(cost) - 1e-6).all(), "a token that costs more than it brings"
         lengths.append(len(tokens))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] == 16

@@ -1,11 +1,12 @@
 // The engine of one shard: history, live text and drafts of all its namespaces.
 //
 // Threads. Every method may be called from any thread. One mutex guards the maps, the sessions and the live text; it is
-// taken once a call, and a step holds it for the whole batch. Segments are immutable and are built outside of it: by
-// the caller of ingest(), and by one builder thread for responses that were committed by sessions. A step therefore
-// never waits for an index to be built.
+// taken once a call, in the order in which the calls come, and a step holds it for the whole batch. Segments are
+// immutable and are built outside of it: by the caller of ingest(), and by one builder thread for responses that were
+// committed by sessions. A step therefore never waits for an index to be built.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,8 @@
 namespace histospec {
 
 using SessionId = std::int64_t;
+
+inline constexpr int kMaxThreads = 64;
 
 // The longest draft that may be asked for.
 inline constexpr int kMaxDraft = 1024;
@@ -37,9 +41,19 @@ struct EngineOptions {
   std::size_t memory_bytes = std::size_t{8} << 30;
   // The sliding window: how many of the newest epochs of a problem are kept.
   int history_epochs = 8;
-  // How much text the index over all problems of a namespace holds, in tokens of about 7 bytes. 0: none. More helps
-  // where problems share text (tool calls, code), and in the first epoch.
-  std::size_t namespace_tokens = std::size_t{1} << 22;
+  // How many threads draft for one batch. What they draft does not depend on it.
+  int threads = 1;
+  // How much text the index over all problems of a namespace holds, in tokens of about 17 bytes. 0: none. More helps
+  // where problems share text (tool calls, code), and in the first epoch; each step looks it up, too.
+  std::size_t namespace_tokens = std::size_t{1} << 19;
+};
+
+// Where a drafted token came from: where the witness for it stands that shares the most with the context.
+inline constexpr std::array<const char*, 4> kSourceNames = {"history", "own", "siblings", "namespace"};
+
+struct SourceStats {
+  std::uint64_t draft_tokens = 0;
+  std::uint64_t accepted_tokens = 0;
 };
 
 struct NamespaceStats {
@@ -56,6 +70,7 @@ struct NamespaceStats {
   std::uint64_t history_responses = 0;
   std::uint64_t history_tokens = 0;
   std::int64_t newest_epoch = 0;
+  std::array<SourceStats, kSourceNames.size()> sources;
 };
 
 struct StepRequest {
@@ -91,13 +106,16 @@ class Engine {
   void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
               const std::string& id = {});
 
-  // Starts a session behind `prompt`; `generated` is what it generated before. The siblings of a session are the other
-  // open sessions of its problem. Throws std::invalid_argument.
+  // Starts a session behind `prompt`; `generated` is what it generated before. Without an id, a prompt that is not
+  // known may be a later turn of a problem: it begins with the prompt of the problem, and goes on as one of its
+  // responses began. Then the session belongs to the problem with the longest such prompt, and so will its response.
+  // The siblings of a session are the other open sessions of its problem. Throws std::invalid_argument.
   SessionId open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {});
 
   // Appends what each session generated, learns from it, and drafts. Where `positions` says that a session has some of
   // the tokens already, only the rest is appended. Throws UnknownSession or std::invalid_argument and changes nothing.
-  StepResult step(const StepRequest& request);
+  // `result` is overwritten; one that is used again needs no new memory.
+  void step(const StepRequest& request, StepResult& result);
 
   // Ends a session. With `commit` its generated tokens join the history of its problem at once, and in the epoch given,
   // else in the newest one of the namespace. Throws UnknownSession.
@@ -105,6 +123,9 @@ class Engine {
 
   // Generated tokens of each session; -1 where it is unknown.
   std::vector<std::int64_t> lengths(std::span<const SessionId> sessions) const;
+  // How many tokens of the session's prompt name its problem: all of them, or, in a later turn, fewer. Throws
+  // UnknownSession.
+  std::size_t prompt_length(SessionId session) const;
   // Throws UnknownSession.
   std::vector<Token> generated(SessionId session) const;
 
@@ -116,6 +137,11 @@ class Engine {
                                   std::span<const double> quantiles, const std::string& id = {}) const;
   // 0 where nothing is known.
   std::int64_t newest_epoch(const std::string& name) const;
+
+  // What the namespace's estimator has learned, for restore_estimator() in another process; empty: nothing yet.
+  std::string estimator(const std::string& name) const;
+  // Throws std::invalid_argument and changes nothing if it is not such a state.
+  void restore_estimator(const std::string& name, std::string_view state);
 
   // Forgets the history of the namespace; its sessions go on. Returns the number of responses forgotten.
   std::uint64_t drop_namespace(const std::string& name);

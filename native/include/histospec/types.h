@@ -12,7 +12,10 @@ using Token = std::int32_t;
 using Tokens = std::span<const Token>;
 
 // The longest context, in tokens, that any source looks at.
-inline constexpr int kMaxOrder = 16;
+inline constexpr int kMaxOrder = 32;
+
+// The end of a text, as much of it as any source looks at.
+inline Tokens tail(Tokens text) { return text.size() > kMaxOrder ? text.last(kMaxOrder) : text; }
 
 // A response on its way into the index. `head` is the end of the prompt (its last kMaxOrder tokens are enough): the
 // first tokens of a response are predicted from it.

@@ -1,0 +1,34 @@
+// A mutex that is handed over in the order in which it was asked for. A plain one goes to whoever comes by when it is
+// free: a worker that steps without a pause would then keep everybody else out.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+namespace histospec {
+
+class FairMutex {
+ public:
+  void lock() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const std::uint64_t ticket = next_++;
+    turn_.wait(guard, [&] { return ticket == serving_; });
+  }
+  void unlock() {
+    bool waiting;
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      waiting = ++serving_ != next_;
+    }
+    if (waiting) turn_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable turn_;
+  std::uint64_t next_ = 0;
+  std::uint64_t serving_ = 0;
+};
+
+}  // namespace histospec

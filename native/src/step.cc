@@ -1,0 +1,128 @@
+// A step: every session appends what it generated, the estimators learn from it, and every session drafts.
+#include <algorithm>
+
+#include "checks.h"
+#include "state.h"
+
+namespace histospec {
+
+static_assert(kSourceNames.size() == kSourceCount);
+
+namespace {
+
+void check_step(const StepRequest& r) {
+  const std::size_t batch = r.sessions.size();
+  if (r.offsets.size() != batch + 1) {
+    throw std::invalid_argument("new_offsets: has " + std::to_string(r.offsets.size()) + " entries, must have " +
+                                std::to_string(batch + 1) + " (one more than sessions)");
+  }
+  if (r.offsets[0] != 0 || r.offsets[batch] != static_cast<std::int64_t>(r.tokens.size()) ||
+      !std::ranges::is_sorted(r.offsets)) {
+    throw std::invalid_argument("new_offsets: must ascend from 0 to the number of new_tokens, " +
+                                std::to_string(r.tokens.size()));
+  }
+  if (!r.positions.empty() && r.positions.size() != batch) {
+    throw std::invalid_argument("positions: has " + std::to_string(r.positions.size()) + " entries, must have " +
+                                std::to_string(batch) + " (one a session)");
+  }
+  if (r.max_tokens < 0 || r.max_tokens > kMaxDraft) {
+    throw std::invalid_argument("max_tokens: is " + std::to_string(r.max_tokens) + ", must lie in [0, " +
+                                std::to_string(kMaxDraft) + "]");
+  }
+  if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
+  require_tokens("new_tokens", r.tokens);
+}
+
+}  // namespace
+
+// The sessions of the request, checked. They are good until the lock is released.
+std::span<Session* const> Engine::State::batch_of(const StepRequest& request) {
+  batch_.clear();
+  ++step_;
+  for (std::size_t b = 0; b < request.sessions.size(); ++b) {
+    Session& session = this->session(request.sessions[b]);
+    if (session.step == step_) {
+      throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
+    }
+    session.step = step_;
+    const std::int64_t held = session.view.generated;
+    if (!request.positions.empty() && (request.positions[b] < 0 || request.positions[b] > held)) {
+      throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
+                                  ", but the session has " + std::to_string(held) + " generated tokens");
+    }
+    batch_.push_back(&session);
+  }
+  return batch_;
+}
+
+void Engine::State::append(Session& session, Tokens came) {
+  if (came.empty()) return;
+  Viewpoint& view = session.view;
+  NamespaceStats& counters = session.space->counters;
+  const int accepted = learn(session.space->estimator, session.draft, came, view);
+  counters.accepted_tokens += accepted;
+  for (int i = 0; i < accepted; ++i) ++counters.sources[session.draft.predictions[i].source].accepted_tokens;
+  session.draft.clear();
+  change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
+  counters.generated_tokens += came.size();
+  for (Token token : came) view.context.push(token);
+  view.generated += static_cast<std::int64_t>(came.size());
+  view.history.advance(came.size());
+  view.elsewhere.advance(came.size());
+}
+
+// What the sessions share is only read here, so that they may draft at the same time.
+void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limits) {
+  // Sessions of one problem, one after the other, find its index in the cache.
+  order_.resize(batch.size());
+  for (std::size_t b = 0; b < batch.size(); ++b) order_[b] = static_cast<std::uint32_t>(b);
+  std::ranges::sort(order_, {}, [&](std::uint32_t b) { return std::pair(batch[b]->problem.get(), b); });
+  workers_.run(batch.size(), [&](std::size_t first, std::size_t last) {
+    for (std::size_t i = first; i < last; ++i) {
+      Session& session = *batch[order_[i]];
+      Viewpoint& view = session.view;
+      view.history.follow(session.problem->segments, view.context.tokens());
+      view.elsewhere.follow(session.space->index.segments(), view.context.tokens());
+      view.history.catch_up(view.context.tokens());
+      session.ahead = view;
+      draft(session.ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, limits,
+            session.draft);
+    }
+  });
+}
+
+void Engine::step(const StepRequest& request, StepResult& result) {
+  check_step(request);
+  result.tokens.clear();
+  result.probabilities.clear();
+  result.offsets.assign(1, 0);
+  State::Lock lock(state_->mutex);
+  const std::span<Session* const> batch = state_->batch_of(request);
+  // First all sessions append and teach, in order; then all draft, from the same knowledge.
+  for (std::size_t b = 0; b < batch.size(); ++b) {
+    Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
+    if (!request.positions.empty()) {
+      const auto known = static_cast<std::size_t>(batch[b]->view.generated - request.positions[b]);
+      came = came.subspan(std::min(known, came.size()));
+    }
+    state_->append(*batch[b], came);
+  }
+  if (request.max_tokens > 0) state_->draft_all(batch, {request.max_tokens, request.verify_cost});
+  for (Session* session : batch) {
+    if (request.max_tokens > 0) {
+      const Draft& draft = session->draft;
+      NamespaceStats& counters = session->space->counters;
+      ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
+      counters.draft_tokens += draft.tokens.size();
+      for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
+        ++counters.sources[draft.predictions[i].source].draft_tokens;
+      }
+      result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
+      result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
+    }
+    result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
+  }
+  state_->enforce_budget();
+}
+
+}  // namespace histospec

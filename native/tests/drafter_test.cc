@@ -1,0 +1,173 @@
+#include "drafter.h"
+
+#include <set>
+
+#include "check.h"
+#include "random_text.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+// A session in the middle of its text, with a history, siblings, and other problems of its namespace.
+struct Scene {
+  explicit Scene(std::uint64_t seed) {
+    Random random(seed);
+    const std::size_t alphabet = random.between(2, 12);
+    const std::vector<Token> prompt = random.text(random.between(1, 40), alphabet);
+    for (auto* part : {&history, &elsewhere}) {
+      Segments segments;
+      for (std::size_t n = random.below(3); n > 0; --n) {
+        const std::vector<Token> text = random.text(random.below(300), alphabet);
+        const std::vector<ResponseView> views = {{prompt, text, {}, 0}};
+        segments.push_back(Segment::build(views));
+      }
+      *part = std::make_shared<const Segments>(segments);
+    }
+    own = live.open(prompt);
+    live.append(live.open(prompt), random.text(random.below(200), alphabet));
+    const std::vector<Token> generated = random.text(random.below(100), alphabet);
+    live.append(own, generated);
+    for (Token token : prompt) view.context.push(token);
+    for (Token token : generated) view.context.push(token);
+    view.generated = static_cast<std::int64_t>(generated.size());
+    view.history.reset(history, view.context.tokens());
+    view.elsewhere.reset(elsewhere, view.context.tokens());
+    for (Token token = 0; token < static_cast<Token>(alphabet); ++token) tokens.insert(token);
+  }
+
+  Draft draft(int max_tokens, float verify_cost) {
+    Viewpoint ahead = view;
+    Draft out;
+    histospec::draft(ahead, LiveSource(live, own), estimator, {max_tokens, verify_cost}, out);
+    CHECK_EQ(ahead.generated, view.generated + std::ssize(out.tokens));
+    const Tokens tail = ahead.context.tokens();
+    const std::size_t seen = std::min(tail.size(), out.tokens.size());
+    CHECK(std::ranges::equal(tail.last(seen), Tokens(out.tokens).last(seen)));
+    return out;
+  }
+
+  // Drafts one token, and sees what comes, here and again.
+  void learn(Tokens came) {
+    Viewpoint ahead = view;
+    histospec::learn(estimator, draft(1, 0.0f), came.first(1), ahead);
+  }
+
+  std::shared_ptr<const Segments> history, elsewhere;
+  LiveText live;
+  LiveText::TextId own;
+  Viewpoint view;
+  Estimator estimator;
+  std::set<Token> tokens;
+};
+
+}  // namespace
+
+TEST(drafts_are_what_they_say) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Scene scene(seed);
+    for (int max_tokens : {0, 1, 5, 40}) {
+      const Draft draft = scene.draft(max_tokens, 0.0f);
+      CHECK(draft.tokens.size() <= static_cast<std::size_t>(max_tokens));
+      CHECK_EQ(draft.probabilities.size(), draft.tokens.size());
+      CHECK(draft.predictions.size() - draft.tokens.size() <= 1);
+      for (std::size_t i = 0; i < draft.predictions.size(); ++i) {
+        const Prediction& prediction = draft.predictions[i];
+        CHECK(prediction.features.size >= 1 && prediction.features.size <= kMaxCandidates);
+        std::set<Token> different;
+        for (int c = 0; c < prediction.features.size; ++c) {
+          CHECK(scene.tokens.contains(prediction.tokens[c]));
+          CHECK(prediction.probabilities[c] > 0 && prediction.probabilities[c] < 1);
+          CHECK(prediction.probabilities[c] <= prediction.probabilities[prediction.best]);
+          different.insert(prediction.tokens[c]);
+        }
+        CHECK_EQ(different.size(), static_cast<std::size_t>(prediction.features.size));
+        if (i == draft.tokens.size()) continue;
+        CHECK_EQ(draft.tokens[i], prediction.token());
+        CHECK_EQ(draft.probabilities[i], prediction.probabilities[prediction.best]);
+      }
+    }
+  }
+}
+
+// The cost decides where a draft stops, and the limit too; what it says does not depend on them.
+TEST(dear_drafts_are_beginnings_of_cheap_ones) {
+  std::size_t shorter = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Scene scene(seed);
+    const Draft longest = scene.draft(30, 0.0f);
+    std::size_t last = longest.tokens.size();
+    for (float cost : {0.0f, 0.001f, 0.02f, 0.1f, 0.3f, 1.0f}) {
+      const Draft draft = scene.draft(30, cost);
+      CHECK(draft.tokens.size() <= last);
+      shorter += draft.tokens.size() < last;
+      last = draft.tokens.size();
+      CHECK(std::ranges::equal(draft.tokens, Tokens(longest.tokens).first(last)));
+      CHECK(std::ranges::equal(draft.probabilities, std::span(longest.probabilities).first(last)));
+      if (cost >= 1) CHECK_EQ(last, 0u);
+    }
+    const Draft limited = scene.draft(7, 0.0f);
+    CHECK(std::ranges::equal(limited.tokens, Tokens(longest.tokens).first(limited.tokens.size())));
+    CHECK_EQ(limited.tokens.size(), std::min<std::size_t>(longest.tokens.size(), 7));
+  }
+  CHECK(shorter > 100);
+}
+
+TEST(a_draft_is_overwritten) {
+  Scene scene(3);
+  Draft draft = scene.draft(20, 0.0f);
+  Viewpoint ahead = scene.view;
+  const Draft before = draft;
+  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, {20, 0.0f}, draft);
+  CHECK_EQ(draft.tokens, before.tokens);
+  CHECK_EQ(draft.predictions.size(), before.predictions.size());
+  ahead = scene.view;
+  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, {0, 0.0f}, draft);
+  CHECK(draft.tokens.empty() && draft.probabilities.empty() && draft.predictions.empty());
+}
+
+TEST(what_was_accepted_is_the_common_beginning) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    Scene scene(seed);
+    const Draft draft = scene.draft(16, random.one_in(2) ? 0.0f : 0.05f);
+    std::vector<Token> came = draft.tokens;
+    if (!came.empty()) came.resize(random.below(came.size() + 1));
+    const std::size_t kept = came.size();
+    for (std::size_t n = random.below(4); n > 0; --n) came.push_back(static_cast<Token>(random.below(12)));
+    if (!came.empty() && random.one_in(4)) came[random.below(came.size())] = 500;
+    std::size_t common = 0;
+    while (common < std::min(came.size(), draft.tokens.size()) && came[common] == draft.tokens[common]) ++common;
+    check::subject += ", " + std::to_string(kept) + " kept";
+    CHECK_EQ(learn(scene.estimator, draft, came, scene.view), static_cast<int>(common));
+    // A run is what was foreseen without a break: all of it, or nothing since the first that was not.
+    CHECK(scene.view.run == 0 || scene.view.run == std::ssize(came));
+    CHECK_EQ(scene.estimator.bytes() > 0, !came.empty() && !draft.predictions.empty());
+  }
+}
+
+// What is right again and again becomes more probable, so that drafts grow; what is wrong is soon not drafted.
+TEST(learning_changes_drafts) {
+  std::size_t held = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Scene scene(seed);
+    const Draft first = scene.draft(8, 0.0f);
+    if (first.tokens.empty()) continue;
+    ++held;
+    for (int i = 0; i < 3000; ++i) scene.learn(first.tokens);
+    const Draft right = scene.draft(8, 0.0f);
+    CHECK_EQ(right.tokens[0], first.tokens[0]);
+    CHECK(right.probabilities[0] > first.probabilities[0]);
+    const std::vector<Token> wrong = {500};
+    for (int i = 0; i < 6000; ++i) scene.learn(wrong);
+    CHECK(scene.draft(8, 0.1f).tokens.empty());
+  }
+  CHECK(held > 20);
+}
+
+int main() { return check::main(); }

@@ -1,0 +1,132 @@
+// What holds for any estimator, however its features are chosen.
+#include "estimator.h"
+
+#include "check.h"
+#include "random_text.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+using Probabilities = std::array<float, kMaxCandidates>;
+
+Evidence random_evidence(Random& random) {
+  Evidence evidence;
+  const std::size_t alphabet = random.between(1, 30);
+  for (std::size_t n = random.below(60); n > 0; --n) {
+    const auto name = random.one_in(6) ? Evidence::kNoToken : evidence.name(static_cast<Token>(random.below(alphabet)));
+    const auto shared = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
+    const float vote = Evidence::vote(shared, static_cast<int>(random.below(8)));
+    evidence.add({name, static_cast<Source>(random.below(kSourceCount)), shared, 1, 1, vote, 0});
+  }
+  evidence.elect(0.1f);
+  return evidence;
+}
+
+// `agree` witnesses of the history say one token, `differ` another.
+Evidence history(int agree, int differ, std::uint8_t shared) {
+  Evidence evidence;
+  const auto a = evidence.name(1);
+  for (int i = 0; i < agree; ++i) evidence.add({a, kHistory, shared, 1, 1, Evidence::vote(shared, i), 0});
+  for (int i = 0; i < differ; ++i) {
+    evidence.add({evidence.name(2), kHistory, shared, 1, 1, Evidence::vote(shared, i), 0});
+  }
+  evidence.elect(0.0f);
+  return evidence;
+}
+
+Estimator::Features described(const Evidence& evidence, Token previous = 5, int run = 3) {
+  Estimator::Features features;
+  Estimator::describe(evidence, previous, run, features);
+  return features;
+}
+
+float first(const Estimator& estimator, const Estimator::Features& features) {
+  Probabilities p;
+  estimator.estimate(features, p);
+  return p[0];
+}
+
+}  // namespace
+
+TEST(a_probability_for_each_candidate) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    const Evidence evidence = random_evidence(random);
+    Estimator estimator;
+    for (const bool taught : {false, true}) {
+      for (int run : {0, 1, 100, 1 << 30}) {
+        for (Token previous : {-1, 0, INT32_MAX}) {
+          const Estimator::Features features = described(evidence, previous, run);
+          CHECK_EQ(static_cast<std::size_t>(features.size), evidence.candidates().size());
+          Probabilities p, again;
+          estimator.estimate(features, p);
+          estimator.estimate(described(evidence, previous, run), again);
+          for (int c = 0; c < features.size; ++c) {
+            CHECK(p[c] > 0 && p[c] < 1);
+            CHECK_EQ(p[c], again[c]);
+            if (taught) estimator.learn(features, c, p[c], random.one_in(2));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(agreement_is_worth_more_than_dissent) {
+  const Estimator estimator;
+  for (std::uint8_t shared : {2, 4, 12, 32}) {
+    CHECK(first(estimator, described(history(8, 0, shared))) > first(estimator, described(history(5, 3, shared))));
+  }
+}
+
+TEST(learning_moves_towards_what_came) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    const Evidence evidence = random_evidence(random);
+    const Estimator::Features features = described(evidence);
+    if (features.size == 0) continue;
+    for (const bool right : {true, false}) {
+      Estimator estimator;
+      const float before = first(estimator, features);
+      for (int i = 0; i < 3000; ++i) estimator.learn(features, 0, first(estimator, features), right);
+      const float after = first(estimator, features);
+      CHECK(right ? after > std::max(before, 0.9f) : after < std::min(before, 0.1f));
+      estimator.reset();
+      CHECK_EQ(first(estimator, features), before);
+    }
+  }
+}
+
+TEST(nothing_is_held_before_anything_was_learned) {
+  const Estimator::Features features = described(history(3, 1, 5));
+  Estimator estimator;
+  CHECK_EQ(estimator.bytes(), 0u);
+  estimator.learn(features, 0, 0.5f, true);
+  const std::size_t bytes = estimator.bytes();
+  CHECK(bytes > 0);
+  for (int i = 0; i < 100; ++i) estimator.learn(features, i % 2, 0.5f, i % 2 == 0);
+  CHECK_EQ(estimator.bytes(), bytes);
+  CHECK(first(estimator, features) > first(Estimator(), features));
+  estimator.reset();
+  CHECK_EQ(estimator.bytes(), 0u);
+}
+
+// Where drafts are accepted, a step yields more; where they cost more, they have to.
+TEST(speed_up_follows_what_steps_yield) {
+  Estimator good, bad;
+  for (int i = 0; i < 5000; ++i) {
+    good.saw_step(5, 5);
+    bad.saw_step(1, 5);
+  }
+  for (float cost : {0.0f, 0.05f, 0.5f}) {
+    CHECK(good.speed_up(cost) > bad.speed_up(cost));
+    CHECK(bad.speed_up(cost) >= 1);
+    CHECK(good.speed_up(cost) >= good.speed_up(cost + 0.1f));
+  }
+}
+
+int main() { return check::main(); }

@@ -1,0 +1,98 @@
+// A step allocates nothing but what live text grows by: everything else is kept from step to step.
+#include <bit>
+
+#include "allocations.h"
+#include "check.h"
+#include "histospec/engine.h"
+#include "random_text.h"
+
+using namespace histospec;
+using testing::Random;
+
+namespace {
+
+constexpr std::size_t kProblems = 6, kGroup = 12, kSessions = kProblems * kGroup;
+constexpr std::size_t kText = 2048;  // generated tokens of a session, at most
+constexpr std::size_t kPiece = 4;    // tokens of a session and step
+
+// Problems with a history, and groups that say much the same.
+struct Rollout {
+  explicit Rollout(int threads) : engine({.threads = threads}) {
+    Random random(1);
+    for (std::size_t p = 0; p < kProblems; ++p) {
+      const std::vector<Token> prompt = {static_cast<Token>(p), 1, 2};
+      const std::vector<Token> said = random.text(kText, 300);
+      const std::vector<ResponseView> views = {{{}, said, {}, 0}};
+      engine.ingest("run", prompt, views);
+      for (std::size_t i = 0; i < kGroup; ++i) {
+        ids.push_back(engine.open("run", prompt));
+        texts.push_back(said);
+        for (Token& token : texts.back()) token = random.one_in(30) ? static_cast<Token>(random.below(300)) : token;
+      }
+    }
+    engine.wait_until_built();
+    tokens.reserve(kSessions * kPiece);
+    offsets.reserve(kSessions + 1);
+  }
+
+  // `size`: tokens that each session generated.
+  void step(std::size_t size) {
+    tokens.clear();
+    offsets.assign(1, 0);
+    for (const auto& text : texts) {
+      tokens.insert(tokens.end(), text.begin() + said, text.begin() + said + static_cast<std::ptrdiff_t>(size));
+      offsets.push_back(static_cast<std::int64_t>(tokens.size()));
+    }
+    said += static_cast<std::ptrdiff_t>(size);
+    engine.step({ids, tokens, offsets, {}, 16, 0.0f}, result);
+  }
+
+  Engine engine;
+  std::vector<SessionId> ids;
+  std::vector<std::vector<Token>> texts;
+  std::ptrdiff_t said = 0;
+  std::vector<Token> tokens;
+  std::vector<std::int64_t> offsets;
+  StepResult result;
+};
+
+}  // namespace
+
+TEST(a_step_without_tokens_allocates_nothing) {
+  for (int threads : {1, 3}) {
+    check::subject = std::to_string(threads) + " threads";
+    Rollout rollout(threads);
+    for (int i = 0; i < 50; ++i) rollout.step(kPiece);
+    for (int i = 0; i < 3; ++i) rollout.step(0);
+    CHECK(!rollout.result.tokens.empty());
+    const std::size_t before = allocations::made(), held = allocations::held();
+    for (int i = 0; i < 20; ++i) rollout.step(0);
+    CHECK_EQ(allocations::made() - before, 0u);
+    CHECK_EQ(allocations::held(), held);
+  }
+}
+
+TEST(a_step_allocates_what_live_text_grows_by) {
+  for (int threads : {1, 3}) {
+    check::subject = std::to_string(threads) + " threads";
+    Rollout rollout(threads);
+    for (std::size_t said = 0; said < 256; said += kPiece) rollout.step(kPiece);
+    const std::size_t before = allocations::made();
+    std::size_t quiet = 0, steps = 0;
+    for (std::size_t said = 256; said < kText; said += kPiece, ++steps) {
+      const std::size_t made = allocations::made();
+      rollout.step(kPiece);
+      quiet += allocations::made() == made;
+    }
+    // From 256 to 2,048 tokens each array of a session doubles three times, and so does the table of a problem; one
+    // more for where they started. Two arrays a session, its tokens and their links; drafts have their largest size
+    // already, or grow to it.
+    constexpr std::size_t kDoublings = 3 + 1, kDrafts = 3 * std::bit_width(16u);
+    CHECK(allocations::made() - before <= kSessions * (2 * kDoublings + kDrafts) + kProblems * kDoublings);
+    CHECK(quiet > steps * 3 / 4);
+    std::cerr << "  " << allocations::made() - before << " allocations, " << quiet << " of " << steps
+              << " steps without" << std::endl;
+  }
+}
+
+int main() { return check::main(); }

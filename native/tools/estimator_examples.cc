@@ -1,0 +1,231 @@
+// Examples for the training of the estimator: plays recorded responses again,
+// and writes how each candidate was described and whether it came.
+// scripts/train-estimator runs it.
+//
+// What it reads from stdin is a list of commands, all of it int32 in the
+// machine's own order:
+//
+//     0                                      a new namespace: everything is
+//     forgotten 1 problem prompt n (epoch text) * n    n finished responses of
+//     one visit join the history 2 problem prompt n tag text * n        n
+//     responses are generated side by side, and explained in examples
+//
+//     prompt = length token*      text = turns (generated length token*)*
+//     generated = 0, 1
+//
+// What is explained learns nothing and joins nothing. Responses that are
+// generated side by side go on in steps, as the engine's do when a draft costs
+// nothing: up to kMaxStep tokens, as long as the candidate with the most votes
+// is right.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "drafter.h"
+#include "namespace_index.h"
+
+using namespace histospec;
+
+namespace {
+
+constexpr int kHistoryEpochs = 8;
+constexpr std::size_t kNamespaceTokens = std::size_t{1} << 20;
+constexpr std::size_t kMaxStep = 16;
+
+// One candidate.
+struct Example {
+  std::array<std::uint8_t, Estimator::kContexts> rows;
+  std::uint8_t right;
+  std::uint16_t tag;
+  std::array<float, Estimator::kInputs> x;
+};
+static_assert(sizeof(Example) == Estimator::kContexts + 3 + 4 * Estimator::kInputs);
+
+[[noreturn]] void fail(const char* why) {
+  std::fprintf(stderr, "estimator_examples: %s\n", why);
+  std::exit(1);
+}
+
+void write(const Example& example) {
+  if (std::fwrite(&example, sizeof(example), 1, stdout) != 1) fail("cannot write");
+}
+
+// False at the end of the input.
+bool read(std::int32_t& word) { return std::fread(&word, sizeof(word), 1, stdin) == 1; }
+
+std::int32_t word() {
+  std::int32_t w;
+  if (!read(w) || w < 0) fail("the input is cut, or holds a negative number");
+  return w;
+}
+
+void read_tokens(std::vector<Token>& tokens) {
+  const auto count = static_cast<std::size_t>(word());
+  const std::size_t before = tokens.size();
+  tokens.resize(before + count);
+  if (std::fread(tokens.data() + before, sizeof(Token), count, stdin) != count) fail("the input is cut");
+}
+
+Response read_text() {
+  Response text;
+  for (std::int32_t turns = word(); turns > 0; --turns) {
+    const std::int32_t generated = word();
+    read_tokens(text.tokens);
+    text.generated.resize(text.tokens.size(), static_cast<std::uint8_t>(generated != 0));
+  }
+  return text;
+}
+
+// A response that is being generated.
+class Writer {
+ public:
+  Writer(const Response& text, Tokens prompt, LiveText& live, const std::shared_ptr<const Segments>& history,
+         const std::shared_ptr<const Segments>& elsewhere)
+      : text_(text), live_(live), id_(live.open(prompt)) {
+    for (Token token : tail(prompt)) view_.context.push(token);
+    view_.history.reset(history, view_.context.tokens());
+    view_.elsewhere.reset(elsewhere, view_.context.tokens());
+    append_environment();
+  }
+
+  bool done() const { return at_ == text_.tokens.size(); }
+
+  // Explains the tokens of the next step.
+  void explain(std::uint16_t tag) {
+    view_.history.catch_up(view_.context.tokens());
+    Viewpoint ahead = view_;
+    const LiveSource live(live_, id_);
+    next_ = at_;
+    bool foreseen = true;
+    while (foreseen && next_ < text_.tokens.size() && text_.generated[next_] && next_ - at_ < kMaxStep) {
+      const Token came = text_.tokens[next_++];
+      foreseen = explain(ahead, live, came, tag);
+      push(ahead, came);
+      ahead.run = foreseen ? ahead.run + 1 : 0;
+    }
+    view_.run = ahead.run;
+  }
+
+  // Shows them to all.
+  void append() {
+    append_until(next_);
+    append_environment();
+  }
+
+ private:
+  static bool explain(Viewpoint& view, const LiveSource& live, Token came, std::uint16_t tag) {
+    const Evidence evidence = gather(view, live);
+    Estimator::Features features;
+    Estimator::describe(evidence, -1, view.run, features);
+    for (int c = 0; c < features.size; ++c) {
+      const bool right = evidence[evidence.candidates()[c]].token == came;
+      write({features.rows, right, tag, features.x[c]});
+    }
+    return features.size > 0 && evidence[evidence.candidates()[0]].token == came;
+  }
+
+  static void push(Viewpoint& view, Token token) {
+    view.context.push(token);
+    view.history.advance(1);
+    view.elsewhere.advance(1);
+    ++view.generated;
+  }
+
+  void append_until(std::size_t end) {
+    live_.append(id_, Tokens(text_.tokens).subspan(at_, end - at_));
+    for (; at_ < end; ++at_) push(view_, text_.tokens[at_]);
+  }
+
+  void append_environment() {
+    std::size_t end = at_;
+    while (end < text_.tokens.size() && !text_.generated[end]) ++end;
+    if (end == at_) return;
+    append_until(end);
+    view_.run = 0;
+  }
+
+  const Response& text_;
+  LiveText& live_;
+  LiveText::TextId id_;
+  Viewpoint view_;
+  std::size_t at_ = 0;    // tokens that are there
+  std::size_t next_ = 0;  // ... after this step
+};
+
+class Namespace {
+ public:
+  void ingest() {
+    auto& history = history_of(word());
+    std::vector<Token> prompt;
+    read_tokens(prompt);
+    std::vector<Response> responses;
+    for (std::int32_t n = word(); n > 0; --n) {
+      const std::int32_t epoch = word();
+      responses.push_back(read_text());
+      responses.back().head = prompt;
+      responses.back().epoch = epoch;
+    }
+    std::vector<ResponseView> views;
+    for (const Response& response : responses) views.push_back(response.view());
+    if (views.empty()) fail("nothing to ingest");
+    std::size_t evicted = 0;
+    history = with_segment(*history, Segment::build(views), kHistoryEpochs, evicted);
+    if (!index_.add(views.front())) return;
+    const NamespaceIndex::Batch batch = index_.take();
+    index_.publish(batch, index_.merge(batch));
+  }
+
+  void explain() {
+    const auto& history = history_of(word());
+    std::vector<Token> prompt;
+    read_tokens(prompt);
+    const std::int32_t count = word();
+    const auto tag = static_cast<std::uint16_t>(word());
+    std::vector<Response> texts;
+    for (std::int32_t n = count; n > 0; --n) texts.push_back(read_text());
+    LiveText live;
+    std::vector<Writer> writers;
+    for (const Response& text : texts) writers.emplace_back(text, prompt, live, history, index_.segments());
+    // First all explain, from the same knowledge; then all append.
+    while (!std::ranges::all_of(writers, &Writer::done)) {
+      for (Writer& writer : writers) writer.explain(tag);
+      for (Writer& writer : writers) writer.append();
+    }
+  }
+
+ private:
+  std::shared_ptr<const Segments>& history_of(std::int32_t problem) {
+    auto& history = histories_[problem];
+    if (!history) history = std::make_shared<const Segments>();
+    return history;
+  }
+
+  std::map<std::int32_t, std::shared_ptr<const Segments>> histories_;
+  NamespaceIndex index_{kNamespaceTokens};
+};
+
+}  // namespace
+
+int main() {
+  auto space = std::make_unique<Namespace>();
+  for (std::int32_t command; read(command);) {
+    switch (command) {
+      case 0:
+        space = std::make_unique<Namespace>();
+        break;
+      case 1:
+        space->ingest();
+        break;
+      case 2:
+        space->explain();
+        break;
+      default:
+        fail("there is no such command");
+    }
+  }
+  if (std::fflush(stdout) != 0) fail("cannot write");
+}

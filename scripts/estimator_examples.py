@@ -1,0 +1,136 @@
+"""Examples to train the estimator on: recorded rollouts, played again by native/tools/estimator_examples.cc.
+
+A kind is a file of recordings. Some of its problems are held out: they are never trained on. The others are played as
+the situations that a run meets:
+
+* `history`: a response is written again when all earlier visits of all problems are known;
+* `siblings`: the same, with the others of its group running beside it, token by token;
+* `first visit`: a group runs side by side and nothing is known of its problem, only what groups before it wrote.
+"""
+
+import itertools
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from histospec.server import recordings
+from histospec.server.recordings import Problem, RecordedResponse, Turn
+
+SITUATIONS = ("history", "siblings", "first visit")
+TARGETS = 16  # of a visit, that are written again
+GROUP = 8  # that run side by side
+LONGEST_TARGET = 2000  # tokens
+LONGEST_SIBLING = 600
+
+EXAMPLE = np.dtype([("rows", "u1", 5), ("right", "u1"), ("tag", "<u2"), ("x", "<f4", 10)])  # as the tool writes it
+
+_NEW_NAMESPACE, _INGEST, _EXPLAIN = range(3)  # its commands
+
+
+@dataclass(frozen=True)
+class Split:
+    """The problems of one kind of text: to train on, and held out."""
+
+    kind: str
+    train: tuple[Problem, ...]
+    held_out: tuple[Problem, ...]
+
+
+def split(path: Path, held_out: int) -> Split:
+    """The problems of a recording in a random order that depends on their number alone, the first ones held out.
+
+    The order is that of `numpy.random.default_rng(1).permutation` over the problems with anything to know before their
+    last visit: those with earlier visits, or, where siblings count as known, with any other response. A problem that
+    comes first in either order is held out.
+
+    Raises:
+        RecordingError: the file is not a recording.
+
+    """
+    with path.open("rb") as file:
+        problems = [problem for problem in recordings.read(file) if len(problem.responses) > 1]
+    revisited = [i for i, problem in enumerate(problems) if len(problem.epochs()) > 1]
+    order = _shuffled(revisited)
+    first = {*order[:held_out], *_shuffled(range(len(problems)))[:held_out]}
+    return Split(
+        path.name.partition(".")[0],
+        tuple(problems[i] for i in order if i not in first),
+        tuple(problems[i] for i in order if i in first),
+    )
+
+
+def _shuffled(numbers: Sequence[int]) -> list[int]:
+    return [numbers[i] for i in np.random.default_rng(1).permutation(len(numbers))]
+
+
+def examples(tool: Path, problems: Iterable[Problem], targets: int = TARGETS) -> npt.NDArray[np.void]:
+    """What the estimator is shown when these problems are played, as EXAMPLE[n]; tags are indices of SITUATIONS."""
+    with tempfile.TemporaryFile() as commands, tempfile.TemporaryFile() as out:
+        _write(commands, _commands(tuple(problems), targets))
+        commands.seek(0)
+        subprocess.run([tool], stdin=commands, stdout=out, check=True)
+        out.seek(0)
+        return np.fromfile(out, EXAMPLE)
+
+
+# A command is a list of integers and arrays of tokens.
+_Words = list["int | npt.NDArray[np.int32]"]
+
+
+def _write(file: BinaryIO, commands: Iterable[_Words]) -> None:
+    for words in commands:
+        file.writelines(np.atleast_1d(np.asarray(word, np.int32)).tobytes() for word in words)
+
+
+def _commands(problems: tuple[Problem, ...], targets: int) -> Iterator[_Words]:
+    history, siblings, first_visit = range(len(SITUATIONS))
+    yield [_NEW_NAMESPACE]
+    for number, problem in enumerate(problems):
+        for epoch in problem.epochs()[:-1]:
+            yield _ingest(number, problem, epoch)
+    for number, problem in enumerate(problems):
+        last = _visit(problem, problem.epochs()[-1])[:targets]
+        for response in last:
+            yield _explain(number, problem, history, [response.cut(LONGEST_TARGET)])
+        for group in _groups(last):
+            if len(group) > 1:
+                yield _explain(number, problem, siblings, [response.cut(LONGEST_SIBLING) for response in group])
+    yield [_NEW_NAMESPACE]
+    for number, problem in enumerate(problems):
+        epoch = problem.epochs()[0]
+        for group in _groups(_visit(problem, epoch)[:GROUP]):
+            yield _explain(number, problem, first_visit, [response.cut(LONGEST_SIBLING) for response in group])
+        yield _ingest(number, problem, epoch)
+
+
+def _visit(problem: Problem, epoch: int) -> list[RecordedResponse]:
+    return [response for response in problem.responses if response.epoch == epoch]
+
+
+def _groups(responses: list[RecordedResponse]) -> Iterator[list[RecordedResponse]]:
+    return (responses[i : i + GROUP] for i in range(0, len(responses), GROUP))
+
+
+def _ingest(number: int, problem: Problem, epoch: int) -> _Words:
+    visit = _visit(problem, epoch)
+    # What the tool needs of an epoch is its order.
+    texts = itertools.chain.from_iterable([problem.epochs().index(epoch), *_text(response.turns)] for response in visit)
+    return [_INGEST, number, len(problem.prompt), problem.prompt, len(visit), *texts]
+
+
+def _explain(number: int, problem: Problem, tag: int, targets: list[tuple[Turn, ...]]) -> _Words:
+    texts = itertools.chain.from_iterable(_text(turns) for turns in targets)
+    return [_EXPLAIN, number, len(problem.prompt), problem.prompt, len(targets), tag, *texts]
+
+
+def _text(turns: tuple[Turn, ...]) -> _Words:
+    words: _Words = [len(turns)]
+    for turn in turns:
+        words += [int(turn.generated), len(turn.tokens), turn.tokens]
+    return words

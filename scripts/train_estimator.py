@@ -1,0 +1,181 @@
+"""Trains the weights that estimators start from; run it by scripts/train-estimator.
+
+The network is the one of native/src/estimator.h, without its token biases:
+
+    hidden = relu(x @ inputs + sum of row[rows])        log-odds = x @ direct + sum of row_odds[rows] + hidden @ output
+
+It is fitted to the logistic loss by Adam, with a small ridge. Every kind of text weighs the same, however much there is
+of it. The same files give the same weights.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import estimator_examples as data
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from histospec.server.recordings import RecordingError
+
+HIDDEN = 8
+ROWS = 50  # 4 sources x 11 levels, 6 classes of runs
+SEED, PASSES, BATCH, RATE, LAST_RATE, RIDGE = 0, 6, 256, 0.01, 0.0002, 1e-6
+# How much an example counts: a run meets a problem for the first time once, and then again and again.
+WEIGHTS = {"history": 1.0, "siblings": 1.0, "first visit": 0.3}
+HEADER = Path(__file__).parents[1] / "native/src/starting_weights.h"
+
+Floats = npt.NDArray[np.float32]
+Network = dict[str, Floats]
+
+
+def log_odds(net: Network, x: Floats, uses: Floats) -> tuple[Floats, Floats]:
+    """Of each candidate, float32[n]; and its hidden layer, float32[n, HIDDEN]. `uses`: its rows, one-hot."""
+    hidden = np.maximum(x @ net["inputs"] + uses @ net["row"], 0)
+    return x @ net["direct"] + uses @ net["row_odds"] + hidden @ net["output"], hidden
+
+
+def one_hot(rows: npt.NDArray[np.uint8]) -> Floats:
+    """[n, 5] row numbers as float32[n, ROWS]."""
+    uses = np.zeros((len(rows), ROWS), np.float32)
+    np.put_along_axis(uses, rows.astype(np.int64), 1, 1)
+    return uses
+
+
+def train(examples: npt.NDArray[np.void], weight: Floats) -> Network:
+    """The network that explains the examples best; `weight` says how much each counts."""
+    rng = np.random.default_rng(SEED)
+    inputs = examples["x"].shape[1]
+    start = {
+        "inputs": rng.normal(0, 0.3 / inputs**0.5, (inputs, HIDDEN)),
+        "row": np.zeros((ROWS, HIDDEN)),
+        "output": rng.normal(0, 0.3, HIDDEN),
+        "row_odds": np.zeros(ROWS),
+        "direct": np.zeros(inputs),
+    }
+    net: Network = {name: part.astype(np.float32) for name, part in start.items()}
+    mean, square = ({name: np.zeros_like(part) for name, part in net.items()} for _ in range(2))
+    batches = max(1, len(examples) // BATCH)
+    step = 0
+    for _ in range(PASSES):
+        for batch in np.array_split(rng.permutation(len(examples)), batches):
+            x, uses = examples["x"][batch], one_hot(examples["rows"][batch])
+            odds, hidden = log_odds(net, x, uses)
+            probability = 1 / (1 + np.exp(-np.clip(odds, -12, 12)))
+            error = weight[batch] * (probability - examples["right"][batch]) / np.float32(len(batch))
+            back = (hidden > 0) * error[:, None] * net["output"]
+            slope = {
+                "inputs": x.T @ back,
+                "row": uses.T @ back,
+                "output": hidden.T @ error,
+                "row_odds": uses.T @ error,
+                "direct": x.T @ error,
+            }
+            step += 1
+            rate = RATE * (LAST_RATE / RATE) ** (step / (PASSES * batches))
+            for name, part in net.items():
+                gradient = slope[name] + RIDGE * part
+                mean[name] += 0.1 * (gradient - mean[name])
+                square[name] += 0.01 * (gradient**2 - square[name])
+                part -= rate * (mean[name] / (1 - 0.9**step)) / (np.sqrt(square[name] / (1 - 0.99**step)) + 1e-4)
+    return net
+
+
+def log_loss(net: Network, examples: npt.NDArray[np.void]) -> float:
+    """Mean over the examples, in nats."""
+    total = 0.0
+    for part in np.array_split(examples, len(examples) // 100_000 + 1):
+        odds, _ = log_odds(net, part["x"], one_hot(part["rows"]))
+        total += float(np.logaddexp(0, np.where(part["right"] > 0, -odds, odds)).sum())
+    return total / len(examples)
+
+
+def weigh(kinds: list[npt.NDArray[np.void]]) -> Floats:
+    """How much each example counts, kind after kind: all kinds the same, and 1 on average."""
+    of_tag = np.array([WEIGHTS[situation] for situation in data.SITUATIONS])
+    parts = [of_tag[kind["tag"]] for kind in kinds]
+    weight = np.concatenate([part / part.sum() for part in parts])
+    return np.asarray(weight / weight.mean(), np.float32)
+
+
+def header(net: Network, how: str) -> str:
+    """The C++ header that holds the network, in the order of Estimator::each_part."""
+    numbers = [f"{value:.3f}f" for part in net.values() for value in part.ravel()]
+    lines = "\n".join(f"    {', '.join(numbers[i : i + 10])}," for i in range(0, len(numbers), 10))
+    return f"""\
+// The weights that an estimator starts from: made by scripts/train-estimator, not by hand.
+//
+{how}
+#pragma once
+
+#include <array>
+
+namespace histospec {{
+
+// clang-format off
+// inputs, rows, output, row odds, direct
+inline constexpr std::array<float, {len(numbers)}> kStartingWeights = {{
+{lines}
+}};
+// clang-format on
+
+}}  // namespace histospec
+"""
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all."""
+    new = path.with_suffix(path.suffix + ".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+def main() -> None:
+    """Reads, plays, trains, writes; exits with 1 where a file is not a recording or nothing is left to train on."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/train-estimator", description="Trains the estimator's first weights."
+    )
+    parser.add_argument("files", nargs="+", type=Path, help="recorded rollouts, one kind of text each")
+    parser.add_argument("--held-out", type=int, default=60, help="problems of each file that are not trained on")
+    parser.add_argument("--out", type=Path, default=HEADER, help="the C++ header to write")
+    parser.add_argument("--tool", type=Path, required=True, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    kinds: dict[str, npt.NDArray[np.void]] = {}
+    tests: dict[str, npt.NDArray[np.void]] = {}
+    problems: dict[str, int] = {}
+    for path in arguments.files:
+        try:
+            split = data.split(path, arguments.held_out)
+        except (OSError, RecordingError) as error:
+            sys.exit(f"{path}: {error}")
+        tests[split.kind] = data.examples(arguments.tool, split.held_out, targets=2)
+        if not split.train:
+            console.print(f"{split.kind}: all {len(split.held_out)} problems are held out, none is left to train on")
+            continue
+        kinds[split.kind] = data.examples(arguments.tool, split.train)
+        problems[split.kind] = len(split.train)
+        console.print(f"{split.kind}: {len(split.train)} problems, {len(kinds[split.kind]):,} examples")
+    if not kinds:
+        sys.exit("nothing is left to train on: lower --held-out")
+
+    trained_on = list(kinds.values())
+    net = train(np.concatenate(trained_on), weigh(trained_on))
+    for name, sets in (("trained on", kinds), ("held out", tests)):
+        for kind, part in sets.items():
+            losses = [
+                f"{situation} {log_loss(net, part[part['tag'] == tag]):.4f}"
+                for tag, situation in enumerate(data.SITUATIONS)
+                if np.any(part["tag"] == tag)
+            ]
+            console.print(f"log-loss {name}, {kind}: {log_loss(net, part):.4f} ({', '.join(losses)})")
+    lines = [f"// {kind}: {len(part):,} examples from {problems[kind]} problems" for kind, part in kinds.items()]
+    lines.append(f"// Held out: {arguments.held_out} problems of each file. Every kind weighs the same.")
+    replace(arguments.out, header(net, "\n".join(lines)))
+
+
+if __name__ == "__main__":
+    main()
