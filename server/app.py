@@ -58,7 +58,12 @@ class Server:
         for flag, address in (("--listen", config.listen), ("--http", config.http)):
             _check_free(flag, address)
         store = SQLiteStore(config.data_dir, config.history_epochs)
-        engine = Engine(config.memory, history_epochs=config.history_epochs)
+        engine = Engine(
+            config.memory,
+            history_epochs=config.history_epochs,
+            threads=config.threads,
+            namespace_tokens=config.namespace_tokens,
+        )
         self._metrics = Metrics(engine)
         self._history = History(engine, store, self._metrics)
         self._service = DraftService(engine, self._history, self._metrics, config)
@@ -145,7 +150,7 @@ class Server:
     async def stop(self) -> None:
         """Closes everything; what the store was given is on the disk afterwards."""
         await self._grpc.stop(None)
-        await asyncio.to_thread(self._history.close)
+        await self._history.close()
         if self._web is not None:
             await self._web.cleanup()
         log.info("stopped")

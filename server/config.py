@@ -133,6 +133,14 @@ class Config(BaseSettings):
     store: str = Field("sqlite", description="where responses survive a restart: sqlite")
     memory: Bytes = Field(8 << 30, description="budget of the index, for example 8GiB")
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
+    namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
+        1 << 19, description="text that all problems of a namespace share in the index, in tokens; 0 for none"
+    )
+
+    # How it drafts
+    threads: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="threads that draft for one batch; what they draft does not depend on it"
+    )
 
     # Limits: what one caller may ask for
     max_message: Bytes = Field(64 << 20, description="longest message taken, for example 64MiB")

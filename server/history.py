@@ -3,15 +3,16 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
 
 from histospec.native import Engine
 from histospec.server.errors import StoreError
+from histospec.server.learning import Learning
 from histospec.server.metrics import Metrics
 from histospec.server.store import Batch, Problem, Record, Store
 from histospec.server.wire import INT32
@@ -30,9 +31,12 @@ class History:
         self._store = store
         self._metrics = metrics
         self._newest = store.newest_epochs()
+        self._learning = Learning(engine, store, metrics)
+        self._learning.restore()
         # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
         self._indexing = ThreadPoolExecutor(1, thread_name_prefix="index")
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._begun: set[asyncio.Task[Any]] = set()
         self._said: Counter[str] = Counter()
         self.loaded = asyncio.Event()
         self.progress = "not started"
@@ -44,6 +48,9 @@ class History:
 
     async def add(self, batch: Batch) -> None:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
+        await self._to_the_end(self._add(batch))
+
+    async def _add(self, batch: Batch) -> None:
         await self.store(batch)
         self.saw(batch)
         await self._in(self._indexing, lambda: self._index(batch))
@@ -86,17 +93,22 @@ class History:
     async def drop(self, namespace: str) -> int:
         """Forgets a namespace in the store and in the index; returns how many responses were stored."""
         await self.loaded.wait()  # else what is being loaded would come back
-        try:
-            dropped = await asyncio.wrap_future(self._store.drop(namespace))
-        except StoreError:
-            self._metrics.store_errors.inc()
-            raise
-        self._newest.pop(namespace, None)
-        await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
+        return await self._to_the_end(self._drop(namespace))
+
+    async def _drop(self, namespace: str) -> int:
+        async with self._learning.forgetting(namespace):
+            try:
+                dropped = await asyncio.wrap_future(self._store.drop(namespace))
+            except StoreError:
+                self._metrics.store_errors.inc()
+                raise
+            self._newest.pop(namespace, None)
+            await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
         return dropped
 
     async def load(self) -> None:
-        """Indexes everything that the store holds."""
+        """Indexes everything that the store holds; from now on, what is learned is saved."""
+        self._learning.start()
         await self._in(self._loading, self._load)
         self.loaded.set()
 
@@ -133,13 +145,33 @@ class History:
     async def _in(self, executor: ThreadPoolExecutor, run: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(executor, run)
 
-    def close(self) -> None:
-        """Waits for what is being indexed, gives up what is being loaded, and closes the store."""
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Finishes what was begun although its caller leaves: else the index would not know what the store does."""
+        task = asyncio.ensure_future(work)
+        self._begun.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._begun.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody may be left to take it
+
+    async def close(self) -> None:
+        """Finishes what was begun, gives up what is being loaded, saves what was learned, and closes the store."""
         self._closing = True
+        if self._begun:
+            await asyncio.wait(self._begun)
+        try:
+            await self._learning.close()
+        finally:
+            await asyncio.to_thread(self._close)
+            self._report()
+
+    def _close(self) -> None:
         self._indexing.shutdown()
         self._loading.shutdown()
         self._store.close()
-        self._report()
 
 
 def _tokens(batch: Batch) -> int:

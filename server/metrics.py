@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from threading import Lock
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,6 +36,17 @@ BY_RESULT = {
         {"hit": "drafts_hit", "empty": "drafts_empty"},
     ),
 }
+BY_SOURCE = {
+    "histospec_source_draft_tokens": (
+        "Tokens drafted, by the source that knew the longest context: history, own, siblings or namespace.",
+        "draft_tokens",
+    ),
+    "histospec_source_accepted_tokens": (
+        "Drafted tokens that the sessions then generated, by that source.",
+        "accepted_tokens",
+    ),
+}
+SOURCES = ("history", "own", "siblings", "namespace")
 TOTALS = {
     "histospec_draft_tokens": ("Tokens drafted.", "draft_tokens"),
     "histospec_accepted_tokens": ("Drafted tokens that the sessions then generated.", "accepted_tokens"),
@@ -65,16 +77,28 @@ class EngineCollector(Collector):
             for name, value in before.items():
                 kept[name] = kept.get(name, 0) + value - after.get(name, 0)
 
+    def label(self, namespace: str) -> str:
+        """The label of a namespace: its name, or the one that all beyond the limit share."""
+        if namespace not in self._labels and len(self._labels) < MAX_NAMESPACE_LABELS:
+            self._labels.add(namespace)
+        return namespace if namespace in self._labels else OTHER_NAMESPACES
+
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         with self._lock:
             stats = self._engine.stats()
-            namespaces = self._total(stats["namespaces"])
+            namespaces = self._total(_flat(stats["namespaces"]))
         for name, (text, results) in BY_RESULT.items():
             family = CounterMetricFamily(name, text, labels=("namespace", "result"))
             for namespace, counters in self._labelled(namespaces).items():
                 for result, key in results.items():
                     family.add_metric((namespace, result), counters.get(key, 0))
+            yield family
+        for name, (text, key) in BY_SOURCE.items():
+            family = CounterMetricFamily(name, text, labels=("namespace", "source"))
+            for namespace, counters in self._labelled(namespaces).items():
+                for source in SOURCES:
+                    family.add_metric((namespace, source), counters.get(f"{source}.{key}", 0))
             yield family
         for name, (text, key) in TOTALS.items():
             yield CounterMetricFamily(name, text, sum(counters.get(key, 0) for counters in namespaces.values()))
@@ -84,8 +108,7 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("histospec_sessions", "Open sessions.", stats["sessions"])
 
     def _counted(self) -> Mapping[str, Mapping[str, int]]:
-        namespaces: Mapping[str, Mapping[str, int]] = self._engine.stats()["namespaces"]
-        return namespaces
+        return _flat(self._engine.stats()["namespaces"])
 
     def _total(self, live: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
         """Counters of all namespaces, dropped ones included."""
@@ -100,12 +123,20 @@ class EngineCollector(Collector):
         """The same by label: the namespaces beyond the limit are summed."""
         labelled: dict[str, dict[str, int]] = {}
         for name, counters in namespaces.items():
-            if name not in self._labels and len(self._labels) < MAX_NAMESPACE_LABELS:
-                self._labels.add(name)
-            mine = labelled.setdefault(name if name in self._labels else OTHER_NAMESPACES, {})
+            mine = labelled.setdefault(self.label(name), {})
             for key, value in counters.items():
                 mine[key] = mine.get(key, 0) + value
         return labelled
+
+
+def _flat(namespaces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """What the engine counted by namespace, with what it counted by source as `source.counter`."""
+    flat = {}
+    for namespace, counters in namespaces.items():
+        flat[namespace] = {name: value for name, value in counters.items() if name != "sources"}
+        for source, counted in counters["sources"].items():
+            flat[namespace] |= {f"{source}.{name}": value for name, value in counted.items()}
+    return flat
 
 
 class Metrics:
@@ -132,6 +163,12 @@ class Metrics:
         self.draft_seconds = Histogram(
             "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
         )
+        self._verify_cost = Gauge(
+            "histospec_verify_cost",
+            "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
+            ("namespace",),
+            registry=registry,
+        )
         self.ingested_responses = Counter(
             "histospec_ingested_responses", "Responses stored, ingested or committed.", registry=registry
         )
@@ -143,3 +180,7 @@ class Metrics:
             "histospec_store_errors", "Requests that the store could not do.", registry=registry
         )
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
+
+    def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
+        """Notes what a step said."""
+        self._verify_cost.labels(self.engine.label(namespace)).set(verify_cost)

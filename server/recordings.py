@@ -42,10 +42,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class RecordedResponse:
-    """One response to a problem: at least one turn, sampled by the policy of `epoch`."""
+    """One response to a problem: at least one turn, sampled by the policy of `epoch` together with its `group`."""
 
     epoch: int
     turns: tuple[Turn, ...]
+    group: object = None
 
     def flat(self) -> Tokens:
         """All tokens of all turns, int32[n]."""
@@ -147,7 +148,7 @@ class _Response(_Strict):
 
     def recorded(self) -> RecordedResponse:
         turns = (Turn(np.array(tokens, np.int32), generated) for tokens, generated in self.parts() if tokens)
-        return RecordedResponse(self.epoch, tuple(turns))
+        return RecordedResponse(self.epoch, tuple(turns), self.group)
 
 
 class _Record(_Strict):

@@ -20,10 +20,11 @@ from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.store import Batch, Problem, Record, Store, total_size
 
 APPLICATION_ID = 0x48495354  # "HIST"
-SCHEMA_VERSION = 1
 FILE_NAME = "histospec.sqlite"
 
-SCHEMA = """
+# One script a version: a new file takes them all, an older one those that it has not seen.
+SCHEMA = (
+    """
 CREATE TABLE prompts (
     id INTEGER PRIMARY KEY,
     namespace TEXT NOT NULL,
@@ -42,7 +43,15 @@ CREATE TABLE responses (
     generated BLOB NOT NULL
 );
 CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
-"""
+""",
+    """
+CREATE TABLE estimators (
+    namespace TEXT PRIMARY KEY,
+    state BLOB NOT NULL
+);
+""",
+)
+SCHEMA_VERSION = len(SCHEMA)
 
 # One transaction takes at most so much, so that nobody waits long for strangers' bytes.
 GROUP_BYTES = 32 << 20
@@ -93,12 +102,22 @@ class SQLiteStore(Store):
                 "DELETE FROM responses WHERE prompt IN (SELECT id FROM prompts WHERE namespace = ?)", (namespace,)
             ).rowcount
             connection.execute("DELETE FROM prompts WHERE namespace = ?", (namespace,))
+            connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
             return dropped
 
         return self._submit(run, 0)
 
+    def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
+        """See Store."""
+
+        def run(connection: sqlite3.Connection) -> None:
+            connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
+
+        return self._submit(run, len(state))
+
     def _submit(self, run: Callable[[sqlite3.Connection], Any], size: int) -> "Future[Any]":
         done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()  # whoever waits may leave, but what was asked for is done
         with self._backlog_lock:
             full = self._backlog > 0 and self._backlog + size > BACKLOG_BYTES
             if not full:
@@ -210,6 +229,10 @@ class SQLiteStore(Store):
             )
         )
 
+    def estimators(self) -> dict[str, bytes]:
+        """See Store."""
+        return dict(self._read("SELECT namespace, CAST(state AS BLOB) FROM estimators"))
+
     def count(self) -> int:
         """See Store."""
         return int(self._read("SELECT count(*) FROM responses")[0][0])
@@ -292,29 +315,30 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Connects to the file, making or checking its schema first."""
+    """Connects to the file, and brings its schema up to date."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables == 0 and application in (0, APPLICATION_ID):
+        if tables == 0 and application == 0:
+            application, version = APPLICATION_ID, 0
+        if application == APPLICATION_ID and version <= SCHEMA_VERSION:
             connection = _connect(path)
-            connection.executescript(
-                f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-                f"{SCHEMA} COMMIT;"
-            )
+            if version < SCHEMA_VERSION:
+                connection.executescript(
+                    f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+                    f"{''.join(SCHEMA[version:])} COMMIT;"
+                )
             return connection
     except sqlite3.Error as error:
         raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
     if application != APPLICATION_ID:
         raise ConfigError(f"--data-dir: {path} is another program's database; give another directory")
-    if version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"--data-dir: {path} was written by a newer HistoSpec (schema {version}, this one knows {SCHEMA_VERSION}); "
-            "upgrade this server or give another directory"
-        )
-    return _connect(path)
+    raise ConfigError(
+        f"--data-dir: {path} was written by a newer HistoSpec (schema {version}, this one knows {SCHEMA_VERSION}); "
+        "upgrade this server or give another directory"
+    )
 
 
 def _recover(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:

@@ -52,7 +52,21 @@ class Store(ABC):
 
     @abstractmethod
     def drop(self, namespace: str) -> "Future[int]":
-        """Forgets a namespace; the future holds how many responses that were."""
+        """Forgets a namespace; the future holds how many responses that were.
+
+        Its estimator goes with them, also one whose saving was asked for before this call.
+        """
+
+    @abstractmethod
+    def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
+        """Keeps what the drafter of a namespace has learned, in place of what was kept before.
+
+        Fails with StoreFull or StoreError, and then what was kept before stays.
+        """
+
+    @abstractmethod
+    def estimators(self) -> dict[str, bytes]:
+        """What was saved last for each namespace. Blocks. Raises StoreError."""
 
     @abstractmethod
     def history(self, problem: Problem, limit: int = 0) -> list[Record]:

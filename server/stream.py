@@ -46,10 +46,12 @@ class DraftStream:
     ) -> None:
         self._engine = engine
         self._history = history
-        self._draft_seconds = metrics.draft_seconds
+        self._metrics = metrics
         self._seconds = metrics.rpc_seconds.labels("Draft")
         self._config = config
         self._context = context
+        self._peer = context.peer()
+        self._over = False  # gRPC frees the call behind the context then: touching it would crash the process
         self._ids: dict[int, int] = {}  # the client's session id -> the engine's
         self._problems: dict[int, Problem] = {}  # by the client's id; needed once, at the commit
         self._writing = asyncio.Lock()
@@ -71,17 +73,21 @@ class DraftStream:
             await reading
             if self._storing:
                 await asyncio.wait(self._storing)
+        except asyncio.CancelledError:
+            outcome = "cut off" if self._draining else "left"
+            raise
         except BaseException as error:
             outcome = type(error).__name__
             raise
         finally:
+            self._over = True
             reading.cancel()
             leaving.cancel()
             open_sessions = len(self._ids)
             self._end()
             log.info(
                 "draft stream ended",
-                peer=self._context.peer(),
+                peer=self._peer,
                 outcome=outcome,
                 seconds=round(time.perf_counter() - started, 3),
                 open_sessions=open_sessions,
@@ -145,17 +151,20 @@ class DraftStream:
         if refusal:
             response.refusals.add(session=opening.session, reason=refusal)
             return
-        self._ids[opening.session] = self._engine.open(
-            opening.problem.namespace,
-            opening.prompt,
-            problem=opening.problem.name or None,
-            generated=opening.generated,
+        problem = opening.problem
+        number = self._engine.open(
+            problem.namespace, opening.prompt, problem=problem.name or None, generated=opening.generated
         )
-        self._problems[opening.session] = opening.problem
+        self._ids[opening.session] = number
+        # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
+        named = self._engine.prompt_length(number) * opening.prompt.itemsize
+        self._problems[opening.session] = problem._replace(prompt=problem.prompt[:named])
         self._counts["opened"] += 1
 
     def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int]) -> None:
         """Appends and drafts for the whole batch in one engine call, leaving out the sessions it cannot go on with."""
+        if step.sessions and (problem := self._problems.get(step.sessions[0])):
+            self._metrics.saw_verify_cost(problem.namespace, step.verify_cost)  # a stream's sessions share a namespace
         find = self._ids.get
         ids = np.array([find(session, -1) for session in step.sessions], np.int64)
         held = self._engine.lengths(ids)
@@ -188,7 +197,7 @@ class DraftStream:
         positions: NDArray[np.int32],
         step: wire.Step,
     ) -> Drafts:
-        with self._draft_seconds.time():
+        with self._metrics.draft_seconds.time():
             drafts: Drafts = self._engine.step(
                 ids,
                 tokens,
@@ -269,10 +278,11 @@ class DraftStream:
     def _stored(self, task: "asyncio.Task[None]") -> None:
         self._storing.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.info("answer not delivered", peer=self._context.peer(), reason=repr(task.exception()))
+            log.info("answer not delivered", peer=self._peer, reason=repr(task.exception()))
         self._leave_when_idle()
 
     async def _answer(self, response: pb.DraftResponse, started: float) -> None:
         self._seconds.observe(time.perf_counter() - started)  # before the client can ask for it
         async with self._writing:
-            await self._context.write(response)
+            if not self._over:
+                await self._context.write(response)

@@ -33,6 +33,7 @@ def test_the_defaults_are_safe():
     assert str(config.listen) == "127.0.0.1:6378"
     assert str(config.http) == "127.0.0.1:9464"
     assert (config.memory, config.history_epochs, config.store) == (8 << 30, 8, "sqlite")
+    assert (config.threads, config.namespace_tokens) == (1, 1 << 19)
     assert config.insecure is False
 
 
@@ -99,6 +100,10 @@ WRONG = {
     "redis": (["--store", "redis://localhost"], "--store: Redis is not supported yet; use --store sqlite"),
     "store": (["--store", "files"], "--store: there is no store 'files'; use sqlite"),
     "zero": (["--history-epochs", "0"], "--history-epochs: input should be greater than or equal to 1, is '0'"),
+    "no thread": (["--threads", "0"], "--threads: input should be greater than or equal to 1, is '0'"),
+    "threads": (["--threads", "65"], "--threads: input should be less than or equal to 64, is '65'"),
+    "below nothing": (["--namespace-tokens", "-1"], "--namespace-tokens: input should be greater than or equal to 0"),
+    "too much text": (["--namespace-tokens", "2000000000"], "input should be less than or equal to 1073741824"),
     "number": (["--max-batch", "many"], "--max-batch: input should be a valid integer"),
     "choice": (["--log-format", "xml"], "--log-format: input should be 'auto', 'pretty' or 'json', is 'xml'"),
     "peers": (["--peers", "a:1,a:1"], "--peers: each shard may be named once"),

@@ -27,6 +27,24 @@ def test_a_step_drafts_what_the_history_says(known):
     assert stream.end() == []
 
 
+def test_other_problems_draft_where_there_is_no_history(start_server, connect):
+    def drafts(*flags: str) -> tuple[list[int], bytes, float]:
+        server = start_server(*flags)
+        wire = connect(server.endpoint)
+        for i in range(200):
+            wire.ingest([i], [range(1000, 1100)])
+        answer = wire.stream().ask(opens=[wire.open(1, [7000])], step=wire.step([1], [range(1000, 1020)]))
+        drafted = server.metrics().get('histospec_source_draft_tokens_total{namespace="run",source="namespace"}', 0)
+        return wire.drafts(answer)[0], answer.probs, drafted
+
+    draft, probs, drafted = drafts()
+    assert draft
+    assert draft == list(range(1020, 1020 + len(draft)))
+    assert drafted == len(draft)
+    assert drafts("--threads", "3") == (draft, probs, drafted)
+    assert drafts("--namespace-tokens", "0") == ([], b"", 0)
+
+
 def test_a_step_answers_every_session_in_its_order(known):
     stream = known.stream()
     opens = [known.open(2), known.open(1, prompt=[9, 9]), known.open(3)]
@@ -159,6 +177,57 @@ def test_sessions_end_with_their_stream_uncommitted(wire, server):
     assert server.metrics()["histospec_sessions"] == 1
     assert wire.history([1, 2, 3]) == []
     assert wire.unknown(other.ask(step=wire.step([1], [[6]], [1]))) == []
+
+
+def test_clients_that_leave_in_the_middle_hurt_nobody(server, connect):
+    """
+    1. Clients send steps and commits, and leave without waiting for what they asked: at once, or with some answers.
+    2. The server goes on for others; its log says that they left, and no more.
+    """
+    sessions = range(20)
+    for wait in range(40):
+        wire = connect(server.endpoint)
+        stream = wire.stream()
+        stream.ask(opens=[wire.open(i) for i in sessions], step=wire.step(sessions, [[5]] * 20))
+        for i in sessions:
+            stream.send(closes=[wire.commit(i, 1)])
+        for _ in range(wait % 4):
+            stream.receive()
+        if wait % 2:
+            stream.cancel()
+        else:
+            wire.channel.close()
+    while server.metrics()["histospec_streams"]:
+        pass
+    ended = [entry["outcome"] for entry in server.log if entry["event"] == "draft stream ended"]
+    assert len(ended) == 40
+    assert set(ended) - {"ok"} == {"left"}  # one whose end was read before its leaving was noticed is as good as any
+    assert {entry["level"] for entry in server.log} == {"info"}
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1, [9])], step=wire.step([1], [[5, 6]]))
+    stream.ask(closes=[wire.commit(1, 2)])
+    assert wire.history([9]) == [[5, 6]]
+
+
+def test_ingests_that_nobody_waits_for_hurt_nobody(server, wire):
+    """
+    1. Clients ask for many ingests at once, wait for the first, and leave the others where they are.
+    2. The server goes on for others, and what it stored of those that were left is in the index, too.
+    """
+    responses = [pb.Response(tokens=wire.i32(range(2000)))] * 4
+    for i in range(20):
+        requests = [pb.IngestRequest(namespace="run", prompt=wire.i32([i, k]), responses=responses) for k in range(16)]
+        first, *others = [wire.stub.Ingest.future(request, timeout=60) for request in requests]
+        assert first.result().responses == 4
+        for other in others:
+            other.cancel()
+    wire.ingest([5000], [[1, 2]])
+    assert wire.history([5000]) == [[1, 2]]
+    while (samples := server.metrics())["histospec_history_tokens"] != samples["histospec_ingested_tokens_total"]:
+        pass
+    assert samples["histospec_ingested_responses_total"] >= 81
+    assert {entry["level"] for entry in server.log} == {"info"}
 
 
 def test_a_session_over_its_limits_is_refused_and_the_others_go_on(start_server, connect):

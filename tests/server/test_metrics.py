@@ -1,5 +1,6 @@
 """/metrics, counted to the unit."""
 
+import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
@@ -28,6 +29,9 @@ def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
         "rpc_seconds": "histogram",
         "draft_seconds": "histogram",
         "store_errors_total": "counter",
+        "source_draft_tokens_total": "counter",
+        "source_accepted_tokens_total": "counter",
+        "verify_cost": "gauge",
     }.items():
         assert f"# TYPE histospec_{name} {kind}\n" in text
     assert "process_resident_memory_bytes" in text
@@ -71,6 +75,13 @@ def test_counts_equal_what_was_done(server, wire):
         "sessions": 1,
         "streams": 1,
         "store_errors_total": 0,
+        'source_draft_tokens_total{namespace="run",source="history"}': drafted,
+        'source_draft_tokens_total{namespace="run",source="own"}': 0,
+        'source_draft_tokens_total{namespace="run",source="siblings"}': 0,
+        'source_draft_tokens_total{namespace="run",source="namespace"}': 0,
+        'source_accepted_tokens_total{namespace="run",source="history"}': len(followed),
+        'source_accepted_tokens_total{namespace="run",source="own"}': 0,
+        'verify_cost{namespace="run"}': float(np.float32(0.05)),
         "loaded_responses": 0,
         'rpc_seconds_count{method="Ingest"}': 1,
         'rpc_seconds_count{method="Draft"}': 4,
@@ -103,6 +114,8 @@ def test_totals_never_fall_when_a_namespace_is_dropped(server, wire):
     after = totals()
     hits = 'histospec_problem_lookups_total{namespace="run",result="hit"}'
     assert after[hits] == before[hits] + 1
+    drafted = 'histospec_source_draft_tokens_total{namespace="run",source="history"}'
+    assert after[drafted] > before[drafted] > 0
     assert all(after[name] >= value for name, value in before.items())
 
 

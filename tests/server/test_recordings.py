@@ -26,7 +26,10 @@ def test_a_record_becomes_arrays_and_unknown_fields_are_ignored():
 
 def test_id_and_group_may_be_left_out_and_blank_lines_are_skipped():
     line = json.dumps({"prompt": [1], "responses": [{"epoch": 4, "tokens": [2]}]})
-    assert len(list(read(io.BytesIO(f"{line}\n\n  \n{line}\n".encode())))) == 2
+    problems = list(read(io.BytesIO(f"{line}\n\n  \n{line}\n".encode())))
+    assert [problem.responses[0].group for problem in problems] == [None, None]
+    (named,) = load({**GOOD, "responses": [{"epoch": 0, "group": group, "tokens": [2]} for group in (3, "a")]})
+    assert [response.group for response in named.responses] == [3, "a"]
 
 
 def test_gzip_is_recognised_by_its_content():

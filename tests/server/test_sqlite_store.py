@@ -1,5 +1,6 @@
 """The SQLite store on its own: identity, windows, groups, and files that are not its own."""
 
+import hashlib
 import os
 import sqlite3
 import subprocess
@@ -12,6 +13,21 @@ from histospec.server import sqlite_store
 from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.sqlite_store import FILE_NAME, SQLiteStore
 from histospec.server.store import Batch, Problem, Record
+
+FIRST_VERSION = """
+PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
+CREATE TABLE prompts (
+    id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, problem TEXT NOT NULL, digest BLOB NOT NULL, tokens BLOB NOT NULL
+);
+CREATE INDEX prompts_by_digest ON prompts (namespace, problem, digest);
+CREATE TABLE responses (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, prompt INTEGER NOT NULL REFERENCES prompts (id), epoch INTEGER NOT NULL,
+    reward REAL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, generated BLOB NOT NULL
+);
+CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
+INSERT INTO prompts VALUES (1, 'run', '', X'DIGEST', CAST('prompt..' AS BLOB));
+INSERT INTO responses VALUES (1, 1, 0, NULL, CAST('old.' AS BLOB), X'', X'');
+""".replace("DIGEST", hashlib.blake2b(b"prompt..", digest_size=8).hexdigest())
 
 
 @pytest.fixture
@@ -146,6 +162,18 @@ def test_a_writer_that_is_too_far_behind_refuses(open_store, monkeypatch):
     put(store, bytes(900))
 
 
+def test_what_was_asked_for_is_done_though_nobody_waits(open_store):
+    store = open_store()
+    gate = threading.Event()
+    store._submit(lambda connection: gate.wait(), 0)
+    waiting = store.append(batch(b"left"))
+    assert not waiting.cancel()
+    gate.set()
+    waiting.result()
+    put(store, b"next")
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"left", b"next"]
+
+
 def test_a_failing_disk_is_reported_and_survived(open_store):
     store = open_store()
 
@@ -220,6 +248,42 @@ def test_a_damaged_file_is_reported(open_store, tmp_path):
 def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 2")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 2, this one knows 1\)"):
+        connection.execute("PRAGMA user_version = 3")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 3, this one knows 2\)"):
         SQLiteStore(tmp_path, 8)
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(open_store, tmp_path):
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.executescript(FIRST_VERSION)
+    store = open_store()
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"old."]
+    store.save_estimator("run", b"learned").result()
+    put(store, b"new.")
+    store.close()
+    store = open_store()
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"old.", b"new."]
+    assert store.estimators() == {"run": b"learned"}
+
+
+def test_an_update_that_does_not_succeed_changes_nothing(tmp_path):
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.executescript(FIRST_VERSION + "CREATE TABLE estimators (in_the_way);")
+    with pytest.raises(ConfigError, match="already exists"):
+        SQLiteStore(tmp_path, 8)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+        assert connection.execute("SELECT tokens FROM responses").fetchall() == [(b"old.",)]
+
+
+def test_the_last_estimator_of_each_namespace_is_kept(open_store):
+    store = open_store()
+    assert store.estimators() == {}
+    store.save_estimator("a", b"first").result()
+    store.save_estimator("b \u2764", bytes(range(256))).result()
+    store.save_estimator("a", b"second").result()
+    assert store.estimators() == {"a": b"second", "b \u2764": bytes(range(256))}
+    store.save_estimator("a", b"third")
+    store.drop("a").result()
+    store.close()
+    assert open_store().estimators() == {"b \u2764": bytes(range(256))}
