@@ -1,17 +1,23 @@
 """`histospec replay`: its rules on small recordings, what it writes, and agreement with an independent harness."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-from histospec.server import replay
-from histospec.server.recordings import Problem, RecordedResponse, Turn
-from histospec.server.replay_scores import Score, case_at, score
+from histospec.server import replay, replay_json, replay_plan, replay_plot, replay_tables
+from histospec.server.recordings import Problem, RecordedResponse, Turn, read
+from histospec.server.replay_cases import case_at
+from histospec.server.replay_result import Options
+from histospec.server.replay_scores import Score, score
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 RECORDINGS = ["math_rlckpt_llama3b", "agent_tau_airline", "code_humaneval_codegen", "text_creative_gpt4"]
@@ -65,7 +71,7 @@ def test_a_repeated_response_is_drafted_and_every_step_counts():
     problem = Problem(np.array([1, 2, 3], np.int32), (response(0, text), response(1, text)))
     case = case_at(problem, 1, siblings=False, max_response=2000)
     assert case is not None
-    result = score([case], 0.02, 16, lambda: None)
+    result = score([case], 0.02, 16, lambda _: None)
     assert result.tokens == 64
     assert 64 / 17 <= result.steps < 32  # a step yields at most 16 drafted tokens and one more
     assert result.accepted == 64 - result.steps <= result.drafted
@@ -77,7 +83,7 @@ def test_what_the_environment_wrote_costs_no_step_and_is_no_gain():
     problem = Problem(np.array([1], np.int32), (known, asked))
     case = case_at(problem, 1, siblings=False, max_response=2000)
     assert case is not None
-    assert (score([case], 0.05, 16, lambda: None).counts[0, [0, 2]] == [1, 1]).all()
+    assert (score([case], 0.05, 16, lambda _: None).counts[0, [0, 2]] == [1, 1]).all()
 
 
 def test_s_c_charges_for_drafted_tokens():
@@ -149,6 +155,41 @@ def test_options_outside_their_limits_are_refused(arguments, capsys):
         replay.main(["rollouts.jsonl", *arguments])
     assert stop.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_sweep_of_costs_details_three_of_them(tmp_path, capsys):
+    file = recorded(tmp_path / "rollouts.jsonl")
+    plot = tmp_path / "sweep.png"
+    result = tmp_path / "sweep.json"
+    arguments = ["--verify-cost", "0.1,0.01,0.02,0.05", "--cost", "0.2,0.1", "--json", result, "--plot", plot]
+    assert replay.main([*map(str, [file, *arguments])]) == 0
+    figures = json.loads(result.read_text())
+    assert [entry["verify_cost"] for entry in figures["last_visit"]["costs"]] == [0.1, 0.01, 0.02, 0.05, 0.2]
+    assert [entry["verify_cost"] for entry in figures["epochs"][0]["costs"]] == [0.01, 0.05, 0.2]
+    assert "c = 0.02" not in capsys.readouterr().out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path):
+    options = Options("hist", 0, 1, (0.05,), 16, 2000, 0)
+    with Progress(disable=True) as progress, recorded(tmp_path / "rollouts.jsonl").open("rb") as file:
+        result = replay_plan.replay(list(read(file)), options, progress)
+    (score,) = result.last.scores
+    sources = {
+        "history": {"draft_tokens": score.steps * 2, "accepted_tokens": score.steps},
+        "siblings": {"draft_tokens": 0, "accepted_tokens": 0},
+    }
+    for known in ({}, sources):
+        result = replace(result, last=replace(result.last, scores=(replace(score, sources=known),)))
+        console = Console(record=True, width=100, file=io.StringIO())
+        console.print(replay_tables.report(result, options, "rollouts"))
+        text = console.export_text()
+        figures = replay_json.as_json(result, options, "rollouts.jsonl")["last_visit"]["costs"][0]
+        axes = replay_plot.plot(result, options, "rollouts").axes
+        assert ("Contribution of each source" in text) == bool(known)
+        assert figures.get("sources", {}) == known
+        assert len(axes) == (6 if known else 5)
+    assert re.search(r"0.05 +history +2.000 +100% +1.000 +100% +50% *\n +siblings +0.000 +0% +0.000 +0% +- *\n", text)
 
 
 @pytest.mark.skipif(not (SHARED / "lab" / "replay.py").exists(), reason="the reference harness is not here")
