@@ -11,12 +11,13 @@ class AdapterConfig:
 
     Attributes:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
-            shorter; 0 drafts as long as it can. HISTOSPEC_VERIFY_COST.
+            shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
+            HISTOSPEC_VERIFY_COST, a number or "auto".
         cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see cpu.py). Off only
             to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
-    verify_cost: float = 0.05
+    verify_cost: float | None = None
     cpu_fix: bool = True
 
     @classmethod
@@ -28,16 +29,18 @@ class AdapterConfig:
         )
 
 
-def _cost(name: str, default: float) -> float:
+def _cost(name: str, default: float | None) -> float | None:
     text = os.environ.get(name, "")
     if not text:
         return default
+    if text == "auto":
+        return None
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (0 <= value < math.inf):
-        raise ValueError(f"{name}: expected a number of at least 0, such as 0.05, got {text!r}")
+        raise ValueError(f"{name}: expected 'auto' or a number of at least 0, such as 0.05, got {text!r}")
     return value
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         prompt_token_ids: list[int] | None
         sampling_params: SamplingParams | None
         output_token_ids: Sequence[int]
+        spec_token_ids: list[int]
         num_output_tokens: int
         num_tokens: int
         max_tokens: int
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
         status: Any
 
         def is_finished(self) -> bool: ...
+
+    class SchedulerOutput(Protocol):
+        """What one step computes."""
+
+        num_scheduled_tokens: dict[str, int]
+        total_num_scheduled_tokens: int
+        scheduled_spec_decode_tokens: dict[str, list[int]]
 
     class ModelRunnerOutput(Protocol):
         """What one forward pass sampled; row i belongs to req_ids[i]."""
@@ -69,7 +77,9 @@ if TYPE_CHECKING:
         def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None: ...
         def add_request(self, request: Request) -> None: ...
         def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
-        def update_from_output(self, scheduler_output: Any, model_runner_output: ModelRunnerOutput) -> Any: ...
+        def update_from_output(
+            self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        ) -> Any: ...
         def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None: ...
         def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any: ...
         def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any: ...
@@ -77,8 +87,17 @@ if TYPE_CHECKING:
 
 else:
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
 
-__all__ = ["DraftTokenIds", "ModelRunnerOutput", "Request", "RequestStatus", "SamplingParams", "Scheduler"]
+__all__ = [
+    "DraftTokenIds",
+    "ModelRunnerOutput",
+    "Request",
+    "RequestStatus",
+    "SamplingParams",
+    "Scheduler",
+    "SchedulerOutput",
+]

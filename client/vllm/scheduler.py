@@ -5,19 +5,23 @@ sent at the start of `update_from_output`, and the drafts are received in `updat
 between the two hides the round trip. vLLM cuts the tokens of a request that finishes (stop tokens, lengths) only
 within `update_from_output`; so what may be cut waits until then and goes out with the close, which asks for no draft.
 
+From one `update_from_output` to the next is the time of a step, with all that is done between the forward passes: an
+accepted token saves all of it. Where vLLM pipelines batches, they come out one after the other, and so are timed.
+
 Nothing that happens here may hurt the engine: a failure is logged and costs the drafts.
 """
 
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .. import DraftClient
+from .. import Draft, DraftClient
 from .config import AdapterConfig
-from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler
+from .cost import DEFAULT, FixedCost, LearnedCost
+from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
 from .options import read_options
 from .sessions import RequestSessions
 from .stops import StopStrings
@@ -29,6 +33,8 @@ COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
+COST_SECONDS = 600.0  # between two reports of what was learned
+TELL_STEPS = 16  # between two messages while drafts cost too much to ask for any
 
 
 class HistoSpecScheduler(Scheduler):
@@ -45,9 +51,12 @@ class HistoSpecScheduler(Scheduler):
         config = AdapterConfig.from_environment()
         client = DraftClient()
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
-        self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.verify_cost)
+        self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
-        self._reported = -math.inf
+        self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
+        self._stepped = math.inf  # when the last step ended; infinite where none ran just now
+        self._silent = 0  # steps since drafts were asked for
+        self._reported = self._reported_cost = -math.inf
         logger.info(
             "HistoSpec drafts up to %d tokens a step from %s, namespace %r",
             self._sessions.max_tokens, ", ".join(e.address for e in client.config.endpoints), client.config.namespace,
@@ -67,21 +76,37 @@ class HistoSpecScheduler(Scheduler):
             self._sessions.announce()
         return super().schedule(*args, **kwargs)
 
-    def update_from_output(self, scheduler_output: Any, model_runner_output: ModelRunnerOutput) -> Any:
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
-        with self._harmless("send", forget=True):
-            self._sessions.send(self._certain(model_runner_output))
+        verify_cost: float | None = DEFAULT
+        with self._harmless("learn"):
+            verify_cost = self._learn(scheduler_output)
+        if verify_cost is not None:
+            with self._harmless("send", forget=True):
+                self._sessions.send(self._certain(model_runner_output), verify_cost)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if not self.requests:
+            self._stepped = math.inf  # the engine is idle from here on
+        elif verify_cost is None and self._silent % TELL_STEPS:
+            return outputs
         with self._harmless("settle", forget=True):
-            self._sessions.send(self._remaining(model_runner_output))
+            if verify_cost is None:
+                self._sessions.tell(self._remaining(model_runner_output))
+            else:
+                self._sessions.send(self._remaining(model_runner_output), verify_cost)
             self._sessions.settle()
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
+        drafts: dict[str, Draft] = {}
+        with self._harmless("receive", forget=True):
+            drafts = self._sessions.receive()
+        if not drafts and not any(request.spec_token_ids for request in self.requests.values()):
+            return  # vLLM would check each request to put nothing in the place of nothing
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
         with self._harmless("receive", forget=True):
-            rows = self._drafts(draft_token_ids.req_ids)
+            rows = self._rows(drafts, draft_token_ids.req_ids)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
@@ -106,6 +131,21 @@ class HistoSpecScheduler(Scheduler):
         with self._harmless("shutdown"):
             self._sessions.close()
         super().shutdown()
+
+    def _learn(self, step: SchedulerOutput) -> float | None:
+        """Tells the cost model of the step that ends now; returns what to ask the next drafts with."""
+        now = time.perf_counter()
+        seconds, self._stepped = now - self._stepped, now
+        sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
+        drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+        self._cost.observe(seconds, sequences, tokens, prefill=tokens - drafted != sequences)
+        if self._cost.learned and now - self._reported_cost >= COST_SECONDS:
+            self._reported_cost = now
+            logger.info("HistoSpec: a drafted token costs %.3f of a step of %d requests", self._cost.value, sequences)
+        self._sessions.verify_cost = self._cost.value
+        verify_cost = self._cost.next()
+        self._silent = self._silent + 1 if verify_cost is None else 0
+        return verify_cost
 
     def _open(self, request: Request) -> None:
         """Opens a session for a request that generates text from tokens; others go without."""
@@ -150,9 +190,8 @@ class HistoSpecScheduler(Scheduler):
                 sent = 0
             yield request_id, request.output_token_ids[sent:]
 
-    def _drafts(self, request_ids: Sequence[str]) -> list[list[int]]:
+    def _rows(self, drafts: Mapping[str, Draft], request_ids: Sequence[str]) -> list[list[int]]:
         """One draft a request, no longer than it can use."""
-        drafts = self._sessions.receive()
         rows = []
         for request_id in request_ids:
             draft, request = drafts.get(request_id), self.requests.get(request_id)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .cost import DEFAULT
 from .options import RequestOptions
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ class _Session:
 class RequestSessions:
     """Sessions by request id. Not thread-safe: it belongs to the scheduler's thread."""
 
-    def __init__(self, client: "DraftClient", max_tokens: int, verify_cost: float) -> None:
-        """Drafts of at most max_tokens; verify_cost as in the client."""
+    def __init__(self, client: "DraftClient", max_tokens: int) -> None:
+        """Drafts of at most max_tokens."""
         self.client = client
         self.max_tokens = max_tokens
-        self.verify_cost = verify_cost
+        self.verify_cost = DEFAULT  # said with what asks for no drafts, for the server's metrics
         self._sessions: dict[str, _Session] = {}
         self._new: set[int] = set()  # sessions that the server has not heard of
         self._pending: list[tuple[list[str], Pending]] = []
@@ -50,27 +51,25 @@ class RequestSessions:
         if self._new:
             opened, self._new = sorted(self._new), set()
             # An empty step and not a flush, which would wait for earlier commits to reach the server's disk.
-            self.client.send(opened, [()] * len(opened), max_tokens=0)
+            self._tell(opened, [()] * len(opened))
 
     def sent(self, request_id: str) -> int | None:
         """Generated tokens that the request's session was sent; None for a request without one."""
         session = self._sessions.get(request_id)
         return None if session is None else session.sent
 
-    def send(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
+    def send(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
         """Sends (request id, new tokens) of one step and asks for drafts. Never waits for the reply."""
-        requests, sessions, tokens = [], [], []
-        for request_id, new_tokens in rows:
-            session = self._sessions[request_id]
-            session.sent += len(new_tokens)
-            requests.append(request_id)
-            sessions.append(session.id)
-            tokens.append(new_tokens)
-        if not requests:
-            return
-        self._new.difference_update(sessions)
-        step = self.client.send(sessions, tokens, max_tokens=self.max_tokens, verify_cost=self.verify_cost)
-        self._pending.append((requests, step))
+        requests, sessions, tokens = self._advance(rows)
+        if sessions:
+            step = self.client.send(sessions, tokens, max_tokens=self.max_tokens, verify_cost=verify_cost)
+            self._pending.append((requests, step))
+
+    def tell(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """The same, asking for no drafts: siblings elsewhere see the tokens."""
+        _, sessions, tokens = self._advance(rows)
+        if sessions:
+            self._tell(sessions, tokens)
 
     def receive(self) -> "dict[str, Draft]":
         """Drafts by request id of what was sent since the last call; waits at most the client's deadline."""
@@ -113,8 +112,7 @@ class RequestSessions:
             return
         tails = [(session, tail) for session, tail in commits if tail]
         if tails:
-            # Append only: a finished request wants no draft, and nobody receives this step.
-            self.client.send([session.id for session, _ in tails], [tail for _, tail in tails], max_tokens=0)
+            self._tell([session.id for session, _ in tails], [tail for _, tail in tails])
         if commits:
             epochs = [session.options.epoch for session, _ in commits]
             self.client.close([session.id for session, _ in commits], commit=True, epochs=epochs)
@@ -138,3 +136,18 @@ class RequestSessions:
         """Lets the last commits out and ends the client."""
         self.settle()
         self.client.shutdown()
+
+    def _advance(self, rows: Iterable[tuple[str, Sequence[int]]]) -> tuple[list[str], list[int], list[Sequence[int]]]:
+        """Counts the tokens as sent. -> request ids, sessions, their tokens."""
+        requests, sessions, tokens = [], [], []
+        for request_id, new_tokens in rows:
+            session = self._sessions[request_id]
+            session.sent += len(new_tokens)
+            requests.append(request_id)
+            sessions.append(session.id)
+            tokens.append(new_tokens)
+        self._new.difference_update(sessions)
+        return requests, sessions, tokens
+
+    def _tell(self, sessions: list[int], tokens: Sequence[Sequence[int]]) -> None:
+        self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost)  # nobody receives this step

@@ -123,8 +123,9 @@ def engines(tiny_model):
     """A factory of engines that close together at the end."""
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
-        # The tests are about what is drafted, not about how fast a busy machine answers.
+        # The tests are about what is drafted, not about how fast a busy machine answers or computes.
         environment.setenv("HISTOSPEC_DEADLINE", "5")
+        environment.setenv("HISTOSPEC_VERIFY_COST", "0.05")
 
         def start(endpoint=None, namespace="test", in_process=True, **arguments):
             environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
