@@ -1,6 +1,6 @@
 """What the benchmarks run on: rollouts made up to look like real ones, or real ones from recordings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,27 +34,66 @@ class Rollouts:
         return sum(len(response) for responses in self.history for response in responses)
 
 
-def generated(problems: int, responses: int, length: int, sessions: int = 0, seed: int = 0) -> Rollouts:
+class Texts:
     """Responses that retell one another: runs copied from a sibling, broken by tokens of their own.
 
     A response follows one of its siblings at about the same position for a geometrically distributed run, then says
     one to four tokens of its own and goes on with another sibling. The first response of a problem is a chain of
     phrases that all problems share. benchmarks/README.md compares the repetition with that of recorded rollouts.
+
+    A problem is the same whenever it is asked for, so that a history of any size need not be kept to be continued.
     """
-    rng = np.random.default_rng(seed)
-    phrases = [_words(rng, int(n)) for n in rng.integers(2, 12, PHRASES)]
-    rank = 1 / np.arange(1, PHRASES + 1)
-    prompts, history, live = [], [], []
-    for problem in range(problems):
-        prompts.append(_words(rng, int(rng.integers(60, 200))))
-        chain = rng.choice(PHRASES, size=length // 2, p=rank / rank.sum())
-        texts = [np.concatenate([phrases[i] for i in chain])[:length]]
-        writing = len(range(problem, sessions, problems))
-        while len(texts) < responses + writing:
-            texts.append(_retold(rng, texts[:responses], length))
-        history.append(texts[:responses])
-        live += [(problem, text) for text in texts[responses:]]
-    return Rollouts(f"generated {problems} x {responses} x {length:,}", prompts, history, live)
+
+    def __init__(self, length: int = 2000, seed: int = 0) -> None:
+        self.length = length
+        self._seed = seed
+        rng = np.random.default_rng(seed)
+        self._words = _words(rng, 1 << 20)
+        self._phrases = _words(rng, PHRASES * 12).reshape(PHRASES, 12)
+        self._phrase_lengths = rng.integers(2, 12, PHRASES)
+        rank = 1 / np.arange(1, PHRASES + 1)
+        self._phrase_odds = np.cumsum(rank / rank.sum())
+
+    def problem(self, problem: int, responses: int, more: int = 0) -> tuple[Tokens, list[Tokens]]:
+        """The prompt and the responses of a problem; `more` than those retell them, but are not retold."""
+        rng = np.random.default_rng((self._seed, problem))
+        prompt = self._said(rng, int(rng.integers(60, 200)))
+        texts = np.empty((responses + more, self.length), np.int32)
+        texts[0] = self._chain(rng)
+        for r in range(1, responses + more):
+            texts[r] = self._retold(rng, texts[: min(r, responses)])
+        return prompt, list(texts)
+
+    def live(self, problems: Iterable[int], responses: int, siblings: int) -> list[tuple[Tokens, Tokens]]:
+        """(prompt, response) of `siblings` sessions of each problem, whose history is its first `responses`."""
+        sessions = []
+        for problem in problems:
+            prompt, written = self.problem(problem, responses, siblings)
+            sessions += [(prompt, response) for response in written[responses:]]
+        return sessions
+
+    def _said(self, rng: np.random.Generator, n: int) -> Tokens:
+        start = int(rng.integers(len(self._words) - n))
+        return self._words[start : start + n]
+
+    def _chain(self, rng: np.random.Generator) -> Tokens:
+        chain = np.searchsorted(self._phrase_odds, rng.random(self.length // 2))
+        said = np.arange(self._phrases.shape[1]) < self._phrase_lengths[chain, None]
+        return self._phrases[chain][said][: self.length]
+
+    def _retold(self, rng: np.random.Generator, siblings: Tokens) -> Tokens:
+        runs = self.length  # more than there can be: each is 2 tokens or longer
+        lengths = np.stack([rng.geometric(1 / 12, runs // 2), rng.integers(1, 5, runs // 2)], axis=1)
+        ends = np.cumsum(lengths)
+        runs = int(np.searchsorted(ends, self.length)) // 2 + 1
+        lengths, ends = lengths[:runs], ends[: 2 * runs : 2]
+        starts = ends - lengths[:, 0]
+        shifts = np.clip(rng.integers(-8, 9, runs), -starts, np.maximum(self.length - ends, -starts))
+        sources = rng.integers(len(siblings), size=runs) * self.length + shifts
+        each = lengths.sum(axis=1)
+        copied = np.arange(self.length) + np.repeat(sources, each)[: self.length]
+        own = np.arange(self.length) >= np.repeat(ends, each)[: self.length]
+        return np.where(own, self._said(rng, self.length), siblings.reshape(-1)[np.minimum(copied, siblings.size - 1)])
 
 
 def _words(rng: np.random.Generator, n: int) -> Tokens:
@@ -62,17 +101,17 @@ def _words(rng: np.random.Generator, n: int) -> Tokens:
     return ((rng.zipf(1.3, n) * 7919) % VOCABULARY).astype(np.int32)
 
 
-def _retold(rng: np.random.Generator, siblings: list[Tokens], length: int) -> Tokens:
-    parts: list[Tokens] = []
-    done = 0
-    while done < length:
-        sibling = siblings[rng.integers(len(siblings))]
-        start = max(0, done + int(rng.integers(-8, 9)))
-        run = sibling[start : start + int(rng.geometric(1 / 12))]
-        own = _words(rng, int(rng.integers(1, 5)))
-        parts += [run, own]
-        done += len(run) + len(own)
-    return np.concatenate(parts)[:length]
+def generated(problems: int, responses: int, length: int, sessions: int = 0, seed: int = 0) -> Rollouts:
+    """Made-up rollouts, the sessions spread evenly over the problems."""
+    texts = Texts(length, seed)
+    prompts, history, live = [], [], []
+    for problem in range(problems):
+        writing = len(range(problem, sessions, problems))
+        prompt, written = texts.problem(problem, responses, writing)
+        prompts.append(prompt)
+        history.append(written[:responses])
+        live += [(problem, text) for text in written[responses:]]
+    return Rollouts(f"generated {problems} x {responses} x {length:,}", prompts, history, live)
 
 
 def recorded(folder: Path, tokens: int, sessions: int = 0, context: int = 0) -> Iterator[Rollouts]:

@@ -1,0 +1,63 @@
+"""What a second thread brings a step: `python benchmarks/threads.py [--quick]`.
+
+Engines with one and with two worker threads hold the same history and step the same sessions by turns, step by step;
+what counts is the time that passes. benchmarks/README.md says what each number means.
+"""
+
+import argparse
+import statistics
+
+import numpy as np
+from replay import Replay
+from rollouts import generated
+
+from histospec.native import Engine
+
+SIBLINGS = 16  # sessions of one problem
+THREADS = (1, 2)
+CONTEXT = 512  # tokens into its response each session starts
+
+
+def measured(batch: int, length: int, rounds: int) -> dict[int, list[float]]:
+    """Seconds of every step, by the number of threads. Raises RuntimeError if their drafts differ."""
+    rollouts = generated(max(1, batch // SIBLINGS), 16, length, batch)
+    engines = {threads: Engine(memory_bytes=16 << 30, threads=threads) for threads in THREADS}
+    for engine in engines.values():
+        for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
+            engine.ingest("bench", prompt, responses)
+    live = [(rollouts.prompts[problem], text) for problem, text in rollouts.live]
+    seconds: dict[int, list[float]] = {threads: [] for threads in THREADS}
+    for _ in range(rounds):
+        replays = {threads: Replay(engine, live, min(CONTEXT, length // 4)) for threads, engine in engines.items()}
+        while not any(replay.done for replay in replays.values()):
+            steps = {threads: replay.step() for threads, replay in replays.items()}
+            if not all(np.array_equal(step.tokens, steps[1].tokens) for step in steps.values()):
+                raise RuntimeError("drafts depend on the number of threads")
+            for threads, step in steps.items():
+                seconds[threads].append(step.wall)
+        for replay in replays.values():
+            replay.close()
+    return seconds
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny: proves that it runs, the figures mean nothing")
+    parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024], help="sessions of a step (256 1024)")
+    args = parser.parse_args()
+    batches, length = ([32], 300) if args.quick else (args.batches, 2000)
+    print(
+        f"{'batch':>8}" + "".join(f"{threads:>6} {'thread' if threads == 1 else 'threads':<9}" for threads in THREADS)
+    )
+    for batch in batches:
+        seconds = measured(batch, length, rounds=1)
+        times = {threads: statistics.median(values) for threads, values in seconds.items()}
+        faster = statistics.median(one / two for one, two in zip(*seconds.values(), strict=True))
+        print(
+            f"{batch:8,}" + "".join(f"{time * 1e3:10.2f} ms   " for time in times.values()) + f"{faster:8.2f}x as fast"
+        )
+
+
+if __name__ == "__main__":
+    main()

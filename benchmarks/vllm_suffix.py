@@ -1,0 +1,233 @@
+"""HistoSpec beside vLLM's own suffix decoding, in real vLLM, on the policies of a real RL run.
+
+    python benchmarks/vllm_suffix.py                # needs vllm and arctic-inference; half an hour on two cores
+    python benchmarks/vllm_suffix.py --saturated    # instead: a batch so large that drafts do not pay
+    python benchmarks/vllm_suffix.py --quick        # proves that it runs; the figures mean nothing
+
+The run of examples/tiny_rl is trained once, without drafts, and the policy of every epoch is kept. Then each method
+rolls out every epoch on those weights: the same prompts, sampling and seeds, one engine for all epochs, so that each
+has the history that it would have in the run. Every method and seed has a process of its own; methods take turns.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_rl"))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
+os.environ.setdefault("HISTOSPEC_DEADLINE", "0.2")
+
+DRAFTED = 16
+COST = 0.05  # at which the speed-up S_c of a method is stated
+
+
+def suffix(**options: float) -> dict[str, Any]:
+    """vLLM's arguments for suffix decoding."""
+    named = {f"suffix_decoding_{name}": value for name, value in options.items()}
+    return {"speculative_config": {"method": "suffix", "num_speculative_tokens": DRAFTED, **named}}
+
+
+METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
+    # name: environment, vLLM's arguments; None are HistoSpec's
+    "HistoSpec": ({"HISTOSPEC_VERIFY_COST": str(COST)}, None),
+    "HistoSpec, learned cost": ({"HISTOSPEC_VERIFY_COST": "auto"}, None),
+    "suffix, defaults": ({}, suffix()),
+    "suffix, probability 0.3": ({}, suffix(min_token_prob=0.3)),
+    "suffix, factor 4": ({}, suffix(max_spec_factor=4.0)),
+}
+
+
+def main() -> None:
+    """Runs one of the two comparisons, or a part of one in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--saturated", action="store_true", help="measure the overhead where drafts do not pay")
+    parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9, help="of the saturated batch")
+    parser.add_argument("--batch", type=int, default=256, help="requests side by side, of the saturated batch")
+    parser.add_argument("--json", type=Path, help="where the figures go, too")
+    parser.add_argument("--part", nargs=3, metavar=("METHOD", "SEED", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        method, seed, folder = arguments.part
+        print(json.dumps(roll_out(method, int(seed), Path(folder), arguments.quick)))
+        return
+    result = saturated(arguments) if arguments.saturated else compare(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1))
+
+
+def settings(quick: bool) -> Any:
+    """The size of the run."""
+    import loop
+
+    return replace(loop.Settings(), epochs=3, problems=8) if quick else loop.Settings()
+
+
+def prompts(size: Any) -> list[list[int]]:
+    """The prompts of the run."""
+    import task
+
+    return [problem.prompt for problem in task.problems(size.problems, Random(size.seed))]
+
+
+def train(folder: Path, size: Any) -> None:
+    """Trains the demo's policy on rollouts without drafts; `folder/N` takes the policy that epoch N rolls out."""
+    import grpo
+    import policy
+    import task
+    import torch
+    from rollout import RolloutEngine
+
+    torch.manual_seed(size.seed)
+    problems = task.problems(size.problems, Random(size.seed))
+    repeated = [problem for problem in problems for _ in range(size.samples)]
+    model = policy.load()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    model.save_pretrained(folder / "1")
+    engine = RolloutEngine(folder / "1", 64, {})
+    for epoch in range(1, size.epochs):
+        rollouts = engine.generate([p.prompt for p in problems], size.samples, epoch)
+        rewards = [p.reward(response) for p, response in zip(repeated, rollouts.responses, strict=True)]
+        table = torch.tensor(rewards).view(size.problems, size.samples)
+        grpo.update(model, optimizer, [p.prompt for p in repeated], rollouts.responses, table)
+        engine.push(model)
+        model.save_pretrained(folder / str(epoch + 1))
+        print(f"trained epoch {epoch}: reward {table.mean():.3f}", file=sys.stderr)
+
+
+def roll_out(method: str, seed: int, folder: Path, quick: bool) -> list[dict[str, float]]:
+    """All epochs with one method; a dict of counts each."""
+    from rollout import DRAFTS, RolloutEngine
+    from transformers import LlamaForCausalLM
+
+    from histospec.client.vllm import cpu
+
+    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/cpu.py)
+    size = settings(quick)
+    options = METHODS[method][1] or DRAFTS
+    engine = RolloutEngine(folder / "1", size.concurrency, {"seed": seed, **options})
+    engine.warm_up()
+    epochs = []
+    for epoch in range(1, size.epochs + 1):
+        engine.push(LlamaForCausalLM.from_pretrained(folder / str(epoch)))
+        rollouts = engine.generate(prompts(size), size.samples, epoch)
+        counts = rollouts.counts
+        epochs.append(
+            {
+                "tokens": rollouts.tokens,
+                "steps": counts.steps,
+                "drafted": counts.drafted,
+                "accepted": counts.accepted,
+                "seconds": rollouts.seconds,
+            }
+        )
+    return epochs
+
+
+def compare(arguments: argparse.Namespace) -> Any:
+    """The table of methods; medians over the seeds."""
+    import draft_server
+
+    seeds = 1 if arguments.quick else arguments.seeds
+    results: dict[str, list[list[dict[str, float]]]] = {method: [] for method in METHODS}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        train(folder, settings(arguments.quick))
+        server = stack.enter_context(draft_server.running(folder / "store", folder / "server.log"))
+        for seed in range(1, seeds + 1):
+            for method, (environment, _) in METHODS.items():
+                namespace = f"{method} {seed}"
+                settled = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace} | environment
+                command = [sys.executable, __file__, "--part", method, str(seed), name]
+                command += ["--quick"] if arguments.quick else []
+                done = subprocess.run(command, env=os.environ | settled, stdout=subprocess.PIPE, text=True, check=True)
+                results[method].append(json.loads(done.stdout.splitlines()[-1]))
+                print(f"seed {seed}, {method}: {summary(results[method][-1])}", file=sys.stderr)
+    print(f"\n| method | tokens a step, epochs 2+ | drafted a step | accepted | S_{COST} | seconds |")
+    print("|---|---|---|---|---|---|")
+    for method, runs in results.items():
+        each = [summary(run) for run in runs]
+        row = {key: statistics.median(run[key] for run in each) for key in each[0]}
+        print(
+            f"| {method} | {row['tokens_a_step']:.2f} | {row['drafted_a_step']:.2f} | {row['accepted']:.0%} "
+            f"| {row['speed_up']:.2f} | {row['seconds']:.1f} |"
+        )
+    return results
+
+
+def summary(epochs: list[dict[str, float]]) -> dict[str, float]:
+    """What epochs 2 and later come to."""
+    total = {key: sum(epoch[key] for epoch in epochs[1:]) for key in epochs[0]}
+    return {
+        "tokens_a_step": total["tokens"] / total["steps"],
+        "drafted_a_step": total["drafted"] / total["steps"],
+        "accepted": total["accepted"] / max(total["drafted"], 1),
+        "speed_up": total["tokens"] / (total["steps"] + COST * total["drafted"]),
+        "seconds": total["seconds"],
+    }
+
+
+def saturated(arguments: argparse.Namespace) -> Any:
+    """Time of a large batch without drafts, with a learned cost and with one that no draft can pay."""
+    import draft_server
+    import policy
+    from rollout import DRAFTS, RolloutEngine
+
+    size = settings(quick=False)
+    samples = max(1, arguments.batch // size.problems)
+    rounds = 2 if arguments.quick else arguments.rounds
+    os.environ["HISTOSPEC_NAMESPACE"] = "saturated"
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        server = stack.enter_context(draft_server.running(folder / "store", folder / "server.log"))
+        os.environ["HISTOSPEC_ENDPOINT"] = server.endpoint
+        policy.load().save_pretrained(folder / "policy")
+        empty = DRAFTS | {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}
+        engines = {
+            "no speculation": RolloutEngine(folder / "policy", arguments.batch, {}),
+            "vLLM's speculation, empty drafts": RolloutEngine(folder / "policy", arguments.batch, empty),
+        }
+        for cost in ("auto", "1"):
+            os.environ["HISTOSPEC_VERIFY_COST"] = cost
+            engines[f"HistoSpec, cost {cost}"] = RolloutEngine(folder / "policy", arguments.batch, DRAFTS)
+        seconds: dict[str, list[float]] = {engine: [] for engine in engines}
+        work: dict[str, list[float]] = {engine: [] for engine in engines}  # CPU time, which neighbours disturb less
+        tokens: dict[str, float] = {}
+        for number in range(rounds + 1):
+            names = list(engines) if number % 2 else list(reversed(engines))
+            for engine in names:
+                start = time.process_time()
+                rollouts = engines[engine].generate(prompts(size), samples, 0)
+                spent = time.process_time() - start
+                if number:  # the first warms up
+                    # Samples differ in length; a token is what the time is for.
+                    seconds[engine].append(1e6 * rollouts.seconds / rollouts.tokens)
+                    work[engine].append(1e6 * spent / rollouts.tokens)
+                    tokens[engine] = rollouts.tokens_per_step
+    requests = size.problems * samples
+    print(f"\n| {requests} requests at once | tokens a step | us a token | beside plain | CPU us | beside plain |")
+    print("|---|---|---|---|---|---|")
+    for engine in engines:
+        columns = ""
+        for figures in (seconds, work):
+            middle = statistics.median(figures[engine])
+            columns += f" {middle:.1f} | {middle / statistics.median(figures['no speculation']):.3f} |"
+        print(f"| {engine} | {tokens[engine]:.2f} |{columns}")
+    return {"seconds": seconds, "cpu": work}
+
+
+if __name__ == "__main__":
+    main()
