@@ -67,6 +67,8 @@ test-vllm-$(VLLM_OLD):
 bench: setup
 	scripts/install-peers $(VENV)
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/budget.py
 
 fuzz: setup
 	scripts/fuzz
