@@ -8,24 +8,26 @@ namespace {
 constexpr float kMargin = 1.1f;
 
 // A history that knows a context of so many tokens is not helped by what other problems say, and that costs the most.
-constexpr int kSureOrder = 8;
+constexpr int kSureOrder = 6;
 
 // Of the votes of the best candidate: with less, one is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
 }  // namespace
 
+void Viewpoint::catch_up() {
+  history.catch_up(context.tokens());
+  if (history.depth() < kSureOrder) elsewhere.catch_up(context.tokens());
+}
+
 Evidence gather(Viewpoint& view, const LiveSource& live) {
   Evidence evidence;
   const Tokens context = view.context.tokens();
-  view.history.catch_up(context);
+  view.catch_up();
   view.history.testify(kHistory, view.generated, evidence);
   const int depth = view.history.depth();
   if (depth < kSureOrder || !evidence.unanimous()) live.testify(context, evidence);
-  if (depth < kSureOrder) {
-    view.elsewhere.catch_up(context);
-    view.elsewhere.testify(kNamespace, view.generated, evidence);
-  }
+  if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, evidence);
   evidence.elect(kUnlikelyShare);
   return evidence;
 }

@@ -42,10 +42,13 @@ struct DraftLimits {
 // What a session looks at when it drafts.
 struct Viewpoint {
   ContextTail context;
-  HistorySource history;        // of the problem
-  HistorySource elsewhere{12};  // of the whole namespace: rarely asked
-  std::int64_t generated = 0;   // tokens of the session so far
-  int run = 0;                  // the last so many of them were foreseen
+  HistorySource history;       // of the problem
+  HistorySource elsewhere{8};  // of the whole namespace: rarely asked
+  std::int64_t generated = 0;  // tokens of the session so far
+  int run = 0;                 // the last so many of them were foreseen
+
+  // Moves what will be asked to the end of the context.
+  void catch_up();
 };
 
 // What is said on the token after view.context, its candidates elected.

@@ -20,18 +20,27 @@ constexpr float kDoubt = 100, kMostSeen = 2000;
 constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
 constexpr float kMostWeight = 1e6f;
 
-// Within 0.0002 of log2(x), x > 0: the exponent, and a polynomial of the mantissa.
-float log2_of(float x) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const float exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127);
-  const float m = std::bit_cast<float>((bits & 0x7fffff) | 0x3f800000);
-  return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
+// Eight at a time: what a candidate is weighed by.
+using Floats [[gnu::vector_size(32)]] = float;
+using Bits [[gnu::vector_size(32)]] = std::uint32_t;
+using Integers [[gnu::vector_size(32)]] = std::int32_t;
+
+// x = log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
+void to_log2(Floats& x) {
+  const Floats exponent = __builtin_convertvector(reinterpret_cast<Integers>(x) >> 23, Floats) - 127;
+  const auto m = reinterpret_cast<Floats>((reinterpret_cast<Bits>(x) & 0x7fffff) | 0x3f800000);
+  x = exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
 }
 
-// The log-odds of something that got `n` of `total`.
-float stretch(float n, float total) {
+// The log-odds of what got `n` of `total`; 0 where nobody got any. `n` is lost.
+void stretch(Floats& n, const Floats& total, Floats& log_odds) {
   constexpr float kPrior = 0.3f, kLn2 = 0.6931472f;
-  return kLn2 * (log2_of(n + kPrior) - log2_of(std::max(total - n, 0.0f) + kPrior));
+  Floats others = total - n;
+  others = (others > 0 ? others : Floats{}) + kPrior;
+  n += kPrior;
+  to_log2(n);
+  to_log2(others);
+  log_odds = kLn2 * (n - others);
 }
 
 std::uint16_t slot(std::uint32_t key) {
@@ -76,6 +85,7 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
     if (tally.level == deepest) deepest_count += tally.at_level;
   });
   for (float v : votes) all += v;
+  const Floats totals = {all, aligned, votes[0], votes[1], votes[2], votes[3], count, deepest_count};
 
   features.size = static_cast<int>(evidence.candidates().size());
   for (int source = 0; source < kSourceCount; ++source) {
@@ -88,16 +98,13 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
     const auto token = static_cast<std::uint32_t>(tally.token);
     features.slots[c] = {slot(token), slot(static_cast<std::uint32_t>(previous) * 70001u + token)};
     const bool at_top = tally.level == deepest;
-    auto& x = features.x[c];
-    x[0] = stretch(tally.all(), all);
-    x[1] = aligned > 0 ? stretch(tally.aligned, aligned) : 0;
-    x[2] = static_cast<float>(tally.level - (at_top ? second : deepest)) * 0.2f;
-    x[3] = static_cast<float>(tally.level) * 0.2f;
-    for (int source = 0; source < kSourceCount; ++source) {
-      x[4 + source] = votes[source] > 0 ? stretch(tally.votes[source], votes[source]) : 0;
-    }
-    x[8] = stretch(tally.count, count);
-    x[9] = stretch(at_top ? tally.at_level : 0, deepest_count);
+    const auto& v = tally.votes;
+    Floats got = {tally.all(), tally.aligned, v[0], v[1], v[2], v[3], tally.count, at_top ? tally.at_level : 0};
+    Floats log_odds;
+    stretch(got, totals, log_odds);
+    std::memcpy(features.x[c].data(), &log_odds, sizeof(log_odds));
+    features.x[c][8] = static_cast<float>(tally.level - (at_top ? second : deepest)) * 0.2f;
+    features.x[c][9] = static_cast<float>(tally.level) * 0.2f;
   }
 }
 

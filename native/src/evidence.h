@@ -33,15 +33,16 @@ inline constexpr std::array<std::uint8_t, kMaxOrder + 1> kLevelOf = [] {
 
 // What was said for one token.
 struct Tally {
-  Token token = -1;
-  std::uint8_t level = 0;    // of the witness that shares the most
-  std::uint8_t shared = 0;   // tokens that the best witness shares
-  Source source = kHistory;  // where it stands
-  float at_level = 0;        // witnesses at the level
-  float count = 0;           // witnesses
-  float aligned = 0;         // votes of the history, less the further they stand from the session's own offset
-  std::array<float, kSourceCount> votes{};
+  Token token;
+  std::uint8_t level;   // of the witness that shares the most
+  std::uint8_t shared;  // tokens that the best witness shares
+  Source source;        // where it stands
+  float at_level;       // witnesses at the level
+  float count;          // witnesses
+  float aligned;        // votes of the history, less the further they stand from the session's own offset
+  std::array<float, kSourceCount> votes;
 
+  static Tally of(Token token) { return {token, 0, 0, kHistory, 0, 0, 0, {}}; }
   float all() const { return votes[0] + votes[1] + votes[2] + votes[3]; }
 };
 
@@ -51,11 +52,13 @@ class Evidence {
   // Of what followed where a response ended, or where the text was not generated; and of a token too many.
   static constexpr Name kNoToken = 15;
 
+  Evidence() { tallies_[kNoToken] = Tally::of(-1); }  // the others begin when they are named
+
   // What witnesses of this token call it.
   Name name(Token token) {
     int i = 0;
     while (i < named_ && tallies_[i].token != token) ++i;
-    if (i == named_ && named_ < kNoToken) tallies_[named_++].token = token;
+    if (i == named_ && named_ < kNoToken) tallies_[named_++] = Tally::of(token);
     return static_cast<Name>(i);
   }
 
@@ -63,7 +66,7 @@ class Evidence {
   struct Voices {
     Name name;
     Source source;
-    std::uint8_t shared;    // tokens that the first, the best, shares with the context: 1 ... kMaxOrder
+    std::uint8_t shared;    // tokens of the context that stand before the first, the best: 1 ... kMaxOrder
     std::uint8_t count;     // how many they are
     std::uint8_t at_level;  // of them, at the level of the first
     float votes;

@@ -13,13 +13,12 @@
 // so that a longer context is a deeper node and the tokens that followed stand side by side:
 //
 //     one row a position, r = 0 … n - 1; each number 2 bytes, or 4 beyond 65,535 positions or distinct tokens
-//     next[r]       the token at position i: what followed this context
-//     position[r]   i itself: which response, and how far into it
-//     from[r]       the row of position i - 1, i.e. of the same context without its newest token
-//     to[r]         the row of position i + 1, i.e. of the same context and what followed it
-//     shared[r]     how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 1 byte
-//     first[t]      where the rows begin whose newest context token is t; one a distinct token
-//     extent_of[b]  the first response that reaches into the positions from 64 b on; one every 64 positions
+//     next[r]     the token at position i: what followed this context
+//     to[r]       the row of position i + 1, i.e. of the same context and what followed it
+//     offset[r]   how far position i is into its response; always 2 bytes
+//     shared[r]   how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 1 byte
+//     from[r]     the row of position i - 1, i.e. of the same context without its newest token
+//     first[t]    where the rows begin whose newest context token is t; one a distinct token
 //
 // `next` is the Burrows-Wheeler transform of the reversed text, and `from` is its inverse last-to-first mapping. Inside
 // the rows of one token t, `from` ascends: they are the rows that are followed by t, in their own order. A context has
@@ -28,12 +27,13 @@
 // "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either side of
 // the gap are the ones that share the most with the context, and how much follows from `shared`. Going outwards from
 // the gap, the rows come in the order of how much of the context they share: nobody needs to know where the intervals
-// of shorter contexts end. The text is not stored at all: walking `from` gives it back.
+// of shorter contexts end. Neither the text nor the positions are stored: walking `from` gives them back.
 //
-// Cost. 9 bytes a token up to 65,535 tokens a segment, 17 beyond, and about 10 bytes a distinct token. Building: ranks
+// Cost. 9 bytes a token up to 65,535 tokens a segment, 15 beyond, and about 10 bytes a distinct token. Building: ranks
 // by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token: where the next row below was
-// followed by it, as it is along a repeated text, three loads (`next`, `to`, `shared`); else one binary search in one
-// contiguous piece of `from`, and the least of `shared` over the rows that it jumps.
+// followed by it, as it is along a repeated text, two rows are looked at, and all that is asked of a row lies in one
+// line of memory (rows.h); else one binary search in one contiguous piece of `from`, and the least of `shared` over the
+// rows that it jumps.
 //
 // Threads. Immutable once built: any number of readers, no lock.
 #pragma once
@@ -44,7 +44,7 @@
 #include <vector>
 
 #include "histospec/types.h"
-#include "shared_lengths.h"
+#include "rows.h"
 #include "words.h"
 
 namespace histospec {
@@ -59,10 +59,11 @@ struct Place {
   int depth() const { return std::max(above, below); }
 };
 
-// A row near a place, and how many tokens of the context stand before it.
+// A row near a place.
 struct Neighbour {
-  std::uint32_t row;
-  std::uint8_t shared;
+  std::uint32_t next;    // the rank that followed there; kSeparator where a response ended or nothing was generated
+  std::uint16_t offset;  // tokens of its response before it; 0 inside the head, 65,535 means as many or more
+  std::uint8_t shared;   // how many tokens of the context stand before it
 };
 
 class Segment {
@@ -94,9 +95,7 @@ class Segment {
   // Moves to the place of the context followed by `token`.
   void extend(Place& place, Token token) const;
 
-  std::uint32_t rows() const { return static_cast<std::uint32_t>(next_.size()); }
-  // The rank that followed row r's context; kSeparator at the end of a response and where nothing was generated.
-  std::uint32_t next(std::uint32_t row) const { return next_[row]; }
+  std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
   // The rows nearest to a place that share anything with its context: at most kNear above it, nearest first, then as
   // many below. Returns how many of either.
   static constexpr int kNear = 6;
@@ -105,15 +104,11 @@ class Segment {
     int below;
   };
   Near neighbours(const Place& place, std::span<Neighbour, 2 * kNear> found) const;
-  // How many tokens of its response stand before the position of this row; negative inside the head.
-  std::int64_t offset(std::uint32_t row) const;
 
   // Re-derives every invariant above; throws std::logic_error naming the first that fails.
   void check_integrity() const;
 
  private:
-  static constexpr std::uint32_t kBlock = 64;
-
   struct Ranked;  // the text on its way into rows
 
   // Open addressing: the first slot of a token for which `fits`.
@@ -128,11 +123,15 @@ class Segment {
   Segment() = default;
   static Ranked rank(std::span<const ResponseView> responses);
   void lay_out(const Ranked& ranked);
-  void sort_rows(std::span<const std::uint32_t> text);
-  void share(std::span<const std::uint32_t> text);
-  void mask(std::span<const ResponseView> responses);
+  static std::vector<bool> hidden(std::span<const ResponseView> responses, const Ranked& ranked);
+  void sort_rows(const Ranked& ranked, const std::vector<bool>& hidden);
+  // Calls visit(row, position) for every position, from n down to 1.
+  template <typename Visit>
+  void each_row(Visit visit) const {
+    for (std::uint32_t row = last_row_, position = rows(); position > 0; row = from_[row]) visit(row, position--);
+  }
+  // Rank by rank, in the order in which the responses lie.
   std::vector<std::uint32_t> text() const;
-  void search(Place& place, std::uint32_t rank) const;
   Place nowhere() const { return {rows() / 2, 0, 0}; }
 
   std::size_t tokens_ = 0;
@@ -140,15 +139,11 @@ class Segment {
   std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `from` starts
   Block memory_;                // of all that follows
   std::span<Extent> extents_;
-  Words extent_of_;            // block of kBlock positions -> the first response that reaches into it
   std::span<Token> alphabet_;  // rank -> token; [kSeparator] is -1
   Words slots_;                // open addressing, token -> rank, 0 is free
   Words first_;                // rank -> first row; [alphabet] = n
-  Words next_;
-  Words position_;
   Words from_;
-  Words to_;
-  SharedLengths shared_;
+  Rows rows_;
 };
 
 }  // namespace histospec

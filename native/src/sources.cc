@@ -54,17 +54,22 @@ void HistorySource::testify(Source source, std::int64_t offset, Evidence& eviden
 void HistorySource::testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
                             Evidence& evidence) {
   for (std::size_t i = 0; i < side.size();) {
-    const std::uint32_t next = segment.next(side[i].row);
-    const Evidence::Name name = next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(next));
+    const std::uint32_t next = side[i].next;
     const std::uint8_t level = kLevelOf[side[i].shared];
-    Evidence::Voices voices{name, source, side[i].shared, 0, 0, 0, 0};
-    for (; i < side.size() && segment.next(side[i].row) == next; ++i) {
+    Evidence::Voices voices{next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(next)),
+                            source,
+                            side[i].shared,
+                            0,
+                            0,
+                            0,
+                            0};
+    for (; i < side.size() && side[i].next == next; ++i) {
       const float vote = Evidence::vote(side[i].shared, static_cast<int>(i));
       voices.votes += vote;
       ++voices.count;
       voices.at_level += kLevelOf[side[i].shared] == level;
       if (source == kHistory && i < kAlignedRows) {
-        voices.aligned += vote * Evidence::alignment(segment.offset(side[i].row) - offset);
+        voices.aligned += vote * Evidence::alignment(side[i].offset - offset);
       }
     }
     evidence.add(voices);

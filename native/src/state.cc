@@ -30,7 +30,8 @@ void Namespace::forget() {
   latest_lengths.clear();
 }
 
-Engine::State::State(EngineOptions o) : options(o), workers_(o.threads), builder_([this] { build_loop(); }) {}
+Engine::State::State(EngineOptions o)
+    : options(o), ahead_(o.threads), workers_(o.threads), builder_([this] { build_loop(); }) {}
 
 Engine::State::~State() {
   {

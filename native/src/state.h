@@ -48,7 +48,6 @@ struct Session {
   std::size_t prompt_length;  // how many tokens of its prompt name its problem
   LiveText::TextId text;
   Viewpoint view;
-  Viewpoint ahead;         // of the drafted tokens: here because it keeps its memory
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
 };
@@ -116,6 +115,7 @@ class Engine::State {
   std::uint64_t step_ = 0;
   std::vector<Session*> batch_;       // of this step
   std::vector<std::uint32_t> order_;  // in which it drafts
+  std::vector<Viewpoint> ahead_;      // of each worker: moves along the draft that it makes; keeps its memory
   Workers workers_;
   bool stopping_ = false;
   std::condition_variable_any work_;

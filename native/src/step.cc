@@ -10,6 +10,13 @@ static_assert(kSourceNames.size() == kSourceCount);
 
 namespace {
 
+// The session is about to be looked at: until then its memory can arrive.
+void announce(const Session& session) {
+  constexpr std::size_t kLine = 64;
+  const auto* memory = reinterpret_cast<const std::byte*>(&session);
+  for (std::size_t at = 0; at < sizeof(Session); at += kLine) __builtin_prefetch(memory + at);
+}
+
 void check_step(const StepRequest& r) {
   const std::size_t batch = r.sessions.size();
   if (r.offsets.size() != batch + 1) {
@@ -77,16 +84,17 @@ void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limit
   order_.resize(batch.size());
   for (std::size_t b = 0; b < batch.size(); ++b) order_[b] = static_cast<std::uint32_t>(b);
   std::ranges::sort(order_, {}, [&](std::uint32_t b) { return std::pair(batch[b]->problem.get(), b); });
-  workers_.run(batch.size(), [&](std::size_t first, std::size_t last) {
+  workers_.run(batch.size(), [&](int worker, std::size_t first, std::size_t last) {
+    Viewpoint& ahead = ahead_[worker];
     for (std::size_t i = first; i < last; ++i) {
+      if (i + 1 < last) announce(*batch[order_[i + 1]]);
       Session& session = *batch[order_[i]];
       Viewpoint& view = session.view;
       view.history.follow(session.problem->segments, view.context.tokens());
       view.elsewhere.follow(session.space->index.segments(), view.context.tokens());
-      view.history.catch_up(view.context.tokens());
-      session.ahead = view;
-      draft(session.ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, limits,
-            session.draft);
+      view.catch_up();
+      ahead = view;
+      draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, limits, session.draft);
     }
   });
 }

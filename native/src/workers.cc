@@ -15,7 +15,9 @@ Workers::~Workers() {
 }
 
 void Workers::share(std::size_t size, Job job) {
-  while (others_.size() + 1 < static_cast<std::size_t>(threads_)) others_.emplace_back([this] { loop(); });
+  while (others_.size() + 1 < static_cast<std::size_t>(threads_)) {
+    others_.emplace_back([this, worker = static_cast<int>(others_.size()) + 1] { loop(worker); });
+  }
   {
     const std::lock_guard lock(mutex_);
     job_ = std::move(job);
@@ -25,22 +27,24 @@ void Workers::share(std::size_t size, Job job) {
     ++round_;
   }
   started_.notify_all();
-  take_pieces();
+  take_pieces(0);
   std::unique_lock lock(mutex_);
   finished_.wait(lock, [this] { return busy_ == 0; });
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void Workers::take_pieces() {
+void Workers::take_pieces(int worker) {
   try {
-    for (std::size_t first; (first = taken_.fetch_add(kPiece)) < size_;) job_(first, std::min(first + kPiece, size_));
+    for (std::size_t first; (first = taken_.fetch_add(kPiece)) < size_;) {
+      job_(worker, first, std::min(first + kPiece, size_));
+    }
   } catch (...) {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::current_exception();
   }
 }
 
-void Workers::loop() {
+void Workers::loop(int worker) {
   std::uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
@@ -48,7 +52,7 @@ void Workers::loop() {
     if (stopping_) return;
     seen = round_;
     lock.unlock();
-    take_pieces();
+    take_pieces(worker);
     lock.lock();
     if (--busy_ == 0) finished_.notify_one();
   }

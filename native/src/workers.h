@@ -21,25 +21,25 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // Calls work(first, last) for pieces that make up [0, size), from this thread and the others, and waits for all of
-  // them. Throws what the first of them threw. One call at a time.
+  // Calls work(worker, first, last) for pieces that make up [0, size), from this thread (worker 0) and the others, and
+  // waits for all of them. Throws what the first of them threw. One call at a time.
   template <typename Work>
   void run(std::size_t size, const Work& work) {
     if (threads_ == 1 || size < 2 * kPiece) {
-      work(std::size_t{0}, size);
+      work(0, std::size_t{0}, size);
       return;
     }
     share(size, std::ref(work));
   }
 
  private:
-  using Job = std::function<void(std::size_t, std::size_t)>;
+  using Job = std::function<void(int, std::size_t, std::size_t)>;
   // Small enough to even out what takes longer, large enough to keep the sessions of a problem on one core.
   static constexpr std::size_t kPiece = 16;
 
   void share(std::size_t size, Job job);
-  void take_pieces();
-  void loop();
+  void take_pieces(int worker);
+  void loop(int worker);
 
   const int threads_;
   std::mutex mutex_;

@@ -34,8 +34,7 @@ class Model {
   }
 
   Tally tally(Token token) const {
-    Tally out;
-    out.token = token;
+    Tally out = Tally::of(token);
     for (const auto& [said, v] : heard) {
       if (said != token) continue;
       out.votes[v.source] += v.votes;

@@ -14,7 +14,7 @@ namespace {
 // How often each index was worked on, in one run.
 std::vector<int> touched(Workers& workers, std::size_t size) {
   std::vector<int> times(size);  // each index belongs to one piece, so nobody shares an element
-  workers.run(size, [&](std::size_t first, std::size_t last) {
+  workers.run(size, [&](int, std::size_t first, std::size_t last) {
     CHECK(first <= last && last <= size);
     for (std::size_t i = first; i < last; ++i) ++times[i];
   });
@@ -46,7 +46,7 @@ TEST(results_are_there_on_return) {
   Workers workers(3);
   std::vector<std::uint64_t> sums(1000, 0);
   for (std::uint64_t round = 1; round <= 300; ++round) {
-    workers.run(sums.size(), [&](std::size_t first, std::size_t last) {
+    workers.run(sums.size(), [&](int, std::size_t first, std::size_t last) {
       for (std::size_t i = first; i < last; ++i) sums[i] += i;
     });
     CHECK_EQ(std::accumulate(sums.begin(), sums.end(), std::uint64_t{0}), round * 999 * 1000 / 2);
@@ -63,7 +63,7 @@ TEST(exceptions_come_out_and_the_next_run_works) {
         std::atomic<int> at_work{0};
         std::string message;
         try {
-          workers.run(size, [&](std::size_t first, std::size_t last) {
+          workers.run(size, [&](int, std::size_t first, std::size_t last) {
             ++at_work;
             if (first <= thrower && thrower < last) {
               --at_work;
@@ -85,7 +85,8 @@ TEST(exceptions_come_out_and_the_next_run_works) {
 TEST(one_of_many_exceptions_comes_out) {
   Workers workers(4);
   for (int round = 0; round < 100; ++round) {
-    CHECK_THROWS(std::out_of_range, workers.run(500, [](std::size_t, std::size_t) { throw std::out_of_range("all"); }));
+    CHECK_THROWS(std::out_of_range,
+                 workers.run(500, [](int, std::size_t, std::size_t) { throw std::out_of_range("all"); }));
     CHECK_EQ(touched(workers, 500), std::vector<int>(500, 1));
   }
 }

@@ -1,4 +1,4 @@
-#include "shared_lengths.h"
+#include "rows.h"
 
 #include "check.h"
 #include "histospec/types.h"
@@ -9,25 +9,31 @@ using testing::Random;
 
 namespace {
 
+constexpr std::size_t kNarrow = UINT16_MAX, kWide = std::size_t{UINT16_MAX} + 1;  // the largest number in a row
+
 // In memory of its own, which a segment would give it.
-class Sealed {
+class Held {
  public:
-  explicit Sealed(const std::vector<int>& lengths) {
+  Held(std::size_t rows, std::size_t largest) {
     const auto place = [&](Layout layout) {
-      shared_ = SharedLengths(layout, lengths.size());
+      rows_ = Rows(layout, rows, largest);
       return layout.size();
     };
     block_ = Block(place(Layout(nullptr)));
     place(Layout(block_.data()));
-    for (std::uint32_t row = 0; row < lengths.size(); ++row) shared_.set(row, lengths[row]);
-    shared_.seal();
   }
-  const SharedLengths* operator->() const { return &shared_; }
-  const SharedLengths& operator*() const { return shared_; }
+  explicit Held(const std::vector<int>& lengths, std::size_t largest = kNarrow) : Held(lengths.size(), largest) {
+    for (std::uint32_t row = 0; row < lengths.size(); ++row) {
+      rows_.set(row, {row, 0, 0, static_cast<std::uint8_t>(lengths[row])});
+    }
+    rows_.seal();
+  }
+  Rows* operator->() { return &rows_; }
+  Rows& operator*() { return rows_; }
 
  private:
   Block block_;
-  SharedLengths shared_;
+  Rows rows_;
 };
 
 std::vector<int> random_lengths(Random& random, std::size_t rows) {
@@ -48,12 +54,23 @@ int naive_least(const std::vector<int>& lengths, std::size_t first, std::size_t 
 }  // namespace
 
 TEST(gives_back_what_was_set) {
-  for (std::size_t rows : {0u, 1u, 63u, 64u, 65u, 1000u}) {
-    Random random(rows);
-    const std::vector<int> lengths = random_lengths(random, rows);
-    const Sealed shared(lengths);
-    for (std::uint32_t row = 0; row < rows; ++row) CHECK_EQ((*shared)[row], lengths[row]);
-    CHECK_EQ((*shared)[static_cast<std::uint32_t>(rows)], 0);  // nothing is shared beyond the last
+  for (std::size_t largest : {kNarrow, kWide}) {
+    for (std::size_t size : {0u, 1u, 7u, 8u, 9u, 1000u}) {
+      Random random(size);
+      Held rows(size, largest);
+      std::vector<Row> set(size);
+      for (std::uint32_t r = 0; r < size; ++r) {
+        const auto number = [&] {
+          return static_cast<std::uint32_t>(random.one_in(4) ? largest : random.below(largest));
+        };
+        set[r] = {number(), number(), static_cast<std::uint16_t>(random.below(UINT16_MAX + 1)),
+                  static_cast<std::uint8_t>(random.below(kMaxOrder + 1))};
+        rows->set(r, set[r]);
+      }
+      CHECK_EQ(rows->size(), size);
+      for (std::uint32_t r = 0; r < size; ++r) CHECK((*rows)[r] == set[r]);
+      CHECK_EQ((*rows)[static_cast<std::uint32_t>(size)].shared, 0);  // nothing is shared beyond the last
+    }
   }
 }
 
@@ -62,10 +79,10 @@ TEST(the_least_of_every_piece) {
     check::subject = std::to_string(rows) + " rows";
     Random random(rows);
     const std::vector<int> lengths = random_lengths(random, rows);
-    const Sealed shared(lengths);
+    Held shared(lengths, random.one_in(2) ? kNarrow : kWide);
     for (std::uint32_t first = 0; first <= rows; ++first) {
       for (std::uint32_t last = first; last <= rows; ++last) {
-        CHECK_EQ(shared->least(first, last, kMaxOrder), naive_least(lengths, first, last, kMaxOrder));
+        CHECK_EQ(int{shared->least(first, last, kMaxOrder)}, naive_least(lengths, first, last, kMaxOrder));
       }
     }
   }
@@ -77,12 +94,13 @@ TEST(the_least_of_long_pieces) {
     Random random(seed);
     const std::size_t rows = random.between(300, 5000);
     const std::vector<int> lengths = random_lengths(random, rows);
-    const Sealed shared(lengths);
+    Held shared(lengths, random.one_in(2) ? kNarrow : kWide);
     for (int i = 0; i < 200; ++i) {
       const auto first = static_cast<std::uint32_t>(random.below(rows + 1));
       const auto last = static_cast<std::uint32_t>(random.between(first, rows));
       const auto bound = static_cast<int>(random.below(kMaxOrder + 1));
-      CHECK_EQ(shared->least(first, last, bound), naive_least(lengths, first, last, bound));
+      CHECK_EQ(int{shared->least(first, last, static_cast<std::uint8_t>(bound))},
+               naive_least(lengths, first, last, bound));
     }
   }
 }
@@ -93,10 +111,10 @@ TEST(no_row_is_overlooked) {
   for (std::size_t small = 0; small < kRows; ++small) {
     std::vector<int> lengths(kRows, kMaxOrder);
     lengths[small] = 3;
-    const Sealed shared(lengths);
+    Held shared(lengths);
     for (std::uint32_t first : {0u, 1u, 40u, 64u, 65u}) {
       for (std::uint32_t last : {256u, 300u, 320u, 321u, static_cast<unsigned>(kRows)}) {
-        CHECK_EQ(shared->least(first, last, kMaxOrder), first <= small && small < last ? 3 : kMaxOrder);
+        CHECK_EQ(int{shared->least(first, last, kMaxOrder)}, first <= small && small < last ? 3 : kMaxOrder);
       }
     }
   }
