@@ -57,7 +57,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
     problem = state_->problem(*space, key);
   } while (!state_->add_segment(lock, *problem, fresh));
   for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
-  state_->share(lock, space, views.front());
+  if (problem->shares(views.front().epoch, views.size())) state_->share(lock, space, views.front());
   state_->enforce_budget();
 }
 

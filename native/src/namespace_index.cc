@@ -46,7 +46,7 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
   std::size_t evicted = 0;  // nothing is too old here
   auto out =
       std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), std::numeric_limits<int>::max(),
-                                               evicted, {kGrowth, max_tokens_ / kLargestShare}));
+                                               evicted, {kGrowth, max_tokens_ / kLargestShare, 2}));
   std::size_t tokens = 0;
   for (const auto& segment : *out) tokens += segment->tokens();
   while (tokens > max_tokens_ && out->size() > 1) {

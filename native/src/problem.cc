@@ -5,6 +5,9 @@
 namespace histospec {
 namespace {
 
+// Who names no epochs has groups, too.
+constexpr std::size_t kGroup = 16;
+
 constexpr std::size_t kPromptBytes = 128;  // what the namespace's Prompts keep of it
 
 }  // namespace
@@ -26,6 +29,16 @@ bool Problem::continued_by(Tokens prompt) const {
     return segment->find(context).depth() == static_cast<int>(context.size());
   };
   return std::ranges::any_of(*segments, holds) || (live && live->holds(context));
+}
+
+bool Problem::shares(std::int64_t epoch, std::size_t responses) {
+  if (shared_epoch_ && epoch <= *shared_epoch_ && not_shared_ + responses < kGroup) {
+    not_shared_ += responses;
+    return false;
+  }
+  shared_epoch_ = std::max(epoch, shared_epoch_.value_or(epoch));
+  not_shared_ = responses - 1;
+  return true;
 }
 
 std::size_t Problem::responses() const {

@@ -3,6 +3,7 @@
 
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ struct Problem {
   std::uint64_t generation = 0;    // grows when the history is forgotten: what was on its way is then discarded
   std::list<Problem*>::iterator recency;
 
+  // Whether the index of the namespace should see one of these `responses` that came: of each group it sees one,
+  // however many calls the group comes in.
+  bool shares(std::int64_t epoch, std::size_t responses);
+
   // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
   bool continued_by(Tokens prompt) const;
   bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
@@ -43,6 +48,10 @@ struct Problem {
   std::size_t segment_bytes() const;
   // The problem itself, without segments and live text.
   std::size_t own_bytes() const;
+
+ private:
+  std::optional<std::int64_t> shared_epoch_;  // of the last one that it saw
+  std::size_t not_shared_ = 0;                // responses that came since
 };
 
 }  // namespace histospec

@@ -1,7 +1,9 @@
 #include "segments.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <span>
 
 namespace histospec {
 namespace {
@@ -18,15 +20,27 @@ std::int64_t oldest_kept(const Segments& segments, int epochs) {
   return seen.empty() ? 0 : *seen.begin();
 }
 
-std::shared_ptr<const Segment> merged(const Segment& a, const Segment& b, std::int64_t oldest, std::size_t& evicted) {
-  std::vector<Response> responses = a.responses();
-  std::vector<Response> more = b.responses();
-  responses.insert(responses.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+std::shared_ptr<const Segment> merged(std::span<const std::shared_ptr<const Segment>> run, std::int64_t oldest,
+                                      std::size_t& evicted) {
+  std::vector<Response> responses;
+  for (const auto& segment : run) std::ranges::move(segment->responses(), std::back_inserter(responses));
   evicted += std::erase_if(responses, [oldest](const Response& r) { return r.epoch < oldest; });
   std::vector<ResponseView> views;
   views.reserve(responses.size());
   for (const Response& r : responses) views.push_back(r.view());
   return Segment::build(views);
+}
+
+// How many of the newest segments are to be merged; 1: none.
+std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
+  std::size_t length = 0, tokens = 0, largest = 0;
+  for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment, ++length) {
+    const std::size_t its = (*segment)->tokens();
+    if (length > 0 && (its >= policy.growth * largest || tokens + its > policy.largest)) break;
+    tokens += its;
+    largest = std::max(largest, its);
+  }
+  return length >= (tokens <= policy.small ? policy.fan_in : 2) ? length : 1;
 }
 
 }  // namespace
@@ -42,14 +56,10 @@ std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shar
     if (old) evicted += extents.size();
     return old;
   });
-  while (out->size() > 1) {
-    const auto& newer = out->back();
-    const auto& older = *(out->end() - 2);
-    if (older->tokens() >= policy.growth * newer->tokens()) break;
-    if (older->tokens() + newer->tokens() > policy.largest) break;
-    auto both = merged(*older, *newer, oldest, evicted);
-    out->pop_back();
-    out->back() = std::move(both);
+  for (std::size_t run; (run = run_to_merge(*out, policy)) > 1;) {
+    auto all = merged(std::span(*out).last(run), oldest, evicted);
+    out->resize(out->size() - run);
+    out->push_back(std::move(all));
   }
   return out;
 }

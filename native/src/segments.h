@@ -12,11 +12,14 @@ namespace histospec {
 // A snapshot: swapped as a whole, never changed.
 using Segments = std::vector<std::shared_ptr<const Segment>>;
 
-// Which neighbours are merged: those of which the older has less than `growth` times the tokens of the newer (so each
-// token is indexed again O(log n) times), as long as they are at most `largest` tokens together.
+// Which of the newest segments are merged: a run of similar ones, each less than `growth` times the largest of those
+// newer than itself, as soon as there are two of them; as long as all together are small, at `fan_in`. So each token is
+// indexed again O(log n) times, and seldom while responses come one by one. At most `largest` tokens are merged.
 struct MergePolicy {
   std::size_t growth = 2;
   std::size_t largest = SIZE_MAX;
+  std::size_t fan_in = 4;
+  std::size_t small = 16384;
 };
 
 // `segments` with `fresh` behind them, after the housekeeping that keeps them few: merging, and what is older than the

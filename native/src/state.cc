@@ -204,7 +204,9 @@ void Engine::State::build(Lock& lock, Problem& problem) {
   if (problem.generation != generation || !add_segment(lock, problem, std::move(fresh))) return;
   change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
   const auto space = spaces.find(problem.owner->name);
-  if (space != spaces.end()) share(lock, space->second, views.front());
+  if (space != spaces.end() && problem.shares(views.front().epoch, views.size())) {
+    share(lock, space->second, views.front());
+  }
 }
 
 std::size_t Engine::State::forget(Problem& problem) {

@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "histospec/engine.h"
+#include "segments.h"
 
 namespace histospec::testing {
 
@@ -486,11 +487,21 @@ class EngineModel {
       space.counters.evicted_responses += segment.size();
       return true;
     });
-    while (segments.size() > 1 && tokens_of(segments[segments.size() - 2]) < 2 * tokens_of(segments.back())) {
-      std::vector<Finished> newer = std::move(segments.back());
-      segments.pop_back();
-      segments.back().insert(segments.back().end(), newer.begin(), newer.end());
-      space.counters.evicted_responses += std::erase_if(segments.back(), old);
+    const MergePolicy policy;
+    for (bool merged = true; merged;) {
+      // The newest segments, as long as the next older one is not twice as large as any of them.
+      std::size_t first = segments.size(), all = 0, largest = 0;
+      while (first > 0 && (first == segments.size() || tokens_of(segments[first - 1]) < policy.growth * largest)) {
+        largest = std::max(largest, tokens_of(segments[--first]));
+        all += tokens_of(segments[first]);
+      }
+      merged = segments.size() - first >= (all <= policy.small ? policy.fan_in : 2);
+      while (merged && segments.size() > first + 1) {
+        auto& into = segments[first];
+        into.insert(into.end(), segments[first + 1].begin(), segments[first + 1].end());
+        segments.erase(segments.begin() + static_cast<std::ptrdiff_t>(first) + 1);
+      }
+      if (merged) space.counters.evicted_responses += std::erase_if(segments[first], old);
     }
   }
 

@@ -100,7 +100,7 @@ TEST(segments_stay_few) {
     for (int step = 0; step < 300; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
       tokens += fresh[0].tokens.size();
-      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.growth = growth});
+      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.growth = growth, .fan_in = 2});
       CHECK(segments->size() <= static_cast<std::size_t>(std::bit_width(tokens)));
       for (std::size_t s = 1; s < segments->size(); ++s) {
         CHECK((*segments)[s - 1]->tokens() >= growth * (*segments)[s]->tokens());
@@ -111,6 +111,47 @@ TEST(segments_stay_few) {
   }
 }
 
+// Responses that come one by one wait for each other, as long as they are small; so each is indexed seldom.
+TEST(small_segments_wait_for_each_other) {
+  constexpr std::size_t kLength = 100, kResponses = 256;
+  for (std::size_t fan_in : {2u, 4u, 8u}) {
+    auto segments = std::make_shared<const Segments>();
+    std::size_t evicted = 0, indexed = 0, most = 0;
+    Random random(fan_in);
+    for (std::size_t i = 0; i < kResponses; ++i) {
+      const std::vector<Response> fresh = {{{}, random.text(kLength, 50), {}, 0}};
+      const auto before = segments;
+      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.fan_in = fan_in, .small = SIZE_MAX});
+      for (const auto& segment : *segments) {
+        if (std::ranges::find(*before, segment) == before->end()) indexed += segment->tokens();
+      }
+      indexed += segments->size() <= before->size() ? kLength : 0;  // the fresh one was merged: it was built before
+      most = std::max(most, segments->size());
+    }
+    std::size_t levels = 0;
+    for (std::size_t n = 1; n < kResponses; n *= fan_in) ++levels;
+    CHECK_EQ(evicted, 0u);
+    CHECK_EQ(all_of(*segments).size(), kResponses);
+    CHECK(most <= levels * (fan_in - 1));
+    CHECK(indexed <= (1 + levels) * kResponses * kLength);
+  }
+}
+
+TEST(large_segments_do_not_wait) {
+  auto segments = std::make_shared<const Segments>();
+  std::size_t evicted = 0;
+  Random random(5);
+  const auto add = [&](std::size_t tokens) {
+    segments = with_segment(*segments, segment_of({{{}, random.text(tokens, 50), {}, 0}}), 8, evicted, {.small = 250});
+    return segments->size();
+  };
+  CHECK_EQ(add(100), 1u);
+  CHECK_EQ(add(100), 2u);
+  CHECK_EQ(add(100), 1u);  // 300 together
+  CHECK_EQ(add(200), 1u);  // less than twice as large: both
+  CHECK_EQ(add(200), 2u);
+}
+
 TEST(merging_stops_at_the_largest) {
   for (std::size_t largest : {0u, 50u, 500u}) {
     auto segments = std::make_shared<const Segments>();
@@ -119,7 +160,7 @@ TEST(merging_stops_at_the_largest) {
     for (int step = 0; step < 200; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
       const std::size_t before = segments->size();
-      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {2, largest});
+      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.largest = largest, .fan_in = 2});
       merged += segments->size() <= before;
       for (std::size_t s = 0; s < segments->size(); ++s) {
         const Segment& segment = *(*segments)[s];
@@ -141,7 +182,7 @@ TEST(masks_survive_merging) {
   std::size_t evicted = 0;
   for (Token i = 0; i < 8; ++i) {
     const std::vector<Response> fresh = {{{7, 8}, {i, 1, 2}, {1, 0, 1}, i}};
-    segments = with_segment(*segments, segment_of(fresh), 100, evicted);
+    segments = with_segment(*segments, segment_of(fresh), 100, evicted, {.fan_in = 2});
   }
   CHECK_EQ(segments->size(), 1u);
   for (const Response& r : all_of(*segments)) {
