@@ -23,6 +23,7 @@ from drafters import Drafter, HistoSpec, available
 from rollouts import Rollouts, generated, recorded
 
 APPENDED = 3  # tokens a session takes in a step
+TURN = 8  # steps that a drafter takes in a row
 
 
 @dataclass(frozen=True)
@@ -121,19 +122,20 @@ class Stepping:
         return statistics.median(self.seconds) / len(self.texts) * 1e6
 
 
-def stepped(cases: list[Rollouts], steps: int, context: int) -> list[dict[str, Stepping]]:
-    """Every drafter on every case, all of them taking turns step by step."""
+def stepped(cases: list[Rollouts], steps: int, context: int, turn: int = TURN) -> list[dict[str, Stepping]]:
+    """Every drafter on every case, all of them taking turns of so many steps."""
     running = [
         {name: started(drafter(), case, steps, context) for name, drafter in available().items()} for case in cases
     ]
-    for begin in range(context, context + steps * APPENDED, APPENDED):
+    for first in range(0, steps, turn):
         for drafters in running:
             for one in drafters.values():
-                new = np.ascontiguousarray(one.texts[:, begin : begin + APPENDED])
-                start = time.process_time()
-                drafted = one.index.step(new)
-                one.seconds.append(time.process_time() - start)
-                one.drafted.append(drafted)
+                for begin in range(context + first * APPENDED, context + min(first + turn, steps) * APPENDED, APPENDED):
+                    new = np.ascontiguousarray(one.texts[:, begin : begin + APPENDED])
+                    start = time.process_time()
+                    drafted = one.index.step(new)
+                    one.seconds.append(time.process_time() - start)
+                    one.drafted.append(drafted)
     for case, drafters in zip(cases, running, strict=True):
         for name, one in drafters.items():
             one.index.close()
@@ -152,12 +154,13 @@ def started(index: Drafter, rollouts: Rollouts, steps: int, context: int) -> Ste
     return Stepping(index, texts, [], [])
 
 
-def step(rollouts: Rollouts, steps: int, context: int) -> Row:
+def step(rollouts: Rollouts, steps: int, context: int, turn: int = TURN) -> Row:
     """What a step costs a session."""
-    (drafters,) = stepped([rollouts], steps, context)
+    (drafters,) = stepped([rollouts], steps, context, turn)
     micros = {name: one.micros() for name, one in drafters.items()}
     drafted = {name: statistics.mean(one.drafted) / len(one.texts) for name, one in drafters.items()}
-    return row(f"step {rollouts.name}, batch {len(rollouts.live)}", "us/session", micros, min, drafted=drafted)
+    cold = "" if turn > 1 else ", cold"
+    return row(f"step {rollouts.name}, batch {len(rollouts.live)}{cold}", "us/session", micros, min, drafted=drafted)
 
 
 def growth(sizes: Sizes) -> Row:
@@ -187,6 +190,8 @@ def measure(sizes: Sizes, folder: Path | None) -> Iterator[Row]:
     for batch in sizes.batches:
         rollouts = generated(max(1, batch // 16), sizes.responses, sizes.length, batch, seed=batch)
         yield step(rollouts, sizes.steps, sizes.context)
+        if batch == sizes.batches[-2]:
+            yield step(rollouts, sizes.steps, sizes.context, turn=1)
     yield growth(sizes)
     if folder is not None:
         needed = 16 + sizes.steps * APPENDED

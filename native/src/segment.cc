@@ -100,15 +100,16 @@ void Segment::extend(Place& place, Token token) const {
 
 Segment::Near Segment::neighbours(const Place& place, std::span<Neighbour, 2 * kNear> found) const {
   Near near{0, 0};
+  const int most = most_near(place);
   std::uint8_t shared = place.above;
-  for (std::uint32_t r = place.row; near.above < kNear && shared > 0;) {
+  for (std::uint32_t r = place.row; near.above < most && shared > 0;) {
     const Row row = rows_[--r];
     if (near.above == 0) rows_.prefetch(row.to);
     found[near.above++] = {row.next, row.offset, shared};
     shared = std::min(shared, row.shared);
   }
   shared = place.below;
-  for (std::uint32_t r = place.row; near.below < kNear && shared > 0;) {
+  for (std::uint32_t r = place.row; near.below < most && shared > 0;) {
     const Row row = rows_[r];
     if (near.below == 0) rows_.prefetch(row.to);
     found[near.above + near.below++] = {row.next, row.offset, shared};

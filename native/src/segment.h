@@ -96,9 +96,13 @@ class Segment {
   void extend(Place& place, Token token) const;
 
   std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
-  // The rows nearest to a place that share anything with its context: at most kNear above it, nearest first, then as
-  // many below. Returns how many of either.
+  // The rows nearest to a place that share anything with its context: at most most_near() above it, nearest first, then
+  // as many below. Returns how many of either. Where much is shared, fewer rows tell as much.
   static constexpr int kNear = 6;
+  static int most_near(const Place& place) {
+    constexpr int kMuch = 11, kFew = 4;
+    return place.depth() < kMuch ? kNear : kFew;
+  }
   struct Near {
     int above;
     int below;

@@ -80,7 +80,8 @@ using Seen = std::tuple<int, Token, std::int64_t>;
 std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
   std::array<Neighbour, 2 * Segment::kNear> found;
   const Segment::Near near = segment.neighbours(place, found);
-  CHECK(near.above >= 0 && near.above <= Segment::kNear && near.below >= 0 && near.below <= Segment::kNear);
+  const int most = Segment::most_near(place);
+  CHECK(near.above >= 0 && near.above <= most && near.below >= 0 && near.below <= most);
   return {found.begin(), found.begin() + near.above + near.below};
 }
 
@@ -101,7 +102,8 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
                    const std::vector<Token>& context) {
   std::array<Neighbour, 2 * Segment::kNear> found;
   const Segment::Near near = segment.neighbours(place, found);
-  CHECK(near.above <= Segment::kNear && near.below <= Segment::kNear);
+  const int full = Segment::most_near(place);
+  CHECK(near.above <= full && near.below <= full);
   const std::span<const Neighbour> above(found.data(), near.above), below(found.data() + near.above, near.below);
   check_side(above, place.above);
   check_side(below, place.below);
@@ -125,7 +127,7 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
   }
   int most = 0;
   for (const auto& side : {above, below}) {
-    if (side.size() == Segment::kNear) most = std::max<int>(most, side.back().shared);
+    if (static_cast<int>(side.size()) == full) most = std::max<int>(most, side.back().shared);
   }
   for (const auto& [shared, next, offset] : left_out) CHECK(shared <= most);
 }

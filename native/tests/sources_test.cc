@@ -72,9 +72,10 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
       CHECK(count <= there[token]);
       heard += count;
     }
-    CHECK(heard >= std::min<std::size_t>(all, Segment::kNear));
-    CHECK(heard <= 2 * Segment::kNear);
-    if (all <= Segment::kNear) CHECK_EQ(counts(evidence), there);
+    const auto most = static_cast<std::size_t>(Segment::most_near({0, static_cast<std::uint8_t>(longest), 0}));
+    CHECK(heard >= std::min(all, most));
+    CHECK(heard <= 2 * most);
+    if (all <= most) CHECK_EQ(counts(evidence), there);
     CHECK_EQ(evidence.matched(kHistory), kLevelOf[longest]);
     int shared = 0;
     evidence.each([&](const Tally& tally) {
