@@ -1,6 +1,6 @@
 """What a second thread brings a step: `python benchmarks/threads.py [--quick]`.
 
-Engines with one and with two worker threads hold the same history and step the same sessions by turns, step by step;
+Engines with one and with two worker threads hold the same history and step the same sessions by turns of eight steps;
 what counts is the time that passes. benchmarks/README.md says what each number means.
 """
 
@@ -8,13 +8,14 @@ import argparse
 import statistics
 
 import numpy as np
-from replay import Replay
+from replay import Replay, Step
 from rollouts import generated
 
 from histospec.native import Engine
 
 SIBLINGS = 16  # sessions of one problem
 THREADS = (1, 2)
+TURN = 8  # steps that an engine takes in a row
 CONTEXT = 512  # tokens into its response each session starts
 
 
@@ -30,14 +31,23 @@ def measured(batch: int, length: int, rounds: int) -> dict[int, list[float]]:
     for _ in range(rounds):
         replays = {threads: Replay(engine, live, min(CONTEXT, length // 4)) for threads, engine in engines.items()}
         while not any(replay.done for replay in replays.values()):
-            steps = {threads: replay.step() for threads, replay in replays.items()}
-            if not all(np.array_equal(step.tokens, steps[1].tokens) for step in steps.values()):
-                raise RuntimeError("drafts depend on the number of threads")
-            for threads, step in steps.items():
-                seconds[threads].append(step.wall)
+            turns = {threads: turn(replay) for threads, replay in replays.items()}
+            for steps in zip(*turns.values(), strict=True):
+                if not all(np.array_equal(step.tokens, steps[0].tokens) for step in steps):
+                    raise RuntimeError("drafts depend on the number of threads")
+            for threads, steps_of in turns.items():
+                seconds[threads] += [step.wall for step in steps_of]
         for replay in replays.values():
             replay.close()
     return seconds
+
+
+def turn(replay: Replay) -> list[Step]:
+    """Up to TURN steps, as many as there are."""
+    steps: list[Step] = []
+    while len(steps) < TURN and not replay.done:
+        steps.append(replay.step())
+    return steps
 
 
 def main() -> None:

@@ -81,8 +81,8 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
     for (Token token : tail(prompt)) session->view.context.push(token);
     for (Token token : generated) session->view.context.push(token);
     session->view.generated = static_cast<std::int64_t>(generated.size());
-    session->view.history.reset(problem->segments, session->view.context.tokens());
-    session->view.elsewhere.reset(session->space->index.segments(), session->view.context.tokens());
+    session->view.history.reset(*problem->segments, session->view.context.tokens());
+    session->view.elsewhere.reset(*session->space->index.segments(), session->view.context.tokens());
     state_->sessions.emplace(number, std::move(session));
   } catch (...) {  // out of memory
     if (text) state_->change_live(*problem, [&](LiveText& live) { live.drop(*text); });

@@ -1,6 +1,7 @@
 // Several segments, oldest first: the history of a problem, or the shared text of a namespace.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -9,8 +10,23 @@
 
 namespace histospec {
 
-// A snapshot: swapped as a whole, never changed.
-using Segments = std::vector<std::shared_ptr<const Segment>>;
+// A snapshot: swapped as a whole, never changed. Each has a number that none had before, by which it is known again
+// without being kept.
+class Segments : public std::vector<std::shared_ptr<const Segment>> {
+ public:
+  using vector::vector;
+  Segments(const Segments& other) : vector(other) {}
+
+  std::uint64_t number() const { return number_; }
+
+ private:
+  static std::uint64_t next_number() {
+    static std::atomic<std::uint64_t> last = 0;
+    return ++last;
+  }
+
+  const std::uint64_t number_ = next_number();
+};
 
 // Which of the newest segments are merged: a run of similar ones, each less than `growth` times the largest of those
 // newer than itself, as soon as there are two of them; as long as all together are small, at `fan_in`. So each token is

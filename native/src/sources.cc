@@ -10,11 +10,11 @@ constexpr std::size_t kAlignedRows = 4;
 
 }  // namespace
 
-void HistorySource::reset(const std::shared_ptr<const Segments>& segments, Tokens context) {
-  followed_.reset();  // until the places are found, for which there must be memory
-  segments_ = segments.get();
+void HistorySource::reset(const Segments& segments, Tokens context) {
+  followed_ = 0;  // until the places are found, for which there must be memory
+  segments_ = &segments;
   find(context);
-  followed_ = segments;
+  followed_ = segments.number();
 }
 
 void HistorySource::find(Tokens context) {
@@ -22,10 +22,6 @@ void HistorySource::find(Tokens context) {
   places_.clear();
   places_.reserve(segments_->size());
   for (const auto& segment : *segments_) places_.push_back(segment->find(context));
-}
-
-void HistorySource::follow(const std::shared_ptr<const Segments>& segments, Tokens context) {
-  if (followed_.lock() != segments) reset(segments, context);
 }
 
 void HistorySource::catch_up(Tokens context) {

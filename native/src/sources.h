@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -41,9 +40,11 @@ class HistorySource {
   // Who is further behind than `patience` tokens starts anew, with a context of that many.
   explicit HistorySource(std::size_t patience = kMaxOrder) : patience_(patience) {}
   // Looks at these segments from now on, at the end of this context.
-  void reset(const std::shared_ptr<const Segments>& segments, Tokens context);
+  void reset(const Segments& segments, Tokens context);
   // Looks at these segments from now on, where they are others than so far.
-  void follow(const std::shared_ptr<const Segments>& segments, Tokens context);
+  void follow(const Segments& segments, Tokens context) {
+    if (followed_ != segments.number()) reset(segments, context);
+  }
   // The context has grown by so many tokens. Cheap: nothing is looked up before it is asked for, by catch_up().
   void advance(std::size_t tokens) { behind_ += tokens; }
   // Moves to the end of this context; testify() and depth() speak of where it last was.
@@ -61,7 +62,7 @@ class HistorySource {
                       Evidence& evidence);
 
   std::size_t patience_;
-  std::weak_ptr<const Segments> followed_;
+  std::uint64_t followed_ = 0;  // the number of these
   const Segments* segments_ = nullptr;
   std::vector<Place> places_;  // one a segment
   std::size_t behind_ = 0;     // tokens that the places have not seen

@@ -69,8 +69,9 @@ class Engine::State {
   Session& session(SessionId id);
   const Session& session(SessionId id) const;
 
-  // The three parts of a step.
+  // The parts of a step; announced is the last, for which other threads may have to wake.
   std::span<Session* const> batch_of(const StepRequest& request);
+  void announce(std::size_t batch) { workers_.announce(batch); }
   void append(Session& session, Tokens came);
   void draft_all(std::span<Session* const> batch, DraftLimits limits);
 

@@ -11,7 +11,7 @@ static_assert(kSourceNames.size() == kSourceCount);
 namespace {
 
 // The session is about to be looked at: until then its memory can arrive.
-void announce(const Session& session) {
+void fetch(const Session& session) {
   constexpr std::size_t kLine = 64;
   const auto* memory = reinterpret_cast<const std::byte*>(&session);
   for (std::size_t at = 0; at < sizeof(Session); at += kLine) __builtin_prefetch(memory + at);
@@ -87,11 +87,11 @@ void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limit
   workers_.run(batch.size(), [&](int worker, std::size_t first, std::size_t last) {
     Viewpoint& ahead = ahead_[worker];
     for (std::size_t i = first; i < last; ++i) {
-      if (i + 1 < last) announce(*batch[order_[i + 1]]);
+      if (i + 1 < last) fetch(*batch[order_[i + 1]]);
       Session& session = *batch[order_[i]];
       Viewpoint& view = session.view;
-      view.history.follow(session.problem->segments, view.context.tokens());
-      view.elsewhere.follow(session.space->index.segments(), view.context.tokens());
+      view.history.follow(*session.problem->segments, view.context.tokens());
+      view.elsewhere.follow(*session.space->index.segments(), view.context.tokens());
       view.catch_up();
       ahead = view;
       draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, limits, session.draft);
@@ -106,6 +106,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
   result.offsets.assign(1, 0);
   State::Lock lock(state_->mutex);
   const std::span<Session* const> batch = state_->batch_of(request);
+  if (request.max_tokens > 0) state_->announce(batch.size());
   // First all sessions append and teach, in order; then all draft, from the same knowledge.
   for (std::size_t b = 0; b < batch.size(); ++b) {
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);

@@ -1,9 +1,26 @@
 #include "workers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace histospec {
+namespace {
+
+// To sleep and to wake takes longer than what is waited for, mostly: the last piece, the run that was announced, or the
+// next one where step follows step.
+template <typename Done>
+bool wait_awake(Done done) {
+  constexpr std::chrono::microseconds kPatience{1000};
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!done()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+}  // namespace
 
 Workers::~Workers() {
   {
@@ -14,29 +31,47 @@ Workers::~Workers() {
   for (std::thread& thread : others_) thread.join();
 }
 
-void Workers::share(std::size_t size, Job job) {
-  while (others_.size() + 1 < static_cast<std::size_t>(threads_)) {
+void Workers::start() {
+  while (others_.size() + 1 < taken_.size()) {
     others_.emplace_back([this, worker = static_cast<int>(others_.size()) + 1] { loop(worker); });
   }
+}
+
+void Workers::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    announced_ = true;
+  }
+  started_.notify_all();
+}
+
+void Workers::share(std::size_t size, Job job) {
+  start();
   {
     const std::lock_guard lock(mutex_);
     job_ = std::move(job);
     size_ = size;
-    taken_ = 0;
-    busy_ = static_cast<int>(others_.size());
+    for (int worker = 0; worker < threads_; ++worker) taken_[worker].until = part(worker);
+    busy_ = threads_ - 1;
     ++round_;
   }
-  started_.notify_all();
+  wake();
   take_pieces(0);
+  const auto finished = [this] { return busy_ == 0; };
+  wait_awake(finished);
   std::unique_lock lock(mutex_);
-  finished_.wait(lock, [this] { return busy_ == 0; });
+  finished_.wait(lock, finished);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void Workers::take_pieces(int worker) {
   try {
-    for (std::size_t first; (first = taken_.fetch_add(kPiece)) < size_;) {
-      job_(worker, first, std::min(first + kPiece, size_));
+    for (int i = 0; i < threads_; ++i) {
+      const int whose = (worker + i) % threads_;
+      const std::size_t end = part(whose + 1);
+      for (std::size_t first; (first = taken_[whose].until.fetch_add(kPiece)) < end;) {
+        job_(worker, first, std::min(first + kPiece, end));
+      }
     }
   } catch (...) {
     const std::lock_guard lock(mutex_);
@@ -48,13 +83,21 @@ void Workers::loop(int worker) {
   std::uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
-    started_.wait(lock, [&] { return stopping_ || round_ != seen; });
-    if (stopping_) return;
-    seen = round_;
-    lock.unlock();
-    take_pieces(worker);
-    lock.lock();
-    if (--busy_ == 0) finished_.notify_one();
+    started_.wait(lock, [&] { return stopping_ || round_ != seen || announced_; });
+    announced_ = false;
+    for (bool more = true; more;) {
+      if (stopping_) return;
+      const bool due = round_ != seen;
+      seen = round_;
+      lock.unlock();
+      if (due) take_pieces(worker);
+      if (due && --busy_ == 0) {
+        const std::lock_guard finishing(mutex_);  // who waits for it is awake, or asleep already
+        finished_.notify_one();
+      }
+      more = wait_awake([&] { return round_ != seen || stopping_; });
+      lock.lock();
+    }
   }
 }
 

@@ -32,8 +32,8 @@ struct Scene {
     for (Token token : prompt) view.context.push(token);
     for (Token token : generated) view.context.push(token);
     view.generated = static_cast<std::int64_t>(generated.size());
-    view.history.reset(history, view.context.tokens());
-    view.elsewhere.reset(elsewhere, view.context.tokens());
+    view.history.reset(*history, view.context.tokens());
+    view.elsewhere.reset(*elsewhere, view.context.tokens());
     for (Token token = 0; token < static_cast<Token>(alphabet); ++token) tokens.insert(token);
   }
 

@@ -56,7 +56,7 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
   for (std::size_t s = 0; s < corpus.texts.size(); ++s) {
     const auto segment = std::make_shared<const Segments>(1, (*corpus.segments)[s]);
     HistorySource alone;
-    alone.reset(segment, context);
+    alone.reset(*segment, context);
     Evidence evidence;
     alone.testify(kHistory, offset, evidence);
     std::map<Token, std::size_t> there;
@@ -109,7 +109,7 @@ TEST(history_testifies_what_is_there) {
     Random random(seed);
     Corpus corpus = random_corpus(random);
     HistorySource source;
-    source.reset(corpus.segments, {});
+    source.reset(*corpus.segments, {});
     std::vector<Token> context;
     for (int i = 0; i < 12; ++i) {
       // A few tokens that did follow somewhere, or noise; sometimes behind other segments than before.
@@ -129,7 +129,7 @@ TEST(history_testifies_what_is_there) {
       }
       context.insert(context.end(), came.begin(), came.end());
       source.advance(came.size());
-      source.follow(corpus.segments, context);
+      source.follow(*corpus.segments, context);
       source.catch_up(context);
       check_history(corpus, source, context, static_cast<std::int64_t>(random.below(60)));
     }
@@ -145,7 +145,7 @@ TEST(a_source_without_patience_starts_anew) {
     const Corpus corpus = random_corpus(random);
     const std::size_t patience = random.between(1, 10);
     HistorySource source(patience);
-    source.reset(corpus.segments, {});
+    source.reset(*corpus.segments, {});
     std::vector<Token> context;
     std::size_t seen = 0;  // of the context's end
     for (int i = 0; i < 30; ++i) {
@@ -171,7 +171,7 @@ TEST(segments_that_are_gone_are_not_looked_at) {
   const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
   auto segments = std::make_shared<const Segments>(1, Segment::build(old_views));
   HistorySource source;
-  source.reset(segments, context);
+  source.reset(*segments, context);
   const auto next = [&] {
     Evidence evidence;
     source.testify(kHistory, 0, evidence);
@@ -182,10 +182,10 @@ TEST(segments_that_are_gone_are_not_looked_at) {
   };
   CHECK_EQ(next(), std::vector<Token>{3});
   segments = std::make_shared<const Segments>(1, Segment::build(new_views));  // the old ones die here
-  source.follow(segments, context);
+  source.follow(*segments, context);
   CHECK_EQ(next(), std::vector<Token>{4});
   segments = std::make_shared<const Segments>();
-  source.follow(segments, context);
+  source.follow(*segments, context);
   CHECK_EQ(next(), std::vector<Token>());
   CHECK_EQ(source.depth(), 0);
 }

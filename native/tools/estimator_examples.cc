@@ -87,8 +87,8 @@ class Writer {
          const std::shared_ptr<const Segments>& elsewhere)
       : text_(text), live_(live), id_(live.open(prompt)) {
     for (Token token : tail(prompt)) view_.context.push(token);
-    view_.history.reset(history, view_.context.tokens());
-    view_.elsewhere.reset(elsewhere, view_.context.tokens());
+    view_.history.reset(*history, view_.context.tokens());
+    view_.elsewhere.reset(*elsewhere, view_.context.tokens());
     append_environment();
   }
 
