@@ -13,15 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from process import MIB, Child, forget_peak, peak, resident
 from replay import Replay
-from rollouts import Texts
+from rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
 
 from histospec.native import Engine
 from histospec.server.recordings import Tokens
-
-BATCH = 256
-SIBLINGS = 16  # sessions of one problem
-RESPONSES = 16  # of one problem, in the history
-MILLION = 10**6
 
 
 @dataclass(frozen=True)

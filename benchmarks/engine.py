@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 from drafters import Drafter, HistoSpec, available
+from replay import TURN
 from rollouts import Rollouts, generated, recorded
 
 APPENDED = 3  # tokens a session takes in a step
-TURN = 8  # steps that a drafter takes in a row
 
 
 @dataclass(frozen=True)

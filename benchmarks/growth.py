@@ -12,14 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from process import MIB, Child, resident
 from replay import Replay
-from rollouts import Texts
+from rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
 
 from histospec.native import Engine
-
-BATCH = 256
-SIBLINGS = 16  # sessions of one problem
-RESPONSES = 16  # of one problem, in the history
-MILLION = 10**6
 
 
 @dataclass(frozen=True)

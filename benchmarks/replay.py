@@ -10,6 +10,8 @@ from drafters import MAX_DRAFT, VERIFY_COST
 from histospec.native import Engine
 from histospec.server.recordings import Tokens
 
+TURN = 8  # steps that one engine takes in a row, before the turn of another
+
 
 @dataclass(frozen=True)
 class Step:

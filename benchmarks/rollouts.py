@@ -8,6 +8,11 @@ import numpy as np
 
 from histospec.server.recordings import Problem, Tokens, read
 
+MILLION = 10**6
+BATCH = 256  # sessions of a step
+SIBLINGS = 16  # sessions of one problem
+RESPONSES = 16  # of one problem, in the history
+
 VOCABULARY = 32_000
 PHRASES = 4_000
 

@@ -8,14 +8,12 @@ import argparse
 import statistics
 
 import numpy as np
-from replay import Replay, Step
-from rollouts import generated
+from replay import TURN, Replay, Step
+from rollouts import SIBLINGS, generated
 
 from histospec.native import Engine
 
-SIBLINGS = 16  # sessions of one problem
 THREADS = (1, 2)
-TURN = 8  # steps that an engine takes in a row
 CONTEXT = 512  # tokens into its response each session starts
 
 
