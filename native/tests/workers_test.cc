@@ -1,9 +1,11 @@
 #include "workers.h"
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "check.h"
 
@@ -88,6 +90,37 @@ TEST(one_of_many_exceptions_comes_out) {
     CHECK_THROWS(std::out_of_range,
                  workers.run(500, [](int, std::size_t, std::size_t) { throw std::out_of_range("all"); }));
     CHECK_EQ(touched(workers, 500), std::vector<int>(500, 1));
+  }
+}
+
+// What belongs to a worker is used by one thread at a time, and, in the next run, after what was done to it before.
+TEST(a_worker_is_one_thread) {
+  for (int threads : {1, 2, 3, 8}) {
+    Workers workers(threads);
+    std::vector<std::uint64_t> done(threads, 0);  // no lock: the thread sanitizer would see two threads
+    std::vector<std::atomic<int>> at_work(threads);
+    for (std::uint64_t round = 1; round <= 200; ++round) {
+      workers.run(100, [&](int worker, std::size_t first, std::size_t last) {
+        CHECK(worker >= 0 && worker < threads);
+        CHECK_EQ(at_work[worker]++, 0);
+        done[worker] += last - first;
+        --at_work[worker];
+      });
+      CHECK_EQ(std::accumulate(done.begin(), done.end(), std::uint64_t{0}), round * 100);
+    }
+  }
+}
+
+TEST(runs_that_were_announced_and_runs_that_do_not_come) {
+  for (int threads : {1, 2, 5}) {
+    Workers workers(threads);
+    for (std::size_t round = 0; round < 300; ++round) {
+      const std::size_t size = round % 3 == 0 ? 5 : 100;
+      workers.announce(size);
+      if (round % 50 == 7) std::this_thread::sleep_for(std::chrono::milliseconds(3));  // they sleep again
+      if (round % 4 != 1) CHECK_EQ(touched(workers, size), std::vector<int>(size, 1));
+    }
+    workers.announce(100);  // and then the end
   }
 }
 

@@ -43,7 +43,7 @@ struct EngineOptions {
   int history_epochs = 8;
   // How many threads draft for one batch. What they draft does not depend on it.
   int threads = 1;
-  // How much text the index over all problems of a namespace holds, in tokens of about 17 bytes. 0: none. More helps
+  // How much text the index over all problems of a namespace holds, in tokens of about 15 bytes. 0: none. More helps
   // where problems share text (tool calls, code), and in the first epoch; each step looks it up, too.
   std::size_t namespace_tokens = std::size_t{1} << 19;
 };
