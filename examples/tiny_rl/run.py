@@ -55,6 +55,8 @@ def _prepare_environment(endpoint: str) -> None:
     """Everything that vLLM and the adapter read from the environment; has to happen before they are imported."""
     os.environ.update(HISTOSPEC_ENDPOINT=endpoint, HISTOSPEC_NAMESPACE=NAMESPACE)
     os.environ.setdefault("HISTOSPEC_DEADLINE", "0.2")  # seconds: here two cores do everything
+    # Not learned: with everything else on the same two cores, steps take as long as the rest leaves them.
+    os.environ.setdefault("HISTOSPEC_VERIFY_COST", "0.05")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the model is so small that more threads only wait for each other
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # both engines in this process, to count and to push weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
