@@ -15,17 +15,18 @@ constexpr float kUnlikelyShare = 0.1f;
 
 }  // namespace
 
-void Viewpoint::catch_up() {
+int Viewpoint::catch_up() {
   history.catch_up(context.tokens());
-  if (history.depth() < kSureOrder) elsewhere.catch_up(context.tokens());
+  const int depth = history.depth();
+  if (depth < kSureOrder) elsewhere.catch_up(context.tokens());
+  return depth;
 }
 
 Evidence gather(Viewpoint& view, const LiveSource& live) {
   Evidence evidence;
   const Tokens context = view.context.tokens();
-  view.catch_up();
+  const int depth = view.catch_up();
   view.history.testify(kHistory, view.generated, evidence);
-  const int depth = view.history.depth();
   if (depth < kSureOrder || !evidence.unanimous()) live.testify(context, evidence);
   if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, evidence);
   evidence.elect(kUnlikelyShare);

@@ -47,8 +47,8 @@ struct Viewpoint {
   std::int64_t generated = 0;  // tokens of the session so far
   int run = 0;                 // the last so many of them were foreseen
 
-  // Moves what will be asked to the end of the context.
-  void catch_up();
+  // Moves what will be asked to the end of the context. Returns the longest context that the history knows.
+  int catch_up();
 };
 
 // What is said on the token after view.context, its candidates elected.

@@ -51,8 +51,8 @@ void Workers::share(std::size_t size, Job job) {
     const std::lock_guard lock(mutex_);
     job_ = std::move(job);
     size_ = size;
-    for (int worker = 0; worker < threads_; ++worker) taken_[worker].until = part(worker);
-    busy_ = threads_ - 1;
+    for (std::size_t worker = 0; worker < taken_.size(); ++worker) taken_[worker].until = part(worker);
+    busy_ = static_cast<int>(others_.size());
     ++round_;
   }
   wake();
@@ -66,8 +66,8 @@ void Workers::share(std::size_t size, Job job) {
 
 void Workers::take_pieces(int worker) {
   try {
-    for (int i = 0; i < threads_; ++i) {
-      const int whose = (worker + i) % threads_;
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      const std::size_t whose = (static_cast<std::size_t>(worker) + i) % taken_.size();
       const std::size_t end = part(whose + 1);
       for (std::size_t first; (first = taken_[whose].until.fetch_add(kPiece)) < end;) {
         job_(worker, first, std::min(first + kPiece, end));

@@ -16,7 +16,7 @@ namespace histospec {
 class Workers {
  public:
   // `threads`: of them all, the caller of run() included. None is started before it is needed.
-  explicit Workers(int threads) : threads_(threads), taken_(threads) {}
+  explicit Workers(int threads) : taken_(threads) {}
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
@@ -47,16 +47,15 @@ class Workers {
     std::atomic<std::size_t> until = 0;  // of a worker's part
   };
 
-  bool shared(std::size_t size) const { return threads_ > 1 && size >= kWorthIt; }
+  bool shared(std::size_t size) const { return taken_.size() > 1 && size >= kWorthIt; }
   void start();
   void wake();
   void share(std::size_t size, Job job);
   // Where the part of a worker begins.
-  std::size_t part(int worker) const { return size_ * static_cast<std::size_t>(worker) / taken_.size(); }
+  std::size_t part(std::size_t worker) const { return size_ * worker / taken_.size(); }
   void take_pieces(int worker);
   void loop(int worker);
 
-  const int threads_;
   std::mutex mutex_;
   std::condition_variable started_;
   std::condition_variable finished_;
@@ -66,7 +65,7 @@ class Workers {
   std::atomic<bool> stopping_ = false;
   Job job_;
   std::size_t size_ = 0;
-  std::vector<Taken> taken_;
+  std::vector<Taken> taken_;  // of each worker
   std::exception_ptr failure_;
   std::vector<std::thread> others_;
 };

@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-SPEED_UP = 2.2  # the engine drafts while survival >= verify_cost * this
+SPEED_UP = 2.2  # the simulated engines draft while survival >= verify_cost * this
 LONGEST = 16
 
 
