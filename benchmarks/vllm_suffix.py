@@ -1,7 +1,6 @@
 """HistoSpec beside vLLM's own suffix decoding, in real vLLM, on the policies of a real RL run.
 
     python benchmarks/vllm_suffix.py                # needs vllm and arctic-inference; half an hour on two cores
-    python benchmarks/vllm_suffix.py --saturated    # instead: a batch so large that drafts do not pay
     python benchmarks/vllm_suffix.py --quick        # proves that it runs; the figures mean nothing
 
 The run of examples/tiny_rl is trained once, without drafts, and the policy of every epoch is kept. Then each method
@@ -16,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -50,13 +48,10 @@ METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
 
 
 def main() -> None:
-    """Runs one of the two comparisons, or a part of one in a process of its own."""
+    """Runs the comparison, or a part of it in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--saturated", action="store_true", help="measure the overhead where drafts do not pay")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=9, help="of the saturated batch")
-    parser.add_argument("--batch", type=int, default=256, help="requests side by side, of the saturated batch")
     parser.add_argument("--json", type=Path, help="where the figures go, too")
     parser.add_argument("--part", nargs=3, metavar=("METHOD", "SEED", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -64,7 +59,7 @@ def main() -> None:
         method, seed, folder = arguments.part
         print(json.dumps(roll_out(method, int(seed), Path(folder), arguments.quick)))
         return
-    result = saturated(arguments) if arguments.saturated else compare(arguments)
+    result = compare(arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
 
@@ -178,55 +173,6 @@ def summary(epochs: list[dict[str, float]]) -> dict[str, float]:
         "speed_up": total["tokens"] / (total["steps"] + COST * total["drafted"]),
         "seconds": total["seconds"],
     }
-
-
-def saturated(arguments: argparse.Namespace) -> Any:
-    """Time of a large batch without drafts, with a learned cost and with one that no draft can pay."""
-    import draft_server
-    import policy
-    from rollout import DRAFTS, RolloutEngine
-
-    size = settings(quick=False)
-    samples = max(1, arguments.batch // size.problems)
-    rounds = 2 if arguments.quick else arguments.rounds
-    os.environ["HISTOSPEC_NAMESPACE"] = "saturated"
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        server = stack.enter_context(draft_server.running(folder / "store", folder / "server.log"))
-        os.environ["HISTOSPEC_ENDPOINT"] = server.endpoint
-        policy.load().save_pretrained(folder / "policy")
-        empty = DRAFTS | {"scheduler_cls": "vllm.v1.core.sched.scheduler.Scheduler"}
-        engines = {
-            "no speculation": RolloutEngine(folder / "policy", arguments.batch, {}),
-            "vLLM's speculation, empty drafts": RolloutEngine(folder / "policy", arguments.batch, empty),
-        }
-        for cost in ("auto", "1"):
-            os.environ["HISTOSPEC_VERIFY_COST"] = cost
-            engines[f"HistoSpec, cost {cost}"] = RolloutEngine(folder / "policy", arguments.batch, DRAFTS)
-        seconds: dict[str, list[float]] = {engine: [] for engine in engines}
-        work: dict[str, list[float]] = {engine: [] for engine in engines}  # CPU time, which neighbours disturb less
-        tokens: dict[str, float] = {}
-        for number in range(rounds + 1):
-            names = list(engines) if number % 2 else list(reversed(engines))
-            for engine in names:
-                start = time.process_time()
-                rollouts = engines[engine].generate(prompts(size), samples, 0)
-                spent = time.process_time() - start
-                if number:  # the first warms up
-                    # Samples differ in length; a token is what the time is for.
-                    seconds[engine].append(1e6 * rollouts.seconds / rollouts.tokens)
-                    work[engine].append(1e6 * spent / rollouts.tokens)
-                    tokens[engine] = rollouts.tokens_per_step
-    requests = size.problems * samples
-    print(f"\n| {requests} requests at once | tokens a step | us a token | beside plain | CPU us | beside plain |")
-    print("|---|---|---|---|---|---|")
-    for engine in engines:
-        columns = ""
-        for figures in (seconds, work):
-            middle = statistics.median(figures[engine])
-            columns += f" {middle:.1f} | {middle / statistics.median(figures['no speculation']):.3f} |"
-        print(f"| {engine} | {tokens[engine]:.2f} |{columns}")
-    return {"seconds": seconds, "cpu": work}
 
 
 if __name__ == "__main__":

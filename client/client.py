@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import grpc
 
 from histospec.client import calls
+from histospec.client.budget import Budget
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
@@ -53,16 +54,27 @@ class AsyncDraftClient:
         return self._core.open(prompts, problems)
 
     async def step(
-        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+        self,
+        sessions: Sequence[int],
+        new_tokens: Sequence[Tokens],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        tail_weight: float = 1.0,
     ) -> list[Draft]:
         """See `DraftClient.step`."""
-        return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost))
+        return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost, tail_weight))
 
     async def send(
-        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+        self,
+        sessions: Sequence[int],
+        new_tokens: Sequence[Tokens],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        tail_weight: float = 1.0,
     ) -> Pending:
         """See `DraftClient.send`."""
-        pending = self._core.step(sessions, new_tokens, max_tokens, verify_cost, time.monotonic())
+        budget = Budget(max_tokens, verify_cost, tail_weight)
+        pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             self._streams.kick(pending.touched)
             await asyncio.sleep(0)

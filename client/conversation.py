@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from histospec.client.budget import Budget
 from histospec.client.config import Limits
 from histospec.client.session import Commit, Session
 from histospec.client.tokens import FLOAT32, INT32
@@ -112,7 +113,7 @@ class Conversation:
         if message.opens:
             self._say(message)
 
-    def step(self, batch: Batch, max_tokens: int, verify_cost: float, now: float) -> int:
+    def step(self, batch: Batch, budget: Budget, now: float) -> int:
         """Says one step. -> its sequence.
 
         A session that the server does not hold is opened with what it had before, so that its step is still a step.
@@ -132,10 +133,9 @@ class Conversation:
         step.positions = np.array(positions, INT32).tobytes()
         step.lengths = np.array(lengths, INT32).tobytes()
         step.tokens = tokens
-        step.max_tokens = max_tokens
-        step.verify_cost = verify_cost
+        step.max_tokens, step.verify_cost, step.tail_weight = budget
         sequence = self._say(message)
-        if max_tokens:
+        if budget.max_tokens:
             self.waiting[sequence] = len(numbers)
             self._expect(now)
         return sequence
@@ -157,7 +157,7 @@ class Conversation:
         # They gained tokens while nothing was sent.
         behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
         if behind:
-            self.step(Batch(behind, [s.length for s in behind], [], b""), 0, 0.0, now)
+            self.step(Batch(behind, [s.length for s in behind], [], b""), Budget(max_tokens=0), now)
         message, size, batch = pb.DraftRequest(), 0, list[Commit]()
 
         def say() -> None:

@@ -6,7 +6,6 @@ thread-safe: every public method takes the one lock, for microseconds.
 """
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import grpc
 import numpy as np
 
 from histospec.client import routing, tokens
+from histospec.client.budget import Budget
 from histospec.client.channel import forked
 from histospec.client.config import Config
 from histospec.client.conversation import Batch, Conversation
@@ -28,8 +28,6 @@ from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
 
-MAX_DRAFT = 256
-"""Longest draft that a server gives."""
 MAX_PROBLEM = 1024
 """Characters of a problem id."""
 MAX_ATTEMPTS = 3
@@ -116,15 +114,10 @@ class Core:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def step(
-        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int, verify_cost: float, now: float
-    ) -> Pending:
+    def step(self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
         tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
-        if not 0 <= max_tokens <= MAX_DRAFT:
-            raise ValueError(f"max_tokens: {max_tokens} is outside [0, {MAX_DRAFT}]")
-        if not 0 <= verify_cost < math.inf:
-            raise ValueError(f"verify_cost: {verify_cost} is not a finite number of at least 0")
+        budget.check()
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
             chosen = self._find(sessions)
@@ -137,7 +130,7 @@ class Core:
                 start = end
             pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
             for shard, rows in self._split(chosen):
-                self._ask(shard, batch, rows, max_tokens, verify_cost, now, pending)
+                self._ask(shard, batch, rows, budget, now, pending)
             return pending
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
@@ -155,14 +148,7 @@ class Core:
                 yield self.shards[shard], mine[start : start + limit]
 
     def _ask(
-        self,
-        shard: ShardState,
-        batch: Batch,
-        rows: Sequence[int],
-        max_tokens: int,
-        verify_cost: float,
-        now: float,
-        pending: Pending,
+        self, shard: ShardState, batch: Batch, rows: Sequence[int], budget: Budget, now: float, pending: Pending
     ) -> None:
         self._stats.steps += 1
         if not self._may_ask(shard, now):
@@ -173,8 +159,8 @@ class Core:
             for row in rows:
                 shard.opens.pop(batch.sessions[row].number, None)
         mine = batch if len(rows) == len(batch.sessions) else batch.take(rows)
-        sequence = conversation.step(mine, max_tokens, verify_cost, now)
-        if max_tokens:
+        sequence = conversation.step(mine, budget, now)
+        if budget.max_tokens:
             part = Part(shard, conversation, sequence, rows)
             pending.parts.append(part)
             self._waiting[id(conversation), sequence] = part

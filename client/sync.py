@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import grpc
 
 from histospec.client import calls
+from histospec.client.budget import Budget
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
 from histospec.client.client import GRACE
@@ -86,7 +87,12 @@ class DraftClient:
         return self._core.open(prompts, problems)
 
     def step(
-        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+        self,
+        sessions: Sequence[int],
+        new_tokens: Sequence[Tokens],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        tail_weight: float = 1.0,
     ) -> list[Draft]:
         """Tells what each session has generated, and gets a draft for each, within the deadline.
 
@@ -95,6 +101,9 @@ class DraftClient:
             new_tokens: B times what the session generated since its last step.
             max_tokens: longest draft wanted, at most 256; 0 only tells.
             verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step.
+            tail_weight: what saving a step is worth for the sessions that are expected to go on the longest (one in 16
+                of those of a shard, at least one), in steps of the others; at least 1. They draft at
+                verify_cost / tail_weight.
 
         Returns:
             B drafts; empty where the server had nothing, was late or is away.
@@ -103,16 +112,22 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
-        return self.receive(self.send(sessions, new_tokens, max_tokens, verify_cost))
+        return self.receive(self.send(sessions, new_tokens, max_tokens, verify_cost, tail_weight))
 
     def send(
-        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], max_tokens: int = 16, verify_cost: float = 0.05
+        self,
+        sessions: Sequence[int],
+        new_tokens: Sequence[Tokens],
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        tail_weight: float = 1.0,
     ) -> Pending:
         """The first half of `step`: writes the message from this thread, and does not wait for the answer.
 
         The deadline runs from here.
         """
-        pending = self._core.step(sessions, new_tokens, max_tokens, verify_cost, time.monotonic())
+        budget = Budget(max_tokens, verify_cost, tail_weight)
+        pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             self._pump.run(lambda: self._streams.kick(pending.touched), self.config.timeouts.step)
         return pending

@@ -205,6 +205,7 @@ class DraftStream:
                 max_tokens=step.max_tokens,
                 verify_cost=step.verify_cost,
                 positions=positions.astype(np.int64),
+                tail_weight=step.tail_weight,
             )
         return drafts
 

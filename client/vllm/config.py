@@ -13,11 +13,14 @@ class AdapterConfig:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
             shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
             HISTOSPEC_VERIFY_COST, a number or "auto".
+        tail_weight: what saving a step is worth for those running requests that are expected to go on the longest, in
+            steps of the others; they draft at verify_cost / tail_weight. 1: all alike. HISTOSPEC_TAIL_WEIGHT.
         cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see cpu.py). Off only
             to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None
+    tail_weight: float = 1.0
     cpu_fix: bool = True
 
     @classmethod
@@ -25,6 +28,7 @@ class AdapterConfig:
         """Raises ValueError, naming the variable, when a value cannot be used."""
         return cls(
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
+            tail_weight=_weight("HISTOSPEC_TAIL_WEIGHT", cls.tail_weight),
             cpu_fix=_switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
         )
 
@@ -35,12 +39,21 @@ def _cost(name: str, default: float | None) -> float | None:
         return default
     if text == "auto":
         return None
+    return _number(name, text, 0, "'auto' or a number of at least 0, such as 0.05")
+
+
+def _weight(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
+    return _number(name, text, 1, "a number of at least 1, such as 2") if text else default
+
+
+def _number(name: str, text: str, least: float, expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (0 <= value < math.inf):
-        raise ValueError(f"{name}: expected 'auto' or a number of at least 0, such as 0.05, got {text!r}")
+    if not (least <= value < math.inf):
+        raise ValueError(f"{name}: expected {expected}, got {text!r}")
     return value
 
 

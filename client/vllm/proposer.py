@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import cpu
+from . import cpu, undrafted
 from .config import AdapterConfig
 
 
@@ -20,6 +20,7 @@ class HistoSpecProposer:
             )
         if AdapterConfig.from_environment().cpu_fix:
             cpu.install()
+        undrafted.install()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load; the CPU runner calls it."""

@@ -34,7 +34,7 @@ COMMITTED = frozenset(
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
 COST_SECONDS = 600.0  # between two reports of what was learned
-TELL_STEPS = 16  # between two messages while drafts cost too much to ask for any
+TELL_STEPS = 32  # between two messages while drafts cost too much to ask for any
 
 
 class HistoSpecScheduler(Scheduler):
@@ -51,7 +51,7 @@ class HistoSpecScheduler(Scheduler):
         config = AdapterConfig.from_environment()
         client = DraftClient()
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
-        self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
+        self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.tail_weight)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
@@ -102,8 +102,8 @@ class HistoSpecScheduler(Scheduler):
         drafts: dict[str, Draft] = {}
         with self._harmless("receive", forget=True):
             drafts = self._sessions.receive()
-        if not drafts and not any(request.spec_token_ids for request in self.requests.values()):
-            return  # vLLM would check each request to put nothing in the place of nothing
+        if not drafts:
+            return  # scheduling a request took its last draft; vLLM would put nothing in the place of nothing
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
         with self._harmless("receive", forget=True):
             rows = self._rows(drafts, draft_token_ids.req_ids)

@@ -58,7 +58,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
 }
 
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
-               float verify_cost, const std::optional<py::object>& positions) {
+               float verify_cost, const std::optional<py::object>& positions, float tail_weight) {
   const auto ids = array_of<std::int64_t>("sessions", sessions);
   const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
   const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
@@ -68,7 +68,7 @@ py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::h
   {
     py::gil_scoped_release release;
     engine.step({ids.span(), tokens.span(), offsets.span(), places ? places->span() : std::span<const std::int64_t>(),
-                 max_tokens, verify_cost},
+                 max_tokens, verify_cost, tail_weight},
                 result);
   }
   return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
@@ -107,12 +107,13 @@ py::dict stats(const Engine& engine) {
       sources[histospec::kSourceNames[i]] =
           py::dict("draft_tokens"_a = s.sources[i].draft_tokens, "accepted_tokens"_a = s.sources[i].accepted_tokens);
     }
-    namespaces[py::str(name)] = py::dict(
-        "lookups_hit"_a = s.lookups_hit, "lookups_miss"_a = s.lookups_miss, "drafts_hit"_a = s.drafts_hit,
-        "drafts_empty"_a = s.drafts_empty, "draft_tokens"_a = s.draft_tokens, "accepted_tokens"_a = s.accepted_tokens,
-        "generated_tokens"_a = s.generated_tokens, "evicted_responses"_a = s.evicted_responses,
-        "problems"_a = s.problems, "sessions"_a = s.sessions, "history_responses"_a = s.history_responses,
-        "history_tokens"_a = s.history_tokens, "newest_epoch"_a = s.newest_epoch, "sources"_a = sources);
+    namespaces[py::str(name)] =
+        py::dict("lookups_hit"_a = s.lookups_hit, "lookups_miss"_a = s.lookups_miss, "drafts_hit"_a = s.drafts_hit,
+                 "drafts_empty"_a = s.drafts_empty, "drafts_tail"_a = s.drafts_tail, "draft_tokens"_a = s.draft_tokens,
+                 "accepted_tokens"_a = s.accepted_tokens, "generated_tokens"_a = s.generated_tokens,
+                 "evicted_responses"_a = s.evicted_responses, "problems"_a = s.problems, "sessions"_a = s.sessions,
+                 "history_responses"_a = s.history_responses, "history_tokens"_a = s.history_tokens,
+                 "newest_epoch"_a = s.newest_epoch, "sources"_a = sources);
   }
   return py::dict("namespaces"_a = namespaces, "sessions"_a = sessions, "index_bytes"_a = bytes);
 }
@@ -153,7 +154,7 @@ PYBIND11_MODULE(_core, m) {
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
-           py::kw_only(), "positions"_a = py::none())
+           py::kw_only(), "positions"_a = py::none(), "tail_weight"_a = 1.0f)
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
       .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(

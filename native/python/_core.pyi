@@ -119,6 +119,7 @@ class Engine:
         verify_cost: float = 0.05,
         *,
         positions: npt.NDArray[np.int64] | None = None,
+        tail_weight: float = 1.0,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Appends what a batch of sessions generated since its last step, learns from it, and drafts what comes next.
 
@@ -126,25 +127,27 @@ class Engine:
         to T: session b generated new_tokens[new_offsets[b]:new_offsets[b + 1]], which may be nothing.
         max_tokens: the longest draft, in tokens; 0 for none.
         verify_cost: what verifying one drafted token costs, in units of a plain step; at least 0. A draft ends where
-        its survival, the product of the probabilities so far, no longer pays for it (survival < verify_cost * 2.2).
+        its survival, the product of the probabilities so far, no longer pays for it.
         positions: int64[B], how many tokens each session had generated before these. Tokens that the session has
         already are skipped, so that a step whose answer was lost may be sent again. None: they are all new.
+        tail_weight: at least 1. The sessions of the batch that are expected to go on the longest (one in 16, at least
+        one) draft at verify_cost / tail_weight: they decide when all are done, so a step that they save is worth more.
 
         Returns (tokens, offsets, probs): the draft of session b is tokens[offsets[b]:offsets[b + 1]].
         tokens: int32[D], flat. offsets: int64[B + 1], ascending from 0 to D.
         probs: float32[D] in (0, 1), of each token being accepted, given that all before it in its draft were.
 
         The drafter looks for the context in four sources: the session's own text, its siblings, the history of its
-        problem, and other problems of the namespace. It mixes how often what followed into a probability by
-        logistic mixing (M. Mahoney, "Adaptive weighing of context models for lossless data compression", Florida Tech
-        TR CS-2005-16), with weights that every step teaches. The index of finished responses is a compressed suffix
-        tree that is searched backwards (P. Ferragina, G. Manzini, "Opportunistic data structures with applications",
-        FOCS 2000). The same calls in the same order give the same drafts, as long as the index is at the same point:
-        see wait_until_built.
+        problem, and other problems of the namespace. A small network mixes what followed there into a probability, as
+        context-mixing compressors do (M. Mahoney, "Adaptive weighing of context models for lossless data compression",
+        Florida Tech TR CS-2005-16), with weights that every step teaches. The index of finished responses is a
+        compressed suffix tree that is searched backwards (P. Ferragina, G. Manzini, "Opportunistic data structures with
+        applications", FOCS 2000). The same calls in the same order give the same drafts, as long as the index is at the
+        same point: see wait_until_built.
 
         Raises KeyError if a session is not open, and ValueError, naming the argument, for a wrong dtype, shape or
         token, offsets that do not ascend from 0 to T, a session that appears twice, a position beyond what the session
-        has, or a negative max_tokens or verify_cost.
+        has, a negative max_tokens or verify_cost, or a tail_weight below 1.
         """
 
     def close(self, session: int, commit: bool = True, *, epoch: int | None = None) -> None:

@@ -35,7 +35,7 @@ Evidence gather(Viewpoint& view, const LiveSource& live) {
 
 void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, DraftLimits limits, Draft& draft) {
   draft.clear();
-  const float least = limits.verify_cost * kMargin * estimator.speed_up(limits.verify_cost);
+  const float least = limits.verify_cost * kMargin * estimator.speed_up(limits.verify_cost) / limits.tail_weight;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     const Evidence evidence = gather(view, live);

@@ -36,7 +36,8 @@ struct Draft {
 
 struct DraftLimits {
   int max_tokens;
-  float verify_cost;  // marginal cost of verifying one drafted token, in units of a plain decoding step
+  float verify_cost;         // marginal cost of verifying one drafted token, in units of a plain decoding step
+  float tail_weight = 1.0f;  // what a step saved is worth where a session is expected to be long
 };
 
 // What a session looks at when it drafts.

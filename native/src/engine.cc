@@ -1,9 +1,9 @@
 #include "histospec/engine.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "checks.h"
+#include "lengths.h"
 #include "state.h"
 
 namespace histospec {
@@ -162,33 +162,15 @@ LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, 
     if (!(q >= 0 && q <= 1)) throw std::invalid_argument("quantiles: each must lie in [0, 1]");
   }
   std::vector<std::int64_t> lengths;
-  const auto saw = [&](std::int64_t length) {
-    if (length > generated) lengths.push_back(length);
-  };
   {
     State::Lock lock(state_->mutex);
-    if (const Problem* problem = state_->find_problem(name, key)) {
-      for (const auto& segment : *problem->segments) {
-        for (const auto& extent : segment->extents()) saw(extent.end - extent.start);
-      }
-      if (problem->live) {
-        for (const ResponseView& r : problem->live->finished()) saw(static_cast<std::int64_t>(r.tokens.size()));
-      }
-    }
     const Namespace* space = state_->find_space(name);
-    if (lengths.empty() && space) std::ranges::for_each(space->latest_lengths, saw);
+    if (space) lengths = longer_responses(state_->find_problem(name, key), space->latest_lengths, generated);
   }
   LengthPrediction out;
   out.observations = lengths.size();
   if (lengths.empty()) return out;
-  std::ranges::sort(lengths);
-  for (double q : quantiles) {
-    const double rank = q * static_cast<double>(lengths.size() - 1);
-    const auto low = static_cast<std::size_t>(std::floor(rank));
-    const auto a = static_cast<double>(lengths[low]);
-    const auto b = static_cast<double>(lengths[std::min(low + 1, lengths.size() - 1)]);
-    out.lengths.push_back(a + (b - a) * (rank - static_cast<double>(low)));
-  }
+  for (double q : quantiles) out.lengths.push_back(quantile(lengths, q));
   return out;
 }
 

@@ -50,6 +50,9 @@ struct Session {
   Viewpoint view;
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
+  bool tail = false;       // expected to go on longer than most of its batch
+  double expected = 0;     // its length in the end
+  std::int64_t look = 0;   // the length at which that is asked again
 };
 
 class Engine::State {
@@ -73,6 +76,7 @@ class Engine::State {
   std::span<Session* const> batch_of(const StepRequest& request);
   void announce(std::size_t batch) { workers_.announce(batch); }
   void append(Session& session, Tokens came);
+  void find_tail(std::span<Session* const> batch);
   void draft_all(std::span<Session* const> batch, DraftLimits limits);
 
   // Puts a segment behind the history of a problem; merging happens with the lock released. False, with nothing done,
@@ -107,6 +111,7 @@ class Engine::State {
   void erase(Problem& problem);
   void build_loop();
   void build(Lock& lock, Problem& problem);
+  void number_all(std::size_t batch);
 
   std::list<Problem*> recency_;  // least recently used first
   std::size_t segment_bytes_ = 0;
@@ -115,7 +120,7 @@ class Engine::State {
   std::size_t live_bytes_ = 0;
   std::uint64_t step_ = 0;
   std::vector<Session*> batch_;       // of this step
-  std::vector<std::uint32_t> order_;  // in which it drafts
+  std::vector<std::uint32_t> order_;  // of the batch, by what is asked: numbers of its sessions
   std::vector<Viewpoint> ahead_;      // of each worker: moves along the draft that it makes; keeps its memory
   Workers workers_;
   bool stopping_ = false;

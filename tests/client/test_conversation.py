@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from histospec.client.breaker import CircuitBreaker
+from histospec.client.budget import Budget
 from histospec.client.config import Breaker, Limits, configure
 from histospec.client.core import Core
 from histospec.client.errors import UnknownSession
@@ -95,7 +96,7 @@ class World:
     def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list:
         for s, text in zip(sessions, new, strict=True):
             self.truth[s] += text
-        pending = self.core.step(sessions, new, 16, 0.05, self.now)
+        pending = self.core.step(sessions, new, Budget(), self.now)
         self.exchange(write, answers)
         return self.core.collect(pending, self.now)
 
@@ -171,10 +172,10 @@ def test_after_an_outage_commits_do_not_hold_up_the_step():
     world = World(message_bytes=100)
     sessions = world.core.open([[1]] * 50)
     world.shard.breaker.allows = lambda now: False
-    world.step_tokens = world.core.step(sessions, [[1, 2, 3]] * 50, 16, 0.05, 0)
+    world.step_tokens = world.core.step(sessions, [[1, 2, 3]] * 50, Budget(), 0)
     world.core.close(sessions[1:])
     del world.shard.breaker.allows
-    world.core.step(sessions[:1], [[4]], 16, 0.05, 1)
+    world.core.step(sessions[:1], [[4]], Budget(), 1)
     messages = list(world.shard.conversation.outbox)
     assert messages[0].HasField("step")
     assert not messages[0].closes
@@ -186,7 +187,7 @@ def test_closed_sessions_are_unknown():
     (session,) = world.core.open([[1]])
     world.core.close([session])
     with pytest.raises(UnknownSession):
-        world.core.step([session], [[1]], 16, 0.05, 0)
+        world.core.step([session], [[1]], Budget(), 0)
 
 
 def test_old_news_does_not_open_a_session_twice():

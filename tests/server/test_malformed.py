@@ -63,6 +63,8 @@ MESSAGES = {
         "step.sessions: a session appears twice",
     ),
     "cost not a number": (step(verify_cost=float("nan")), INVALID, "step.verify_cost: nan"),
+    "weight below 1": (step(tail_weight=0.5), INVALID, "step.tail_weight: 0.5"),
+    "weight not a number": (step(tail_weight=float("nan")), INVALID, "step.tail_weight: nan"),
     "negative cost": (step(verify_cost=-1.0), INVALID, "step.verify_cost: -1.0"),
     "draft too long": (step(max_tokens=257), TOO_MUCH, "step.max_tokens: 257 is over the limit of 256"),
     "batch too large": (
@@ -219,6 +221,7 @@ STEPS = st.builds(
     tokens=SMALL,
     max_tokens=st.integers(0, 2**32 - 1),
     verify_cost=st.floats(width=32),
+    tail_weight=st.floats(width=32),
 )
 REQUESTS = st.builds(
     pb.DraftRequest,

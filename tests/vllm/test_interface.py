@@ -45,3 +45,18 @@ def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, monkeypatch
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "cheap")
     with pytest.raises(Exception, match="HISTOSPEC_VERIFY_COST"):
         engine("127.0.0.1:9")
+
+
+@pytest.mark.parametrize("value", ["0.5", "nan", "inf", "much"])
+def test_a_tail_weight_that_cannot_be_is_refused(adapter, engine, monkeypatch, value):
+    monkeypatch.setenv("HISTOSPEC_TAIL_WEIGHT", value)
+    with pytest.raises(Exception, match="HISTOSPEC_TAIL_WEIGHT: expected a number of at least 1"):
+        engine("127.0.0.1:9")
+
+
+def test_a_tail_weight_reaches_the_server(engine, server, prompts, expected, monkeypatch):
+    monkeypatch.setenv("HISTOSPEC_TAIL_WEIGHT", "2")
+    rollouts = engine(server.endpoint)
+    for _ in range(2):
+        assert rollouts.generate(prompts) == expected
+    assert server.metrics()["histospec_tail_drafts_total"] > 0

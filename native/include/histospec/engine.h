@@ -61,6 +61,7 @@ struct NamespaceStats {
   std::uint64_t lookups_miss = 0;
   std::uint64_t drafts_hit = 0;  // drafts with at least one token
   std::uint64_t drafts_empty = 0;
+  std::uint64_t drafts_tail = 0;  // for sessions expected to go on the longest, where a step weighed them
   std::uint64_t draft_tokens = 0;
   std::uint64_t accepted_tokens = 0;
   std::uint64_t generated_tokens = 0;
@@ -80,6 +81,10 @@ struct StepRequest {
   std::span<const std::int64_t> positions;  // empty, or B: generated tokens before these
   int max_tokens = 16;                      // at most kMaxDraft
   float verify_cost = 0.05f;
+  // What saving a step is worth for those sessions of the batch that are expected to go on the longest (one in 16, at
+  // least one), in steps of the others: they decide when all are done. These draft at verify_cost / tail_weight. At
+  // least 1.
+  float tail_weight = 1;
 };
 
 struct StepResult {

@@ -1,0 +1,82 @@
+"""Without drafts an engine samples as one without speculation does, and takes as little for it."""
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def verified(monkeypatch):
+    """How many drafted tokens each step through vLLM's whole rejection sampler had, in order."""
+    rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
+    from histospec.client.vllm.undrafted import shortened
+
+    forward = rejection_sampler.RejectionSampler.forward
+    forward = getattr(forward, "__wrapped__", forward)
+    seen = []
+
+    def counted(self, metadata, *args):
+        seen.append(sum(metadata.num_draft_tokens))
+        return forward(self, metadata, *args)
+
+    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", shortened(counted))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 1},
+        {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+        {"temperature": 1, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+        {"temperature": 1, "min_tokens": 5, "stop_token_ids": [1]},
+    ],
+    ids=["greedy", "temperature", "cut", "penalties", "stops"],
+)
+def test_same_tokens_as_without_speculation(engine, server, prompts, monkeypatch, verified, sampling):
+    """Every request has a seed, so random numbers that are drawn otherwise would show."""
+    monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
+    plain, silent = engine(), engine(server.endpoint)
+    for seed in range(2):
+        assert silent.generate(prompts, seed=seed, **sampling) == plain.generate(prompts, seed=seed, **sampling)
+    assert verified == []
+
+
+def test_drafts_are_verified_by_vllm(engine, server, prompts, expected, verified):
+    rollouts = engine(server.endpoint)
+    for _ in range(2):
+        assert rollouts.generate(prompts) == expected
+    assert verified
+    assert all(verified)
+
+
+def test_logprobs_are_left_to_vllm(engine, server, prompts, monkeypatch, verified):
+    monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
+    plain, silent = engine(), engine(server.endpoint)
+    chosen = []
+    for rollouts in (plain, silent):
+        rollouts.start(prompts, temperature=1, seed=3, logprobs=2)
+        done = []
+        while rollouts.llm.llm_engine.has_unfinished_requests():
+            done += rollouts.step()
+        done.sort(key=lambda output: rollouts.ids.index(output.request_id))
+        chosen.append([[entry.logprob for entry in step.values()] for o in done for step in o.outputs[0].logprobs])
+    assert len(chosen[0]) == len(chosen[1])
+    for a, b in zip(*chosen, strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+    assert verified
+
+
+def test_another_vllm_is_left_alone(monkeypatch):
+    rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
+    from histospec.client.vllm import undrafted
+
+    def forward(self, metadata, draft_logits, logits, sampling_metadata):
+        """As some later version may have it."""
+
+    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", forward)
+    undrafted.install()
+    assert rejection_sampler.RejectionSampler.forward is forward
+    monkeypatch.delattr(rejection_sampler, "RejectionSampler")
+    undrafted.install()
