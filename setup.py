@@ -26,6 +26,7 @@ if not CLIENT_ONLY:
         "matplotlib>=3.8",
         "prometheus-client>=0.20",
         "pydantic-settings>=2.7",
+        "redis>=6",
         "rich>=13.7",
         "structlog>=24.1",
         "tomli>=2; python_version<'3.11'",

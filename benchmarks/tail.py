@@ -3,8 +3,8 @@
     python benchmarks/tail.py DIR      # recordings, as `histospec replay` reads them; a minute each
 
 Every response of the last visit is written at the same time, with the earlier visits as history. A step takes as long
-as one without drafts times 1 + cost * drafted / first batch, as on a machine that the first batch just saturates at that
-cost: the same draft is cheaper as the batch drains. `verify_cost` is told accordingly, as workers learn it.
+as one without drafts times 1 + cost * drafted / first batch, as on a machine that the first batch just saturates: the
+same draft is cheaper as the batch drains. `verify_cost` is told accordingly, as workers learn it.
 """
 
 import argparse

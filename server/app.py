@@ -24,7 +24,7 @@ from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, Accounting
 from histospec.server.metrics import Metrics
 from histospec.server.service import DraftService
-from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.stores import open_store
 from histospec.server.web import application
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -57,7 +57,8 @@ class Server:
         self._config = config
         for flag, address in (("--listen", config.listen), ("--http", config.http)):
             _check_free(flag, address)
-        store = SQLiteStore(config.data_dir, config.history_epochs)
+        self._name = config.shard_name or str(config.listen)
+        store = open_store(config, self._name)
         engine = Engine(
             config.memory,
             history_epochs=config.history_epochs,

@@ -31,6 +31,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, Pydant
 
 from histospec.server.arguments import ArgumentParser
 from histospec.server.errors import ConfigError
+from histospec.server.redis_servers import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
 
@@ -130,7 +131,11 @@ class Config(BaseSettings):
 
     # What is kept
     data_dir: Path = Field(Path("histospec-data"), description="directory of the store; made when absent")
-    store: str = Field("sqlite", description="where responses survive a restart: sqlite")
+    store: str = Field(
+        "sqlite",
+        description="where responses survive a restart: sqlite, or redis://HOST:PORT, or redis+cluster://HOST:PORT,... "
+        "(rediss for TLS; ?replicas=1 waits for a replica)",
+    )
     memory: Bytes = Field(8 << 30, description="budget of the index, for example 8GiB")
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
     namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
@@ -164,10 +169,10 @@ class Config(BaseSettings):
     @field_validator("store")
     @classmethod
     def _known_store(cls, value: str) -> str:
-        if value.split(":")[0] in ("redis", "rediss"):
-            raise ValueError("Redis is not supported yet; use --store sqlite")
-        if value != "sqlite":
-            raise ValueError(f"there is no store {value!r}; use sqlite")
+        if value.split(":")[0] in SCHEMES:
+            Location.parse(value)
+        elif value != "sqlite":
+            raise ValueError("there is no such store; use sqlite, redis://HOST:PORT or redis+cluster://HOST:PORT,...")
         return value
 
     @field_validator("memory")

@@ -14,6 +14,7 @@ from histospec.native import Engine
 from histospec.server.errors import StoreError
 from histospec.server.learning import Learning
 from histospec.server.metrics import Metrics
+from histospec.server.read_through import ReadThrough
 from histospec.server.store import Batch, Problem, Record, Store
 from histospec.server.wire import INT32
 
@@ -36,6 +37,7 @@ class History:
         # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
         self._indexing = ThreadPoolExecutor(1, thread_name_prefix="index")
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._through = ReadThrough(store, self._knows, self._index, self._indexing, metrics)
         self._begun: set[asyncio.Task[Any]] = set()
         self._said: Counter[str] = Counter()
         self.loaded = asyncio.Event()
@@ -51,12 +53,24 @@ class History:
         await self._to_the_end(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
-        await self.store(batch)
-        self.saw(batch)
-        await self._in(self._indexing, lambda: self._index(batch))
+        self.want(batch.problem)
+        with self._through.paused(batch.problem):  # what is stored here must not be read back before it is indexed
+            await self.store(batch)
+            self.saw(batch)
+            await self._in(self._indexing, lambda: self._index(batch))
+
+    def want(self, problem: Problem) -> None:
+        """Begins to bring the problem into the index, where that does not hold it. Never waits."""
+        if self.loaded.is_set() or not self._store.whole_at_start:
+            self._through.want(problem)
+
+    def _knows(self, problem: Problem) -> bool:
+        prompt = np.frombuffer(problem.prompt, INT32)
+        return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
     async def store(self, batch: Batch) -> None:
-        """Stores responses that the index already has. Raises StoreError."""
+        """Stores responses that the index already has, or gets next. Raises StoreError."""
+        await self._through.settled(batch.problem)
         try:
             await asyncio.wrap_future(self._store.append(batch))
         except StoreError:
@@ -103,6 +117,7 @@ class History:
                 self._metrics.store_errors.inc()
                 raise
             self._newest.pop(namespace, None)
+            self._through.forget()
             await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
         return dropped
 
@@ -113,6 +128,9 @@ class History:
         self.loaded.set()
 
     def _load(self) -> None:
+        if not self._store.whole_at_start:
+            self.progress = "read when asked for"
+            return
         started = said = time.monotonic()
         total, responses, tokens = self._store.count(), 0, 0
         for batch in self._store.load():
@@ -162,6 +180,7 @@ class History:
         self._closing = True
         if self._begun:
             await asyncio.wait(self._begun)
+        await self._through.close()
         try:
             await self._learning.close()
         finally:

@@ -183,6 +183,14 @@ class Metrics:
         self.store_errors = Counter(
             "histospec_store_errors", "Requests that the store could not do.", registry=registry
         )
+        self.store_lookups = Counter(
+            "histospec_store_lookups",
+            "Problems that the index did not hold, by what asking the store gave: hit, miss, failed or skipped.",
+            ("result",),
+            registry=registry,
+        )
+        for result in ("hit", "miss", "failed", "skipped"):
+            self.store_lookups.labels(result)
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
 
     def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:

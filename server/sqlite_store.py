@@ -7,16 +7,16 @@ callers share the price of an fsync and each is told only after the bytes are on
 import fcntl
 import hashlib
 import os
-import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from histospec.server.errors import ConfigError, StoreError, StoreFull
+from histospec.server.group_commit import GroupCommit, Work
 from histospec.server.store import Batch, Problem, Record, Store, total_size
 
 APPLICATION_ID = 0x48495354  # "HIST"
@@ -53,16 +53,7 @@ CREATE TABLE estimators (
 )
 SCHEMA_VERSION = len(SCHEMA)
 
-# One transaction takes at most so much, so that nobody waits long for strangers' bytes.
-GROUP_BYTES = 32 << 20
-# What may wait for the disk; more is refused rather than kept in memory.
-BACKLOG_BYTES = 256 << 20
-
-
-class _Work(NamedTuple):
-    run: Callable[[sqlite3.Connection], Any]
-    size: int
-    done: "Future[Any]"
+_Write = Callable[[sqlite3.Connection], Any]
 
 
 class SQLiteStore(Store):
@@ -81,18 +72,15 @@ class SQLiteStore(Store):
             os.close(self._lock)
             raise
         self._reading = threading.Lock()
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._backlog = 0
-        self._backlog_lock = threading.Lock()
-        self._writer = threading.Thread(target=self._write, name="store", daemon=True)
-        self._writer.start()
+        self._connection = _connect(self._path)  # of the writer
+        self._writer: GroupCommit[_Write] = GroupCommit(self._commit, lambda: self._connection.close())
 
     # Writing
 
     def append(self, batch: Batch) -> "Future[None]":
         """See Store."""
         size = total_size(batch.records) + len(batch.problem.prompt)
-        return self._submit(lambda connection: self._append(connection, batch), size)
+        return self._writer.submit(lambda connection: self._append(connection, batch), size)
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
@@ -105,7 +93,7 @@ class SQLiteStore(Store):
             connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
             return dropped
 
-        return self._submit(run, 0)
+        return self._writer.submit(run, 0)
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
@@ -113,63 +101,24 @@ class SQLiteStore(Store):
         def run(connection: sqlite3.Connection) -> None:
             connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
 
-        return self._submit(run, len(state))
+        return self._writer.submit(run, len(state))
 
-    def _submit(self, run: Callable[[sqlite3.Connection], Any], size: int) -> "Future[Any]":
-        done: Future[Any] = Future()
-        done.set_running_or_notify_cancel()  # whoever waits may leave, but what was asked for is done
-        with self._backlog_lock:
-            full = self._backlog > 0 and self._backlog + size > BACKLOG_BYTES
-            if not full:
-                self._backlog += size
-        if full:
-            done.set_exception(StoreFull(f"store: more than {BACKLOG_BYTES >> 20} MiB wait to be written; try later"))
-        else:
-            self._queue.put(_Work(run, size, done))
-        return done
-
-    def _write(self) -> None:
-        connection = _connect(self._path)
-        stopped = False
-        while not stopped:
-            group, size = [], 0
-            work = self._queue.get()
-            while work is not None:
-                group.append(work)
-                size += work.size
-                if size >= GROUP_BYTES:
-                    break
-                try:
-                    work = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            stopped = work is None
-            connection = self._commit(connection, group)
-        connection.close()
-
-    def _commit(self, connection: sqlite3.Connection, group: list[_Work]) -> sqlite3.Connection:
+    def _commit(self, group: list[Work[_Write]]) -> None:
         """Writes a group in one transaction; when it fails, each alone, so that one cannot spoil the others'."""
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            results = [work.run(connection) for work in group]
-            connection.execute("COMMIT")
+            self._connection.execute("BEGIN IMMEDIATE")
+            results = [work.what(self._connection) for work in group]
+            self._connection.execute("COMMIT")
         except Exception as error:
-            connection = _recover(connection, self._path)
+            self._connection = _recover(self._connection, self._path)
             if len(group) > 1:
                 for work in group:
-                    connection = self._commit(connection, [work])
-                return connection
-            self._settle(group[0])
-            group[0].done.set_exception(_explain(error))
-            return connection
+                    self._commit([work])
+            else:
+                self._writer.fail(group[0], _explain(error))
+            return
         for work, result in zip(group, results, strict=True):
-            self._settle(work)
-            work.done.set_result(result)
-        return connection
-
-    def _settle(self, work: _Work) -> None:
-        with self._backlog_lock:
-            self._backlog -= work.size
+            self._writer.settle(work, result)
 
     def _append(self, connection: sqlite3.Connection, batch: Batch) -> None:
         problem = batch.problem
@@ -262,8 +211,7 @@ class SQLiteStore(Store):
 
     def close(self) -> None:
         """See Store."""
-        self._queue.put(None)
-        self._writer.join()
+        self._writer.close()
         self._reader.close()
         os.close(self._lock)
 

@@ -43,6 +43,9 @@ class Batch(NamedTuple):
 class Store(ABC):
     """Where responses survive a restart. All methods may be called from any thread."""
 
+    whole_at_start: bool = True
+    """Whether the server indexes everything when it starts. If not, problems are read when they are asked for."""
+
     @abstractmethod
     def append(self, batch: Batch) -> "Future[None]":
         """Adds responses; the future is done once they survive a crash, all of them or none.

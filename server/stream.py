@@ -158,7 +158,9 @@ class DraftStream:
         self._ids[opening.session] = number
         # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
         named = self._engine.prompt_length(number) * opening.prompt.itemsize
-        self._problems[opening.session] = problem._replace(prompt=problem.prompt[:named])
+        problem = problem._replace(prompt=problem.prompt[:named])
+        self._problems[opening.session] = problem
+        self._history.want(problem)
         self._counts["opened"] += 1
 
     def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int]) -> None:

@@ -21,6 +21,7 @@ import grpc
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from redis_processes import RedisCluster, RedisProcess, require_redis
 
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
@@ -315,6 +316,37 @@ class Connector:
         """Closes all of them."""
         for wire in self._wires:
             wire.close()
+
+
+@pytest.fixture(scope="session")
+def _redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    require_redis()
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def _redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    require_redis()
+    cluster = RedisCluster(tmp_path_factory.mktemp("redis-cluster"))
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def redis_server(_redis_server: RedisProcess) -> RedisProcess:
+    """A Redis server without data, for tests that leave it running."""
+    _redis_server.client.flushall()
+    return _redis_server
+
+
+@pytest.fixture
+def redis_cluster(_redis_cluster: RedisCluster) -> RedisCluster:
+    """A Redis Cluster of three masters without data, for tests that leave it running."""
+    for node in _redis_cluster.nodes:
+        node.client.flushall()
+    return _redis_cluster
 
 
 @pytest.fixture

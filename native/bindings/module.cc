@@ -184,6 +184,14 @@ PYBIND11_MODULE(_core, m) {
           },
           "namespace"_a, "prompt"_a, "generated"_a = 0, "quantiles"_a = std::vector<double>{0.1, 0.5, 0.9, 0.99},
           py::kw_only(), "problem"_a = py::none())
+      .def(
+          "knows",
+          [](const Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem) {
+            const Tokens head = tokens_of("prompt", prompt);
+            const std::string id = id_of(problem), space = name;
+            return without_gil([&] { return engine.knows(space, head.span(), id); });
+          },
+          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
       .def(
           "estimator_state",

@@ -24,6 +24,7 @@ class _NamespaceStats(TypedDict):
     lookups_miss: int
     drafts_hit: int
     drafts_empty: int
+    drafts_tail: int
     draft_tokens: int
     accepted_tokens: int
     generated_tokens: int
@@ -207,6 +208,12 @@ class Engine:
 
         Raises ValueError, naming the argument, for a quantile outside [0, 1], a wrong dtype, shape or token, an empty
         namespace, prompt or problem.
+        """
+
+    def knows(self, namespace: str, prompt: npt.NDArray[np.int32], *, problem: str | None = None) -> bool:
+        """Whether the index holds finished responses of a problem.
+
+        Raises ValueError, naming the argument, for an empty namespace or prompt, or a prompt that is not int32[n].
         """
 
     def newest_epoch(self, namespace: str) -> int:

@@ -174,6 +174,13 @@ LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, 
   return out;
 }
 
+bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id) const {
+  const ProblemKey key = checked_key(name, prompt, id);
+  State::Lock lock(state_->mutex);
+  const Problem* problem = state_->find_problem(name, key);
+  return problem && problem->known();
+}
+
 std::int64_t Engine::newest_epoch(const std::string& name) const {
   State::Lock lock(state_->mutex);
   const Namespace* space = state_->find_space(name);

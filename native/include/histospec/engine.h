@@ -140,6 +140,8 @@ class Engine {
   // or, where it has none, of the namespace's latest ones. Empty if there are none either.
   LengthPrediction predict_length(const std::string& name, Tokens prompt, std::int64_t generated,
                                   std::span<const double> quantiles, const std::string& id = {}) const;
+  // Whether the index holds finished responses of the problem.
+  bool knows(const std::string& name, Tokens prompt, const std::string& id = {}) const;
   // 0 where nothing is known.
   std::int64_t newest_epoch(const std::string& name) const;
 

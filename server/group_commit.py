@@ -1,0 +1,113 @@
+"""One thread that writes to a store, taking everything that waits as one group.
+
+Many callers so share the price of a sync or a round trip, and each is told when its own bytes are safe. What may wait
+is bounded in bytes: beyond that, callers are refused at once and nothing of theirs is kept in memory.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from histospec.server.errors import StoreError, StoreFull
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+# One group takes at most so much, so that nobody waits long for strangers' bytes.
+GROUP_BYTES = 32 << 20
+# What may wait for the store; more is refused rather than kept in memory.
+BACKLOG_BYTES = 256 << 20
+
+
+@dataclass(eq=False)
+class Work(Generic[T]):
+    """Something to be written."""
+
+    what: T
+    size: int
+    done: "Future[Any]" = field(default_factory=Future)
+
+
+class GroupCommit(Generic[T]):
+    """Calls `write(group)` in its own thread; `write` must `settle` or `fail` every work of the group.
+
+    At the end of that thread it calls `close`.
+    """
+
+    def __init__(self, write: Callable[[list[Work[T]]], None], close: Callable[[], None]) -> None:
+        self._write = write
+        self._close = close
+        self._queue: queue.SimpleQueue[Work[T] | None] = queue.SimpleQueue()
+        self._backlog = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait."""
+        return self._backlog
+
+    def submit(self, what: T, size: int) -> "Future[Any]":
+        """Has it written. The future fails with StoreFull at once where too much waits already."""
+        work = Work(what, size)
+        work.done.set_running_or_notify_cancel()  # whoever waits may leave, but what was asked for is done
+        with self._lock:
+            full = self._backlog > 0 and self._backlog + size > BACKLOG_BYTES
+            if not full:
+                self._backlog += size
+        if full:
+            text = f"store: more than {BACKLOG_BYTES >> 20} MiB wait to be written; try later"
+            work.done.set_exception(StoreFull(text))
+        else:
+            self._queue.put(work)
+        return work.done
+
+    def settle(self, work: Work[T], result: object = None) -> None:
+        """The work is done and safe."""
+        self._forget(work)
+        work.done.set_result(result)
+
+    def fail(self, work: Work[T], error: Exception) -> None:
+        """Nothing of the work was kept."""
+        self._forget(work)
+        work.done.set_exception(error)
+
+    def close(self) -> None:
+        """Finishes what was asked for. Blocks."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _forget(self, work: Work[T]) -> None:
+        with self._lock:
+            self._backlog -= work.size
+
+    def _run(self) -> None:
+        stopped = False
+        while not stopped:
+            group, size = [], 0
+            work = self._queue.get()
+            while work is not None:
+                group.append(work)
+                size += work.size
+                if size >= GROUP_BYTES:
+                    break
+                try:
+                    work = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            stopped = work is None
+            try:
+                if group:
+                    self._write(group)
+            except Exception as error:  # a bug: whoever waits is told, and the next group is written
+                log.exception("the store failed")
+                for work in group:
+                    if not work.done.done():
+                        self.fail(work, StoreError(f"store: {error!r}; nothing of this request was kept"))
+        self._close()

@@ -1,0 +1,231 @@
+"""The Redis store where things go wrong: servers that die, pause, fail over or are full, answers that are lost."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis_processes import RedisCluster, RedisProcess, eventually, require_redis
+
+from histospec.server import records, redis_servers, redis_store
+from histospec.server.errors import StoreError, StoreFull
+from histospec.server.redis_servers import Location
+from histospec.server.redis_store import RedisStore
+from histospec.server.store import Batch, Problem, Record
+
+PROBLEM = Problem("run", b"prompt..")
+
+
+def batch(tokens: bytes, prompt: bytes = b"prompt..") -> Batch:
+    return Batch(Problem("run", prompt), [Record(tokens, 0)])
+
+
+@pytest.fixture
+def open_store():
+    stores = []
+
+    def open_(url: str) -> RedisStore:
+        stores.append(RedisStore(Location.parse(url), 8, "shard-0"))
+        return stores[-1]
+
+    yield open_
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server of the test's own, to be mistreated."""
+    require_redis()
+    server = RedisProcess(tmp_path / "redis")
+    yield server
+    server.kill()
+
+
+@given(
+    st.lists(st.integers(0, 2**31 - 1), max_size=40),
+    st.integers(0, 2**62),
+    st.none() | st.floats(allow_nan=False),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_packed_record_comes_back(tokens, epoch, reward, scored, masked):
+    size = len(tokens)
+    logprobs = np.arange(size, dtype="<f4").tobytes() if scored else b""
+    mask = bytes(i % 2 for i in range(size)) if masked else b""
+    record = Record(np.array(tokens, "<i4").tobytes(), epoch, reward, logprobs, mask)
+    assert records.unpack(records.pack(record)) == record
+
+
+@given(st.binary(max_size=80))
+def test_bytes_that_are_no_record_are_refused(data):
+    try:
+        record = records.unpack(data)
+    except StoreError:
+        return
+    assert records.unpack(records.pack(record)) == record or record.reward != record.reward
+
+
+@pytest.mark.parametrize(("largest", "width"), [(1000, 2), (150_000, 3), (2**31 - 1, 4)])
+def test_tokens_take_as_many_bytes_as_the_largest_needs(largest, width):
+    record = Record(np.full(1000, largest, "<i4").tobytes(), 0)
+    assert len(records.pack(record)) == pytest.approx(1000 * width, abs=32)
+
+
+def test_two_problems_of_one_digest_are_not_mixed(open_store, redis_server, monkeypatch):
+    monkeypatch.setattr(redis_store, "problem_digest", lambda *_: b"the same 16 byte")
+    store = open_store(redis_server.url)
+    store.append(batch(b"mine")).result()
+    assert store.history(Problem("run", b"another.")) == []
+    with pytest.raises(StoreError, match="another problem has the same digest"):
+        open_store(redis_server.url).append(batch(b"your", prompt=b"another.")).result()
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"mine"]
+
+
+def test_a_write_whose_answer_is_lost_is_written_once(open_store, redis_server, monkeypatch):
+    store = open_store(redis_server.url)
+    run, lost = store._servers.run, []
+
+    def losing(*args: object, **kwargs: object):
+        answers = run(*args, **kwargs)
+        if len(lost) < 3:
+            lost.append(args)
+            raise redis.ConnectionError("the answer is lost")
+        return answers
+
+    monkeypatch.setattr(store._servers, "run", losing)
+    store.append(batch(b"once")).result()
+    assert len(lost) == 3
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"once"]
+
+
+def test_a_server_that_restarts_is_waited_for(open_store, server):
+    store = open_store(server.url)
+    store.append(batch(b"aaaa")).result()
+    server.kill()
+    waiting = store.append(batch(b"bbbb"))
+    time.sleep(0.3)
+    server.start()
+    waiting.result()
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"bbbb"]
+
+
+def test_a_server_that_stays_away_costs_the_callers_only_an_error(open_store, server, monkeypatch):
+    monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
+    store = open_store(server.url)
+    server.kill()
+    with pytest.raises(StoreError, match="nothing of this request is kept"):
+        store.append(batch(b"aaaa")).result()
+    with pytest.raises(StoreError):
+        store.history(PROBLEM)
+    started = time.monotonic()
+    with pytest.raises(StoreError):
+        store.append(batch(b"bbbb")).result()
+    assert store._away
+    assert time.monotonic() - started < 5  # it is not waited for again
+    server.start()
+    eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
+    assert b"cccc" in [r.tokens for r in store.history(PROBLEM)]
+
+
+def _succeeds(store: RedisStore, tokens: bytes) -> bool:
+    try:
+        store.append(batch(tokens)).result()
+    except StoreError:
+        return False
+    return True
+
+
+def test_a_server_that_hangs_is_given_up(open_store, server, monkeypatch):
+    monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
+    monkeypatch.setattr(redis_servers, "ANSWER_SECONDS", 0.3)
+    store = open_store(server.url)
+    store.append(batch(b"aaaa")).result()
+    server.pause()
+    with pytest.raises(StoreError, match=r"[Tt]imeout"):
+        store.append(batch(b"bbbb")).result()
+    server.go_on()
+    eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
+
+
+def test_a_full_server_is_told_from_a_broken_one(open_store, server):
+    store = open_store(server.url)
+    store.append(batch(b"aaaa")).result()
+    server.client.config_set("maxmemory", "1")
+    with pytest.raises(StoreFull, match="full"):
+        store.append(batch(b"bbbb")).result()
+    server.client.config_set("maxmemory", "0")
+    store.append(batch(b"cccc")).result()
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
+
+
+def test_a_damaged_response_is_reported(open_store, redis_server):
+    store = open_store(redis_server.url)
+    store.append(batch(b"aaaa")).result()
+    (key,) = redis_server.client.keys("histospec:1:problem:*")
+    (name,) = set(redis_server.client.hkeys(key)) - {b"about"}
+    redis_server.client.hset(key, name, b"\x01rubbish")
+    with pytest.raises(StoreError, match="cut short"):
+        store.history(PROBLEM)
+
+
+def test_a_replica_that_is_not_there_is_not_taken_for_one(open_store, server, monkeypatch):
+    monkeypatch.setattr(redis_store, "PATIENCE", 0.2)
+    monkeypatch.setattr(redis_servers, "REPLICA_MILLISECONDS", 100)
+    store = open_store(f"{server.url}?replicas=1")
+    with pytest.raises(StoreError, match="0 replicas have the write, 1 were asked for"):
+        store.append(batch(b"aaaa")).result()
+
+
+def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
+    """Three masters with a replica each, responses all the time, one master after another killed with -9."""
+    require_redis()
+    cluster = RedisCluster(tmp_path, replicas=1)
+    store = open_store(f"{cluster.url}?replicas=1")
+    acknowledged, failed, stop = [], [], threading.Event()
+
+    def append() -> None:
+        number = 0
+        while not stop.is_set():
+            prompt, tokens = (number % 97).to_bytes(4, "little"), number.to_bytes(4, "little")
+            try:
+                store.append(batch(tokens, prompt)).result()
+                acknowledged.append((prompt, tokens))
+            except StoreError:
+                failed.append(tokens)
+            number += 1
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    try:
+        for node in cluster.masters()[:2]:
+            before = len(acknowledged)
+            eventually(lambda before=before: len(acknowledged) > before + 100, "nothing is written")
+            node.kill()
+            eventually(lambda: len(cluster.masters()) == 3, "no replica takes over")
+            node.start()  # without a replica of its own the new master can promise nothing
+            before = len(acknowledged)
+            eventually(lambda before=before: len(acknowledged) > before + 100, "writing does not go on")
+            eventually(
+                lambda: all(m.client.info("replication")["connected_slaves"] for m in cluster.masters()), "no replicas"
+            )
+    finally:
+        stop.set()
+        writer.join()
+    kept = {p: {r.tokens for r in store.history(Problem("run", p))} for p in {p for p, _ in acknowledged}}
+    missing = [tokens for prompt, tokens in acknowledged if tokens not in kept[prompt]]
+    assert not missing
+    cluster.kill()
+
+
+def test_where_a_url_leads():
+    location = Location.parse("rediss+cluster://me:se%2Fcret@a:1,[::1]:2,c?replicas=2&ca=/ca.pem")
+    assert location.nodes == (("a", 1), ("::1", 2), ("c", 6379))
+    assert (location.username, location.password, location.replicas, location.ca) == ("me", "se/cret", 2, "/ca.pem")
+    assert location.cluster
+    assert location.tls
+    assert "se" not in str(location).replace("redis", "")
+    assert Location.parse("redis://host/3").database == 3

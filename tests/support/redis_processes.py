@@ -1,0 +1,123 @@
+"""Real Redis servers for tests, alone and as a Cluster, on free ports with directories of their own."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+START_SECONDS = 30.0
+
+
+def require_redis() -> None:
+    """Skips the test where there is no redis-server to run."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (scripts/install-tools does it on Debian)")
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Waits until it holds; a server that still starts counts as no."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            if condition():
+                return
+        except redis.RedisError:
+            pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+
+
+class RedisProcess:
+    """One redis-server, which can be killed and started again on its port with its data."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = _free_port()
+        self.options = options
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """For --store."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it; waits until it answers."""
+        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--appendonly", "yes", *self.options]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.client = redis.Redis("127.0.0.1", self.port)
+        eventually(self.client.ping, f"redis-server on port {self.port} does not answer")
+
+    def pause(self) -> None:
+        """It stops in its tracks: connections stay, answers do not come."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """The end of a pause."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+
+class RedisCluster:
+    """Three masters, with a replica each if asked for."""
+
+    def __init__(self, folder: Path, replicas: int = 0) -> None:
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
+        self.nodes = [RedisProcess(folder / str(i), *options) for i in range(3 * (1 + replicas))]
+        where = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        command = ["redis-cli", "--cluster", "create", *where]
+        command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        for node in self.nodes:
+            eventually(
+                lambda node=node: node.client.cluster("info")["cluster_state"] == "ok", "the cluster does not come up"
+            )
+        if replicas:
+            for node in self.masters():
+                eventually(
+                    lambda node=node: node.client.info("replication")["connected_slaves"] >= replicas, "no replicas"
+                )
+
+    @property
+    def url(self) -> str:
+        """For --store."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def masters(self) -> list[RedisProcess]:
+        """Those that take writes now, and run."""
+        running = [node for node in self.nodes if node.process.poll() is None]
+        return [node for node in running if node.client.info("replication")["role"] == "master"]
+
+    def kill(self) -> None:
+        """Ends all of them."""
+        for node in self.nodes:
+            node.kill()
+
+
+def _free_port() -> int:
+    # The bus of a Cluster listens 10,000 above.
+    while True:
+        with socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            if port > 55_000:
+                continue
+            try:
+                bus.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+            return port
