@@ -53,6 +53,7 @@ test-native: setup
 
 # Two at a time: much of what these tests do is wait, for a process to start or a deadline to pass.
 test-python: setup
+	scripts/install-tools
 	$(BIN)/pytest -q -n 2 --dist loadfile tests --ignore=tests/vllm
 
 test-vllm: setup $(VENV_OLD)/.ready

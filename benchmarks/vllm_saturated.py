@@ -1,11 +1,16 @@
 """A large batch in real vLLM, where drafts hardly pay or not at all: is it slower than without speculation?
 
     python benchmarks/vllm_saturated.py             # needs vllm; twelve minutes on two cores
+    python benchmarks/vllm_saturated.py --heavy 16  # a policy so slow that every token of a batch costs: saturated
     python benchmarks/vllm_saturated.py --quick     # proves that it runs; the figures mean nothing
 
 Two engines with the same configuration in one process differ by several percent, for as long as the process lives: by
 where their memory lies. So several processes, each with the engines in another order, roll out the demo's policy in
 turns, and the median over processes is stated.
+
+A step of the demo's policy is mostly vLLM's own work in Python, which a drafted token hardly adds to. `--heavy N` gives
+each layer N times as many neurons, all new ones with weights of zero: it writes the same, and takes the time of a policy
+whose arithmetic fills the machine.
 """
 
 import argparse
@@ -34,17 +39,18 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=256, help="requests side by side")
+    parser.add_argument("--heavy", type=int, default=1, help="how much wider the policy's layers are")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.processes = arguments.rounds = 1
     if arguments.part is not None:
-        print(json.dumps(roll_out(arguments.part, arguments.rounds, arguments.batch)))
+        print(json.dumps(roll_out(arguments.part, arguments.rounds, arguments.batch, arguments.heavy)))
         return
     parts = []
     for part in range(arguments.processes):
         command = [sys.executable, __file__, "--part", str(part), "--rounds", str(arguments.rounds)]
-        command += ["--batch", str(arguments.batch)]
+        command += ["--batch", str(arguments.batch), "--heavy", str(arguments.heavy)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         parts.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"process {part}: {parts[-1]}", file=sys.stderr)
@@ -59,7 +65,24 @@ def main() -> None:
         )
 
 
-def roll_out(turn: int, rounds: int, batch: int) -> dict[str, dict[str, float]]:
+def widened(model: Any, times: int) -> Any:
+    """The same policy with `times` as many neurons a layer; those that are new have weights of zero."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    config = type(model.config)(
+        **(model.config.to_dict() | {"intermediate_size": times * model.config.intermediate_size})
+    )
+    wide = LlamaForCausalLM(config)
+    state = wide.state_dict()
+    for name, weights in model.state_dict().items():
+        state[name].zero_()
+        state[name][tuple(map(slice, weights.shape))] = weights
+    wide.load_state_dict(state)
+    return wide.to(torch.float32)
+
+
+def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, dict[str, float]]:
     """Medians over the rounds, by engine: seconds a token, tokens a step, the share of the time spent in our calls."""
     import draft_server
     import policy
@@ -73,7 +96,7 @@ def roll_out(turn: int, rounds: int, batch: int) -> dict[str, dict[str, float]]:
         folder = Path(name)
         server = stack.enter_context(draft_server.running(folder / "store", folder / "server.log"))
         os.environ["HISTOSPEC_ENDPOINT"] = server.endpoint
-        policy.load().save_pretrained(folder / "policy")
+        widened(policy.load(), heavy).save_pretrained(folder / "policy")
         engines = {}
         names = [PLAIN, *COSTS]
         for engine in names[turn % len(names) :] + names[: turn % len(names)]:

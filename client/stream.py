@@ -77,6 +77,7 @@ class Stream:
             await asyncio.wait([self._reader])
             return  # the reader closes the rest
         if self._writer is not None:
+            self._writer.cancel()  # gRPC leaves a write that flow control held up waiting for ever
             await asyncio.wait([self._writer])
         await self._channel.close()
 

@@ -31,7 +31,7 @@ def text(prompt: list[int], number: int) -> list[int]:
 
 @pytest.fixture
 def shards(start_server, redis_cluster):
-    return [start_server("--store", redis_cluster.url, "--shard-name", name) for name in NAMES]
+    return [start_server("--store", redis_cluster.url, "--shard-name", name, "--drain-seconds", "2") for name in NAMES]
 
 
 @pytest.fixture
@@ -144,6 +144,9 @@ def test_a_shard_that_fails_costs_nothing_but_drafts(shards, connect_all, fault)
         assert (stats.pending_commits, stats.dropped_commits) == (0, 0)
         assert stats.commits == len(worker.written)
         assert worker.slowest < PATIENT
+        closing = time.monotonic()
+        worker.client.shutdown()
+        assert time.monotonic() - closing < 10  # a stream that was given up must not be waited for
     expected = {(p, n) for worker in workers for p, n in worker.written}
     kept = {(p, r.tokens[-1] - 10**6) for p, prompt in enumerate(PROMPTS) for r in watcher.history(prompt)}
     assert expected <= kept

@@ -52,7 +52,7 @@ class RedisProcess:
     def start(self) -> None:
         """Starts it; waits until it answers."""
         command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--bind", "127.0.0.1"]
-        command += ["--save", "", "--appendonly", "yes", *self.options]
+        command += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", *self.options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.client = redis.Redis("127.0.0.1", self.port)
