@@ -9,8 +9,8 @@ where their memory lies. So several processes, each with the engines in another 
 turns, and the median over processes is stated.
 
 A step of the demo's policy is mostly vLLM's own work in Python, which a drafted token hardly adds to. `--heavy N` gives
-each layer N times as many neurons, all new ones with weights of zero: it writes the same, and takes the time of a policy
-whose arithmetic fills the machine.
+each layer N times as many neurons, all new ones with weights of zero: it writes the same, and takes the time of a
+policy whose arithmetic fills the machine.
 """
 
 import argparse

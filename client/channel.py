@@ -4,7 +4,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from histospec.client.config import Config
+from histospec.client.config import Config, bearer
 from histospec.client.errors import Unavailable
 
 _OPTIONS = [
@@ -50,4 +50,5 @@ def open_channel(kind: ModuleType, address: str, config: Config) -> Any:
 
 def metadata(config: Config) -> tuple[tuple[str, str], ...] | None:
     """What goes with every call."""
-    return None if config.token is None else (("authorization", f"Bearer {config.token}"),)
+    token = bearer(config)
+    return None if token is None else (("authorization", f"Bearer {token}"),)

@@ -7,6 +7,7 @@ HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or name
 HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; histories of two namespaces never mix
 HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told
 HISTOSPEC_TOKEN         bearer token
+HISTOSPEC_TOKEN_FILE    file that holds it, read for every connection, so that it may change
 HISTOSPEC_TLS_CA        file with the authorities that may sign the server's certificate; switches TLS on
 HISTOSPEC_TLS_CERT      file with the client's own certificate (mTLS)
 HISTOSPEC_TLS_KEY       file with the key of that certificate
@@ -89,7 +90,7 @@ class Tls:
         if (self.certificate is None) != (self.key is None):
             raise ConfigurationError("tls: a client certificate needs its key, and a key its certificate")
         return grpc.ssl_channel_credentials(
-            *(None if path is None else _read(path) for path in (self.ca, self.key, self.certificate))
+            *(None if path is None else _read("tls", path) for path in (self.ca, self.key, self.certificate))
         )
 
 
@@ -110,6 +111,7 @@ class Config:
     endpoints: tuple[Endpoint, ...]
     namespace: str
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
     tls: Tls | None = None
     timeouts: Timeouts = Timeouts()
     breaker: Breaker = Breaker()
@@ -153,11 +155,23 @@ def configure(
         endpoints=_endpoints(endpoint),
         namespace=namespace,
         token=token or os.environ.get("HISTOSPEC_TOKEN") or None,
+        token_file=os.environ.get("HISTOSPEC_TOKEN_FILE") or None,
         tls=tls,
         timeouts=timeouts,
         breaker=breaker or Breaker(),
         limits=limits or Limits(),
     )
+
+
+def bearer(config: Config) -> str | None:
+    """The token to show; None: there is none.
+
+    Raises:
+        ConfigurationError: the file that should hold it cannot be read.
+    """
+    if config.token is not None or config.token_file is None:
+        return config.token
+    return _read("HISTOSPEC_TOKEN_FILE", config.token_file).decode().strip()
 
 
 def _endpoints(text: str) -> tuple[Endpoint, ...]:
@@ -184,8 +198,8 @@ def _seconds(name: str, value: float | str) -> float:
     return seconds
 
 
-def _read(path: str) -> bytes:
+def _read(name: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"tls: cannot read {path}: {error.strerror}") from error
+        raise ConfigurationError(f"{name}: cannot read {path}: {error.strerror}") from error

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from histospec.native import Engine
 from histospec.server import config as configuration
 from histospec.server import logs
+from histospec.server.access import Access
 from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError
 from histospec.server.history import History
@@ -25,6 +26,7 @@ from histospec.server.interceptors import SERVICE, Accounting
 from histospec.server.metrics import Metrics
 from histospec.server.service import DraftService
 from histospec.server.stores import open_store
+from histospec.server.tls import Certificates
 from histospec.server.web import application
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -57,6 +59,12 @@ class Server:
         self._config = config
         for flag, address in (("--listen", config.listen), ("--http", config.http)):
             _check_free(flag, address)
+        access = Access(config.tokens)
+        self._credentials = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            self._credentials = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca).credentials()
+        if config.tokens is not None and self._credentials is None and not config.listen.is_loopback:
+            log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
         store = open_store(config, self._name)
         engine = Engine(
@@ -67,7 +75,7 @@ class Server:
         )
         self._metrics = Metrics(engine)
         self._history = History(engine, store, self._metrics)
-        self._service = DraftService(engine, self._history, self._metrics, config)
+        self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         self._accounting = Accounting(self._metrics)
         self._grpc = grpc.aio.server(
@@ -101,10 +109,10 @@ class Server:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
         await self._serving(False)
         try:
-            listen = config.listen._replace(port=self._grpc.add_insecure_port(str(config.listen)))
+            listen = config.listen._replace(port=self._open_port())
         except RuntimeError as error:
             raise ConfigError(f"--listen: cannot listen on {config.listen} ({error}); give another address") from None
-        shard = Peer(config.shard_name or str(listen), listen)
+        shard = Peer(config.shard_name or str(listen), listen)  # port 0 has become a real one by now
         self._service.shards = list(config.peers)
         if shard.name not in {peer.name for peer in config.peers}:
             self._service.shards.append(shard)
@@ -120,6 +128,11 @@ class Server:
         await self._grpc.start()
         log.info("listening", grpc=str(listen), http=str(http), data_dir=str(config.data_dir.resolve()), **about)
         self._loading = asyncio.create_task(self._load())
+
+    def _open_port(self) -> int:
+        if self._credentials is None:
+            return self._grpc.add_insecure_port(str(self._config.listen))
+        return self._grpc.add_secure_port(str(self._config.listen), self._credentials)
 
     async def _load(self) -> None:
         await self._history.load()

@@ -113,6 +113,7 @@ Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
 Shards = Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Count = Annotated[int, Field(ge=1)]
+File = Path | None
 
 
 class Config(BaseSettings):
@@ -123,7 +124,13 @@ class Config(BaseSettings):
     # Where
     listen: Where = Field(Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 takes a free one")
     http: Where = Field(Address("127.0.0.1", 9464), description="address of /metrics, /livez, /readyz and /healthz")
-    insecure: bool = Field(False, description="allow listening beyond loopback without TLS or a token")
+    tls_cert: File = Field(None, description="certificate chain of the server, PEM; switches TLS on")
+    tls_key: File = Field(None, description="key of that certificate, PEM")
+    tls_client_ca: File = Field(
+        None, description="authorities that sign clients' certificates, PEM; asks for one (mTLS)"
+    )
+    tokens: File = Field(None, description="file of bearer tokens and what each may do, TOML; asks for one")
+    insecure: bool = Field(False, description="allow listening beyond loopback without tokens or clients' certificates")
     shard_name: str = Field(
         "", description="stable name of this shard, which places its problems (default: the --listen address)"
     )
@@ -191,11 +198,16 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _guarded(self) -> "Config":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key: a certificate needs its key, and a key its certificate")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca: clients show certificates only over TLS; give --tls-cert and --tls-key")
+        guarded = self.tokens is not None or self.tls_client_ca is not None or self.insecure
         for flag, address in (("--listen", self.listen), ("--http", self.http)):
-            if not address.is_loopback and not self.insecure:
+            if not address.is_loopback and not guarded:
                 raise ValueError(
                     f"{flag} {address}: listening beyond loopback lets anyone who reaches the port read and write; "
-                    "add --insecure to allow it, or listen on 127.0.0.1"
+                    "give --tokens or --tls-client-ca, add --insecure to allow it, or listen on 127.0.0.1"
                 )
         return self
 

@@ -6,6 +6,8 @@
     ├── ConfigError          the process cannot start as configured (exit code 2)
     ├── InvalidRequest       a request is malformed: the caller must change it
     ├── LimitExceeded        a request is larger than this server takes
+    ├── Unauthenticated      the caller has shown no token that is known
+    ├── PermissionDenied     ... or one that is not good for this
     ├── Unavailable          not now: loading or draining; the same request may succeed later
     └── StoreError           the store could not do it
         └── StoreFull        ... because there is no room left
@@ -32,6 +34,14 @@ class LimitExceeded(HistoSpecError):  # noqa: N818
     """A request is larger than a configured limit."""
 
 
+class Unauthenticated(HistoSpecError):  # noqa: N818
+    """The call came without a token that this server knows."""
+
+
+class PermissionDenied(HistoSpecError):  # noqa: N818
+    """The token is not good for this namespace, or not for this kind of call."""
+
+
 class Unavailable(HistoSpecError):  # noqa: N818
     """The server cannot do this now, and may be able to later."""
 
@@ -48,6 +58,8 @@ class StoreFull(StoreError):  # noqa: N818
 STATUS: dict[type[HistoSpecError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     StoreError: grpc.StatusCode.UNAVAILABLE,
     StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -9,14 +9,22 @@ import grpc
 import grpc.aio
 import structlog
 
-from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded, Unavailable, status_of
+from histospec.server.errors import (
+    HistoSpecError,
+    InvalidRequest,
+    LimitExceeded,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    status_of,
+)
 from histospec.server.metrics import Metrics
 from histospec.v1.draft_pb2 import DESCRIPTOR
 
 log = structlog.get_logger()
 
 SERVICE = DESCRIPTOR.services_by_name["DraftService"].full_name
-EXPECTED = (InvalidRequest, LimitExceeded, Unavailable)
+EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]

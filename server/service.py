@@ -8,6 +8,7 @@ import numpy as np
 
 from histospec.native import Engine
 from histospec.server import wire
+from histospec.server.access import Access, Permit
 from histospec.server.config import Config, Peer
 from histospec.server.errors import Unavailable
 from histospec.server.history import History
@@ -23,11 +24,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DraftService(pb_grpc.DraftServiceServicer):
     """All RPCs of one shard. Errors are raised as they are; the interceptor turns them into gRPC statuses."""
 
-    def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config) -> None:
+    def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config, access: Access) -> None:
         self._engine = engine
         self._history = history
         self._metrics = metrics
         self._config = config
+        self._access = access
         self._streams: set[DraftStream] = set()
         self._draining = False
         self.shards: list[Peer] = []
@@ -44,7 +46,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         """See draft.proto."""
         if self._draining:
             raise Unavailable("the server is draining; connect again")
-        stream = DraftStream(self._engine, self._history, self._metrics, self._config, context)
+        permit = self._permit(context)
+        stream = DraftStream(self._engine, self._history, self._metrics, self._config, permit, context)
         self._streams.add(stream)
         try:
             with self._metrics.streams.track_inprogress():
@@ -52,8 +55,12 @@ class DraftService(pb_grpc.DraftServiceServicer):
         finally:
             self._streams.discard(stream)
 
+    def _permit(self, context: Context) -> Permit:
+        return self._access.permit(dict(context.invocation_metadata() or ()))
+
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
         """See draft.proto."""
+        self._permit(context).require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
         if batch.records:
             await self._history.add(batch)
@@ -62,6 +69,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> pb.HistoryResponse:  # noqa: N802
         """See draft.proto."""
+        self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
         records = await self._history.get(problem, request.limit)
         return pb.HistoryResponse(responses=[_response(record) for record in records])
@@ -70,6 +78,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self, request: pb.PredictLengthRequest, context: Context
     ) -> pb.PredictLengthResponse:
         """See draft.proto."""
+        self._permit(context).require("read", request.namespace)
         problem, prompt = wire.problem("", request)
         quantiles = wire.quantiles(request)
         lengths, observations = self._engine.predict_length(
@@ -79,6 +88,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
 
     async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
         """See draft.proto."""
+        self._permit(context)
         return pb.TopologyResponse(
             shards=[pb.Shard(name=shard.name, address=str(shard.address)) for shard in self.shards]
         )
@@ -87,6 +97,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self, request: pb.DropNamespaceRequest, context: Context
     ) -> pb.DropNamespaceResponse:
         """See draft.proto."""
+        self._permit(context).require("admin", request.namespace)
         namespace = wire.namespace("namespace", request.namespace)
         return pb.DropNamespaceResponse(responses=await self._history.drop(namespace))
 

@@ -1,9 +1,11 @@
 """`histospec status ENDPOINT`: is a server well, which shards does it know, and does drafting pay?"""
 
+import argparse
 import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -11,6 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from histospec.client.channel import metadata, open_channel
+from histospec.client.config import Tls, configure
+from histospec.client.errors import ConfigurationError
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import Address
 from histospec.server.errors import ConfigError
@@ -26,6 +31,10 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(prog="histospec status", description="Show how a draft server is doing.")
     parser.add_argument("endpoint", metavar="HOST:PORT", help="gRPC address of any shard")
     parser.add_argument("--http", metavar="HOST:PORT", help=f"where its /metrics is (default: port {METRICS_PORT})")
+    parser.add_argument("--token-file", metavar="FILE", help="file that holds a bearer token (or set HISTOSPEC_TOKEN)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; switches TLS on")
+    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, where the server asks for one")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key")
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="default: 5")
     options = parser.parse_args(list(argv))
     try:
@@ -35,12 +44,16 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(str(error)) from None
 
     try:
-        shards = _topology(endpoint, options.timeout)
+        connection = _Connection(options)
+    except ConfigurationError as error:
+        raise ConfigError(str(error)) from None
+    try:
+        shards = connection.topology(str(endpoint))
     except grpc.RpcError as error:
         text = f"histospec status: {endpoint} cannot be reached ({_details(error)}); is the server running there?"
         Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
         return 1
-    states = [_health(shard.address, options.timeout) for shard in shards]
+    states = [connection.health(shard.address) for shard in shards]
     console = Console()
     console.print(_shard_table(shards, states))
     try:
@@ -50,20 +63,32 @@ def main(argv: Sequence[str]) -> int:
     return 0 if all(state == "SERVING" for state in states) else 1
 
 
-def _topology(endpoint: Address, timeout: float) -> list[pb.Shard]:
-    with grpc.insecure_channel(str(endpoint)) as channel:
-        stub = pb_grpc.DraftServiceStub(channel)
-        return list(stub.Topology(pb.TopologyRequest(), timeout=timeout).shards)
+class _Connection:
+    """How to reach shards."""
 
+    def __init__(self, options: argparse.Namespace) -> None:
+        tls = Tls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca or options.tls_cert else None
+        # As a client would; the addresses are given with each call.
+        self._config = replace(configure("any:1", "any", tls=tls), token_file=options.token_file)
+        self._timeout = options.timeout
+        metadata(self._config)  # raises now what it would raise later
 
-def _health(address: str, timeout: float) -> str:
-    with grpc.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout)
-        except grpc.RpcError as error:
-            return _details(error)
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+    def topology(self, address: str) -> list[pb.Shard]:
+        """The shards that this one knows. Raises grpc.RpcError."""
+        with open_channel(grpc, address, self._config) as channel:
+            stub = pb_grpc.DraftServiceStub(channel)
+            answer = stub.Topology(pb.TopologyRequest(), timeout=self._timeout, metadata=metadata(self._config))
+            return list(answer.shards)
+
+    def health(self, address: str) -> str:
+        """SERVING, or what else is the case."""
+        with open_channel(grpc, address, self._config) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=self._timeout)
+            except grpc.RpcError as error:
+                return _details(error)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
 def _metrics(http: Address, timeout: float) -> dict[tuple[str, str], float]:

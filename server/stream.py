@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.server import wire
+from histospec.server.access import Permit
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, StoreError, Unavailable
 from histospec.server.history import History
@@ -42,6 +43,7 @@ class DraftStream:
         history: History,
         metrics: Metrics,
         config: Config,
+        permit: Permit,
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> None:
         self._engine = engine
@@ -49,6 +51,7 @@ class DraftStream:
         self._metrics = metrics
         self._seconds = metrics.rpc_seconds.labels("Draft")
         self._config = config
+        self._permit = permit
         self._context = context
         self._peer = context.peer()
         self._over = False  # gRPC frees the call behind the context then: touching it would crash the process
@@ -117,6 +120,7 @@ class DraftStream:
 
     async def _apply(self, request: pb.DraftRequest) -> None:
         started = time.perf_counter()
+        self._permit.check()
         message = wire.message(request, self._config)
         self._check_opens(message)
         response = pb.DraftResponse(sequence=message.sequence)
@@ -127,7 +131,7 @@ class DraftStream:
             self._step(message.step, response, unknown)
         commits = {}
         for close in message.closes:
-            if batch := self._close_session(close, unknown):
+            if batch := self._close_session(close, unknown, response):
                 commits[close.session] = batch
         if unknown:
             response.unknown = np.array(unknown, wire.UINT64).tobytes()
@@ -141,6 +145,7 @@ class DraftStream:
 
     def _check_opens(self, message: wire.Message) -> None:
         for i, opening in enumerate(message.opens):
+            self._permit.require("read", opening.problem.namespace)
             if opening.session in self._ids:
                 raise InvalidRequest(f"opens[{i}].session: {opening.session} is open already")
 
@@ -230,7 +235,7 @@ class DraftStream:
             elif session not in refused:
                 unknown.append(session)
 
-    def _close_session(self, close: wire.Close, unknown: list[int]) -> Batch | None:
+    def _close_session(self, close: wire.Close, unknown: list[int], response: pb.DraftResponse) -> Batch | None:
         """Closes one session; returns the response to store, if it commits one."""
         session, problem = self._ids.get(close.session), self._problems.get(close.session)
         if session is None or problem is None or not close.commit:
@@ -243,6 +248,11 @@ class DraftStream:
             self._forget(close.session)
             return None
         if not close.generated:
+            self._forget(close.session)
+            return None
+        if not self._permit.allows("write", problem.namespace):
+            reason = f"closes: the token has no right to write in namespace {problem.namespace!r}"
+            response.refusals.add(session=close.session, reason=reason)
             self._forget(close.session)
             return None
         epoch = self._history.newest_epoch(problem.namespace) if close.epoch is None else close.epoch

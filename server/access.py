@@ -1,0 +1,156 @@
+"""Who may do what: bearer tokens from a file.
+
+    [[token]]
+    name = "workers"                 # for the log
+    secret = "…"                     # or sha256 = "…", the hash of the secret in hex, so that the file holds none
+    namespaces = ["run-*"]           # shell patterns; every namespace unless told
+    rights = ["read", "write"]       # these two unless told; "admin" forgets namespaces
+
+read: draft, look at histories and lengths. write: commit and ingest. A file that changes is read again; one that cannot
+be read then leaves in force what was there. A token that is gone ends its streams with their next message.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+log = structlog.get_logger()
+
+Right = Literal["read", "write", "admin"]
+LOOK_SECONDS = 1.0  # between two looks at the file
+SHORTEST = 16  # characters of a secret
+
+
+class _Token(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    name: str
+    secret: Annotated[str, Field(min_length=SHORTEST)] | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    namespaces: list[str] = ["*"]
+    rights: list[Right] = ["read", "write"]
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "_Token":
+        if (self.secret is None) == (self.sha256 is None):
+            raise ValueError("give either secret or sha256")
+        return self
+
+    def digest(self) -> str:
+        """SHA-256 of the secret, in hex."""
+        return self.sha256 or hashlib.sha256((self.secret or "").encode()).hexdigest()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    token: list[_Token] = []
+
+
+class Permit(NamedTuple):
+    """What one caller may do, as long as its token is in the file."""
+
+    access: "Access"
+    digest: str
+
+    def check(self) -> None:
+        """Raises Unauthenticated where the token is no longer known."""
+        self.access.grant(self.digest)
+
+    def allows(self, right: Right, namespace: str) -> bool:
+        """Whether the token is good for this. Raises Unauthenticated."""
+        grant = self.access.grant(self.digest)
+        if grant is None:
+            return True
+        return right in grant.rights and any(fnmatchcase(namespace, pattern) for pattern in grant.namespaces)
+
+    def require(self, right: Right, namespace: str) -> None:
+        """Raises PermissionDenied or Unauthenticated unless the token is good for this."""
+        if not self.allows(right, namespace):
+            grant = self.access.grant(self.digest)
+            name = grant.name if grant else ""
+            raise PermissionDenied(f"token {name!r} has no right to {right} in namespace {namespace!r}")
+
+
+class Access:
+    """The token file; without one everybody may do everything.
+
+    Raises ConfigError where the file cannot be used at the start.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._looked = time.monotonic()
+        self._grants: dict[str, _Token] = {}
+        if path is not None:
+            try:
+                self._read(path)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"--tokens {path}: {_words(error)}") from None
+
+    def permit(self, metadata: Mapping[str, Any]) -> Permit:
+        """What the caller who sent this metadata may do. Raises Unauthenticated."""
+        if self._path is None:
+            return Permit(self, "")
+        scheme, _, secret = str(metadata.get("authorization", "")).partition(" ")
+        if not secret:
+            raise Unauthenticated("authorization: no bearer token came with the call; set HISTOSPEC_TOKEN")
+        if scheme.lower() != "bearer":
+            raise Unauthenticated("authorization: expected 'Bearer TOKEN'")
+        permit = Permit(self, hashlib.sha256(secret.encode()).hexdigest())
+        permit.check()
+        return permit
+
+    def grant(self, digest: str) -> _Token | None:
+        """What the token of this digest is good for; None: everything. Raises Unauthenticated."""
+        if self._path is None:
+            return None
+        self._look_again(self._path)
+        grant = self._grants.get(digest)
+        if grant is None:
+            raise Unauthenticated("authorization: the token is not one of this server's")
+        return grant
+
+    def _look_again(self, path: Path) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        try:
+            state = path.stat()
+            if (state.st_mtime_ns, state.st_size) != self._seen:
+                self._read(path)
+                log.info("tokens read again", file=str(path), tokens=len(self._grants))
+        except (OSError, ValueError) as error:
+            log.error("the token file cannot be read; the old tokens stay", file=str(path), reason=_words(error))
+
+    def _read(self, path: Path) -> None:
+        state = path.stat()
+        self._seen = (state.st_mtime_ns, state.st_size)
+        tokens = _File.model_validate(tomllib.loads(path.read_text())).token
+        self._grants = {token.digest(): token for token in tokens}
+
+
+def _words(error: Exception) -> str:
+    """What is wrong, without repeating what the file says: it holds secrets."""
+    if isinstance(error, OSError):
+        return (error.strerror or "cannot be read").lower()
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+    return "it is not TOML" if isinstance(error, tomllib.TOMLDecodeError) else str(error)

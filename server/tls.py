@@ -1,0 +1,60 @@
+"""The server's certificates, read again when their files change."""
+
+from pathlib import Path
+
+import grpc
+import structlog
+
+from histospec.server.errors import ConfigError
+
+log = structlog.get_logger()
+
+
+class Certificates:
+    """PEM files: a certificate chain, its key and, for mTLS, the authorities that sign clients' certificates.
+
+    Raises ConfigError where they cannot be used at the start. Later, files that cannot be read leave in force what was
+    there.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        self._files = {"--tls-cert": certificate, "--tls-key": key}
+        if client_ca is not None:
+            self._files["--tls-client-ca"] = client_ca
+        self._seen: list[tuple[int, int]] = []
+        self._first = self._read()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a port. Every handshake looks whether the files have changed; connections that are open stay."""
+        asks = "--tls-client-ca" in self._files
+        return grpc.dynamic_ssl_server_credentials(self._first, self._fetch, require_client_authentication=asks)  # type: ignore[arg-type]  # None: as before
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        try:
+            if self._state() == self._seen:
+                return None
+            fresh = self._read()
+        except (ConfigError, OSError) as error:
+            log.error("certificates cannot be read; the old ones stay", reason=str(error))
+            return None
+        log.info("certificates read again", files=[str(path) for path in self._files.values()])
+        return fresh
+
+    def _state(self) -> list[tuple[int, int]]:
+        return [(state.st_mtime_ns, state.st_size) for state in (path.stat() for path in self._files.values())]
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        contents = []
+        for flag, path in self._files.items():
+            try:
+                text = path.read_bytes()
+            except OSError as error:
+                raise ConfigError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+            if b"-----BEGIN" not in text:
+                raise ConfigError(f"{flag} {path}: is not a PEM file")
+            contents.append(text)
+        self._seen = self._state()
+        certificate, key, *authorities = contents
+        return grpc.ssl_server_certificate_configuration(
+            [(key, certificate)], root_certificates=authorities[0] if authorities else None
+        )

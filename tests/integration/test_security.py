@@ -1,0 +1,238 @@
+"""Strangers: real TLS, real certificates, tokens that are absent, wrong, or good for something else."""
+
+import hashlib
+import subprocess
+import sys
+import time
+
+import pytest
+import trustme
+from redis_processes import eventually
+
+from histospec.client import DraftClient, Response
+from histospec.client.config import Tls
+from histospec.client.errors import HistoSpecError
+
+SECRETS = {name: f"{name}-secret-0123456789" for name in ("trainer", "reader", "operator", "revoked")}
+TOKENS = f"""
+[[token]]
+name = "trainer"
+sha256 = "{hashlib.sha256(SECRETS["trainer"].encode()).hexdigest()}"
+namespaces = ["run-*"]
+
+[[token]]
+name = "reader"
+secret = "{SECRETS["reader"]}"
+namespaces = ["run-1"]
+rights = ["read"]
+
+[[token]]
+name = "operator"
+secret = "{SECRETS["operator"]}"
+rights = ["read", "write", "admin"]
+"""
+REVOKED = f"""
+[[token]]
+name = "revoked"
+secret = "{SECRETS["revoked"]}"
+"""
+TEXT = list(range(100, 130))
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def files(tmp_path, authority):
+    """Certificates of the server and a client, and the token file."""
+    own, visitor = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("worker@example.org")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name, certificate in (("server", own), ("client", visitor)):
+        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+        (tmp_path / f"{name}.pem").write_bytes(chain)
+    (tmp_path / "tokens.toml").write_text(TOKENS + REVOKED)
+    return tmp_path
+
+
+@pytest.fixture
+def guarded(start_server, files):
+    """A server over TLS that asks for tokens."""
+    certificate = ("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
+    return start_server(*certificate, "--tokens", str(files / "tokens.toml"))
+
+
+@pytest.fixture
+def visit(guarded, files):
+    """visit(token name, namespace) -> DraftClient."""
+    clients = []
+
+    def connect(who: str | None, namespace: str = "run-1") -> DraftClient:
+        token = SECRETS.get(who, who) if who else None
+        tls = Tls(ca=str(files / "ca.pem"))
+        clients.append(DraftClient(guarded.endpoint, namespace=namespace, token=token, tls=tls, deadline=5.0))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.shutdown()
+
+
+def refused(call, code: str) -> str:
+    with pytest.raises(HistoSpecError) as caught:
+        call()
+    assert caught.value.__cause__.code().name == code, repr(caught.value)
+    return str(caught.value)
+
+
+def drafted(client: DraftClient) -> int:
+    (session,) = client.open([[1, 2]])
+    (draft,) = client.step([session], [TEXT[:5]])
+    client.close([session], commit=False)
+    return len(draft)
+
+
+def test_who_shows_a_good_token_is_served(visit):
+    trainer = visit("trainer")
+    trainer.ingest([1, 2], [Response(TEXT)], epoch=0)
+    assert drafted(trainer)
+    assert drafted(visit("reader"))
+    assert len(visit("operator").history([1, 2])) == 1
+
+
+@pytest.mark.parametrize("token", [None, "no-such-token-0123456789", "trainer-secret-012345678"])
+def test_without_a_known_token_nothing_is_done(guarded, visit, token):
+    visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
+    stranger = visit(token)
+    refused(lambda: stranger.ingest([1, 2], [Response([9])], epoch=0), "UNAUTHENTICATED")
+    refused(lambda: stranger.history([1, 2]), "UNAUTHENTICATED")
+    refused(lambda: stranger.predict_length([1, 2]), "UNAUTHENTICATED")
+    refused(stranger.topology, "UNAUTHENTICATED")
+    refused(stranger.drop_namespace, "UNAUTHENTICATED")
+    assert drafted(stranger) == 0
+    assert len(visit("trainer").history([1, 2])) == 1
+    assert guarded.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="Ingest"}'] == 1
+
+
+def test_a_token_is_good_for_its_namespaces_alone(visit):
+    visit("operator", "other").ingest([1, 2], [Response(TEXT)], epoch=0)
+    trainer = visit("trainer", "other")
+    message = refused(lambda: trainer.ingest([1, 2], [Response([9])]), "PERMISSION_DENIED")
+    assert "token 'trainer' has no right to write in namespace 'other'" in message
+    refused(lambda: trainer.history([1, 2]), "PERMISSION_DENIED")
+    assert drafted(trainer) == 0
+    assert drafted(visit("reader", "run-2")) == 0
+    assert drafted(visit("operator", "other"))
+
+
+def test_a_token_is_good_for_its_rights_alone(visit):
+    visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
+    reader = visit("reader")
+    refused(lambda: reader.ingest([1, 2], [Response([9])]), "PERMISSION_DENIED")
+    refused(reader.drop_namespace, "PERMISSION_DENIED")
+    refused(visit("trainer").drop_namespace, "PERMISSION_DENIED")
+    (session,) = reader.open([[1, 2]])
+    assert len(reader.step([session], [TEXT[:5]])[0])
+    reader.close([session])  # its commit is refused, its stream goes on
+    reader.flush(5.0)
+    assert reader.stats().dropped_commits == 1
+    assert drafted(reader)
+    assert len(visit("trainer").history([1, 2])) == 1
+    assert visit("operator").drop_namespace() == 1
+
+
+def test_a_token_that_is_taken_back_ends_its_streams(visit, files):
+    visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
+    client = visit("revoked")
+    assert drafted(client)
+    (files / "tokens.toml").write_text(TOKENS)
+    eventually(lambda: not drafted(client), "the token still works")
+    (files / "tokens.toml").write_text("this is [[not TOML")
+    time.sleep(1.5)  # longer than the file is not looked at
+    assert drafted(visit("trainer"))  # the old ones stay
+
+
+def test_plain_text_and_strange_authorities_get_nowhere(guarded, visit, files):
+    visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
+    strange = files / "strange.pem"
+    trustme.CA().cert_pem.write_to_path(strange)
+    for tls in (None, Tls(ca=str(strange))):
+        with DraftClient(guarded.endpoint, "run-1", token=SECRETS["trainer"], tls=tls, deadline=0.5) as client:
+            refused(lambda client=client: client.history([1, 2]), "UNAVAILABLE")
+            assert drafted(client) == 0
+
+
+def test_clients_show_certificates_where_they_are_asked_for(start_server, files):
+    certificate = ("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
+    server = start_server(*certificate, "--tls-client-ca", str(files / "ca.pem"))
+    ca = str(files / "ca.pem")
+    known = Tls(ca, str(files / "client.pem"), str(files / "client.key"))
+    with DraftClient(server.endpoint, "run", tls=known, deadline=5.0) as client:
+        client.ingest([1, 2], [Response(TEXT)], epoch=0)
+        assert drafted(client)
+    with DraftClient(server.endpoint, "run", tls=Tls(ca), deadline=0.5) as client:
+        refused(lambda: client.history([1, 2]), "UNAVAILABLE")
+        assert drafted(client) == 0
+
+
+def test_new_certificates_are_taken_up_without_a_restart(guarded, visit, files):
+    """Those of another authority: who trusts that one gets in now, and open streams stay."""
+    old = visit("trainer")
+    old.ingest([1, 2], [Response(TEXT)], epoch=0)
+    assert drafted(old)
+    authority = trustme.CA()
+    fresh = authority.issue_cert("127.0.0.1")
+    (files / "server.pem").write_bytes(b"".join(blob.bytes() for blob in fresh.cert_chain_pems))
+    fresh.private_key_pem.write_to_path(files / "server.key")
+    authority.cert_pem.write_to_path(files / "new-ca.pem")
+
+    def gets_in() -> bool:
+        tls = Tls(ca=str(files / "new-ca.pem"))
+        with DraftClient(guarded.endpoint, "run-1", token=SECRETS["trainer"], tls=tls, deadline=5.0) as client:
+            return drafted(client) > 0
+
+    eventually(gets_in, "the new certificate is not taken up")
+    assert drafted(old)
+
+
+def test_no_secret_is_said_aloud(guarded, visit):
+    trainer = visit("trainer")
+    trainer.ingest([1, 2], [Response(TEXT)], epoch=0)
+    refused(lambda: visit("no-such-token-0123456789").history([1]), "UNAUTHENTICATED")
+    guarded.terminate()
+    guarded.wait()
+    said = repr(guarded.log) + repr(trainer.config)
+    assert not [secret for secret in [*SECRETS.values(), "no-such-token"] if secret in said]
+
+
+def test_status_shows_its_token(guarded, files):
+    (files / "token").write_text(SECRETS["reader"] + "\n")
+    command = [sys.executable, "-m", "histospec.server", "status", guarded.endpoint, "--http", guarded.http]
+    command += ["--tls-ca", str(files / "ca.pem")]
+    told = subprocess.run([*command, "--token-file", str(files / "token")], capture_output=True, text=True, cwd=files)
+    assert told.returncode == 0, told.stderr + told.stdout
+    assert "SERVING" in told.stdout
+    assert subprocess.run(command, capture_output=True, cwd=files).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("[[token]]\nname = 'a'", "give either secret or sha256"),
+        ("[[token]]\nname = 'a'\nsecret = 'brief'", "token.0.secret"),
+        ("[[token]]\nname = 'a'\nsha256 = 'abc'", "token.0.sha256"),
+        ("[[token]]\nname = 'a'\nsecret = 'long-enough-0123456'\nrights = ['all']", "token.0.rights.0"),
+        ("[[tokens]]", "tokens: Extra inputs are not permitted"),
+        ("= =", "it is not TOML"),
+    ],
+)
+def test_a_token_file_that_makes_no_sense_is_refused(start_server, tmp_path, content, sentence):
+    path = tmp_path / "tokens.toml"
+    path.write_text(content)
+    with pytest.raises(RuntimeError, match="ended with 2") as caught:
+        start_server("--tokens", str(path))
+    assert sentence in str(caught.value)
+    assert "brief" not in str(caught.value)
+    assert "long-enough" not in str(caught.value)
