@@ -19,9 +19,9 @@ PATIENT = 3.0
 """Within which a step comes back on a test machine that does several other things."""
 
 
-def owner(prompt: list[int]) -> int:
+def owner(prompt: list[int], names: list[str] = NAMES) -> int:
     digest = problem_digest("run", b"".join(token.to_bytes(4, "little") for token in prompt))
-    return place(digest, NAMES)
+    return place(digest, names)
 
 
 def text(prompt: list[int], number: int) -> list[int]:
@@ -206,3 +206,41 @@ def test_drafting_goes_on_while_the_store_is_away(start_server, tmp_path):
         assert [r.epoch for r in client.history([1])] == [0, 2]
     assert server.metrics()["histospec_store_errors_total"] >= 1
     redis.kill()
+
+
+def test_a_fourth_shard_takes_a_quarter_of_the_problems_and_their_history(shards, start_server, redis_cluster):
+    """
+    1. Three shards have the history of 240 problems.
+    2. Clients that know a fourth one place 25 % +- 3 points of 10,000 problems there, and move no other.
+    3. Of the 240, those that stay are drafted with the first step; those that move are drafted as soon as their new
+       shard has read them, which it began with the session.
+    """
+    problems = [[5, p // 16, p % 16] for p in range(240)]
+
+    def endpoint(servers) -> str:
+        return ",".join(f"shard-{i}={server.endpoint}" for i, server in enumerate(servers))
+
+    with DraftClient(endpoint(shards), namespace="run", deadline=5.0) as client:
+        for prompt in problems:
+            client.ingest(prompt, [Response([1000 + 31 * prompt[1] + prompt[2] + 7 * i for i in range(20)])], epoch=0)
+    names = [*NAMES, "shard-3"]
+    digests = [problem_digest("run", number.to_bytes(4, "little")) for number in range(10_000)]
+    moved = [place(d, names) for d in digests if place(d, names) != place(d, NAMES)]
+    assert set(moved) == {3}
+    assert abs(len(moved) / len(digests) - 0.25) < 0.03
+
+    fourth = start_server("--store", redis_cluster.url, "--shard-name", "shard-3")
+    with DraftClient(endpoint([*shards, fourth]), namespace="run", deadline=5.0) as client:
+        sessions = client.open(problems)
+        first = [[1000 + 31 * prompt[1] + prompt[2] + 7 * i for i in range(3)] for prompt in problems]
+        drafts = client.step(sessions, first)
+        mine = [p for p, prompt in enumerate(problems) if owner(prompt, names) == 3]
+        stayed = [bool(len(draft)) for p, draft in enumerate(drafts) if p not in mine]
+        assert all(stayed)
+        assert abs(len(mine) / len(problems) - 0.25) < 0.1
+        eventually(
+            lambda: all(len(d) for d in client.step([sessions[p] for p in mine], [[]] * len(mine))),
+            "the fourth shard does not read its problems",
+        )
+    assert fourth.metrics()['histospec_store_lookups_total{result="hit"}'] == len(mine)
+    assert [shard.metrics()['histospec_store_lookups_total{result="hit"}'] for shard in shards] == [0, 0, 0]
