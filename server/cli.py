@@ -18,6 +18,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
     "replay": Command("histospec.server.replay", "what would drafting gain on recorded rollouts?"),
+    "bench": Command("histospec.server.bench", "load a running service and say what it takes"),
     "status": Command("histospec.server.status", "how a running server is doing"),
 }
 
