@@ -2,6 +2,7 @@
 # make test    everything, with real components; what CI runs
 # make check   formatters, linters, types
 # make bench   measurements beside the peers
+# make chaos   faults and hostile clients at length: a million messages, ten thousand streams
 # make fuzz    the long runs: fuzzers and sanitizers for an hour
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench fuzz setup clean test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check bench chaos fuzz setup clean test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -70,6 +71,11 @@ bench: setup
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/budget.py
+
+chaos: setup
+	scripts/install-tools
+	HISTOSPEC_CHAOS_MESSAGES=1000000 HISTOSPEC_CHAOS_STREAMS=10000 \
+	  $(BIN)/pytest -q -o timeout=7200 tests/integration/test_hostile.py
 
 fuzz: setup
 	scripts/fuzz

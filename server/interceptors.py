@@ -19,11 +19,13 @@ from histospec.server.errors import (
     status_of,
 )
 from histospec.server.metrics import Metrics
+from histospec.server.wire import Undecodable, tolerant
 from histospec.v1.draft_pb2 import DESCRIPTOR
 
 log = structlog.get_logger()
 
 SERVICE = DESCRIPTOR.services_by_name["DraftService"].full_name
+METHODS = DESCRIPTOR.services_by_name["DraftService"].methods_by_name
 EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         if handler is None or service != SERVICE:  # health and reflection speak for themselves
             return handler
         decode, encode = handler.request_deserializer, handler.response_serializer
+        if decode is not None:
+            decode = tolerant(METHODS[method].input_type.name, decode)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 self._reported(handler.stream_stream, method),  # type: ignore[arg-type]
@@ -82,6 +86,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         async def reported(request: Any, context: Any) -> Any:
             self._running += 1
             try:
+                if isinstance(request, Undecodable):
+                    request.refuse()
                 return await behaviour(request, context)
             except HistoSpecError as error:
                 code = status_of(error)

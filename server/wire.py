@@ -5,9 +5,11 @@ one session alone is over a limit, that session is refused: `Open.refusal` says 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.server.config import Config
@@ -61,6 +63,29 @@ class Close(NamedTuple):
     generated: int
 
 
+class Undecodable(NamedTuple):
+    """Bytes that are no message of the kind they should be; what they are taken for until somebody can refuse them."""
+
+    kind: str
+    size: int
+
+    def refuse(self) -> NoReturn:
+        """Raises InvalidRequest."""
+        raise InvalidRequest(f"message: its {self.size} bytes are not a {self.kind}")
+
+
+def tolerant(kind: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """`decode`, with what it cannot decode as a value: an exception in gRPC's hands would be answered as UNKNOWN."""
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError:
+            return Undecodable(kind, len(data))
+
+    return decoded
+
+
 class Message(NamedTuple):
     """A whole DraftRequest, checked."""
 
@@ -108,8 +133,10 @@ def problem(
     return Problem(request.namespace, request.prompt, request.problem), prompt
 
 
-def message(request: pb.DraftRequest, config: Config) -> Message:
+def message(request: pb.DraftRequest | Undecodable, config: Config) -> Message:
     """A DraftRequest, every part of it checked on its own and against the others."""
+    if isinstance(request, Undecodable):
+        request.refuse()
     _check_number("opens", len(request.opens), config)
     _check_number("closes", len(request.closes), config)
     opens = [_open(f"opens[{i}].", o, config) for i, o in enumerate(request.opens)]

@@ -28,6 +28,7 @@ from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 START_SECONDS = 60
 STOP_SECONDS = 60
+MOST_LINES = 50_000  # of a log that are kept; errors always
 
 
 class Server:
@@ -131,7 +132,9 @@ class Server:
                 entry = json.loads(line)
             except ValueError:
                 entry = {"event": line.rstrip(), "level": "text"}
-            self.log.append(entry if isinstance(entry, dict) else {"event": line.rstrip()})
+            entry = entry if isinstance(entry, dict) else {"event": line.rstrip()}
+            if len(self.log) < MOST_LINES or entry.get("level") == "error":
+                self.log.append(entry)
 
     def _wait(self, condition: Callable[[], object]) -> dict[str, object]:
         assert self._process is not None

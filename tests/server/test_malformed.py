@@ -205,8 +205,10 @@ def test_bytes_that_are_no_message_end_the_call(shared_server, bystander):
         for kind, method in (("unary_unary", "Ingest"), ("stream_stream", "Draft")):
             call = getattr(channel, kind)(f"/histospec.v1.DraftService/{method}")
             for garbage in (b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", bytes(1000)):
-                with pytest.raises(grpc.RpcError):
+                with pytest.raises(grpc.RpcError) as caught:
                     list(call(iter([garbage]))) if kind == "stream_stream" else call(garbage)
+                assert caught.value.code() is INVALID
+                assert "bytes are not a" in caught.value.details()
     bystander()
 
 

@@ -1,0 +1,73 @@
+"""Clients that mean harm cost the others nothing and leave nothing behind. `make chaos` runs far more of them."""
+
+import asyncio
+import os
+import threading
+
+from hostile import messages, streams
+
+from histospec.client import DraftClient, Response
+
+MESSAGES = int(os.environ.get("HISTOSPEC_CHAOS_MESSAGES", "4000"))
+STREAMS = int(os.environ.get("HISTOSPEC_CHAOS_STREAMS", "300"))
+ROOM = 48 << 20  # what allocators keep, and the histories that some of the messages do add
+KEPT = 200  # responses of the worker; more would be growth, too
+TEXT = list(range(100, 160))
+
+
+class Bystander(threading.Thread):
+    """A worker that goes about its work."""
+
+    def __init__(self, client: DraftClient) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.rollouts = self.empty = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            (session,) = self.client.open([[1, 2, 3]])
+            for at in range(0, 60, 5):
+                (draft,) = self.client.step([session], [TEXT[at : at + 5]])
+                self.empty += at < 50 and draft.tokens[:3].tolist() != TEXT[at + 5 : at + 8]
+            self.client.close([session], commit=self.rollouts < KEPT, epochs=0)
+            self.rollouts += 1
+
+
+def test_harm_is_refused_and_leaves_nothing(start_server):
+    """
+    1. A first part of the attack, after which the process has the size that it needs for refusing.
+    2. The rest: no crash, no growth; a worker drafts all the while, every step of it, and all its responses are kept.
+    """
+    server = start_server("--history-epochs", "1", "--memory", "16MiB")
+    with DraftClient(server.endpoint, namespace="good", deadline=10.0) as client:
+        client.ingest([1, 2, 3], [Response(TEXT)], epoch=0)
+        bystander = Bystander(client)
+        bystander.start()
+        try:
+            attack(server.endpoint, MESSAGES // 10, STREAMS // 10, seed=1)
+            before = server.metrics()["process_resident_memory_bytes"]
+            outcomes, kinds = attack(server.endpoint, MESSAGES, STREAMS, seed=2)
+            after = server.metrics()["process_resident_memory_bytes"]
+        finally:
+            bystander.stop.set()
+            bystander.join()
+        client.flush(20.0)
+        stats = client.stats()
+        assert (stats.failed, stats.late, stats.reopened, stats.pending_commits, stats.dropped_commits) == (0,) * 5
+        assert stats.commits == min(bystander.rollouts, KEPT) > 0
+        assert bystander.empty == 0
+        assert len(client.history([1, 2, 3])) == 1 + stats.commits
+    assert set(outcomes) <= {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "ended"}, outcomes
+    assert outcomes["INVALID_ARGUMENT"] > MESSAGES / 2
+    assert min(kinds.values()) > STREAMS / 30, kinds
+    assert not [entry for entry in server.log if entry.get("event") == "rpc failed"]
+    assert after < before + ROOM
+    assert server.metrics()["histospec_streams"] == 0
+
+
+def attack(endpoint: str, count: int, streams_count: int, seed: int):
+    async def both():
+        return await asyncio.gather(messages(endpoint, count, seed=seed), streams(endpoint, streams_count, seed=seed))
+
+    return asyncio.run(both())
