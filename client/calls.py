@@ -127,6 +127,16 @@ def topology(core: Core) -> Call[list[values.Shard]]:
     )
 
 
+def rewind(core: Core, epoch: int) -> list[Call[int]]:
+    """Forgets what is newer than the epoch on every shard."""
+    number = tokens.epoch_number("epoch", epoch)
+    if number is None:
+        raise ValueError("epoch: is None; give the newest epoch that stays")
+    request = pb.RewindRequest(namespace=core.config.namespace, epoch=number)
+    timeout = core.config.timeouts.call
+    return [Call("Rewind", s, request, timeout, lambda r: int(r.responses)) for s in core.shards]
+
+
 def drop_namespace(core: Core) -> list[Call[int]]:
     """Forgets the namespace on every shard."""
     request = pb.DropNamespaceRequest(namespace=core.config.namespace)

@@ -146,6 +146,10 @@ class AsyncDraftClient:
         """See `DraftClient.drop_namespace`."""
         return sum([await self._do(call) for call in calls.drop_namespace(self._core)])
 
+    async def rewind(self, epoch: int) -> int:
+        """See `DraftClient.rewind`."""
+        return sum([await self._do(call) for call in calls.rewind(self._core, epoch)])
+
     def stats(self) -> Stats:
         """See `DraftClient.stats`."""
         return self._core.stats()

@@ -237,6 +237,12 @@ class DraftClient:
         """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""
         return sum([self._do(call) for call in calls.drop_namespace(self._core)])
 
+    def rewind(self, epoch: int) -> int:
+        """Forgets every response of an epoch newer than this one, on every shard: for a trainer that goes back to a
+        checkpoint, before it samples again. -> responses forgotten.
+        """
+        return sum([self._do(call) for call in calls.rewind(self._core, epoch)])
+
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:

@@ -121,6 +121,30 @@ class History:
             await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
         return dropped
 
+    async def rewind(self, namespace: str, epoch: int) -> int:
+        """Forgets the responses of newer epochs; returns how many were stored. The index reads the rest when asked."""
+        await self.loaded.wait()
+        return await self._to_the_end(self._rewind(namespace, epoch))
+
+    async def _rewind(self, namespace: str, epoch: int) -> int:
+        async with self._learning.forgetting(namespace):
+            try:
+                forgotten = await asyncio.wrap_future(self._store.rewind(namespace, epoch))
+            except StoreError:
+                self._metrics.store_errors.inc()
+                raise
+            self._newest[namespace] = min(self.newest_epoch(namespace), epoch)
+            self._through.forget()
+            await self._in(self._indexing, lambda: self._empty(namespace))
+        return forgotten
+
+    def _empty(self, namespace: str) -> None:
+        """Takes a namespace out of the index, but for what its drafter has learned."""
+        learned = self._engine.estimator_state(namespace)
+        self._metrics.engine.retire(namespace)
+        if learned:
+            self._engine.restore_estimator(namespace, learned)
+
     async def load(self) -> None:
         """Indexes everything that the store holds; from now on, what is learned is saved."""
         self._learning.start()

@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain, count, groupby, repeat
 from typing import Any, TypeVar
 
@@ -81,7 +82,9 @@ class RedisStore(Store):
         self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()  # by digest, as far as known
         self._newest: dict[bytes, int] = {}
         self._away = False
-        self._writer: GroupCommit[_Append | list[Command] | bytes] = GroupCommit(self._write, self._servers.close)
+        self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
+            self._write, self._servers.close
+        )
 
     # Writing
 
@@ -99,7 +102,11 @@ class RedisStore(Store):
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
-        return self._writer.submit(namespace.encode(), 0)
+        return self._writer.submit(partial(self._drop, namespace.encode()), 0)
+
+    def rewind(self, namespace: str, epoch: int) -> "Future[int]":
+        """See Store."""
+        return self._writer.submit(partial(self._rewind, namespace.encode(), epoch), 0)
 
     def _write(self, group: list[Work[Any]]) -> None:
         """In order; what comes together is sent together."""
@@ -114,7 +121,7 @@ class RedisStore(Store):
                     self._patiently(self._servers.run, [command for commands in what for command in commands], True)
                     results = [None] * len(works)
                 else:
-                    results = [self._patiently(self._drop, namespace) for namespace in what]
+                    results = [self._patiently(run) for run in what]
             except redis.RedisError as error:
                 results = [_explain(error)] * len(works)
             for work, result in zip(works, results, strict=True):
@@ -202,6 +209,21 @@ class RedisStore(Store):
         self._epochs.clear()
         self._newest.pop(namespace, None)
         return dropped
+
+    def _rewind(self, namespace: bytes, epoch: int) -> int:
+        forgotten = 0
+        for bucket in range(BUCKETS):
+            for page in _pages(self._members(_bucket_key(namespace, bucket))):
+                keys = [_problem_key(digest) for digest in page]
+                answers = self._servers.run([("HKEYS", key) for key in keys])
+                newer = [[n for n in names if n != ABOUT and _epoch(n) > epoch] for names in answers]
+                deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
+                if deletions:
+                    forgotten += sum(self._servers.run(deletions, replicas=True))
+        self._servers.run([("ZADD", NAMESPACES, "XX", "LT", epoch, namespace)])
+        self._epochs.clear()
+        self._newest.pop(namespace, None)
+        return forgotten
 
     # Reading
 

@@ -101,6 +101,13 @@ class DraftService(pb_grpc.DraftServiceServicer):
         namespace = wire.namespace("namespace", request.namespace)
         return pb.DropNamespaceResponse(responses=await self._history.drop(namespace))
 
+    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:  # noqa: N802
+        """See draft.proto."""
+        self._permit(context).require("admin", request.namespace)
+        namespace = wire.namespace("namespace", request.namespace)
+        epoch = wire.epoch("epoch", request.epoch)
+        return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))
+
 
 def _response(record: Record) -> pb.Response:
     return pb.Response(

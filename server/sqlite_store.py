@@ -95,6 +95,17 @@ class SQLiteStore(Store):
 
         return self._writer.submit(run, 0)
 
+    def rewind(self, namespace: str, epoch: int) -> "Future[int]":
+        """See Store."""
+
+        def run(connection: sqlite3.Connection) -> int:
+            return connection.execute(
+                "DELETE FROM responses WHERE epoch > ? AND prompt IN (SELECT id FROM prompts WHERE namespace = ?)",
+                (epoch, namespace),
+            ).rowcount
+
+        return self._writer.submit(run, 0)
+
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
 

@@ -61,6 +61,10 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def rewind(self, namespace: str, epoch: int) -> "Future[int]":
+        """Forgets the responses of newer epochs; the future holds how many responses that were."""
+
+    @abstractmethod
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """Keeps what the drafter of a namespace has learned, in place of what was kept before.
 

@@ -232,9 +232,16 @@ def _check_number(field: str, number: int, config: Config) -> None:
         raise LimitExceeded(f"{field}: {number} are more than the limit of {config.max_batch}")
 
 
-def _check_epoch(field: str, epoch: int | None) -> None:
-    if epoch is not None and epoch < 0:
-        raise InvalidRequest(f"{field}: {epoch} is negative")
+def epoch(field: str, number: int) -> int:
+    """An epoch that may be one."""
+    if number < 0:
+        raise InvalidRequest(f"{field}: {number} is negative")
+    return number
+
+
+def _check_epoch(field: str, number: int | None) -> None:
+    if number is not None:
+        epoch(field, number)
 
 
 def _check_reward(field: str, reward: float | None) -> None:

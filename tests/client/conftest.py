@@ -1,6 +1,5 @@
 """A server that misbehaves on purpose, on a real socket, and a way to wait without guessing times."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import waiting
 
 from histospec.v1 import draft_pb2 as pb
 
@@ -67,14 +67,7 @@ def odd_server() -> Iterator[OddServer]:
     server.stop()
 
 
-def _eventually(condition: Callable[[], object], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def eventually() -> Callable[..., None]:
     """`eventually(condition)` returns when it is true; how long that takes is not what is tested."""
-    return _eventually
+    return waiting.eventually

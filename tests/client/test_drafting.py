@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from waiting import eventually
 
 import histospec.client
 from histospec.client import AsyncDraftClient, DraftClient, Response, Shard
@@ -48,6 +49,30 @@ def test_second_visit_drafts_what_the_first_wrote(client):
     stats = client.stats()
     assert stats.drafts > 0
     assert stats.late == stats.failed == stats.reopened == stats.dropped_commits == 0
+
+
+def test_a_trainer_goes_back_to_a_checkpoint(client):
+    """Newer responses are gone from the store and from drafts; the older ones draft again at their next visit."""
+    old, new = TEXT[:30], [1000 + token for token in TEXT[:30]]
+    for epoch, text in ((0, old), (1, [*old, 7]), (2, new), (3, [*new, 7])):
+        client.ingest(PROMPT, [Response(text)], epoch=epoch)
+    assert client.rewind(1) == 2
+    assert [r.epoch for r in client.history(PROMPT)] == [0, 1]
+    eventually(lambda: drafted(client, old[:5]) == old[5:8], "the history does not come back")
+    assert client.predict_length(PROMPT).observations == 2
+    assert drafted(client, new[:5]) != new[5:8]
+    client.ingest(PROMPT, [Response([5, 6])])
+    assert client.history(PROMPT)[-1].epoch == 1  # the newest that the namespace has seen
+    with pytest.raises(ValueError, match="epoch"):
+        client.rewind(-1)
+
+
+def drafted(client: DraftClient, text: list[int]) -> list[int]:
+    (session,) = client.open([PROMPT])
+    client.step([session], [[]], max_tokens=0)
+    (draft,) = client.step([session], [text])
+    client.close([session], commit=False)
+    return draft.tokens[:3].tolist()
 
 
 def test_who_goes_on_the_longest_may_draft_more(client):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import trustme
-from redis_processes import eventually
+from waiting import eventually
 
 from histospec.client import DraftClient, Response
 from histospec.client.config import Tls

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from redis_processes import eventually
+from waiting import eventually
 
 from histospec.client import DraftClient, Response
 from histospec.client.config import Breaker, Limits, Timeouts

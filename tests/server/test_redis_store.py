@@ -8,7 +8,8 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
-from redis_processes import RedisCluster, RedisProcess, eventually, require_redis
+from redis_processes import RedisCluster, RedisProcess, require_redis
+from waiting import eventually
 
 from histospec.server import records, redis_servers, redis_store
 from histospec.server.errors import StoreError, StoreFull
@@ -205,12 +206,14 @@ def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
             before = len(acknowledged)
             eventually(lambda before=before: len(acknowledged) > before + 100, "nothing is written")
             node.kill()
-            eventually(lambda: len(cluster.masters()) == 3, "no replica takes over")
+            eventually(lambda: len(cluster.masters()) == 3, "no replica takes over", no=redis.RedisError)
             node.start()  # without a replica of its own the new master can promise nothing
             before = len(acknowledged)
             eventually(lambda before=before: len(acknowledged) > before + 100, "writing does not go on")
             eventually(
-                lambda: all(m.client.info("replication")["connected_slaves"] for m in cluster.masters()), "no replicas"
+                lambda: all(m.client.info("replication")["connected_slaves"] for m in cluster.masters()),
+                "no replicas",
+                no=redis.RedisError,
             )
     finally:
         stop.set()

@@ -73,6 +73,22 @@ def test_namespaces_and_names_keep_problems_apart(open_store):
     assert [r.tokens for r in store.history(Problem("a", b"prompt..", "x"))] == [b"anew"]
 
 
+def test_a_rewind_forgets_newer_epochs(open_store):
+    store = open_store()
+    for epoch in range(5):
+        put(store, b"aaaa", epoch)
+        put(store, b"bbbb", epoch, prompt=b"another.")
+        put(store, b"cccc", epoch, namespace="other")
+    assert store.rewind("run", 2).result() == 4
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [0, 1, 2]
+    assert [r.epoch for r in store.history(Problem("run", b"another."))] == [0, 1, 2]
+    assert store.newest_epochs() == {"run": 2, "other": 4}
+    assert store.rewind("run", 2).result() == 0
+    put(store, b"anew", 3)
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))][-1] == b"anew"
+    assert store.newest_epochs() == {"run": 3, "other": 4}
+
+
 def test_a_named_problem_gathers_its_prompts_and_forgets_those_of_old_epochs(open_store):
     store = open_store(history_epochs=2)
     for epoch in range(6):

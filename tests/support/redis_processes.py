@@ -4,14 +4,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
-
-START_SECONDS = 30.0
+from waiting import eventually
 
 
 def require_redis() -> None:
@@ -20,18 +18,9 @@ def require_redis() -> None:
         pytest.skip("redis-server is not installed (scripts/install-tools does it on Debian)")
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def _ready(condition: Callable[[], object], what: str) -> None:
     """Waits until it holds; a server that still starts counts as no."""
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            if condition():
-                return
-        except redis.RedisError:
-            pass
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(0.05)
+    eventually(condition, what, no=redis.RedisError)
 
 
 class RedisProcess:
@@ -56,7 +45,7 @@ class RedisProcess:
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.client = redis.Redis("127.0.0.1", self.port)
-        eventually(self.client.ping, f"redis-server on port {self.port} does not answer")
+        _ready(self.client.ping, f"redis-server on port {self.port} does not answer")
 
     def pause(self) -> None:
         """It stops in its tracks: connections stay, answers do not come."""
@@ -83,14 +72,12 @@ class RedisCluster:
         command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         for node in self.nodes:
-            eventually(
+            _ready(
                 lambda node=node: node.client.cluster("info")["cluster_state"] == "ok", "the cluster does not come up"
             )
         if replicas:
             for node in self.masters():
-                eventually(
-                    lambda node=node: node.client.info("replication")["connected_slaves"] >= replicas, "no replicas"
-                )
+                _ready(lambda node=node: node.client.info("replication")["connected_slaves"] >= replicas, "no replicas")
 
     @property
     def url(self) -> str:
