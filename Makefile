@@ -34,7 +34,7 @@ $(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildca
 # The oldest vLLM that runs beside the same torch. It has the client only, as a trainer's image would.
 $(VENV_OLD)/.ready: scripts/install-vllm pyproject.toml setup.py $(wildcard protos/*/*/*.proto)
 	$(PYTHON) scripts/install-vllm $(VLLM_OLD) $(VENV_OLD)
-	$(VENV_OLD)/bin/pip install -q pytest pytest-timeout pytest-asyncio
+	$(VENV_OLD)/bin/pip install -q pytest pytest-timeout pytest-asyncio redis
 	HISTOSPEC_CLIENT_ONLY=1 $(VENV_OLD)/bin/pip install -q -e .
 	touch $@
 

@@ -1,0 +1,72 @@
+"""Real vLLM over three shards that keep their responses in a Redis Cluster."""
+
+import pytest
+from waiting import eventually
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def shards(start_server, redis_cluster):
+    names = ("shard-0", "shard-1", "shard-2")
+    return {name: start_server("--store", redis_cluster.url, "--shard-name", name) for name in names}
+
+
+@pytest.fixture
+def endpoint(shards):
+    return ",".join(f"{name}={shard.endpoint}" for name, shard in shards.items())
+
+
+def hits(shard):
+    return shard.metrics().get('histospec_drafts_total{namespace="test",result="hit"}', 0)
+
+
+def test_every_shard_drafts_its_part(engine, shards, endpoint, prompts, expected):
+    rollouts = engine(endpoint)
+    for _ in range(2):
+        assert rollouts.generate(prompts) == expected
+    assert all(hits(shard) for shard in shards.values())
+
+
+@pytest.mark.parametrize("fault", ["killed", "hanging"])
+def test_a_shard_fails_half_way(engine, shards, endpoint, prompts, expected, make_client, monkeypatch, fault):
+    """
+    1. Each shard has written and stored its problems; half-way through the next visit one of them fails.
+    2. The engine goes on, and writes the same; so it does for a whole visit without that shard.
+    3. The shard is back, empty, and drafts again from what the store has. Every response was kept.
+    """
+    import signal
+
+    monkeypatch.setenv("HISTOSPEC_DEADLINE", "0.3")
+    rollouts = engine(endpoint)
+    assert rollouts.generate(prompts) == expected
+    failing = shards["shard-1"]
+    rollouts.start(prompts)
+    rollouts.step(2)
+    assert rollouts.scheduler.running
+    if fault == "killed":
+        failing.kill()
+    else:
+        failing.signal(signal.SIGSTOP)
+    assert rollouts.finish() == expected
+    assert rollouts.generate(prompts) == expected
+    if fault == "killed":
+        failing.start()
+    else:
+        failing.signal(signal.SIGCONT)
+    visits = [3]
+    before = hits(failing)
+
+    def drafts_again():
+        visits[0] += 1
+        assert rollouts.generate(prompts) == expected
+        return hits(failing) > before
+
+    eventually(drafts_again, "the shard does not draft again")
+    monkeypatch.setenv("HISTOSPEC_DEADLINE", "5")
+    rollouts.close()
+    client = make_client(endpoint, namespace="test")
+    for prompt, group in zip(prompts, expected, strict=True):
+        kept = [response.tokens.tolist() for response in client.history(prompt)]
+        assert len(kept) >= visits[0]  # one whose acknowledgement was lost with its shard may be there twice
+        assert all([tokens] == group for tokens in kept)
