@@ -117,7 +117,7 @@ class History:
                 self._metrics.store_errors.inc()
                 raise
             self._newest.pop(namespace, None)
-            self._through.forget()
+            await self._through.forget()
             await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
         return dropped
 
@@ -134,7 +134,7 @@ class History:
                 self._metrics.store_errors.inc()
                 raise
             self._newest[namespace] = min(self.newest_epoch(namespace), epoch)
-            self._through.forget()
+            await self._through.forget()
             await self._in(self._indexing, lambda: self._empty(namespace))
         return forgotten
 

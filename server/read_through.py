@@ -110,12 +110,13 @@ class ReadThrough:
         for batch in batches:
             self._index(batch)
 
-    def forget(self) -> None:
-        """The store may have changed: what was absent is asked for again."""
+    async def forget(self) -> None:
+        """The store has changed: what was absent is asked for again, and nothing read before is indexed after this."""
         self._absent.clear()
+        if self._reading:
+            await asyncio.wait(self._reading.values())
 
     async def close(self) -> None:
         """Finishes what is being read."""
-        if self._reading:
-            await asyncio.wait(self._reading.values())
+        await self.forget()
         await asyncio.to_thread(self._readers.shutdown)
