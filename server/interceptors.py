@@ -18,6 +18,7 @@ from histospec.server.errors import (
     Unavailable,
     status_of,
 )
+from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
 from histospec.server.wire import Undecodable, tolerant
 from histospec.v1.draft_pb2 import DESCRIPTOR
@@ -39,6 +40,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._running = 0
+        self._throttle = Throttle()
 
     async def idle(self) -> None:
         """Returns when no RPC of the draft service runs. Those of other services (a health watch) never end."""
@@ -92,7 +94,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             except HistoSpecError as error:
                 code = status_of(error)
                 say = log.info if isinstance(error, EXPECTED) else log.error
-                say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=str(error))
+                if (more := self._throttle.admits((method, code))) is not None:
+                    say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=str(error), **more)
                 self._metrics.rpc_errors.labels(method, code.name).inc()
                 await context.abort(code, str(error))
             except Exception:

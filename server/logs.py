@@ -1,7 +1,10 @@
 """Structured logs on stderr: pretty on a terminal, one JSON object a line otherwise."""
 
 import logging
+import math
 import sys
+import time
+from collections.abc import Hashable
 
 import structlog
 from structlog.typing import Processor
@@ -27,3 +30,25 @@ def configure(form: str, level: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+class Throttle:
+    """Lets some lines of a kind through, then none for a while, and then says how many were left out.
+
+    For lines that a stranger can cause: they must not fill the disk, or hide what else is there.
+    """
+
+    def __init__(self, lines: int = 20, seconds: float = 10.0) -> None:
+        self._lines = lines
+        self._seconds = seconds
+        self._windows: dict[Hashable, tuple[float, int]] = {}  # by kind: when it began, lines since
+
+    def admits(self, kind: Hashable, now: float | None = None) -> dict[str, int] | None:
+        """None: leave the line out. Otherwise what to add to it: `left_out`, where lines were. Kinds must be few."""
+        now = time.monotonic() if now is None else now
+        began, lines = self._windows.get(kind, (-math.inf, 0))
+        if now - began >= self._seconds:
+            self._windows[kind] = (now, 1)
+            return {"left_out": lines - self._lines} if lines > self._lines else {}
+        self._windows[kind] = (began, lines + 1)
+        return {} if lines < self._lines else None

@@ -25,11 +25,14 @@ from histospec.server.access import Permit
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, StoreError, Unavailable
 from histospec.server.history import History
+from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
 from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
+
+THROTTLE = Throttle(lines=200)
 
 Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
 
@@ -88,14 +91,16 @@ class DraftStream:
             leaving.cancel()
             open_sessions = len(self._ids)
             self._end()
-            log.info(
-                "draft stream ended",
-                peer=self._peer,
-                outcome=outcome,
-                seconds=round(time.perf_counter() - started, 3),
-                open_sessions=open_sessions,
-                **self._counts,
-            )
+            if (more := THROTTLE.admits(outcome)) is not None:
+                log.info(
+                    "draft stream ended",
+                    peer=self._peer,
+                    outcome=outcome,
+                    seconds=round(time.perf_counter() - started, 3),
+                    open_sessions=open_sessions,
+                    **self._counts,
+                    **more,
+                )
 
     def drain(self) -> None:
         """Ends the stream as soon as it holds no session and owes no answer."""
