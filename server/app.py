@@ -74,7 +74,7 @@ class Server:
             namespace_tokens=config.namespace_tokens,
         )
         self._metrics = Metrics(engine)
-        self._history = History(engine, store, self._metrics)
+        self._history = History(engine, store, self._metrics, config.max_namespaces)
         self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         self._accounting = Accounting(self._metrics)

@@ -160,6 +160,7 @@ class Config(BaseSettings):
     max_session_tokens: Count = Field(1 << 20, description="most tokens that one session may generate")
     max_batch: Count = Field(4096, description="most sessions in one step, and responses in one ingest")
     max_draft_tokens: Count = Field(256, description="longest draft that a step may ask for")
+    max_namespaces: Count = Field(4096, description="most namespaces; each costs memory for as long as it is there")
     max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")
 
     # How it stops and what it says

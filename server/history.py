@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 
 from histospec.native import Engine
-from histospec.server.errors import StoreError
+from histospec.server.errors import LimitExceeded, StoreError
 from histospec.server.learning import Learning
 from histospec.server.metrics import Metrics
 from histospec.server.read_through import ReadThrough
@@ -27,11 +27,13 @@ LOG_EVERY_SECONDS = 5.0
 class History:
     """The finished responses of all problems of this shard."""
 
-    def __init__(self, engine: Engine, store: Store, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, store: Store, metrics: Metrics, max_namespaces: int) -> None:
         self._engine = engine
         self._store = store
         self._metrics = metrics
         self._newest = store.newest_epochs()
+        self._namespaces = set(self._newest)
+        self._max_namespaces = max_namespaces
         self._learning = Learning(engine, store, metrics)
         self._learning.restore()
         # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
@@ -47,6 +49,15 @@ class History:
     def newest_epoch(self, namespace: str) -> int:
         """The newest epoch that the namespace has seen; 0 at first."""
         return self._newest.get(namespace, 0)
+
+    def admit(self, namespace: str) -> None:
+        """Makes room for a namespace. Raises LimitExceeded where there are too many already."""
+        if namespace in self._namespaces:
+            return
+        if len(self._namespaces) >= self._max_namespaces:
+            text = f"namespace: the server has its limit of {self._max_namespaces} namespaces; drop one, or raise "
+            raise LimitExceeded(f"{text}--max-namespaces")
+        self._namespaces.add(namespace)
 
     async def add(self, batch: Batch) -> None:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
@@ -119,6 +130,7 @@ class History:
             self._newest.pop(namespace, None)
             await self._through.forget()
             await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
+        self._namespaces.discard(namespace)
         return dropped
 
     async def rewind(self, namespace: str, epoch: int) -> int:

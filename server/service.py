@@ -63,6 +63,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._permit(context).require("write", request.namespace)
         batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
         if batch.records:
+            self._history.admit(batch.problem.namespace)
             await self._history.add(batch)
         tokens = sum(len(record.tokens) for record in batch.records) // wire.INT32.itemsize
         return pb.IngestResponse(responses=len(batch.records), tokens=tokens)

@@ -23,7 +23,7 @@ from histospec.native import Engine
 from histospec.server import wire
 from histospec.server.access import Permit
 from histospec.server.config import Config
-from histospec.server.errors import InvalidRequest, StoreError, Unavailable
+from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError, Unavailable
 from histospec.server.history import History
 from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
@@ -158,6 +158,11 @@ class DraftStream:
         refusal = opening.refusal
         if not refusal and len(self._ids) >= self._config.max_sessions_per_stream:
             refusal = f"opens: the stream has its limit of {self._config.max_sessions_per_stream} open sessions"
+        if not refusal:
+            try:
+                self._history.admit(opening.problem.namespace)
+            except LimitExceeded as error:
+                refusal = str(error)
         if refusal:
             response.refusals.add(session=opening.session, reason=refusal)
             return

@@ -198,7 +198,9 @@ void Engine::restore_estimator(const std::string& name, std::string_view state) 
   Estimator restored;
   restored.restore(state);
   State::Lock lock(state_->mutex);
-  state_->space(name)->estimator = std::move(restored);
+  Namespace& space = *state_->space(name);
+  space.estimator = std::move(restored);
+  state_->book(space);
 }
 
 std::uint64_t Engine::drop_namespace(const std::string& name) {
@@ -212,7 +214,8 @@ std::uint64_t Engine::drop_namespace(const std::string& name) {
   for (Problem* problem : problems) responses += state_->forget(*problem);
   space->forget();
   space->counters.newest_epoch = 0;
-  if (space->problems.empty()) state_->spaces.erase(name);
+  state_->book(*space);
+  if (space->problems.empty()) state_->erase(*space);
   return responses;
 }
 

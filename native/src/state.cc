@@ -18,6 +18,10 @@ constexpr std::size_t kSharedPart = 8;
 
 }  // namespace
 
+std::size_t Namespace::bytes() const {
+  return sizeof(Namespace) + estimator.bytes() + index.bytes() + latest_lengths.capacity() * sizeof(std::int64_t);
+}
+
 void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
   if (latest_lengths.size() == kLatestLengths) latest_lengths.erase(latest_lengths.begin());
   latest_lengths.push_back(static_cast<std::int64_t>(tokens));  // never allocates
@@ -45,7 +49,22 @@ Engine::State::~State() {
 std::shared_ptr<Namespace> Engine::State::space(const std::string& name) {
   const auto found = spaces.find(name);
   if (found != spaces.end()) return found->second;
-  return spaces.emplace(name, std::make_shared<Namespace>(name, options.namespace_tokens)).first->second;
+  const auto made = spaces.emplace(name, std::make_shared<Namespace>(name, options.namespace_tokens)).first->second;
+  book(*made);
+  return made;
+}
+
+void Engine::State::book(Namespace& space) {
+  if (space.gone) return;
+  const std::size_t bytes = space.bytes();
+  space_bytes_ += bytes - space.booked;
+  space.booked = bytes;
+}
+
+void Engine::State::erase(Namespace& space) {
+  space_bytes_ -= space.booked;
+  space.gone = true;
+  spaces.erase(spaces.find(space.name));  // may destroy `space`
 }
 
 const Namespace* Engine::State::find_space(const std::string& name) const {
@@ -131,8 +150,11 @@ bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<co
 void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const ResponseView& response) {
   std::size_t charged = 0;
   try {
-    if (!space->index.add(response) || space->merging) return;
+    const bool enough = space->index.add(response);
+    book(*space);
+    if (!enough || space->merging) return;
     const NamespaceIndex::Batch batch = space->index.take();
+    book(*space);
     space->merging = true;
     merging_bytes_ += charged = kMergingBytes * batch.tokens();
     enforce_budget();
@@ -140,9 +162,11 @@ void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const Re
     std::shared_ptr<const Segments> merged = space->index.merge(batch);
     lock.lock();
     space->index.publish(batch, std::move(merged));
+    book(*space);
   } catch (const std::exception&) {
     // The history has the response; what the index of the namespace could not take, it does without.
     if (!lock.owns_lock()) lock.lock();
+    book(*space);
   }
   if (charged == 0) return;
   merging_bytes_ -= charged;
@@ -234,9 +258,15 @@ void Engine::State::erase(Problem& problem) {
 
 void Engine::State::enforce_budget() {
   const auto over = [this] { return memory_bytes() > options.memory_bytes; };
+  if (!over()) return;
+  const auto shrink = [this](Namespace& space) {
+    const bool shrunk = space.index.shrink();
+    book(space);
+    return shrunk;
+  };
   // What problems share is a fallback: it may not drive out their own history.
   for (const auto& [name, space] : spaces) {
-    while (over() && space->index.bytes() > options.memory_bytes / kSharedPart && space->index.shrink()) {
+    while (over() && space->index.bytes() > options.memory_bytes / kSharedPart && shrink(*space)) {
     }
   }
   auto least_recent = recency_.begin();
@@ -245,7 +275,10 @@ void Engine::State::enforce_budget() {
     if (problem.live) continue;
     Namespace& space = *problem.owner;
     space.counters.evicted_responses += forget(problem);
-    if (space.problems.empty()) space.forget();
+    if (space.problems.empty()) {
+      space.forget();
+      book(space);
+    }
   }
   // Only problems in use are left: they lose their oldest responses.
   for (Problem* problem : recency_) {
@@ -256,27 +289,24 @@ void Engine::State::enforce_budget() {
     }
   }
   for (const auto& [name, space] : spaces) {
-    while (over() && space->index.shrink()) {
+    while (over() && shrink(*space)) {
     }
   }
 }
 
 std::size_t Engine::State::memory_bytes() const {
   constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * sizeof(Prediction) + 96;
-  std::size_t bytes = segment_bytes_ + merging_bytes_ + problem_bytes_ + live_bytes_ + sessions.size() * kSession;
-  for (const auto& [name, space] : spaces) {
-    bytes += sizeof(Namespace) + space->estimator.bytes() + space->index.bytes() +
-             space->latest_lengths.capacity() * sizeof(std::int64_t);
-  }
-  return bytes;
+  return segment_bytes_ + merging_bytes_ + problem_bytes_ + live_bytes_ + space_bytes_ + sessions.size() * kSession;
 }
 
 void Engine::State::check_books() const {
   auto require = [](bool holds, const char* invariant) {
     if (!holds) throw std::logic_error(std::string("engine: ") + invariant);
   };
-  std::size_t segments = 0, problems = 0, live = 0, count = 0, running = 0;
+  std::size_t segments = 0, problems = 0, live = 0, count = 0, running = 0, held = 0;
   for (const auto& [name, space] : spaces) {
+    require(space->booked == space->bytes() && !space->gone, "a namespace is not what is booked of it");
+    held += space->booked;
     for (const auto& [key, problem] : space->problems) {
       require(problem->key == key && problem->owner == space.get(), "a problem is filed under another's key");
       ++count;
@@ -293,6 +323,7 @@ void Engine::State::check_books() const {
   require(segments == segment_bytes_, "segment bytes are off");
   require(problems == problem_bytes_, "problem bytes are off");
   require(live == live_bytes_, "live bytes are off");
+  require(held == space_bytes_, "namespace bytes are off");
   require(running == sessions.size(), "sessions and live texts differ");
 }
 

@@ -37,6 +37,10 @@ struct Namespace {
   Prompts prompts;                           // of the problems
   std::vector<std::int64_t> latest_lengths;  // oldest first
 
+  std::size_t booked = 0;  // of its bytes(), in the books of the engine
+  bool gone = false;       // dropped, though somebody may still hold it
+
+  std::size_t bytes() const;
   void saw_response(std::size_t tokens, std::int64_t epoch);
   // Gives up what its problems taught: all but what was counted.
   void forget();
@@ -94,6 +98,10 @@ class Engine::State {
   // Forgets the finished responses of a problem; returns how many. The problem itself goes if no session runs in it.
   std::size_t forget(Problem& problem);
   std::size_t memory_bytes() const;
+  // Brings the books up to date with what a namespace holds beside its problems; after every change of that.
+  void book(Namespace& space);
+  // Takes a namespace without problems away.
+  void erase(Namespace& space);
 
   void check_books() const;
 
@@ -116,6 +124,7 @@ class Engine::State {
   std::list<Problem*> recency_;  // least recently used first
   std::size_t segment_bytes_ = 0;
   std::size_t merging_bytes_ = 0;
+  std::size_t space_bytes_ = 0;
   std::size_t problem_bytes_ = 0;
   std::size_t live_bytes_ = 0;
   std::uint64_t step_ = 0;

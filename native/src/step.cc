@@ -73,7 +73,9 @@ void Engine::State::append(Session& session, Tokens came) {
   if (came.empty()) return;
   Viewpoint& view = session.view;
   NamespaceStats& counters = session.space->counters;
+  const std::size_t before = session.space->estimator.bytes();
   const int accepted = learn(session.space->estimator, session.draft, came, view);
+  if (session.space->estimator.bytes() != before) book(*session.space);
   counters.accepted_tokens += accepted;
   for (int i = 0; i < accepted; ++i) ++counters.sources[session.draft.predictions[i].source].accepted_tokens;
   session.draft.clear();

@@ -339,6 +339,27 @@ TEST(where_nothing_is_known_none_is_long) {
   CHECK_EQ(sum(engine, &NamespaceStats::drafts_tail), 0);
 }
 
+TEST(namespaces_come_and_go_and_the_books_are_right) {
+  Engine engine({.memory_bytes = 1 << 22});
+  Random random(3);
+  for (int round = 0; round < 3; ++round) {
+    for (int n = 0; n < 300; ++n) {
+      const std::string name = "run-" + std::to_string(n);
+      ingest(engine, name, std::vector<Token>{1, 2}, {random.text(40, 20), random.text(40, 20)});
+      const SessionId session = engine.open(name, std::vector<Token>{1, 2});
+      step(engine, session, random.text(5, 20));
+      step(engine, session, random.text(5, 20));
+      engine.close(session, n % 2 == 0);
+      if (n % 3 == 0) engine.drop_namespace(name);
+    }
+    engine.wait_until_built();
+    engine.check_integrity();
+  }
+  for (int n = 0; n < 300; ++n) engine.drop_namespace("run-" + std::to_string(n));
+  engine.check_integrity();
+  CHECK_EQ(engine.memory_bytes(), 0);
+}
+
 TEST(a_result_is_overwritten) {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};

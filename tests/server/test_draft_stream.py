@@ -276,3 +276,20 @@ def test_history_limit_takes_the_newest(wire):
         wire.ingest([1], [[epoch, 1], [epoch, 2]], epoch=epoch)
     assert wire.history([1], limit=3) == [[1, 2], [2, 1], [2, 2]]
     assert len(wire.history([1])) == 6
+
+
+def test_namespaces_are_bounded(start_server, connect):
+    """Whoever may make up namespaces cannot fill the memory with them; those that are there go on."""
+    server = start_server("--max-namespaces", "2")
+    wire = connect(server.endpoint)
+    wire.ingest([1], [[2, 3]], epoch=0, namespace="one")
+    stream = wire.stream()
+    answer = stream.ask(opens=[wire.open(1, [1], namespace="two")], step=wire.step([1], [[5]]))
+    assert not answer.refusals
+    answer = stream.ask(opens=[wire.open(2, [1], namespace="three")], step=wire.step([1], [[6]], [1]))
+    assert "the server has its limit of 2 namespaces" in answer.refusals[0].reason
+    with pytest.raises(grpc.RpcError, match="--max-namespaces"):
+        wire.ingest([1], [[2, 3]], epoch=0, namespace="three")
+    wire.ingest([1], [[2, 4]], epoch=0, namespace="one")
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="one"))
+    wire.ingest([1], [[2, 3]], epoch=0, namespace="three")

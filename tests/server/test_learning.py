@@ -199,7 +199,7 @@ async def opened(directory):
     """An engine that has learned in the namespaces a and b, a store, and the history between them."""
     engine = Engine(1 << 26)
     store = SQLiteStore(directory, 8)
-    history = History(engine, store, Metrics(engine))
+    history = History(engine, store, Metrics(engine), 4096)
     await history.load()
     for namespace in "ab":
         teach(engine, namespace)
@@ -217,7 +217,7 @@ def failing(connection: sqlite3.Connection) -> None:
 def held_up(store: SQLiteStore) -> Iterator[None]:
     """Nothing is written meanwhile."""
     gate = threading.Event()
-    store._submit(lambda connection: gate.wait(), 0)
+    store._writer.submit(lambda connection: gate.wait(), 0)
     try:
         yield
     finally:
@@ -231,7 +231,7 @@ async def test_only_what_changed_is_written(tmp_path):
         states = {namespace: engine.estimator_state(namespace) for namespace in "ab"}
         assert store.estimators() == states
         written: list[str] = []
-        store._submit(lambda connection: connection.set_trace_callback(written.append), 0).result()
+        store._writer.submit(lambda connection: connection.set_trace_callback(written.append), 0).result()
         await history._learning.save()
         assert not any("estimators" in sql for sql in written)
         teach(engine, "b")
@@ -244,7 +244,7 @@ async def test_only_what_changed_is_written(tmp_path):
 @pytest.mark.asyncio
 async def test_a_store_that_fails_costs_the_save_alone(tmp_path):
     async with opened(tmp_path) as (engine, store, history):
-        store._submit(failing, 0).result()
+        store._writer.submit(failing, 0).result()
         with capture_logs() as logs:
             await history._learning.save()
         assert [entry["event"] for entry in logs] == ["what was learned is not saved"]
@@ -252,7 +252,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path):
         assert history._metrics.store_errors._value.get() == 1
         assert store.estimators() == {}
         teach(engine, "a")
-        store._submit(lambda connection: connection.execute("DROP TRIGGER fail"), 0).result()
+        store._writer.submit(lambda connection: connection.execute("DROP TRIGGER fail"), 0).result()
         await history._learning.save()
         assert store.estimators() == {namespace: engine.estimator_state(namespace) for namespace in "ab"}
 
@@ -298,10 +298,10 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path):
     async with opened(tmp_path):
         pass
     store = SQLiteStore(tmp_path, 8)
-    store._submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
+    store._writer.submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
     engine = Engine(1 << 26)
     with capture_logs() as logs:
-        history = History(engine, store, Metrics(engine))
+        history = History(engine, store, Metrics(engine), 4096)
     assert [entry["event"] for entry in logs] == ["what was learned cannot be read; drafting starts anew"]
     assert engine.stats()["namespaces"] == {}
     await history.load()
