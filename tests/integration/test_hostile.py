@@ -39,7 +39,7 @@ def test_harm_is_refused_and_leaves_nothing(start_server):
     1. A first part of the attack, after which the process has the size that it needs for refusing.
     2. The rest: no crash, no growth; a worker drafts all the while, every step of it, and all its responses are kept.
     """
-    server = start_server("--history-epochs", "1", "--memory", "16MiB")
+    server = start_server("--history-epochs", "1", "--memory", "64MiB", "--max-namespaces", "64")
     with DraftClient(server.endpoint, namespace="good", deadline=10.0) as client:
         client.ingest([1, 2, 3], [Response(TEXT)], epoch=0)
         bystander = Bystander(client)
