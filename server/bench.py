@@ -28,8 +28,6 @@ from histospec.server.bench_worker import Load, Measured, Task, generated, roll_
 from histospec.server.errors import ConfigError
 from histospec.server.recordings import RecordingError, read
 
-START_SECONDS = 60.0
-
 
 def main(argv: Sequence[str]) -> int:
     """Prints a table, and JSON where asked; returns 1 where the service cannot be reached."""
@@ -41,7 +39,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--interval", type=float, default=0.0, metavar="SECONDS", help="between steps (default: 0)")
     parser.add_argument("--deadline", type=float, default=0.02, metavar="SECONDS", help="of a step (default: 0.02)")
     parser.add_argument("--max-tokens", type=int, default=16, metavar="N", help="longest draft (default: 16)")
-    parser.add_argument("--verify-cost", type=float, default=0.05, metavar="C", help="as in serve (default: 0.05)")
+    parser.add_argument(
+        "--verify-cost",
+        type=float,
+        default=0.05,
+        metavar="C",
+        help="of a drafted token, in plain steps (default: 0.05)",
+    )
     parser.add_argument("--rollouts", type=Path, metavar="FILE.jsonl[.gz]", help="recorded ones (default: generated)")
     parser.add_argument("--problems", type=int, default=256, metavar="N", help="so many of them (default: 256)")
     parser.add_argument("--responses", type=int, default=16, metavar="N", help="history of each (default: 16)")

@@ -48,11 +48,6 @@ class GroupCommit(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait."""
-        return self._backlog
-
     def submit(self, what: T, size: int) -> "Future[Any]":
         """Has it written. The future fails with StoreFull at once where too much waits already."""
         work = Work(what, size)
