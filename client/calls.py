@@ -10,7 +10,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from histospec.client import tokens, values
-from histospec.client.core import Core, problem_name
+from histospec.client.config import Endpoint
+from histospec.client.core import Core
+from histospec.client.errors import Unavailable
 from histospec.client.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
 
@@ -28,9 +30,16 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
     @property
+    def endpoint(self) -> Endpoint:
+        """Where to make it. Raises Unavailable: no shard has been found."""
+        if not self.shard.endpoint.address:
+            raise Unavailable(f"{self.what}: no shard was found there")
+        return self.shard.endpoint
+
+    @property
     def what(self) -> str:
         """For error messages."""
-        return f"{self.method} on {self.shard.endpoint.name}"
+        return f"{self.method} on {self.shard.name}"
 
 
 def ingest(
@@ -42,7 +51,7 @@ def ingest(
 ) -> list[Call[int]]:
     """Responses, in as many messages as their size needs."""
     text = tokens.token_bytes("prompt", prompt, empty=False)
-    name = problem_name("problem", problem)
+    name = tokens.problem_name("problem", problem)
     version = tokens.epoch_number("epoch", epoch)
     shard = core.shard_of(text, name)
     calls: list[Call[int]] = []
@@ -71,14 +80,16 @@ def _response(name: str, response: values.Response) -> pb.Response:
     )
 
 
-def history(core: Core, prompt: values.Tokens, problem: str | None, limit: int | None) -> Call[list[values.Response]]:
+def history(
+    core: Core, prompt: values.Tokens, problem: str | None, limit: int | None
+) -> list[Call[list[values.Response]]]:
     """The stored responses of a problem."""
     text = tokens.token_bytes("prompt", prompt, empty=False)
-    name = problem_name("problem", problem)
+    name = tokens.problem_name("problem", problem)
     if limit is not None and not 0 < limit < 1 << 32:
         raise ValueError(f"limit: {limit} is outside [1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=limit or 0)
-    return Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)
+    return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)]
 
 
 def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
@@ -96,10 +107,10 @@ def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
 
 def predict_length(
     core: Core, prompt: values.Tokens, problem: str | None, generated: int, quantiles: Sequence[float] | None
-) -> Call[values.LengthPrediction]:
+) -> list[Call[values.LengthPrediction]]:
     """Quantiles of the length of a response."""
     text = tokens.token_bytes("prompt", prompt, empty=False)
-    name = problem_name("problem", problem)
+    name = tokens.problem_name("problem", problem)
     if not 0 <= generated < 1 << 31:
         raise ValueError(f"generated: {generated} is outside [0, 2^31)")
     wanted = [] if quantiles is None else [float(q) for q in quantiles]
@@ -109,22 +120,27 @@ def predict_length(
     request = pb.PredictLengthRequest(
         namespace=core.config.namespace, prompt=text, problem=name, generated=generated, quantiles=wanted
     )
-    return Call("PredictLength", core.shard_of(text, name), request, core.config.timeouts.call, _read_prediction)
+    return [Call("PredictLength", core.shard_of(text, name), request, core.config.timeouts.call, _read_prediction)]
 
 
 def _read_prediction(answer: pb.PredictLengthResponse) -> values.LengthPrediction:
     return values.LengthPrediction(np.array(answer.quantiles), np.array(answer.lengths), answer.observations)
 
 
-def topology(core: Core) -> Call[list[values.Shard]]:
+def members(core: Core) -> list[values.Shard]:
+    """The shards that were found; none where they are given."""
+    found = [shard.endpoint for shard in core.shards if core.config.discover]
+    return [values.Shard(e.name, e.address) for e in found if e.address]
+
+
+def topology(core: Core) -> list[Call[list[values.Shard]]]:
     """The shards, as the first one knows them."""
-    return Call(
-        "Topology",
-        core.shards[0],
-        pb.TopologyRequest(),
-        core.config.timeouts.call,
-        lambda answer: [values.Shard(s.name, s.address) for s in answer.shards],
-    )
+    timeout = core.config.timeouts.call
+
+    def read(answer: pb.TopologyResponse) -> list[values.Shard]:
+        return [values.Shard(s.name, s.address) for s in answer.shards]
+
+    return [Call("Topology", core.shards[0], pb.TopologyRequest(), timeout, read)]
 
 
 def rewind(core: Core, epoch: int) -> list[Call[int]]:

@@ -4,7 +4,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from histospec.client.config import Config, bearer
+from histospec.client.config import Config, Endpoint, bearer
 from histospec.client.errors import Unavailable
 
 _OPTIONS = [
@@ -31,7 +31,7 @@ def forked() -> bool:
     return _process is not None and _process != os.getpid()
 
 
-def open_channel(kind: ModuleType, address: str, config: Config) -> Any:
+def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config) -> Any:
     """A channel of `grpc` or `grpc.aio`.
 
     Raises:
@@ -43,9 +43,12 @@ def open_channel(kind: ModuleType, address: str, config: Config) -> Any:
             "this process was forked from one that had connected already; spawn it, or connect after forking"
         )
     _process = os.getpid()
-    if config.tls is not None:
-        return kind.secure_channel(address, config.tls.credentials(), options=_OPTIONS)
-    return kind.insecure_channel(address, options=_OPTIONS)
+    if config.tls is None:
+        return kind.insecure_channel(endpoint.address, options=_OPTIONS)
+    options: list[tuple[str, Any]] = list(_OPTIONS)
+    if endpoint.certified is not None:
+        options.append(("grpc.ssl_target_name_override", endpoint.certified))
+    return kind.secure_channel(endpoint.address, config.tls.credentials(), options=options)
 
 
 def metadata(config: Config) -> tuple[tuple[str, str], ...] | None:

@@ -1,9 +1,10 @@
 """The client for asyncio."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
@@ -11,7 +12,7 @@ from histospec.client import calls
 from histospec.client.budget import Budget
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
-from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
+from histospec.client.config import Breaker, Endpoint, Limits, Timeouts, Tls, configure
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
 from histospec.client.shard import Pending
@@ -19,6 +20,7 @@ from histospec.client.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.v1 import draft_pb2_grpc as rpc
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 GRACE = 0.001
@@ -46,7 +48,7 @@ class AsyncDraftClient:
         self.config = configure(endpoint, namespace, token, tls, deadline, timeouts, breaker, limits)
         self._core = Core(self.config, self._look_again)
         self._streams = Streams(self._core)
-        self._channels: dict[int, Any] = {}
+        self._channels: dict[Endpoint, Any] = {}
         self._waiting: set[tuple[Callable[[], bool], asyncio.Future[None]]] = set()
 
     async def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
@@ -119,14 +121,12 @@ class AsyncDraftClient:
         problem: str | None = None,
     ) -> None:
         """See `DraftClient.ingest`."""
-        for call in calls.ingest(self._core, prompt, responses, epoch, problem):
-            await self._do(call)
+        await self._do(calls.ingest, prompt, responses, epoch, problem)
 
     async def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """See `DraftClient.history`."""
-        call = calls.history(self._core, prompt, problem, limit)
         await self.flush(self.config.timeouts.shutdown)
-        return await self._do(call)
+        return (await self._do(calls.history, prompt, problem, limit))[0]
 
     async def predict_length(
         self,
@@ -136,19 +136,20 @@ class AsyncDraftClient:
         quantiles: Sequence[float] | None = None,
     ) -> LengthPrediction:
         """See `DraftClient.predict_length`."""
-        return await self._do(calls.predict_length(self._core, prompt, problem, generated, quantiles))
+        return (await self._do(calls.predict_length, prompt, problem, generated, quantiles))[0]
 
     async def topology(self) -> list[Shard]:
         """See `DraftClient.topology`."""
-        return await self._do(calls.topology(self._core))
+        await self._find()
+        return calls.members(self._core) or (await self._do(calls.topology))[0]
 
     async def drop_namespace(self) -> int:
         """See `DraftClient.drop_namespace`."""
-        return sum([await self._do(call) for call in calls.drop_namespace(self._core)])
+        return sum(await self._do(calls.drop_namespace))
 
     async def rewind(self, epoch: int) -> int:
         """See `DraftClient.rewind`."""
-        return sum([await self._do(call) for call in calls.rewind(self._core, epoch)])
+        return sum(await self._do(calls.rewind, epoch))
 
     def stats(self) -> Stats:
         """See `DraftClient.stats`."""
@@ -169,19 +170,35 @@ class AsyncDraftClient:
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
 
-    async def _do(self, call: Call[T]) -> T:
-        channel = None if forked() else self._channels.get(call.shard.index)
+    async def _do(
+        self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        await self._find()
+        return [await self._call(call) for call in build(self._core, *args, **kwargs)]
+
+    async def _find(self) -> None:
+        def known() -> bool:
+            return self._core.knows_shards(time.monotonic())
+
+        if not (known() or self._core.closed):
+            self._streams.discover()
+            await self._until(known, self.config.timeouts.call)
+
+    async def _call(self, call: Call[T]) -> T:
+        endpoint = call.endpoint
+        channel = None if forked() else self._channels.get(endpoint)
         if self._core.closed:
             raise Unavailable(f"{call.what}: this client is shut down")
         if channel is None:
-            channel = open_channel(grpc.aio, call.shard.endpoint.address, self.config)
-            self._channels[call.shard.index] = channel
+            channel = open_channel(grpc.aio, endpoint, self.config)
+            self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
         try:
             return call.read(await method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(call.shard.index) is channel:
-                del self._channels[call.shard.index]  # see DraftClient
+            if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(endpoint) is channel:
+                del self._channels[endpoint]  # see DraftClient
+                self._core.looked = -math.inf
             raise from_status(error.code(), error.details(), call.what) from error
 
     async def _until(self, done: Callable[[], bool], timeout: float) -> None:

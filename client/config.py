@@ -3,7 +3,8 @@
 What is given to the constructor wins over the environment:
 
 ======================= ===========================================================================
-HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or named, `a=host:6378,b=host2:6378`
+HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or named, `a=host:6378,b=host2:6378`;
+                        or where to find them: `discover://host:6378`
 HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; histories of two namespaces never mix
 HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told
 HISTOSPEC_TOKEN         bearer token
@@ -24,6 +25,7 @@ import grpc
 
 from histospec.client.errors import ConfigurationError
 
+DISCOVER = "discover://"
 MAX_NAMESPACE = 128
 """Characters, as the wire allows."""
 
@@ -44,6 +46,11 @@ class Timeouts:
     connection made anew. Shorter than connecting and reopening the sessions takes, it would never get anywhere."""
     shutdown: float = 1.0
     """How long `shutdown` waits for the last commits to be acknowledged."""
+    discovery: float = 10.0
+    """Between two looks at which shards there are, where they are found by `discover://`."""
+    leave: float = 30.0
+    """A shard that nobody has named for so long is one no more, and its problems go to the others. Longer than a
+    restart takes: moving problems away and back costs more than doing without their drafts for a moment."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ class Endpoint:
     """Stable: problems are placed by it. The address, unless one was given."""
     address: str
     """host:port"""
+    certified: str | None = None
+    """The host name in its certificate, where that is not the one in the address."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,10 @@ class Config:
     """The whole configuration of one client."""
 
     endpoints: tuple[Endpoint, ...]
+    """All shards; or, where they are to be found, the addresses to ask."""
     namespace: str
+    discover: bool = False
+    """Whether the endpoints are only where to ask for the shards."""
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     tls: Tls | None = None
@@ -151,9 +163,11 @@ def configure(
         tls = Tls(ca, certificate, key) if ca or certificate else None
     elif isinstance(tls, bool):
         tls = Tls() if tls else None
+    where = endpoint.removeprefix(DISCOVER)
     return Config(
-        endpoints=_endpoints(endpoint),
+        endpoints=_endpoints(where),
         namespace=namespace,
+        discover=where != endpoint,
         token=token or os.environ.get("HISTOSPEC_TOKEN") or None,
         token_file=os.environ.get("HISTOSPEC_TOKEN_FILE") or None,
         tls=tls,

@@ -6,6 +6,7 @@ thread-safe: every public method takes the one lock, for microseconds.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,23 +16,20 @@ from typing import Any
 import grpc
 import numpy as np
 
-from histospec.client import routing, tokens
+from histospec.client import tokens
 from histospec.client.budget import Budget
 from histospec.client.channel import forked
-from histospec.client.config import Config
+from histospec.client.commits import Commits
+from histospec.client.config import Config, Endpoint
 from histospec.client.conversation import Batch, Conversation
 from histospec.client.errors import UnknownSession
+from histospec.client.membership import Membership
 from histospec.client.session import Commit, Session
 from histospec.client.shard import Part, Pending, ShardState
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.v1 import draft_pb2 as pb
 
 log = logging.getLogger("histospec.client")
-
-MAX_PROBLEM = 1024
-"""Characters of a problem id."""
-MAX_ATTEMPTS = 3
-"""A response that the server turned down so often is dropped; it would be turned down for ever."""
 
 _EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
 _POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -47,36 +45,67 @@ class Core:
         self.config = config
         self.closed = False
         """Nothing is sent any more."""
-        self.shards = [ShardState(i, e, config) for i, e in enumerate(config.endpoints)]
-        self._names = [e.name for e in config.endpoints]
+        self.looked = -math.inf
+        """When shards were last looked for, on the monotonic clock."""
+        self._members = Membership(config)
         self._changed = changed
         self._sessions: dict[int, Session] = {}
         self._next = 1
         self._waiting: dict[tuple[int, int], Part] = {}
-        self._commit_bytes = 0
         self._stats = Stats()
+        self._commits = Commits(self._members, config.limits, self._stats)
         self._lock = threading.Lock()
 
-    # ---- sessions -------------------------------------------------------------------------------------------------
+    # ---- shards ---------------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> list[ShardState]:
+        """All of them."""
+        return self._members.shards
+
+    def knows_shards(self, now: float) -> bool:
+        """Whether it is known which shards there are, or were a moment ago."""
+        found = bool(self.shards[0].endpoint.address)
+        return found and (not self.config.discover or now - self.looked < 2 * self.config.timeouts.discovery)
 
     def shard_of(self, prompt: bytes, problem: str) -> ShardState:
         """The shard that owns a problem."""
-        if len(self.shards) == 1:
-            return self.shards[0]
-        digest = routing.problem_digest(self.config.namespace, prompt, problem)
-        return self.shards[routing.place(digest, self._names)]
+        return self._members.owner(prompt, problem)
+
+    def update(self, endpoints: Sequence[Endpoint]) -> None:
+        """These are the shards from now on. Sessions and responses whose problem moves go to its new owner."""
+        with self._lock:
+            before = self._members.everybody
+            for shard in self._members.update(endpoints):
+                if shard.conversation is not None:
+                    self._lose(shard)
+            for session in self._sessions.values():
+                owner = self._members.owner_of(session)
+                if owner is not session.shard:
+                    session.shard.forget(session)
+                    session.shard = owner
+                    owner.opens[session.number] = session  # it begins to read the history
+            self._commits.move(before)
+        log.info("shards: %s", ", ".join(f"{e.name} at {e.address}" for e in endpoints))
+
+    def has_looked(self, now: float) -> None:
+        """Shards were looked for; `update` has been told if any were found."""
+        self.looked = now
+        self._changed()
+
+    # ---- sessions -------------------------------------------------------------------------------------------------
 
     def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
         """New sessions, known here alone until the next message."""
         if problems is not None:
             tokens.same_length("problems", problems, "prompts", len(prompts))
         texts = [tokens.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
-        names = [problem_name(f"problems[{i}]", p) for i, p in enumerate(problems or [None] * len(prompts))]
+        names = [tokens.problem_name(f"problems[{i}]", p) for i, p in enumerate(problems or [None] * len(prompts))]
         with self._lock:
             opened = []
             for prompt, problem in zip(texts, names, strict=True):
                 shard = self.shard_of(prompt, problem)
-                session = Session(self._next, shard.index, prompt, problem)
+                session = Session(self._next, shard, prompt, problem)
                 self._next += 1
                 self._sessions[session.number] = session
                 shard.opens[session.number] = session
@@ -95,8 +124,8 @@ class Core:
         count = len(sessions)
         with self._lock:
             chosen = self._find(sessions)
-            epoch = [tokens.epoch_number(name, v) for name, v in _each("epochs", epochs, count)]
-            reward = [tokens.reward_number(name, v) for name, v in _each("rewards", rewards, count)]
+            epoch = [tokens.epoch_number(name, v) for name, v in tokens.each("epochs", epochs, count)]
+            reward = [tokens.reward_number(name, v) for name, v in tokens.each("rewards", rewards, count)]
             if logprobs is not None:
                 tokens.same_length("logprobs", logprobs, "sessions", count)
             scores = [
@@ -105,12 +134,11 @@ class Core:
             ]
             for i, session in enumerate(chosen):
                 del self._sessions[session.number]
-                shard = self.shards[session.shard]
-                shard.opens.pop(session.number, None)
                 if commit and session.generated and not session.refused:
-                    self._keep(Commit(session, epoch[i], reward[i], scores[i]))
-                elif shard.conversation and session.number in shard.conversation.held:
-                    shard.closes.append(session.number)
+                    session.shard.opens.pop(session.number, None)
+                    self._commits.keep(Commit(session, epoch[i], reward[i], scores[i]))
+                else:
+                    session.shard.forget(session)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -128,6 +156,7 @@ class Core:
                 session.generated += flat[start:end]
                 session.length += length
                 start = end
+            self._give_up_silent(now)
             pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
             for shard, rows in self._split(chosen):
                 self._ask(shard, batch, rows, budget, now, pending)
@@ -135,9 +164,9 @@ class Core:
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
         """The rows of a step by the shard that owns them, in pieces that fit into a message."""
-        rows: dict[int, list[int]] = {}
+        rows: dict[ShardState, list[int]] = {}
         if len(self.shards) == 1 and not self._stats.refused:
-            rows[0] = list(range(len(chosen)))
+            rows[self.shards[0]] = list(range(len(chosen)))
         else:
             for row, session in enumerate(chosen):
                 if not session.refused:
@@ -145,7 +174,7 @@ class Core:
         limit = self.config.limits.batch
         for shard, mine in rows.items():
             for start in range(0, len(mine), limit):
-                yield self.shards[shard], mine[start : start + limit]
+                yield shard, mine[start : start + limit]
 
     def _ask(
         self, shard: ShardState, batch: Batch, rows: Sequence[int], budget: Budget, now: float, pending: Pending
@@ -153,6 +182,8 @@ class Core:
         self._stats.steps += 1
         if not self._may_ask(shard, now):
             self._stats.skipped += 1
+            if self._to_be_found(shard):
+                pending.touched.append(shard)
             return
         conversation = self._conversation(shard)
         if shard.opens:
@@ -164,7 +195,7 @@ class Core:
             part = Part(shard, conversation, sequence, rows)
             pending.parts.append(part)
             self._waiting[id(conversation), sequence] = part
-        self._send_closes(shard, conversation, now)  # after the step, whose drafts somebody waits for
+        self._commits.send(shard, conversation, now)  # after the step, whose drafts somebody waits for
         pending.touched.append(shard)
 
     def collect(self, pending: Pending, now: float) -> list[Draft]:
@@ -202,23 +233,42 @@ class Core:
         self._waiting.pop((id(conversation), part.sequence), None)
         self._stats.late += 1
         shard.breaker.failure(now)
-        silent = conversation.heard is not None and now - conversation.heard > self.config.timeouts.silence
+        silent = self._silent(conversation, now)
         conversation.waiting.pop(part.sequence, None)
         if silent and shard.conversation is conversation:
-            log.warning("%s: no word for %.1f s, connecting anew", shard.endpoint.name, self.config.timeouts.silence)
+            log.warning("%s: no word for %.1f s, connecting anew", shard.name, self.config.timeouts.silence)
             self._lose(shard)
+
+    def _silent(self, conversation: Conversation, now: float) -> bool:
+        return conversation.heard is not None and now - conversation.heard > self.config.timeouts.silence
+
+    def _give_up_silent(self, now: float) -> None:
+        """Shards that leave are asked for no more drafts, whose absence would tell that they are gone."""
+        for shard in self._members.leaving:
+            if shard.conversation is not None and self._silent(shard.conversation, now):
+                self._lose(shard)
 
     # ---- what waits -----------------------------------------------------------------------------------------------
 
     def flush(self, now: float) -> list[ShardState]:
-        """Leaves a message for every shard that has opens or closes waiting and may be asked. -> those shards."""
-        touched = []
+        """Leaves a message for every shard that has opens or closes waiting and may be asked.
+
+        Returns:
+            Those shards, and any that is to be found or owes an acknowledgement.
+
+        """
         with self._lock:
+            self._give_up_silent(now)
+            touched = self._members.leaving
             for shard in self.shards:
-                if not (shard.opens or shard.closes or shard.commits) or not self._may_ask(shard, now):
+                if not (shard.opens or shard.closes or shard.commits):
+                    continue
+                if not self._may_ask(shard, now):
+                    if self._to_be_found(shard):
+                        touched.append(shard)
                     continue
                 conversation = self._conversation(shard)
-                self._send_closes(shard, conversation, now)
+                self._commits.send(shard, conversation, now)
                 conversation.open(shard.opens.values())
                 shard.opens.clear()
                 touched.append(shard)
@@ -227,7 +277,7 @@ class Core:
     def settled(self, shards: Sequence[ShardState]) -> bool:
         """Whether these shards were told everything and have acknowledged every commit, or are lost."""
         with self._lock:
-            return all(s.conversation is None or s.conversation.settled for s in shards)
+            return all(shard.settled for shard in shards)
 
     def overdue(self, shards: Sequence[ShardState], now: float) -> None:
         """A flush waited in vain for these shards."""
@@ -239,11 +289,12 @@ class Core:
     def stats(self) -> Stats:
         """A copy of the counters."""
         with self._lock:
+            everybody = self._members.everybody
             return replace(
                 self._stats,
-                pending_commits=sum(s.unacknowledged for s in self.shards),
-                reopened=self._stats.reopened + sum(s.conversation.reopened for s in self.shards if s.conversation),
-                breakers={s.endpoint.name: s.breaker.state for s in self.shards},
+                pending_commits=sum(s.unacknowledged for s in everybody),
+                reopened=self._stats.reopened + sum(s.conversation.reopened for s in everybody if s.conversation),
+                breakers={s.name: s.state for s in self.shards},
             )
 
     # ---- what the streams report ----------------------------------------------------------------------------------
@@ -270,12 +321,10 @@ class Core:
                 shard.breaker.success()
             elif reply.acknowledged and shard.breaker.state != "closed":
                 shard.breaker.success()
-            for commit in reply.acknowledged:
-                self._commit_bytes -= commit.bytes
-                self._stats.commits += 1
+            self._commits.acknowledged(reply.acknowledged)
             for commit in reply.turned_down:
-                self._drop(shard, commit, reply.refused[commit.session.number])
-            self._again(shard, reply.unknown)
+                self._commits.drop(shard, commit, reply.refused[commit.session.number])
+            self._commits.again(shard, reply.unknown)
             for number, reason in reply.refused.items():
                 self._refuse(shard, conversation, number, reason)
         self._changed()
@@ -289,7 +338,7 @@ class Core:
                 return
             self._stats.failed += 1
             if shard.breaker.state == "closed" and not self.closed:  # said once, not with every try
-                log.warning("%s: stream ended, %s: %s", shard.endpoint.name, code.name, details)
+                log.warning("%s: stream ended, %s: %s", shard.name, code.name, details)
             shard.breaker.failure(now)
             if code in _POISON:  # one of these may be why
                 for commit in [c for batch in conversation.commits.values() for c in batch]:
@@ -298,7 +347,10 @@ class Core:
         self._changed()
 
     def _may_ask(self, shard: ShardState, now: float) -> bool:
-        return not self.closed and not forked() and shard.breaker.allows(now)
+        return bool(shard.endpoint.address) and not self.closed and not forked() and shard.breaker.allows(now)
+
+    def _to_be_found(self, shard: ShardState) -> bool:
+        return not (shard.endpoint.address or self.closed or forked())
 
     def _conversation(self, shard: ShardState) -> Conversation:
         if shard.conversation is None:
@@ -317,55 +369,10 @@ class Core:
         self._stats.reopened += conversation.reopened
         shard.conversation = None
         shard.closes.clear()  # sessions end with their stream
-        shard.commits.extendleft(reversed(again))
-        for commit in [c for c in again if c.attempts >= MAX_ATTEMPTS]:
-            shard.commits.remove(commit)
-            self._drop(shard, commit, "the server turned it down")
-
-    # ---- commits --------------------------------------------------------------------------------------------------
-
-    def _send_closes(self, shard: ShardState, conversation: Conversation, now: float) -> None:
-        """Sends closes and the oldest commits.
-
-        After an outage the rest follows with later messages, so that no step has to wait behind all of it.
-        """
-        batch, size = [], 0
-        while shard.commits and size < self.config.limits.message_bytes:
-            commit = shard.commits.popleft()
-            batch.append(commit)
-            size += commit.bytes
-        if batch or shard.closes:
-            conversation.close(batch, shard.closes, now)
-            shard.closes = []
-
-    def _keep(self, commit: Commit) -> None:
-        limits = self.config.limits
-        shard = self.shards[commit.session.shard]
-        shard.commits.append(commit)
-        self._commit_bytes += commit.bytes
-        while shard.commits and (self._commit_bytes > limits.commit_bytes or shard.unacknowledged > limits.commits):
-            oldest = shard.commits.popleft()
-            if shard.conversation and oldest.session.number in shard.conversation.held:
-                shard.closes.append(oldest.session.number)
-            self._drop(shard, oldest, "too many wait for the server")
-
-    def _again(self, shard: ShardState, commits: Sequence[Commit]) -> None:
-        for commit in commits:
-            commit.attempts += 1
-            if commit.attempts < MAX_ATTEMPTS:
-                shard.commits.append(commit)
-            else:
-                self._drop(shard, commit, "the server did not know its session")
-
-    def _drop(self, shard: ShardState, commit: Commit, reason: str) -> None:
-        self._commit_bytes -= commit.bytes
-        self._stats.dropped_commits += 1
-        log.warning(
-            "%s: dropped a finished response of %d tokens: %s", shard.endpoint.name, commit.session.length, reason
-        )
+        self._commits.unsent(shard, again)
 
     def _refuse(self, shard: ShardState, conversation: Conversation, number: int, reason: str) -> None:
-        log.warning("%s: session %d is refused: %s", shard.endpoint.name, number, reason)
+        log.warning("%s: session %d is refused: %s", shard.name, number, reason)
         session = self._sessions.get(number)
         conversation.held.pop(number, None)
         self._stats.refused += 1
@@ -381,22 +388,3 @@ class Core:
         if len(set(chosen)) < len(chosen):
             raise ValueError("sessions: a session appears twice")
         return chosen
-
-
-def problem_name(name: str, value: str | None) -> str:
-    """An explicit problem id, or "" for none."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: must be a string, is {value!r}")
-    if len(value) > MAX_PROBLEM:
-        raise ValueError(f"{name}: {len(value)} characters are more than the limit of {MAX_PROBLEM}")
-    return value
-
-
-def _each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
-    """One value for each session, with its name, from one for all or a sequence."""
-    if value is None or np.isscalar(value):
-        return [(name, value)] * size
-    tokens.same_length(name, value, "sessions", size)
-    return [(f"{name}[{i}]", v) for i, v in enumerate(value)]

@@ -1,6 +1,10 @@
 """What the client remembers of a session: enough to open it again on a server that has forgotten it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from histospec.client.shard import ShardState
 
 
 class Session:
@@ -8,9 +12,9 @@ class Session:
 
     __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "shard")
 
-    def __init__(self, number: int, shard: int, prompt: bytes, problem: str) -> None:
+    def __init__(self, number: int, shard: "ShardState", prompt: bytes, problem: str) -> None:
         self.number = number
-        self.shard = shard
+        self.shard = shard  # the owner of its problem
         self.prompt = prompt
         self.problem = problem
         self.generated = bytearray()

@@ -11,11 +11,12 @@ from histospec.client.session import Commit, Session
 
 
 class ShardState:
-    """One shard as the client knows it."""
+    """One shard as the client knows it. Without an address it stands for those that are still to be found."""
 
-    def __init__(self, index: int, endpoint: Endpoint, config: Config) -> None:
-        self.index = index
+    def __init__(self, endpoint: Endpoint, config: Config) -> None:
         self.endpoint = endpoint
+        self.left = False
+        """Whether it is a member no more."""
         self.breaker = CircuitBreaker(config.breaker)
         self.conversation: Conversation | None = None
         self.commits: deque[Commit] = deque()
@@ -26,10 +27,33 @@ class ShardState:
         """Sessions without a step so far; a flush tells it of them."""
 
     @property
+    def name(self) -> str:
+        """For messages."""
+        return self.endpoint.name
+
+    @property
+    def state(self) -> str:
+        """That of its breaker."""
+        return self.breaker.state if self.endpoint.address else "open"
+
+    @property
     def unacknowledged(self) -> int:
         """Commits that the server has not acknowledged."""
         sent = self.conversation.commits.values() if self.conversation else ()
         return len(self.commits) + sum(map(len, sent))
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was told everything and has acknowledged every commit, or is lost."""
+        if not (self.endpoint.address or self.left):
+            return False
+        return self.conversation is None or self.conversation.settled
+
+    def forget(self, session: Session) -> None:
+        """The session is none of its business any more."""
+        self.opens.pop(session.number, None)
+        if self.conversation and session.number in self.conversation.held:
+            self.closes.append(session.number)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +78,7 @@ class Pending:
     """On the monotonic clock."""
     parts: list[Part]
     touched: list[ShardState]
-    """Shards with something to write."""
+    """Shards with something to write, or to be found."""
 
     @property
     def done(self) -> bool:

@@ -15,6 +15,7 @@ import grpc
 from histospec.client.channel import metadata, open_channel
 from histospec.client.conversation import Conversation, GarbledReply
 from histospec.client.core import Core
+from histospec.client.discovery import Discovery
 from histospec.client.shard import ShardState
 from histospec.v1 import draft_pb2_grpc as rpc
 
@@ -30,7 +31,7 @@ class Stream:
         self.conversation = conversation
         self._core = core
         self._shard = shard
-        self._channel = open_channel(grpc.aio, shard.endpoint.address, core.config)
+        self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
         self._reader = asyncio.create_task(self._read())
@@ -65,7 +66,7 @@ class Stream:
         except asyncio.CancelledError:
             code, details = grpc.StatusCode.CANCELLED, "closed by the client"
         except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
-            log.exception("%s: the stream failed", self._shard.endpoint.name)
+            log.exception("%s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
         self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
         await self.close()
@@ -87,28 +88,42 @@ class Streams:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[ShardState, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._discovery: asyncio.Task[None] | None = None
 
     def kick(self, shards: Sequence[ShardState]) -> None:
         """Sends what the shards' conversations have in their outboxes. Called on the loop; does not wait."""
+        self.discover()
         for shard in shards:
             conversation = shard.conversation
             if conversation is None:
                 continue
-            stream = self._streams.get(shard.index)
+            stream = self._streams.get(shard)
             if stream is None or stream.conversation is not conversation:
-                if stream is not None:
-                    self._discard(stream)
-                stream = self._streams[shard.index] = Stream(self._core, shard, conversation)
+                self._discard(shard)
+                stream = self._streams[shard] = Stream(self._core, shard, conversation)
             stream.kick()
 
-    def _discard(self, stream: Stream) -> None:
-        task = asyncio.create_task(stream.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    def discover(self) -> None:
+        """Begins to look for shards, where they are to be found. Called on the loop; does not wait."""
+        if self._core.config.discover:
+            if self._discovery is None:
+                self._discovery = asyncio.create_task(Discovery(self._core).run())
+            for shard in [s for s in self._streams if s.left and s.settled]:
+                self._discard(shard)
+
+    def _discard(self, shard: ShardState) -> None:
+        stream = self._streams.pop(shard, None)
+        if stream is not None:
+            task = asyncio.create_task(stream.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Ends all streams."""
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.wait([self._discovery])
         streams, self._streams = list(self._streams.values()), {}
         await asyncio.gather(*(s.close() for s in streams), *self._closing, return_exceptions=True)

@@ -1,9 +1,10 @@
 """The blocking client, for worker threads."""
 
+import math
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
@@ -12,7 +13,7 @@ from histospec.client.budget import Budget
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
 from histospec.client.client import GRACE
-from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
+from histospec.client.config import Breaker, Endpoint, Limits, Timeouts, Tls, configure
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
 from histospec.client.pump import Pump
@@ -21,6 +22,7 @@ from histospec.client.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.v1 import draft_pb2_grpc as rpc
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -37,7 +39,8 @@ class DraftClient:
     GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC tries to revive its threads in the child, which sometimes crashes it.
 
     Args:
-        endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378".
+        endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378"; or
+            "discover://name:6378", to find all shards behind that name, or known to those, and follow their changes.
             Default: HISTOSPEC_ENDPOINT.
         namespace: the training run; histories of two namespaces never mix. Default: HISTOSPEC_NAMESPACE.
         token: bearer token. Default: HISTOSPEC_TOKEN.
@@ -65,7 +68,7 @@ class DraftClient:
         self._pump = Pump()
         self._core = Core(self.config, self._pump.wake)
         self._streams = Streams(self._core)
-        self._channels: dict[int, grpc.Channel] = {}
+        self._channels: dict[Endpoint, grpc.Channel] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -201,17 +204,15 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        for call in calls.ingest(self._core, prompt, responses, epoch, problem):
-            self._do(call)
+        self._do(calls.ingest, prompt, responses, epoch, problem)
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """The stored responses of a problem, oldest first; at most the `limit` newest. None are stored: an empty list.
 
         What this client has committed before is sent first, so it is normally there.
         """
-        call = calls.history(self._core, prompt, problem, limit)
         self.flush(self.config.timeouts.shutdown)
-        return self._do(call)
+        return self._do(calls.history, prompt, problem, limit)[0]
 
     def predict_length(
         self,
@@ -227,21 +228,22 @@ class DraftClient:
             generated: tokens generated so far.
             quantiles: each in [0, 1]; None: 0.1, 0.5, 0.9, 0.99.
         """
-        return self._do(calls.predict_length(self._core, prompt, problem, generated, quantiles))
+        return self._do(calls.predict_length, prompt, problem, generated, quantiles)[0]
 
     def topology(self) -> list[Shard]:
-        """The shards of the service, as the first endpoint knows them."""
-        return self._do(calls.topology(self._core))
+        """The shards of the service: those that were found, or as the first endpoint knows them."""
+        self._find()
+        return calls.members(self._core) or self._do(calls.topology)[0]
 
     def drop_namespace(self) -> int:
         """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""
-        return sum([self._do(call) for call in calls.drop_namespace(self._core)])
+        return sum(self._do(calls.drop_namespace))
 
     def rewind(self, epoch: int) -> int:
         """Forgets every response of an epoch newer than this one, on every shard: for a trainer that goes back to a
         checkpoint, before it samples again. -> responses forgotten.
         """
-        return sum([self._do(call) for call in calls.rewind(self._core, epoch)])
+        return sum(self._do(calls.rewind, epoch))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -268,14 +270,29 @@ class DraftClient:
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
 
-    def _do(self, call: Call[T]) -> T:
+    def _do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        self._find()
+        return [self._call(call) for call in build(self._core, *args, **kwargs)]
+
+    def _find(self) -> None:
+        """Waits until it is known which shards there are; a client that steps knows it all the time."""
+
+        def known() -> bool:
+            return self._core.knows_shards(time.monotonic())
+
+        if not (known() or self._closed or forked()):
+            self._pump.run(self._streams.discover, self.config.timeouts.call)
+            self._pump.wait(known, self.config.timeouts.call)
+
+    def _call(self, call: Call[T]) -> T:
+        endpoint = call.endpoint
         with self._lock:
-            channel = None if forked() else self._channels.get(call.shard.index)
+            channel = None if forked() else self._channels.get(endpoint)
             if self._closed:
                 raise Unavailable(f"{call.what}: this client is shut down")
             if channel is None:
-                channel = open_channel(grpc, call.shard.endpoint.address, self.config)
-                self._channels[call.shard.index] = channel
+                channel = open_channel(grpc, endpoint, self.config)
+                self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
         try:
             return call.read(method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
@@ -283,6 +300,7 @@ class DraftClient:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 # gRPC would let calls fail for as long as its back-off lasts; the next one shall really try.
                 with self._lock:
-                    if self._channels.get(call.shard.index) is channel:
-                        del self._channels[call.shard.index]
+                    if self._channels.get(endpoint) is channel:
+                        del self._channels[endpoint]
+                self._core.looked = -math.inf  # it may have moved
             raise from_status(error.code(), error.details(), call.what) from error

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from histospec.client.values import Tokens
 
 MAX_TOKEN = (1 << 31) - 1
+MAX_PROBLEM = 1024
+"""Characters of a problem id."""
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
@@ -126,3 +128,22 @@ def _integers(name: str, value: Tokens) -> NDArray[np.integer]:
     if array.dtype.kind not in "iu":
         raise ValueError(f"{name}: must be integers, is {array.dtype}")
     return array
+
+
+def problem_name(name: str, value: str | None) -> str:
+    """An explicit problem id, or "" for none."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be a string, is {value!r}")
+    if len(value) > MAX_PROBLEM:
+        raise ValueError(f"{name}: {len(value)} characters are more than the limit of {MAX_PROBLEM}")
+    return value
+
+
+def each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
+    """One value for each session, with its name, from one for all or a sequence."""
+    if value is None or np.isscalar(value):
+        return [(name, value)] * size
+    same_length(name, value, "sessions", size)
+    return [(f"{name}[{i}]", v) for i, v in enumerate(value)]

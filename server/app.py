@@ -116,6 +116,7 @@ class Server:
         self._service.shards = list(config.peers)
         if shard.name not in {peer.name for peer in config.peers}:
             self._service.shards.append(shard)
+            self._service.listening = shard
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
         self._web = web.AppRunner(application(self._metrics, self._readiness, about), access_log=None)

@@ -33,6 +33,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._streams: set[DraftStream] = set()
         self._draining = False
         self.shards: list[Peer] = []
+        self.listening: Peer | None = None
+        """This one among them, where nobody said how others reach it."""
 
     def drain(self) -> None:
         """Takes no new streams, and ends the open ones when their last session ends."""
@@ -91,7 +93,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
         """See draft.proto."""
         self._permit(context)
         return pb.TopologyResponse(
-            shards=[pb.Shard(name=shard.name, address=str(shard.address)) for shard in self.shards]
+            shards=[
+                pb.Shard(name=shard.name, address=str(shard.address), listening=shard is self.listening)
+                for shard in self.shards
+            ]
         )
 
     async def DropNamespace(  # noqa: N802

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from histospec.client.channel import metadata, open_channel
-from histospec.client.config import Tls, configure
+from histospec.client.config import Endpoint, Tls, configure
 from histospec.client.errors import ConfigurationError
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import Address
@@ -75,14 +75,14 @@ class _Connection:
 
     def topology(self, address: str) -> list[pb.Shard]:
         """The shards that this one knows. Raises grpc.RpcError."""
-        with open_channel(grpc, address, self._config) as channel:
+        with open_channel(grpc, Endpoint(address, address), self._config) as channel:
             stub = pb_grpc.DraftServiceStub(channel)
             answer = stub.Topology(pb.TopologyRequest(), timeout=self._timeout, metadata=metadata(self._config))
             return list(answer.shards)
 
     def health(self, address: str) -> str:
         """SERVING, or what else is the case."""
-        with open_channel(grpc, address, self._config) as channel:
+        with open_channel(grpc, Endpoint(address, address), self._config) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=self._timeout)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from ..core import MAX_PROBLEM
+from ..tokens import MAX_PROBLEM
 
 logger = logging.getLogger("vllm.histospec")
 

@@ -1,0 +1,149 @@
+"""Finds the shards of a service, and notices when they change.
+
+::
+
+    seeds ──DNS──► addresses ──Topology──► answers ──union──► members ──► core
+
+Behind a seed's name may be one shard that was told of all others (--peers), all shards that know only themselves (a
+headless Service of Kubernetes), or both. An address that has answered is asked again when its shard does not do well,
+and one of them, by turns, every time; so the cost does not grow with the number of shards.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import random
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from histospec.client.channel import metadata, open_channel
+from histospec.client.config import Config, Endpoint
+from histospec.client.core import Core
+from histospec.client.errors import HistoSpecError
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as rpc
+
+log = logging.getLogger("histospec.client")
+
+FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0
+"""Seconds until the next try while nobody answers; doubling from the one to the other."""
+UNWELL_PAUSE = 2.0
+"""Seconds until the next look while a shard does not do well: perhaps it has moved."""
+ASK_SECONDS = 2.0
+SIDE_BY_SIDE = 16
+
+
+class Discovery:
+    """Keeps the members of a core true, as a task on the loop of its streams."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._resolved: dict[str, list[Endpoint]] = {}
+        self._answers: dict[str, list[Endpoint]] = {}
+        """By address, the latest last."""
+        self._members: dict[str, Endpoint] = {}
+        self._named: dict[str, float] = {}
+        """When each was last named."""
+        self._limit = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def run(self) -> None:
+        """Never returns."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self.refresh(time.monotonic())
+            except Exception:  # a bug must not end it for good
+                log.exception("looking for shards failed")
+            self._core.has_looked(time.monotonic())
+            if not self._members:
+                pause, wait = min(2 * pause, LAST_PAUSE), pause
+            else:
+                wait = UNWELL_PAUSE if self._unwell() else self._core.config.timeouts.discovery
+            await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # a thousand workers, not all at once
+
+    async def refresh(self, now: float) -> None:
+        """Looks once, and tells the core if something has changed."""
+        addresses = await self._resolve()
+        self._answers = {address: told for address, told in self._answers.items() if address in addresses}
+        again = self._unwell() | ({random.choice(list(self._answers))} if self._answers else set())
+        await self._ask([e for a, e in addresses.items() if a not in self._answers or a in again])
+        if not self._answers:  # whoever was named first is gone; the others may know
+            await self._ask(list(self._members.values()))
+        told = {shard.name: shard for answer in self._answers.values() for shard in answer}
+        self._named |= dict.fromkeys(told, now)
+        leave = self._core.config.timeouts.leave
+        stay = {name: e for name, e in self._members.items() if not told or now - self._named[name] <= leave}
+        members = {**stay, **told}
+        if members != self._members:
+            self._members = members
+            self._core.update([members[name] for name in sorted(members)])
+
+    def _unwell(self) -> set[str]:
+        """Addresses of shards that do not answer as they should."""
+        return {shard.endpoint.address for shard in self._core.shards if shard.state != "closed"}
+
+    async def _resolve(self) -> dict[str, Endpoint]:
+        """What the seeds' names lead to now, or led to last."""
+        loop = asyncio.get_running_loop()
+        for seed in self._core.config.endpoints:
+            host, _, port = seed.address.rpartition(":")
+            try:
+                found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            except OSError as error:
+                log.debug("%s cannot be resolved: %s", host, error)
+                continue
+            addresses = dict.fromkeys(_written(where[0], where[1]) for *_, where in found)
+            certified = None if _is_address(host) else host
+            self._resolved[seed.address] = [Endpoint(address, address, certified) for address in addresses]
+        return {e.address: e for some in self._resolved.values() for e in some}
+
+    async def _ask(self, endpoints: Sequence[Endpoint]) -> None:
+        """Asks each for the shards that it knows; one that does not answer leaves what it said before."""
+        answers = await asyncio.gather(*(ask(e, self._core.config, self._limit) for e in endpoints))
+        said: dict[str, Endpoint] = {}
+        for endpoint, answer in zip(endpoints, answers, strict=True):
+            if answer is None:
+                continue
+            self._answers.pop(endpoint.address, None)
+            self._answers[endpoint.address] = answer
+            for shard in answer:
+                if shard.address == endpoint.address != said.setdefault(shard.name, shard).address:
+                    log.warning(
+                        "two shards, at %s and %s, are both named %s: give each a --shard-name of its own",
+                        said[shard.name].address, shard.address, shard.name,
+                    )  # fmt: skip
+
+
+async def ask(endpoint: Endpoint, config: Config, limit: asyncio.Semaphore) -> list[Endpoint] | None:
+    """The shards that the one at this endpoint knows; None: it does not answer."""
+    async with limit:
+        try:
+            channel = open_channel(grpc.aio, endpoint, config)
+            async with channel:
+                topology: Any = rpc.DraftServiceStub(channel).Topology
+                answer = await topology(pb.TopologyRequest(), timeout=ASK_SECONDS, metadata=metadata(config))
+        except (grpc.RpcError, HistoSpecError) as error:
+            log.debug("%s does not say which shards there are: %s", endpoint.address, error)
+            return None
+    return [
+        Endpoint(shard.name, endpoint.address, endpoint.certified)
+        if shard.listening
+        else Endpoint(shard.name, shard.address)
+        for shard in answer.shards
+    ]
+
+
+def _written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True

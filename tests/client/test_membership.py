@@ -1,0 +1,154 @@
+"""The core while shards come and go: no session and no finished response is ever without an owner."""
+
+import numpy as np
+import pytest
+
+from histospec.client import Limits
+from histospec.client.budget import Budget
+from histospec.client.config import Endpoint, configure
+from histospec.client.core import Core
+from histospec.client.routing import place, problem_digest
+from histospec.v1 import draft_pb2 as pb
+
+PROMPTS = [[7, p] for p in range(40)]
+
+
+def endpoints(*names: str) -> list[Endpoint]:
+    return [Endpoint(name, f"{name}:1") for name in names]
+
+
+def owner(prompt: list[int], names: tuple[str, ...]) -> str:
+    return names[place(problem_digest("run", np.array(prompt, "<i4").tobytes()), names)]
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core(configure("discover://seed:1", "run", limits=Limits(commits=1000)), lambda: None)
+
+
+def sent(shard) -> list[pb.DraftRequest]:
+    """What the shard was sent, taken off the wire."""
+    if shard.conversation is None:
+        return []
+    messages = list(shard.conversation.outbox)
+    shard.conversation.outbox.clear()
+    return messages
+
+
+def acknowledge(core: Core, shard, messages: list[pb.DraftRequest]) -> None:
+    conversation = shard.conversation
+    for message in messages:
+        core.wrote(conversation, message.sequence)
+        sessions = len(np.frombuffer(message.step.sessions, "<u8"))
+        answer = pb.DraftResponse(sequence=message.sequence, lengths=np.zeros(sessions, "<i4").tobytes())
+        core.received(shard, conversation, answer, 0.0)
+
+
+def committed(messages: list[pb.DraftRequest]) -> set[int]:
+    return {close.session for message in messages for close in message.closes if close.commit}
+
+
+def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core):
+    assert not core.knows_shards(0.0)
+    sessions = core.open(PROMPTS)
+    pending = core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    assert pending.done
+    assert pending.touched == core.shards  # somebody has to look for shards
+    assert [len(d) for d in core.collect(pending, 0.0)] == [0] * len(sessions)
+    core.close(sessions[:10])
+    stats = core.stats()
+    assert (stats.pending_commits, stats.skipped, stats.late) == (10, 1, 0)
+    assert stats.breakers == {"discover://seed:1": "open"}
+    assert core.flush(0.0) == core.shards
+    assert not core.settled(core.shards)
+
+    core.update(endpoints("a", "b"))
+    core.has_looked(0.0)
+    assert core.knows_shards(0.0)
+    assert not core.knows_shards(1000.0)
+    assert set(core.stats().breakers) == {"a", "b"}
+    core.flush(0.0)
+    messages = {shard.name: sent(shard) for shard in core.shards}
+    for number, prompt in zip(sessions, PROMPTS, strict=True):
+        mine = messages[owner(prompt, ("a", "b"))]
+        opened = {o.session: np.frombuffer(o.generated, "<i4").tolist() for m in mine for o in m.opens}
+        assert opened[number] == [1]
+        assert (number in committed(mine)) == (number in sessions[:10])
+
+
+def test_only_sessions_whose_problem_moves_are_opened_anew(core):
+    core.update(endpoints("a", "b", "c"))
+    sessions = core.open(PROMPTS)
+    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    for shard in core.shards:
+        acknowledge(core, shard, sent(shard))
+    core.update(endpoints("a", "b", "c", "d"))
+    core.step(sessions, [[2]] * len(sessions), Budget(), 0.0)
+    core.flush(0.0)
+    moved = {s for s, p in zip(sessions, PROMPTS, strict=True) if owner(p, ("a", "b", "c", "d")) == "d"}
+    assert 0 < len(moved) < 20
+    opened, closed = {}, set()
+    for shard in core.shards:
+        for message in sent(shard):
+            opened |= {o.session: shard.name for o in message.opens}
+            closed |= {c.session for c in message.closes if not c.commit}
+    assert opened == dict.fromkeys(moved, "d")
+    assert closed == moved  # at the shards that had them
+
+
+def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core):
+    core.update(endpoints("a", "b"))
+    sessions = core.open(PROMPTS)
+    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    core.close(sessions)
+    core.flush(0.0)
+    a, b = core.shards
+    on_its_way = sent(a)
+    assert committed(on_its_way)
+    core.update(endpoints("b"))
+    assert a.left
+    assert not a.settled
+    assert core.flush(0.0) == [a]  # b was told everything before
+    acknowledge(core, a, on_its_way)
+    acknowledge(core, b, sent(b))
+    assert a.settled
+    assert core.flush(0.0) == []
+    assert (core.stats().commits, core.stats().pending_commits) == (len(PROMPTS), 0)
+
+
+@pytest.mark.parametrize("end", ["stream breaks", "silence"])
+def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core, end):
+    import grpc
+
+    core.update(endpoints("a", "b"))
+    sessions = core.open(PROMPTS)
+    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    core.close(sessions)
+    core.flush(0.0)
+    a, b = core.shards
+    lost = committed(sent(a))
+    acknowledge(core, b, sent(b))
+    core.update(endpoints("b"))
+    if end == "silence":
+        core.flush(10.0)
+    else:
+        core.ended(a, a.conversation, grpc.StatusCode.UNAVAILABLE, "gone", 0.0)
+        core.flush(0.0)
+    messages = sent(b)
+    assert committed(messages) == lost
+    acknowledge(core, b, messages)
+    assert (core.stats().commits, core.stats().pending_commits) == (len(PROMPTS), 0)
+
+
+def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core):
+    core.update(endpoints("a", "b"))
+    sessions = core.open(PROMPTS)
+    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    before = {p: core.shard_of(np.array(p, "<i4").tobytes(), "") for p in map(tuple, PROMPTS)}
+    core.update([Endpoint("a", "elsewhere:1"), Endpoint("b", "b:1")])
+    assert before == {p: core.shard_of(np.array(p, "<i4").tobytes(), "") for p in map(tuple, PROMPTS)}
+    a = core.shards[0]
+    assert (a.endpoint.address, a.conversation) == ("elsewhere:1", None)
+    core.step(sessions, [[2]] * len(sessions), Budget(), 0.0)
+    mine = {s for s, p in zip(sessions, PROMPTS, strict=True) if before[tuple(p)] is a}
+    assert {o.session for message in sent(a) for o in message.opens} == mine

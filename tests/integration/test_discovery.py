@@ -1,0 +1,185 @@
+"""Clients that find the shards: real servers on addresses of their own behind one name, as a headless Service has."""
+
+import asyncio
+import socket
+
+import pytest
+from waiting import eventually
+
+from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response, Timeouts, Unavailable
+from histospec.client.config import ConfigurationError, configure
+
+TEXT = list(range(100, 140))
+TIMEOUTS = Timeouts(step=2.0, discovery=0.2, leave=1.0, shutdown=20.0)
+QUICK = Breaker(cooldown=0.05, cooldown_max=0.2)
+PROMPTS = [[3, p] for p in range(40)]
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def dns(monkeypatch) -> dict[str, list[str]]:
+    """Addresses by name; what is not in here is resolved as always."""
+    names: dict[str, list[str]] = {}
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        if host not in names:
+            return resolve(host, port, *args, **kwargs)
+        if not names[host]:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [answer for address in names[host] for answer in resolve(address, port, *args, **kwargs)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return names
+
+
+@pytest.fixture
+def start_shard(start_server, redis_server, port):
+    """start_shard(2, *flags): shard-2 on 127.0.0.2, its data in the Redis of all."""
+
+    def start(number: int, *flags: str):
+        name = f"shard-{number}"
+        where = ["--listen", f"127.0.0.{number}:{port}"]
+        return start_server("--store", redis_server.url, "--shard-name", name, *where, *flags)
+
+    return start
+
+
+def connect(endpoint: str, timeouts: Timeouts = TIMEOUTS) -> DraftClient:
+    return DraftClient(endpoint, namespace="run", timeouts=timeouts, breaker=QUICK)
+
+
+def members(client: DraftClient) -> list[str]:
+    return sorted(shard.name for shard in client.topology())
+
+
+def test_shards_behind_one_name_come_go_and_move(start_shard, dns, port):
+    """
+    1. Two shards behind one name: found, each by the name that it gives itself.
+    2. A third one comes: it gets its problems, with their history, while sessions run.
+    3. One moves to another address: nothing else changes.
+    4. One is gone: the others take over, and what it had not acknowledged arrives.
+    """
+    dns["shards.test"] = ["127.0.0.2", "127.0.0.3"]
+    start_shard(2)
+    third = start_shard(3)
+    with connect(f"discover://shards.test:{port}") as client:
+        for prompt in PROMPTS:
+            client.ingest(prompt, [Response([*TEXT, prompt[1]])], epoch=0)
+        assert members(client) == ["shard-2", "shard-3"]
+        assert {s.address for s in client.topology()} == {f"127.0.0.2:{port}", f"127.0.0.3:{port}"}
+        sessions = client.open(PROMPTS)
+        assert all(len(d) for d in client.step(sessions, [TEXT[:4]] * 40))
+
+        fourth = start_shard(4)
+        dns["shards.test"].append("127.0.0.4")
+        eventually(lambda: members(client) == ["shard-2", "shard-3", "shard-4"], "the third shard is not found")
+        eventually(lambda: all(len(d) for d in client.step(sessions, [[]] * 40)), "no drafts of the third shard")
+        assert fourth.metrics()["histospec_sessions"] > 0
+
+        third.kill()
+        dns["shards.test"].remove("127.0.0.3")
+        start_shard(3, "--listen", f"127.0.0.5:{port}")
+        dns["shards.test"].append("127.0.0.5")
+        eventually(
+            lambda: f"127.0.0.5:{port}" in {s.address for s in client.topology()}, "the new address is not found"
+        )
+        assert members(client) == ["shard-2", "shard-3", "shard-4"]
+        eventually(lambda: all(len(d) for d in client.step(sessions, [[]] * 40)), "no drafts from the new address")
+
+        fourth.kill()
+        client.step(sessions, [[TEXT[4]]] * 40)
+        client.close(sessions)
+        dns["shards.test"].remove("127.0.0.4")
+        eventually(lambda: members(client) == ["shard-2", "shard-3"], "the shard that is gone stays")
+        eventually(lambda: client.flush(1.0) or client.stats().pending_commits == 0, "responses are not acknowledged")
+        assert client.stats().dropped_commits == 0
+        assert all(sorted(len(r.tokens) for r in client.history(prompt)) == [5, 41] for prompt in PROMPTS)
+
+
+def test_one_shard_tells_of_all(start_shard, port):
+    """Shards that were told of each other (--peers): any one of them is enough to find all."""
+    peers = ",".join(f"shard-{number}=127.0.0.{number}:{port}" for number in (2, 3))
+    second, third = (start_shard(number, "--peers", peers) for number in (2, 3))
+    with connect(f"discover://127.0.0.3:{port}") as client:
+        client.ingest([1], [Response(TEXT)])
+        assert members(client) == ["shard-2", "shard-3"]
+        third.kill()  # the one that was asked; what it said still holds
+        (session,) = client.open([[1]])
+        eventually(lambda: members(client) == ["shard-2", "shard-3"], "a shard that is away counts as gone")
+        third.start()
+        eventually(lambda: len(client.step([session], [[]])[0]) > 0, "no drafts")
+    second.stop()
+
+
+def test_a_service_that_comes_late(start_shard, dns, port):
+    """Workers start before the service, and before its name: they run without drafts, then with."""
+    dns["shards.test"] = []
+    with connect(f"discover://shards.test:{port}", Timeouts(step=0.2, call=0.3, shutdown=20.0)) as client:
+        (session,) = client.open([[1]])
+        assert not len(client.step([session], [TEXT[:2]])[0])
+        with pytest.raises(Unavailable, match="no shard was found"):
+            client.ingest([1], [Response(TEXT)])
+        start_shard(2)
+        dns["shards.test"] = ["127.0.0.2"]
+        eventually(lambda: members(client) == ["shard-2"], "the service is not found")
+        client.ingest([1], [Response(TEXT)])
+        eventually(lambda: len(client.step([session], [[]])[0]) > 0, "no drafts")
+        client.close([session])
+    with connect(f"discover://127.0.0.2:{port}") as client:
+        assert [len(r.tokens) for r in client.history([1])] == [40, 2]
+
+
+def test_the_async_client_finds_them_too(start_shard, dns, port):
+    dns["shards.test"] = ["127.0.0.2"]
+    start_shard(2)
+
+    async def use() -> None:
+        async with AsyncDraftClient(f"discover://shards.test:{port}", "run", timeouts=TIMEOUTS) as client:
+            await client.ingest([1], [Response(TEXT)])
+            (session,) = await client.open([[1]])
+            assert len((await client.step([session], [TEXT[:2]]))[0])
+
+    asyncio.run(use())
+
+
+def test_two_shards_of_one_name_are_told_apart_by_a_warning(start_server, redis_server, dns, port, caplog):
+    for number in (2, 3):
+        where = ["--listen", f"127.0.0.{number}:{port}"]
+        start_server("--store", redis_server.url, "--shard-name", "same", *where)
+    dns["shards.test"] = ["127.0.0.2", "127.0.0.3"]
+    with connect(f"discover://shards.test:{port}") as client:
+        client.ingest([1], [Response(TEXT)])
+        assert members(client) == ["same"]
+    assert "are both named same: give each a --shard-name of its own" in caplog.text
+
+
+def test_a_shard_is_found_by_the_name_in_its_certificate(start_server, dns, port, tmp_path):
+    """Addresses are in no certificate: the name that was asked for is."""
+    import trustme
+
+    authority, ca = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    issued = authority.issue_cert("shards.test")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    files = ["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.pem")]
+    start_server("--shard-name", "a", "--listen", f"127.0.0.2:{port}", *files)
+    dns["shards.test"] = ["127.0.0.2"]
+    from histospec.client import Tls
+
+    client = DraftClient(f"discover://shards.test:{port}", "run", tls=Tls(ca=str(ca)), timeouts=TIMEOUTS)
+    with client:
+        client.ingest([1], [Response(TEXT)])
+        (session,) = client.open([[1]])
+        assert len(client.step([session], [TEXT[:2]])[0])
+
+
+def test_where_to_ask_must_be_an_address():
+    with pytest.raises(ConfigurationError, match="'nonsense' is not of the form host:port"):
+        configure("discover://nonsense", "run")
