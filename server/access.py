@@ -22,6 +22,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
+from histospec.server.watched import Watched
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,11 +95,12 @@ class Access:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
+        self._watched = Watched([] if path is None else [path])
         self._looked = time.monotonic()
         self._grants: dict[str, _Token] = {}
         if path is not None:
             try:
+                self._watched.changed()
                 self._read(path)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"--tokens {path}: {_words(error)}") from None
@@ -132,16 +134,13 @@ class Access:
             return
         self._looked = now
         try:
-            state = path.stat()
-            if (state.st_mtime_ns, state.st_size) != self._seen:
+            if self._watched.changed():
                 self._read(path)
                 log.info("tokens read again", file=str(path), tokens=len(self._grants))
         except (OSError, ValueError) as error:
             log.error("the token file cannot be read; the old tokens stay", file=str(path), reason=_words(error))
 
     def _read(self, path: Path) -> None:
-        state = path.stat()
-        self._seen = (state.st_mtime_ns, state.st_size)
         tokens = _File.model_validate(tomllib.loads(path.read_text())).token
         self._grants = {token.digest(): token for token in tokens}
 

@@ -31,7 +31,11 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(prog="histospec status", description="Show how a draft server is doing.")
     parser.add_argument("endpoint", metavar="HOST:PORT", help="gRPC address of any shard")
     parser.add_argument("--http", metavar="HOST:PORT", help=f"where its /metrics is (default: port {METRICS_PORT})")
-    parser.add_argument("--token-file", metavar="FILE", help="file that holds a bearer token (or set HISTOSPEC_TOKEN)")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)",
+    )
     parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; switches TLS on")
     parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, where the server asks for one")
     parser.add_argument("--tls-key", metavar="FILE", help="its key")
@@ -68,8 +72,9 @@ class _Connection:
 
     def __init__(self, options: argparse.Namespace) -> None:
         tls = Tls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca or options.tls_cert else None
-        # As a client would; the addresses are given with each call.
-        self._config = replace(configure("any:1", "any", tls=tls), token_file=options.token_file)
+        self._config = configure("any:1", "any", tls=tls)  # as a client's; the addresses are given with each call
+        if options.token_file is not None:
+            self._config = replace(self._config, token=None, token_file=options.token_file)
         self._timeout = options.timeout
         metadata(self._config)  # raises now what it would raise later
 

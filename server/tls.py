@@ -6,6 +6,7 @@ import grpc
 import structlog
 
 from histospec.server.errors import ConfigError
+from histospec.server.watched import Watched
 
 log = structlog.get_logger()
 
@@ -21,8 +22,9 @@ class Certificates:
         self._files = {"--tls-cert": certificate, "--tls-key": key}
         if client_ca is not None:
             self._files["--tls-client-ca"] = client_ca
-        self._seen: list[tuple[int, int]] = []
+        self._watched = Watched(self._files.values())
         self._first = self._read()
+        self._watched.changed()  # the first handshake need not read them again
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a port. Every handshake looks whether the files have changed; connections that are open stay."""
@@ -31,7 +33,7 @@ class Certificates:
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         try:
-            if self._state() == self._seen:
+            if not self._watched.changed():
                 return None
             fresh = self._read()
         except (ConfigError, OSError) as error:
@@ -39,9 +41,6 @@ class Certificates:
             return None
         log.info("certificates read again", files=[str(path) for path in self._files.values()])
         return fresh
-
-    def _state(self) -> list[tuple[int, int]]:
-        return [(state.st_mtime_ns, state.st_size) for state in (path.stat() for path in self._files.values())]
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         contents = []
@@ -53,7 +52,6 @@ class Certificates:
             if b"-----BEGIN" not in text:
                 raise ConfigError(f"{flag} {path}: is not a PEM file")
             contents.append(text)
-        self._seen = self._state()
         certificate, key, *authorities = contents
         return grpc.ssl_server_certificate_configuration(
             [(key, certificate)], root_certificates=authorities[0] if authorities else None

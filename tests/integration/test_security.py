@@ -1,6 +1,7 @@
 """Strangers: real TLS, real certificates, tokens that are absent, wrong, or good for something else."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -214,7 +215,17 @@ def test_status_shows_its_token(guarded, files):
     told = subprocess.run([*command, "--token-file", str(files / "token")], capture_output=True, text=True, cwd=files)
     assert told.returncode == 0, told.stderr + told.stdout
     assert "SERVING" in told.stdout
-    assert subprocess.run(command, capture_output=True, cwd=files).returncode == 1
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
+
+    def status(*flags: str, **variables: str) -> int:
+        told = subprocess.run([*command, *flags], capture_output=True, cwd=files, env=environment | variables)
+        return told.returncode
+
+    file = str(files / "token")
+    assert status() == 1
+    assert status(HISTOSPEC_TOKEN=SECRETS["reader"]) == 0
+    assert status(HISTOSPEC_TOKEN_FILE=file) == 0
+    assert status("--token-file", file, HISTOSPEC_TOKEN="another-0123456789") == 0  # a flag wins
 
 
 @pytest.mark.parametrize(
