@@ -325,8 +325,8 @@ class Core:
             for commit in reply.turned_down:
                 self._commits.drop(shard, commit, reply.refused[commit.session.number])
             self._commits.again(shard, reply.unknown)
-            for number, reason in reply.refused.items():
-                self._refuse(shard, conversation, number, reason)
+            if reply.refused:
+                self._refuse(shard, conversation, reply.refused)
         self._changed()
 
     def ended(
@@ -371,13 +371,16 @@ class Core:
         shard.closes.clear()  # sessions end with their stream
         self._commits.unsent(shard, again)
 
-    def _refuse(self, shard: ShardState, conversation: Conversation, number: int, reason: str) -> None:
-        log.warning("%s: session %d is refused: %s", shard.name, number, reason)
-        session = self._sessions.get(number)
-        conversation.held.pop(number, None)
-        self._stats.refused += 1
-        if session is not None:
-            session.refused = True
+    def _refuse(self, shard: ShardState, conversation: Conversation, refused: dict[int, str]) -> None:
+        number, reason = next(iter(refused.items()))
+        others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
+        log.warning("%s: session %d%s refused: %s", shard.name, number, others, reason)
+        for number in refused:
+            session = self._sessions.get(number)
+            conversation.held.pop(number, None)
+            if session is not None:
+                session.refused = True
+        self._stats.refused += len(refused)
 
     def _find(self, sessions: Sequence[int]) -> list[Session]:
         try:

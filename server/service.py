@@ -49,13 +49,19 @@ class DraftService(pb_grpc.DraftServiceServicer):
         if self._draining:
             raise Unavailable("the server is draining; connect again")
         permit = self._permit(context)
-        stream = DraftStream(self._engine, self._history, self._metrics, self._config, permit, context)
+        stream = DraftStream(
+            self._engine, self._history, self._metrics, self._config, permit, context, self._sessions_each
+        )
         self._streams.add(stream)
         try:
             with self._metrics.streams.track_inprogress():
                 await stream.run()
         finally:
             self._streams.discard(stream)
+
+    def _sessions_each(self) -> float:
+        """Open sessions of a stream, on average."""
+        return sum(stream.sessions for stream in self._streams) / len(self._streams)
 
     def _permit(self, context: Context) -> Permit:
         return self._access.permit(dict(context.invocation_metadata() or ()))

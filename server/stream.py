@@ -10,7 +10,7 @@ shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with thre
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -34,6 +34,11 @@ log = structlog.get_logger()
 
 THROTTLE = Throttle(lines=200)
 
+OPENS_AT_ONCE = 64  # then the steps of other streams have their turn
+# Of the memory budget, for what no eviction frees. Beyond it, streams with more sessions than others open no more, so
+# that nobody's sessions drive out everybody's history.
+RUNNING_SHARE = 0.5
+
 Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
 
 
@@ -48,6 +53,7 @@ class DraftStream:
         config: Config,
         permit: Permit,
         context: "grpc.aio.ServicerContext[Any, Any]",
+        sessions_each: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._history = history
@@ -56,6 +62,7 @@ class DraftStream:
         self._config = config
         self._permit = permit
         self._context = context
+        self._sessions_each = sessions_each  # of all streams, on average
         self._peer = context.peer()
         self._over = False  # gRPC frees the call behind the context then: touching it would crash the process
         self._ids: dict[int, int] = {}  # the client's session id -> the engine's
@@ -102,6 +109,11 @@ class DraftStream:
                     **more,
                 )
 
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._ids)
+
     def drain(self) -> None:
         """Ends the stream as soon as it holds no session and owes no answer."""
         self._draining = True
@@ -130,8 +142,10 @@ class DraftStream:
         self._check_opens(message)
         response = pb.DraftResponse(sequence=message.sequence)
         unknown: list[int] = []
-        for opening in message.opens:
+        for i, opening in enumerate(message.opens, 1):
             self._open(opening, response)
+            if i % OPENS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         if message.step is not None:
             self._step(message.step, response, unknown)
         commits = {}
@@ -155,9 +169,7 @@ class DraftStream:
                 raise InvalidRequest(f"opens[{i}].session: {opening.session} is open already")
 
     def _open(self, opening: wire.Open, response: pb.DraftResponse) -> None:
-        refusal = opening.refusal
-        if not refusal and len(self._ids) >= self._config.max_sessions_per_stream:
-            refusal = f"opens: the stream has its limit of {self._config.max_sessions_per_stream} open sessions"
+        refusal = opening.refusal or self._too_many()
         if not refusal:
             try:
                 self._history.admit(opening.problem.namespace)
@@ -177,6 +189,17 @@ class DraftStream:
         self._problems[opening.session] = problem
         self._history.want(problem)
         self._counts["opened"] += 1
+
+    def _too_many(self) -> str:
+        """Why the stream may open no more sessions, or nothing."""
+        if len(self._ids) >= self._config.max_sessions_per_stream:
+            return f"opens: the stream has its limit of {self._config.max_sessions_per_stream} open sessions"
+        room = int(self._config.memory * RUNNING_SHARE)
+        if self._engine.running_bytes() > room and len(self._ids) > self._sessions_each():
+            return (
+                f"opens: running sessions hold {room >> 20} MiB, half of --memory, and this stream more than its part"
+            )
+        return ""
 
     def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int]) -> None:
         """Appends and drafts for the whole batch in one engine call, leaving out the sessions it cannot go on with."""

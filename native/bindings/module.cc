@@ -211,6 +211,7 @@ PYBIND11_MODULE(_core, m) {
       .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, released)
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
+      .def("running_bytes", &Engine::running_bytes, released)
       .def("stats", &stats)
       .def("check_integrity", &Engine::check_integrity, released);
 }

@@ -240,6 +240,9 @@ class Engine:
     def memory_bytes(self) -> int:
         """What the index holds, in bytes: segments, live text, sessions and their book-keeping."""
 
+    def running_bytes(self) -> int:
+        """The part of it that running sessions and responses that have just finished need, and no eviction frees."""
+
     def stats(self) -> _Stats:
         """What the engine counted and holds.
 

@@ -229,6 +229,11 @@ std::size_t Engine::memory_bytes() const {
   return state_->memory_bytes();
 }
 
+std::size_t Engine::running_bytes() const {
+  State::Lock lock(state_->mutex);
+  return state_->running_bytes();
+}
+
 std::map<std::string, NamespaceStats> Engine::stats() const {
   State::Lock lock(state_->mutex);
   std::map<std::string, NamespaceStats> out;

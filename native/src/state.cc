@@ -295,8 +295,12 @@ void Engine::State::enforce_budget() {
 }
 
 std::size_t Engine::State::memory_bytes() const {
+  return segment_bytes_ + merging_bytes_ + problem_bytes_ + space_bytes_ + running_bytes();
+}
+
+std::size_t Engine::State::running_bytes() const {
   constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * sizeof(Prediction) + 96;
-  return segment_bytes_ + merging_bytes_ + problem_bytes_ + live_bytes_ + space_bytes_ + sessions.size() * kSession;
+  return live_bytes_ + sessions.size() * kSession;
 }
 
 void Engine::State::check_books() const {

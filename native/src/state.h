@@ -98,6 +98,8 @@ class Engine::State {
   // Forgets the finished responses of a problem; returns how many. The problem itself goes if no session runs in it.
   std::size_t forget(Problem& problem);
   std::size_t memory_bytes() const;
+  // The part of it that running sessions and what has just finished need.
+  std::size_t running_bytes() const;
   // Brings the books up to date with what a namespace holds beside its problems; after every change of that.
   void book(Namespace& space);
   // Takes a namespace without problems away.

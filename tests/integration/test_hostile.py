@@ -66,6 +66,36 @@ def test_harm_is_refused_and_leaves_nothing(start_server):
     assert server.metrics()["histospec_streams"] == 0
 
 
+def test_one_stream_cannot_take_the_room_of_all(start_server, caplog):
+    """
+    1. A client opens far more sessions than the memory budget has room for: what is beyond half of it is refused.
+    2. Another one has its history all the while, and may open sessions; so may the first, once it has closed some.
+    """
+    server = start_server("--memory", "16MiB")
+    everybody = [[7, p] for p in range(6000)]
+    with (
+        DraftClient(server.endpoint, namespace="good", deadline=10.0) as client,
+        DraftClient(server.endpoint, namespace="flood", deadline=30.0) as flood,
+    ):
+        client.ingest([1, 2, 3], [Response(TEXT)], epoch=0)
+        client.step(client.open([[9]]), [[1]])
+        sessions = flood.open(everybody)
+        flood.step(sessions, [[1]] * len(sessions))
+        refused = flood.stats().refused
+        assert 0 < refused < len(sessions)
+        assert "half of --memory" in caplog.text
+        metrics = server.metrics()
+        assert metrics["histospec_index_bytes"] < 16 << 20
+        assert metrics["histospec_evicted_responses_total"] == 0
+        for _ in range(3):
+            (draft,) = client.step(client.open([[1, 2, 3]]), [TEXT[:4]])
+            assert draft.tokens[:3].tolist() == TEXT[4:7]
+        flood.close(sessions, commit=False)
+        flood.flush(10.0)
+        flood.step(flood.open([[8]]), [[1]])
+        assert flood.stats().refused == refused
+
+
 def attack(endpoint: str, count: int, streams_count: int, seed: int):
     async def both():
         return await asyncio.gather(messages(endpoint, count, seed=seed), streams(endpoint, streams_count, seed=seed))

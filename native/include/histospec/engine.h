@@ -157,6 +157,8 @@ class Engine {
   void wait_until_built();
   // What the index holds: segments, live text, sessions and their book-keeping.
   std::size_t memory_bytes() const;
+  // The part of it that cannot be evicted: live text and sessions.
+  std::size_t running_bytes() const;
   std::map<std::string, NamespaceStats> stats() const;
   // Re-derives the invariants of everything held; throws std::logic_error naming the first that fails.
   void check_integrity() const;
