@@ -4,11 +4,12 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import redis
+from network import Host
 from waiting import eventually
 
 
@@ -24,28 +25,36 @@ def _ready(condition: Callable[[], object], what: str) -> None:
 
 
 class RedisProcess:
-    """One redis-server, which can be killed and started again on its port with its data."""
+    """One redis-server, which can be killed and started again on its port with its data; on loopback, or on a host."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, host: Host | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.host = host
+        self.address = host.address if host else "127.0.0.1"
         self.port = _free_port()
         self.options = options
         self.start()
 
     @property
+    def where(self) -> str:
+        """host:port"""
+        return f"{self.address}:{self.port}"
+
+    @property
     def url(self) -> str:
         """For --store."""
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self.where}"
 
     def start(self) -> None:
         """Starts it; waits until it answers."""
-        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--bind", "127.0.0.1"]
+        command = [*(self.host.prefix if self.host else ()), "redis-server", "--protected-mode", "no"]
+        command += ["--port", str(self.port), "--dir", str(self.folder), "--bind", self.address]
         command += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", *self.options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.client = redis.Redis("127.0.0.1", self.port)
-        _ready(self.client.ping, f"redis-server on port {self.port} does not answer")
+        self.client = redis.Redis(self.address, self.port, socket_timeout=10)
+        _ready(self.client.ping, f"redis-server at {self.where} does not answer")
 
     def pause(self) -> None:
         """It stops in its tracks: connections stay, answers do not come."""
@@ -62,13 +71,14 @@ class RedisProcess:
 
 
 class RedisCluster:
-    """Three masters, with a replica each if asked for."""
+    """Three masters, with a replica each if asked for; on loopback, or each on the host of its place in the list."""
 
-    def __init__(self, folder: Path, replicas: int = 0) -> None:
+    def __init__(self, folder: Path, replicas: int = 0, hosts: Sequence[Host] | None = None) -> None:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
-        self.nodes = [RedisProcess(folder / str(i), *options) for i in range(3 * (1 + replicas))]
-        where = [f"127.0.0.1:{node.port}" for node in self.nodes]
-        command = ["redis-cli", "--cluster", "create", *where]
+        self.nodes = [
+            RedisProcess(folder / str(i), *options, host=hosts[i] if hosts else None) for i in range(3 * (1 + replicas))
+        ]
+        command = ["redis-cli", "--cluster", "create", *(node.where for node in self.nodes)]
         command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
         for node in self.nodes:
@@ -82,7 +92,7 @@ class RedisCluster:
     @property
     def url(self) -> str:
         """For --store."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return "redis+cluster://" + ",".join(node.where for node in self.nodes)
 
     def masters(self) -> list[RedisProcess]:
         """Those that take writes now, and run."""
