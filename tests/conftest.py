@@ -74,6 +74,11 @@ class Server:
         return self
 
     @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
@@ -102,7 +107,7 @@ class Server:
 
     def stop(self) -> None:
         """Makes sure that it does not run."""
-        if self._process is not None and self._process.poll() is None:
+        if self.running:
             self.kill()
 
     def get(self, path: str) -> tuple[int, str]:
@@ -380,11 +385,17 @@ def server(start_server: Starter) -> Server:
 
 
 @pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One running server with default options for all tests of a module."""
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    """A factory of servers that end with the module."""
     start = Starter(tmp_path_factory.mktemp("shared"))
-    yield start()
+    yield start
     start.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_server(start_shared: Starter) -> Server:
+    """One running server with default options for all tests of a module."""
+    return start_shared()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Hosts for tests: network namespaces on one switch, which can be cut off, cut from each other, or made to lose packets.
+"""Hosts for tests: network namespaces on one switch. They can be cut off, cut from each other, or made to lose packets.
 
 The test process itself stands beside them and reaches each by its address. Packets are dropped, not refused: nobody is
 told that a host is gone, as nobody is when a cable is pulled.

@@ -56,6 +56,11 @@ class RedisProcess:
         self.client = redis.Redis(self.address, self.port, socket_timeout=10)
         _ready(self.client.ping, f"redis-server at {self.where} does not answer")
 
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self.process.poll() is None
+
     def pause(self) -> None:
         """It stops in its tracks: connections stay, answers do not come."""
         self.process.send_signal(signal.SIGSTOP)
@@ -81,13 +86,7 @@ class RedisCluster:
         command = ["redis-cli", "--cluster", "create", *(node.where for node in self.nodes)]
         command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
         subprocess.run(command, check=True, capture_output=True, timeout=60)
-        for node in self.nodes:
-            _ready(
-                lambda node=node: node.client.cluster("info")["cluster_state"] == "ok", "the cluster does not come up"
-            )
-        if replicas:
-            for node in self.masters():
-                _ready(lambda node=node: node.client.info("replication")["connected_slaves"] >= replicas, "no replicas")
+        self.recovers()
 
     @property
     def url(self) -> str:
@@ -96,8 +95,22 @@ class RedisCluster:
 
     def masters(self) -> list[RedisProcess]:
         """Those that take writes now, and run."""
-        running = [node for node in self.nodes if node.process.poll() is None]
-        return [node for node in running if node.client.info("replication")["role"] == "master"]
+        return [n for n in self.nodes if n.running and n.client.info("replication")["role"] == "master"]
+
+    def recovers(self) -> None:
+        """Waits until it is whole."""
+        _ready(self._whole, "the Redis Cluster is not whole")
+
+    def _whole(self) -> bool:
+        """Whether every slot has its master, every master its replicas, and every replica what its master has."""
+        about = [node.client.info("replication") for node in self.nodes]
+        masters = [a for a in about if a["role"] == "master"]
+        return (
+            len(masters) == 3
+            and sum(a["connected_slaves"] for a in masters) == len(self.nodes) - 3
+            and all(a["master_link_status"] == "up" for a in about if a["role"] == "slave")
+            and all(node.client.cluster("info")["cluster_state"] == "ok" for node in self.nodes)
+        )
 
     def kill(self) -> None:
         """Ends all of them."""

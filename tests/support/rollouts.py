@@ -119,6 +119,10 @@ class Load:
             "the workers do not get on",
         )
 
+    def pending(self) -> int:
+        """Finished responses that nobody has acknowledged yet."""
+        return sum(worker.client.stats().pending_commits for worker in self.workers)
+
     def drafts_of(self, shard: int) -> None:
         """Waits until the shard drafts what was written of each of its problems."""
         mine = [prompt for prompt in PROMPTS if owner(prompt) == shard]
@@ -141,9 +145,9 @@ class Load:
             worker.join()
 
     def finish(self, refusals: bool = False) -> int:
-        """Stops, and checks: no step waited, the texts are the policy's, and what was acknowledged is in the history.
+        """Stops, and checks: no step waited, the texts are the policy's, what was acknowledged is in the history.
 
-        With `refusals` the store may have refused some responses, and then those are counted as dropped. Returns how many.
+        With `refusals` the store may have refused some responses, which are then counted as dropped. Returns how many.
         """
         self.stop()
         dropped = 0
