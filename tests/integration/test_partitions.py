@@ -26,8 +26,8 @@ LONG_CUT = 20.0
 class Service:
     """Three shards on a Redis Cluster of three masters with a replica each; every process on a host of its own."""
 
-    def __init__(self, network: Network, start, folder) -> None:
-        self.redis = RedisCluster(folder, replicas=1, hosts=[network.host() for _ in range(6)])
+    def __init__(self, network: Network, redis: RedisCluster, start) -> None:
+        self.redis = redis
         self.redis_hosts = [node.host for node in self.redis.nodes]
         hosts = [network.host() for _ in NAMES]
         flags = ("--store", f"{self.redis.url}?replicas=1", "--drain-seconds", "2")
@@ -62,12 +62,16 @@ def network():
 
 
 @pytest.fixture(scope="module")
-def shared_service(network, start_shared, tmp_path_factory):
-    service = Service(network, start_shared, tmp_path_factory.mktemp("redis"))
-    yield service
-    for shard in service.shards:
-        shard.stop()
-    service.redis.kill()
+def redis(network, tmp_path_factory):
+    hosts = [network.host() for _ in range(6)]
+    redis = RedisCluster(tmp_path_factory.mktemp("redis"), replicas=1, hosts=hosts)
+    yield redis
+    redis.kill()
+
+
+@pytest.fixture(scope="module")
+def shared_service(network, redis, start_shared):
+    return Service(network, redis, start_shared)
 
 
 @pytest.fixture

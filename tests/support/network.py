@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-from typing import Any
 
 import pytest
 
@@ -31,10 +30,6 @@ class Host:
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         """Runs a command to its end; it must succeed."""
         return _run(*self.prefix, *command)
-
-    def popen(self, *command: str, **options: Any) -> "subprocess.Popen[Any]":
-        """Starts a command; options as of subprocess.Popen."""
-        return subprocess.Popen([*self.prefix, *command], **options)
 
     def cut(self, *others: "Host") -> None:
         """No packet passes any more, either way; with others named, none to and from these."""

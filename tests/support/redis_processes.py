@@ -80,13 +80,17 @@ class RedisCluster:
 
     def __init__(self, folder: Path, replicas: int = 0, hosts: Sequence[Host] | None = None) -> None:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
-        self.nodes = [
-            RedisProcess(folder / str(i), *options, host=hosts[i] if hosts else None) for i in range(3 * (1 + replicas))
-        ]
-        command = ["redis-cli", "--cluster", "create", *(node.where for node in self.nodes)]
-        command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        self.recovers()
+        self.nodes: list[RedisProcess] = []
+        try:
+            for i in range(3 * (1 + replicas)):
+                self.nodes.append(RedisProcess(folder / str(i), *options, host=hosts[i] if hosts else None))
+            command = ["redis-cli", "--cluster", "create", *(node.where for node in self.nodes)]
+            command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            self.recovers()
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def url(self) -> str:
