@@ -2,8 +2,8 @@
 # make test    everything, with real components; what CI runs
 # make check   formatters, linters, types
 # make bench   measurements beside the peers
-# make chaos   faults and hostile clients at length: a million messages, ten thousand streams
-# make fuzz    the long runs: fuzzers and sanitizers for an hour
+# make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
+# make fuzz    the long runs: fuzzers of engine and wire, an hour each
 PYTHON ?= python3
 VENV := .venv
 VENV_OLD := .venv-vllm-0.27
@@ -74,8 +74,8 @@ bench: setup
 
 chaos: setup
 	scripts/install-tools
-	HISTOSPEC_CHAOS_MESSAGES=1000000 HISTOSPEC_CHAOS_STREAMS=10000 \
-	  $(BIN)/pytest -q -o timeout=7200 tests/integration/test_hostile.py
+	HISTOSPEC_CHAOS_MESSAGES=1000000 HISTOSPEC_CHAOS_STREAMS=10000 HISTOSPEC_CHAOS_ROUNDS=3 \
+	  $(BIN)/pytest -q -s -o timeout=7200 tests/integration/test_partitions.py tests/integration/test_hostile.py
 
 fuzz: setup
 	scripts/fuzz

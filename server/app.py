@@ -32,6 +32,8 @@ from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
 
+NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
+
 
 def main(argv: Sequence[str]) -> int:
     """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
@@ -153,7 +155,9 @@ class Server:
         """Takes nothing new; gives open streams time to end, at most `drain_seconds`."""
         log.info("draining", seconds=self._config.drain_seconds)
         await self._serving(False)
-        stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds))  # nothing new from here on
+        # Nothing new from here on. gRPC must not cut off by itself what is cut off below: where the one has just ended
+        # the server, the other crashes the process.
+        stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds + NEVER_SECONDS))
         self._service.drain()
         try:
             await asyncio.wait_for(self._accounting.idle(), self._config.drain_seconds)

@@ -358,4 +358,6 @@ def _pages(items: Iterable[bytes]) -> Iterator[list[bytes]]:
 def _explain(error: Exception) -> StoreError:
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return StoreFull(f"store: the Redis server is full ({error}); nothing of this request is kept")
+    if "No space left on device" in str(error):
+        return StoreFull(f"store: the disk of the Redis server is full ({error}); nothing of this request is kept")
     return StoreError(f"store: {error}; nothing of this request is kept")

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from network import Host
 from prometheus_client.parser import text_string_to_metric_families
 from redis_processes import RedisCluster, RedisProcess, require_redis
 
@@ -34,14 +35,18 @@ MOST_LINES = 50_000  # of a log that are kept; errors always
 class Server:
     """A `histospec serve` process that can be killed and started again on the same ports and data.
 
+    It listens on loopback, or on a host of a test's network, whom it trusts.
     endpoint, http: "host:port" of gRPC and HTTP. data_dir: its store. log: its log lines as dicts, oldest first.
     """
 
-    def __init__(self, data_dir: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, data_dir: Path, *flags: str, env: dict[str, str] | None = None, host: Host | None = None
+    ) -> None:
         self.data_dir = data_dir
-        self.flags = flags
+        self.flags = (*flags, "--insecure") if host else flags
+        self.host = host
         self.log: list[dict[str, object]] = []
-        self.endpoint = self.http = "127.0.0.1:0"
+        self.endpoint = self.http = f"{host.address}:0" if host else "127.0.0.1:0"
         self._env = env or {}
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -51,7 +56,8 @@ class Server:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
         # An environment with the client alone names the server of another one.
         elsewhere = os.environ.get("HISTOSPEC_TEST_SERVER")
-        command = [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
+        command = list(self.host.prefix) if self.host else []
+        command += [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
         command += ["serve", "--log-format", "json"]
         command += ["--listen", self.endpoint, "--http", self.http, "--data-dir", str(self.data_dir), *self.flags]
         # Not in the repository root: there, the folder `server` would be importable as a second package.
@@ -66,6 +72,11 @@ class Server:
         if ready:
             self._wait(lambda: self.get("/readyz")[0] == 200)
         return self
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -96,7 +107,7 @@ class Server:
 
     def stop(self) -> None:
         """Makes sure that it does not run."""
-        if self._process is not None and self._process.poll() is None:
+        if self.running:
             self.kill()
 
     def get(self, path: str) -> tuple[int, str]:
@@ -288,14 +299,21 @@ class Wire:
 
 
 class Starter:
-    """Starts servers in one directory, each with its own data: `start(*flags, name="a", env=None, ready=True)`."""
+    """Starts servers in one directory, each with its own data: `start(*flags, name="a", env=…, host=…, ready=True)`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._servers: list[Server] = []
 
-    def __call__(self, *flags: str, name: str = "", env: dict[str, str] | None = None, ready: bool = True) -> Server:
-        server = Server(self._directory / (name or f"server-{len(self._servers)}"), *flags, env=env)
+    def __call__(
+        self,
+        *flags: str,
+        name: str = "",
+        env: dict[str, str] | None = None,
+        host: Host | None = None,
+        ready: bool = True,
+    ) -> Server:
+        server = Server(self._directory / (name or f"server-{len(self._servers)}"), *flags, env=env, host=host)
         self._servers.append(server)
         return server.start(ready)
 
@@ -367,11 +385,17 @@ def server(start_server: Starter) -> Server:
 
 
 @pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One running server with default options for all tests of a module."""
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    """A factory of servers that end with the module."""
     start = Starter(tmp_path_factory.mktemp("shared"))
-    yield start()
+    yield start
     start.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_server(start_shared: Starter) -> Server:
+    """One running server with default options for all tests of a module."""
+    return start_shared()
 
 
 @pytest.fixture

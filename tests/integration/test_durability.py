@@ -1,7 +1,6 @@
 """The promise of the history: every acknowledged response is there again, whatever happened to the server."""
 
 import random
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from disks import small_disk
 
 from histospec.v1 import draft_pb2 as pb
 
@@ -88,18 +88,12 @@ def test_a_server_killed_amid_ingests_has_every_acknowledged_response(start_serv
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A directory on a file system of 2 MiB."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", directory], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount a tmpfs: {mounted.stderr.decode().strip()}")
-    yield directory
-    subprocess.run(["umount", "-l", directory], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as directory:
+        yield directory
 
 
-def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, small_disk: Path):
+def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, disk: Path):
     """
     1. The disk fills up while responses are ingested: the first that do not fit are refused as RESOURCE_EXHAUSTED.
     2. Drafting goes on; a commit is refused by its answer, and drafts for others all the same.
@@ -108,7 +102,7 @@ def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, sma
     """
     server = start_server(name="disk/data")
     wire = connect(server.endpoint)
-    ballast = small_disk / "ballast"
+    ballast = disk / "ballast"
     ballast.write_bytes(bytes(1 << 20))
     stream = wire.stream()
     long = np.random.default_rng(0).integers(0, 150_000, 6000).tolist()

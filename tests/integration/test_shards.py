@@ -1,94 +1,20 @@
 """Three shards on one Redis Cluster, and workers that never stop: whatever a shard does, nobody waits or loses."""
 
-import contextlib
 import signal
-import threading
 import time
 
 import pytest
+from redis_processes import RedisProcess, require_redis
+from rollouts import NAMES, PROMPTS, Load, connections, owner
 from waiting import eventually
 
 from histospec.client import DraftClient, Response
-from histospec.client.config import Breaker, Limits, Timeouts
 from histospec.client.routing import place, problem_digest
-
-NAMES = ["shard-0", "shard-1", "shard-2"]
-PROMPTS = [[7, 7, p] for p in range(24)]
-DEADLINE = 0.25
-PATIENT = 3.0
-"""Within which a step comes back on a test machine that does several other things."""
-
-
-def owner(prompt: list[int], names: list[str] = NAMES) -> int:
-    digest = problem_digest("run", b"".join(token.to_bytes(4, "little") for token in prompt))
-    return place(digest, names)
-
-
-def text(prompt: list[int], number: int) -> list[int]:
-    """What the policy writes: the same for every rollout of a prompt, and at last the rollout's own number."""
-    return [1000 * prompt[2] + i for i in range(60)] + [10**6 + number]
 
 
 @pytest.fixture
 def shards(start_server, redis_cluster):
     return [start_server("--store", redis_cluster.url, "--shard-name", name, "--drain-seconds", "2") for name in NAMES]
-
-
-@pytest.fixture
-def connect_all(shards):
-    """connect_all() -> DraftClient of all three."""
-    with contextlib.ExitStack() as stack:
-
-        def connect(deadline: float = DEADLINE) -> DraftClient:
-            endpoint = ",".join(f"{name}={shard.endpoint}" for name, shard in zip(NAMES, shards, strict=True))
-            client = DraftClient(
-                endpoint,
-                namespace="run",
-                timeouts=Timeouts(step=deadline, silence=1.0, shutdown=20.0),
-                breaker=Breaker(cooldown=0.05, cooldown_max=0.3),
-                limits=Limits(commits=100_000),
-            )
-            return stack.enter_context(client)
-
-        yield connect
-
-
-class Worker(threading.Thread):
-    """Rolls out every prompt again and again, four at a time, as a worker does: accepts what it would have written."""
-
-    def __init__(self, client: DraftClient, number: int) -> None:
-        super().__init__(daemon=True)
-        self.client = client
-        self.number = number
-        self.finished = 0
-        self.slowest = 0.0
-        self.written: list[tuple[int, int]] = []  # prompt, number of the rollout
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        number = 10_000 * self.number
-        while not self.stop.is_set():
-            chosen = [(number + i, PROMPTS[(number + i) % len(PROMPTS)]) for i in range(4)]
-            number += 4
-            texts = [text(prompt, n) for n, prompt in chosen]
-            sessions = self.client.open([prompt for _, prompt in chosen])
-            done, new = [0] * 4, [list[int]() for _ in texts]
-            while any(d < len(t) for d, t in zip(done, texts, strict=True)):
-                started = time.monotonic()
-                drafts = self.client.step(sessions, new)
-                self.slowest = max(self.slowest, time.monotonic() - started)
-                for i, (draft, whole) in enumerate(zip(drafts, texts, strict=True)):
-                    accepted = 0
-                    for token in draft.tokens.tolist():
-                        if done[i] + accepted >= len(whole) - 1 or whole[done[i] + accepted] != token:
-                            break
-                        accepted += 1
-                    new[i] = whole[done[i] : done[i] + accepted + 1]
-                    done[i] += len(new[i])
-            self.client.step(sessions, new, max_tokens=0)
-            self.client.close(sessions, epochs=0)
-            self.written += [(n % len(PROMPTS), n) for n, _ in chosen]
-            self.finished += 1
 
 
 def kill(shard) -> None:
@@ -109,47 +35,20 @@ def cut_off(shard) -> None:
 
 
 @pytest.mark.parametrize("fault", [kill, restart, cut_off])
-def test_a_shard_that_fails_costs_nothing_but_drafts(shards, connect_all, fault):
+def test_a_shard_that_fails_costs_nothing_but_drafts(shards, fault):
     """
     1. Four workers roll out 24 prompts of three shards.
     2. One shard is killed, or restarted, or hangs; the workers go on meanwhile.
     3. No step took longer than its deadline allows, every response that a worker finished is in the history, and the
        shard drafts again what was written before the fault.
     """
-    workers = [Worker(connect_all(), number) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    eventually(lambda: all(w.finished > 12 for w in workers), "the workers do not get on")
-    failing = owner(PROMPTS[0])
-    fault(shards[failing])
-    after = [w.finished for w in workers]
-    eventually(lambda: all(w.finished > n + 6 for w, n in zip(workers, after, strict=True)), "the workers hang")
-    watcher = connect_all(5.0)
-    mine = [prompt for prompt in PROMPTS if owner(prompt) == failing]
-    assert mine
-
-    def drafts_again() -> bool:
-        sessions = watcher.open(mine)
-        watcher.step(sessions, [[]] * len(mine), max_tokens=0)
-        drafts = watcher.step(sessions, [text(prompt, 0)[:5] for prompt in mine])
-        watcher.close(sessions, commit=False)
-        return all(len(d) and d.tokens[0] == text(p, 0)[5] for d, p in zip(drafts, mine, strict=True))
-
-    eventually(drafts_again, "no drafts come back")
-    for worker in workers:
-        worker.stop.set()
-        worker.join()
-        worker.client.flush(20.0)
-        stats = worker.client.stats()
-        assert (stats.pending_commits, stats.dropped_commits) == (0, 0)
-        assert stats.commits == len(worker.written)
-        assert worker.slowest < PATIENT
-        closing = time.monotonic()
-        worker.client.shutdown()
-        assert time.monotonic() - closing < 10  # a stream that was given up must not be waited for
-    expected = {(p, n) for worker in workers for p, n in worker.written}
-    kept = {(p, r.tokens[-1] - 10**6) for p, prompt in enumerate(PROMPTS) for r in watcher.history(prompt)}
-    assert expected <= kept
+    with connections([shard.endpoint for shard in shards]) as connect:
+        load = Load(connect)
+        failing = owner(PROMPTS[0])
+        fault(shards[failing])
+        load.goes_on()
+        load.drafts_of(failing)
+        load.finish()
 
 
 def test_any_shard_takes_over_any_problem(start_server, redis_server):
@@ -186,8 +85,6 @@ def test_the_first_new_response_brings_the_old_ones_back(start_server, redis_ser
 
 def test_drafting_goes_on_while_the_store_is_away(start_server, tmp_path):
     """Sessions draft from the index and from each other; what cannot be kept is refused, and never acknowledged."""
-    from redis_processes import RedisProcess, require_redis
-
     require_redis()
     redis = RedisProcess(tmp_path / "own-redis")
     server = start_server("--store", redis.url, "--shard-name", "shard-0")

@@ -4,11 +4,12 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import redis
+from network import Host
 from waiting import eventually
 
 
@@ -24,28 +25,41 @@ def _ready(condition: Callable[[], object], what: str) -> None:
 
 
 class RedisProcess:
-    """One redis-server, which can be killed and started again on its port with its data."""
+    """One redis-server, which can be killed and started again on its port with its data; on loopback, or on a host."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, host: Host | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.host = host
+        self.address = host.address if host else "127.0.0.1"
         self.port = _free_port()
         self.options = options
         self.start()
 
     @property
+    def where(self) -> str:
+        """host:port"""
+        return f"{self.address}:{self.port}"
+
+    @property
     def url(self) -> str:
         """For --store."""
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self.where}"
 
     def start(self) -> None:
         """Starts it; waits until it answers."""
-        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--bind", "127.0.0.1"]
+        command = [*(self.host.prefix if self.host else ()), "redis-server", "--protected-mode", "no"]
+        command += ["--port", str(self.port), "--dir", str(self.folder), "--bind", self.address]
         command += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", *self.options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.client = redis.Redis("127.0.0.1", self.port)
-        _ready(self.client.ping, f"redis-server on port {self.port} does not answer")
+        self.client = redis.Redis(self.address, self.port, socket_timeout=10)
+        _ready(self.client.ping, f"redis-server at {self.where} does not answer")
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self.process.poll() is None
 
     def pause(self) -> None:
         """It stops in its tracks: connections stay, answers do not come."""
@@ -62,32 +76,45 @@ class RedisProcess:
 
 
 class RedisCluster:
-    """Three masters, with a replica each if asked for."""
+    """Three masters, with a replica each if asked for; on loopback, or each on the host of its place in the list."""
 
-    def __init__(self, folder: Path, replicas: int = 0) -> None:
+    def __init__(self, folder: Path, replicas: int = 0, hosts: Sequence[Host] | None = None) -> None:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
-        self.nodes = [RedisProcess(folder / str(i), *options) for i in range(3 * (1 + replicas))]
-        where = [f"127.0.0.1:{node.port}" for node in self.nodes]
-        command = ["redis-cli", "--cluster", "create", *where]
-        command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        for node in self.nodes:
-            _ready(
-                lambda node=node: node.client.cluster("info")["cluster_state"] == "ok", "the cluster does not come up"
-            )
-        if replicas:
-            for node in self.masters():
-                _ready(lambda node=node: node.client.info("replication")["connected_slaves"] >= replicas, "no replicas")
+        self.nodes: list[RedisProcess] = []
+        try:
+            for i in range(3 * (1 + replicas)):
+                self.nodes.append(RedisProcess(folder / str(i), *options, host=hosts[i] if hosts else None))
+            command = ["redis-cli", "--cluster", "create", *(node.where for node in self.nodes)]
+            command += ["--cluster-replicas", str(replicas), "--cluster-yes"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            self.recovers()
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def url(self) -> str:
         """For --store."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return "redis+cluster://" + ",".join(node.where for node in self.nodes)
 
     def masters(self) -> list[RedisProcess]:
         """Those that take writes now, and run."""
-        running = [node for node in self.nodes if node.process.poll() is None]
-        return [node for node in running if node.client.info("replication")["role"] == "master"]
+        return [n for n in self.nodes if n.running and n.client.info("replication")["role"] == "master"]
+
+    def recovers(self) -> None:
+        """Waits until it is whole."""
+        _ready(self._whole, "the Redis Cluster is not whole")
+
+    def _whole(self) -> bool:
+        """Whether every slot has its master, every master its replicas, and every replica what its master has."""
+        about = [node.client.info("replication") for node in self.nodes]
+        masters = [a for a in about if a["role"] == "master"]
+        return (
+            len(masters) == 3
+            and sum(a["connected_slaves"] for a in masters) == len(self.nodes) - 3
+            and all(a["master_link_status"] == "up" for a in about if a["role"] == "slave")
+            and all(node.client.cluster("info")["cluster_state"] == "ok" for node in self.nodes)
+        )
 
     def kill(self) -> None:
         """Ends all of them."""

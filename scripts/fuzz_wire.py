@@ -1,0 +1,60 @@
+"""Fuzzes what a server makes of the bytes that arrive, with atheris; see tests/support/wire_target.py.
+
+Arguments are libFuzzer's: folders of inputs, and options. Starts from messages that the server would take. libFuzzer
+ends the process without a word to Python, so what lies in TMPDIR is for the caller to remove.
+"""
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+with atheris.instrument_imports(include=["histospec.server", "wire_target"]):
+    import wire_target
+
+    from histospec.server import logs
+
+import hostile
+
+DROP_EVERY = 2000
+"""Inputs after which the shard forgets everything, so that it stays as fast as it was."""
+
+
+def seeds(folder: Path) -> None:
+    """Writes sound messages of every kind."""
+    chance = random.Random(0)
+    for method in hostile.METHODS:
+        for number in range(8):
+            messages = [hostile.sound(method, chance) for _ in range(1 + number % 3)]
+            (folder / f"{method}-{number}").write_bytes(wire_target.framed(method, messages))
+    for method in ("DropNamespace", "Rewind"):
+        (folder / method).write_bytes(wire_target.framed(method, [b"\x0a\x07hostile"]))
+
+
+def main() -> None:
+    """Runs until libFuzzer has enough."""
+    logs.configure("json", "error")
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-wire-"))
+    corpus = folder / "seeds"
+    corpus.mkdir()
+    shard = wire_target.Shard(folder / "store")
+    seeds(corpus)
+    taken = 0
+
+    def take(data: bytes) -> None:
+        nonlocal taken
+        shard.take(data)
+        taken += 1
+        if taken % DROP_EVERY == 0:
+            shard.forget()
+
+    atheris.Setup([*sys.argv, str(corpus)], take)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The wall clock of a shard jumps by a day: nothing hangs, nothing is lost, and history keeps the order of epochs."""
+
+import os
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+from waiting import eventually
+
+from histospec.client import DraftClient
+
+LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+TEXT = list(range(100, 160))
+
+
+class Clock:
+    """The wall clock of a process, which a file moves."""
+
+    def __init__(self, file: Path) -> None:
+        if LIBRARY is None:
+            pytest.skip("faketime is not installed (scripts/install-tools does it on Debian)")
+        self._file = file
+        self.jump("+0d")
+        self.env = {
+            "LD_PRELOAD": str(LIBRARY),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def jump(self, offset: str) -> None:
+        """Sets it so far from the true time."""
+        new = self._file.with_suffix(".new")
+        new.write_text(offset)
+        os.replace(new, self._file)
+
+
+class Worker(threading.Thread):
+    """Rolls out one prompt again and again, each time in the next epoch."""
+
+    def __init__(self, client: DraftClient) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.epoch = 0
+        self.undrafted = 0
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            (session,) = self.client.open([[1, 2, 3]])
+            for at in range(0, 60, 5):
+                (draft,) = self.client.step([session], [TEXT[at : at + 5]])
+                self.undrafted += self.epoch > 0 and at < 50 and draft.tokens[:3].tolist() != TEXT[at + 5 : at + 8]
+            self.client.step([session], [[10**6 + self.epoch]], max_tokens=0)
+            self.client.close([session], epochs=self.epoch)
+            self.client.flush(20.0)
+            self.epoch += 1
+
+    def goes_on(self, rollouts: int = 10) -> None:
+        until = self.epoch + rollouts
+        eventually(lambda: self.epoch >= until, "the worker does not get on")
+
+
+def day_of(server) -> str:
+    """The date by the server's clock, as it tells it over HTTP."""
+    with urllib.request.urlopen(f"http://{server.http}/livez", timeout=10) as answer:
+        return answer.headers["Date"][:16]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_a_clock_that_jumps_changes_nothing(start_server, tmp_path, store, request):
+    url = request.getfixturevalue("redis_server").url if store == "redis" else store
+    clock = Clock(tmp_path / "clock")
+    server = start_server("--store", url, "--history-epochs", "100000", env=clock.env)
+    days = {day_of(server)}
+    with DraftClient(server.endpoint, namespace="run", deadline=10.0) as client:
+        worker = Worker(client)
+        worker.start()
+        worker.goes_on()
+        for offset in ("+1d", "-1d", "+0d"):
+            clock.jump(offset)
+            worker.goes_on()
+            days.add(day_of(server))
+        worker.stop.set()
+        worker.join()
+        stats = client.stats()
+        assert (stats.failed, stats.late, stats.pending_commits, stats.dropped_commits) == (0, 0, 0, 0)
+        assert stats.commits == worker.epoch
+        assert worker.undrafted == 0
+        expected = [(epoch, [*TEXT, 10**6 + epoch]) for epoch in range(worker.epoch)]
+        assert [(r.epoch, r.tokens.tolist()) for r in client.history([1, 2, 3])] == expected
+        server.terminate()  # not killed: faketime would leave its shared memory behind
+        assert server.wait() == 0
+        server.start()
+        assert [(r.epoch, r.tokens.tolist()) for r in client.history([1, 2, 3])] == expected
+    server.terminate()
+    assert server.wait() == 0
+    assert len(days) == 3  # else the clock has not moved

@@ -1,0 +1,220 @@
+"""Three shards and six Redis servers on hosts of their own, and what a network and a fleet do to them under load.
+
+`make test` takes the faults of SHORT. `make chaos` takes all of them, HISTOSPEC_CHAOS_ROUNDS times, in an order and at
+hosts that HISTOSPEC_CHAOS_SEED decides.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from network import Network
+from redis import RedisError
+from redis_processes import RedisCluster, RedisProcess, require_redis
+from rollouts import NAMES, Load, connections
+from waiting import eventually
+
+ROUNDS = int(os.environ.get("HISTOSPEC_CHAOS_ROUNDS", "0"))
+SEED = int(os.environ.get("HISTOSPEC_CHAOS_SEED") or (time.time_ns() % 10**6 if ROUNDS else 0))
+CUT = 4.0
+"""Seconds of a partition that the shards sit out: they try a write again for 10 s before they refuse it."""
+LONG_CUT = 20.0
+
+
+class Service:
+    """Three shards on a Redis Cluster of three masters with a replica each; every process on a host of its own."""
+
+    def __init__(self, network: Network, redis: RedisCluster, start) -> None:
+        self.redis = redis
+        self.redis_hosts = [node.host for node in self.redis.nodes]
+        hosts = [network.host() for _ in NAMES]
+        flags = ("--store", f"{self.redis.url}?replicas=1", "--drain-seconds", "2")
+        with ThreadPoolExecutor(len(NAMES)) as pool:
+            starts = [pool.submit(start, *flags, "--shard-name", n, host=h) for n, h in zip(NAMES, hosts, strict=True)]
+        self.shards = [started.result() for started in starts]
+
+    def heal(self) -> None:
+        """Everything runs, and reaches everything else."""
+        for host in (*self.redis_hosts, *(shard.host for shard in self.shards)):
+            host.heal()
+        for process in (*self.redis.nodes, *self.shards):
+            if not process.running:
+                process.start()
+        self.redis.recovers()
+
+    def fails_over(self, master: RedisProcess) -> None:
+        """Waits until another server is master in its place."""
+        others = [node for node in self.redis.nodes if node is not master]
+        eventually(
+            lambda: sum(node.client.info("replication")["role"] == "master" for node in others) == 3,
+            "no replica takes over",
+            no=RedisError,
+        )
+
+
+@pytest.fixture(scope="module")
+def network():
+    require_redis()
+    network = Network()
+    yield network
+    network.close()
+
+
+@pytest.fixture(scope="module")
+def redis(network, tmp_path_factory):
+    hosts = [network.host() for _ in range(6)]
+    redis = RedisCluster(tmp_path_factory.mktemp("redis"), replicas=1, hosts=hosts)
+    yield redis
+    redis.kill()
+
+
+@pytest.fixture(scope="module")
+def shared_service(network, redis, start_shared):
+    return Service(network, redis, start_shared)
+
+
+@pytest.fixture
+def service(shared_service):
+    yield shared_service
+    shared_service.heal()
+
+
+# What can go wrong. Each fault is over, and healed, when it returns; it returns the shards that it was about.
+
+Fault = Callable[[Service, Load, random.Random], list[int]]
+
+
+def a_shard_is_cut_off(service, load, chance):
+    shard = chance.randrange(3)
+    service.shards[shard].host.cut()
+    time.sleep(CUT)
+    load.goes_on()
+    assert load.pending()
+    service.shards[shard].host.heal()
+    return [shard]
+
+
+def a_shard_loses_the_store(service, load, chance):
+    """It goes on drafting; what workers finish waits for the store, and is there when that is back."""
+    shard = chance.randrange(3)
+    service.shards[shard].host.cut(*service.redis_hosts)
+    load.drafts_of(shard)
+    time.sleep(CUT)
+    load.drafts_of(shard)
+    assert load.pending()
+    service.shards[shard].host.heal()
+    return [shard]
+
+
+def a_shard_loses_the_store_for_long(service, load, chance):
+    """The same, until it refuses what it cannot store."""
+    shard = chance.randrange(3)
+    service.shards[shard].host.cut(*service.redis_hosts)
+    time.sleep(LONG_CUT)
+    load.drafts_of(shard)
+    eventually(lambda: any(w.client.stats().dropped_commits for w in load.workers), "nothing is refused")
+    service.shards[shard].host.heal()
+    return [shard]
+
+
+def a_shard_loses_packets(service, load, chance):
+    shard = chance.randrange(3)
+    service.shards[shard].host.lose(0.3)
+    time.sleep(CUT)
+    load.goes_on()
+    service.shards[shard].host.heal()
+    return [shard]
+
+
+def a_shard_and_a_master_do_not_see_each_other(service, load, chance):
+    """The Cluster is well, and sees no reason for a failover."""
+    shard, master = chance.randrange(3), chance.choice(service.redis.masters())
+    service.shards[shard].host.cut(master.host)
+    time.sleep(CUT)
+    load.goes_on()
+    service.shards[shard].host.heal()
+    return [shard]
+
+
+def a_redis_master_is_cut_off(service, load, chance):
+    master = chance.choice(service.redis.masters())
+    master.host.cut()
+    service.fails_over(master)
+    load.goes_on()
+    master.host.heal()
+    return [0, 1, 2]
+
+
+def every_redis_master_is_killed(service, load, chance):
+    for master in service.redis.masters():
+        master.kill()
+        service.fails_over(master)
+        load.goes_on(2)
+        master.start()
+        service.redis.recovers()
+    return [0, 1, 2]
+
+
+def every_shard_is_killed(service, load, chance):
+    for number, shard in enumerate(service.shards):
+        shard.kill()
+        load.goes_on(2)
+        shard.start()
+        load.drafts_of(number)
+    return [0, 1, 2]
+
+
+def every_shard_is_restarted(service, load, chance):
+    """A rolling update."""
+    for shard in service.shards:
+        shard.terminate()
+        assert shard.wait() == 0
+        shard.start()
+        load.goes_on(1)
+    return [0, 1, 2]
+
+
+SHORT: list[Fault] = [
+    a_shard_is_cut_off,
+    a_shard_loses_the_store,
+    a_shard_loses_packets,
+    a_redis_master_is_cut_off,
+]
+LONG: list[Fault] = [
+    *SHORT,
+    a_shard_loses_the_store_for_long,
+    a_shard_and_a_master_do_not_see_each_other,
+    every_redis_master_is_killed,
+    every_shard_is_killed,
+    every_shard_is_restarted,
+]
+
+
+def plan() -> list[tuple[Fault, int]]:
+    """The faults, each with a seed of its own."""
+    chance = random.Random(SEED)
+    chosen = [fault for _ in range(ROUNDS) for fault in chance.sample(LONG, len(LONG))] or SHORT
+    return [(fault, SEED + i) for i, fault in enumerate(chosen)]
+
+
+@pytest.mark.parametrize(("fault", "seed"), plan())
+def test_a_fault_costs_nothing_but_drafts(service: Service, fault: Fault, seed: int):
+    """
+    1. Four workers roll out 24 prompts of three shards; a fault comes and goes.
+    2. The workers went on all the while, and no step took longer than its deadline allows.
+    3. Soon the shards draft again, and what they acknowledged is in the history: everything, unless the store was away
+       for longer than a shard waits for it.
+    """
+    print(f"HISTOSPEC_CHAOS_SEED={SEED}")  # noqa: T201
+    with connections([shard.endpoint for shard in service.shards]) as connect:
+        connect(5.0).drop_namespace()
+        load = Load(connect)
+        shards = fault(service, load, random.Random(seed))
+        load.goes_on()
+        for shard in shards:
+            load.drafts_of(shard)
+        refused = load.finish(refusals=fault is a_shard_loses_the_store_for_long)
+        assert bool(refused) == (fault is a_shard_loses_the_store_for_long)

@@ -1,0 +1,88 @@
+"""A Redis whose disk is full: what cannot be kept is refused, drafting goes on, and storing too when there is room."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from disks import small_disk
+from redis_processes import RedisProcess, require_redis
+from waiting import eventually
+
+from histospec.client import DraftClient, HistoSpecError, Response
+
+TEXT = list(range(100, 140))
+
+
+def long_text(number: int) -> list[int]:
+    """About 60 KB on a disk."""
+    return np.random.default_rng(number).integers(0, 150_000, 20_000).tolist()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as directory:
+        yield directory
+
+
+@pytest.fixture
+def redis_on(disk):
+    """redis_on(appendfsync) -> a Redis with its data on the small disk."""
+    require_redis()
+    with contextlib.ExitStack() as stack:
+
+        def start(appendfsync: str) -> RedisProcess:
+            redis = RedisProcess(disk / "redis", "--appendfsync", appendfsync)
+            stack.callback(redis.kill)
+            return redis
+
+        yield start
+
+
+@pytest.mark.parametrize("appendfsync", ["everysec", "always"])
+def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(start_server, disk, redis_on, appendfsync):
+    """
+    1. Responses are ingested until the disk beside Redis is full. Redis then refuses writes or, with `always`, ends.
+    2. The shard says that the store is full, or away; drafting goes on, and a commit is refused.
+    3. There is room again, and Redis started again if it ended: storing goes on.
+    4. Redis has everything that was acknowledged, also after a crash.
+    """
+    redis = redis_on(appendfsync)
+    server = start_server("--store", redis.url)
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(1 << 20))
+    acknowledged: list[int] = []
+    with DraftClient(server.endpoint, namespace="run", deadline=5.0) as client:
+        client.ingest([1], [Response(TEXT)], epoch=0)
+
+        def fill() -> None:
+            for number in range(100):
+                client.ingest([2], [Response(long_text(number))], epoch=0)
+                acknowledged.append(number)
+
+        with pytest.raises(HistoSpecError) as refused:
+            fill()
+        assert acknowledged
+        if appendfsync == "always":
+            assert redis.process.wait(60) != 0
+            assert "store" in str(refused.value)
+        else:
+            assert "the disk of the Redis server is full" in str(refused.value)
+            assert len(str(refused.value)) < 300
+
+        (session,) = client.open([[1]])
+        assert client.step([session], [TEXT[:4]])[0].tokens[:2].tolist() == TEXT[4:6]
+        client.close([session], epochs=0)
+        client.flush(20.0)
+        assert (client.stats().commits, client.stats().dropped_commits) == (0, 1)
+        assert server.get("/readyz")[0] == 200
+
+        ballast.unlink()
+        if not redis.running:
+            redis.start()
+        eventually(lambda: client.ingest([3], [Response(TEXT)], epoch=0) or True, "nothing is stored", HistoSpecError)
+        redis.kill()
+        redis.start()
+        kept = [r.tokens.tolist() for r in client.history([2])]
+        assert all(long_text(number) in kept for number in acknowledged)
+        assert TEXT in [r.tokens.tolist() for r in client.history([3])]
+    assert server.metrics()["histospec_store_errors_total"] >= 2
