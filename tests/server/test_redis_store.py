@@ -6,22 +6,19 @@ import time
 import numpy as np
 import pytest
 import redis
+from batches import batch
 from hypothesis import given
 from hypothesis import strategies as st
 from redis_processes import RedisCluster, RedisProcess, require_redis
 from waiting import eventually
 
-from histospec.server import records, redis_servers, redis_store
+from histospec.server import records, redis_keys, redis_servers, redis_store
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.store import Problem, Record
 
 PROBLEM = Problem("run", b"prompt..")
-
-
-def batch(tokens: bytes, prompt: bytes = b"prompt..") -> Batch:
-    return Batch(Problem("run", prompt), [Record(tokens, 0)])
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ def test_tokens_take_as_many_bytes_as_the_largest_needs(largest, width):
 
 
 def test_two_problems_of_one_digest_are_not_mixed(open_store, redis_server, monkeypatch):
-    monkeypatch.setattr(redis_store, "problem_digest", lambda *_: b"the same 16 byte")
+    monkeypatch.setattr(redis_keys, "problem_digest", lambda *_: b"the same 16 byte")
     store = open_store(redis_server.url)
     store.append(batch(b"mine")).result()
     assert store.history(Problem("run", b"another.")) == []
@@ -193,7 +190,7 @@ def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
         while not stop.is_set():
             prompt, tokens = (number % 97).to_bytes(4, "little"), number.to_bytes(4, "little")
             try:
-                store.append(batch(tokens, prompt)).result()
+                store.append(batch(tokens, prompt=prompt)).result()
                 acknowledged.append((prompt, tokens))
             except StoreError:
                 failed.append(tokens)

@@ -8,11 +8,13 @@ import sys
 import threading
 
 import pytest
+from batches import batch, put
 
-from histospec.server import group_commit, sqlite_store
+from histospec.server import group_commit, sqlite_reader, sqlite_store
 from histospec.server.errors import ConfigError, StoreError, StoreFull
-from histospec.server.sqlite_store import FILE_NAME, SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.sqlite_file import FILE_NAME
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.store import Problem, Record
 
 FIRST_VERSION = """
 PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
@@ -44,16 +46,9 @@ def open_store(tmp_path):
             store.close()
 
 
-def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
-    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
-
-
-def put(store: SQLiteStore, *args: object, **fields: object) -> None:
-    store.append(batch(*args, **fields)).result()
-
-
 def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "_digest", lambda tokens: b"the same")
+    for module in (sqlite_reader, sqlite_store):
+        monkeypatch.setattr(module, "digest_of", lambda tokens: b"the same")
     store = open_store()
     put(store, b"aaaa", prompt=b"one.")
     put(store, b"bbbb", prompt=b"two.")
@@ -104,11 +99,11 @@ def test_one_that_fails_does_not_spoil_its_group(open_store):
     store._writer.submit(
         lambda connection: gate.wait(), 0
     )  # holds the writer up, so that the next three form one group
-    good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", None)), store.append(batch(b"fine")))
+    good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", 2**64)), store.append(batch(b"fine")))
     gate.set()
     good.result()
     other.result()
-    with pytest.raises(StoreError, match="NOT NULL"):
+    with pytest.raises(StoreError, match="too large"):
         bad.result()
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
@@ -200,8 +195,8 @@ def test_a_damaged_file_is_reported(open_store, tmp_path):
 def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 3")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 3, this one knows 2\)"):
+        connection.execute("PRAGMA user_version = 4")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 4, this one knows 3\)"):
         SQLiteStore(tmp_path, 8)
 
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from batches import batch, put
 
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
@@ -30,14 +31,6 @@ def open_store(request, tmp_path):
     for store in stores:
         if store._writer._thread.is_alive():
             store.close()
-
-
-def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
-    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
-
-
-def put(store, *args: object, **fields: object) -> None:
-    store.append(batch(*args, **fields)).result()
 
 
 def test_a_record_comes_back_as_it_was(open_store):
@@ -142,6 +135,30 @@ def test_the_last_estimator_of_each_namespace_is_kept(open_store):
     store.save_estimator("a", b"second").result()
     assert store.estimators() == {"a": b"second", "b ❤": bytes(range(256))}
     store.save_estimator("a", b"third")
+    assert (store.estimator("b ❤"), store.estimator("c")) == (bytes(range(256)), None)
+    assert store.newest_epochs() == {"a": 0, "b ❤": 0}
     store.drop("a").result()
     store.close()
     assert open_store().estimators() == {"b ❤": bytes(range(256))}
+
+
+def test_a_walk_meets_every_problem_once(open_store):
+    store = open_store()
+    names = [f"p{number % 40}" for number in range(1200)]  # more than a page of prompts, with few names
+    writing = [
+        store.append(batch(n.to_bytes(4, "big"), prompt=bytes([n % 251] * 8), name=x)) for n, x in enumerate(names)
+    ]
+    writing += [store.append(batch(b"aaaa", epoch, prompt=bytes([n] * 8))) for epoch in (1, 0) for n in range(30)]
+    writing += [store.append(batch(b"bbbb", namespace="other")), store.append(batch(b"cccc", 5, prompt=b"gone"))]
+    for future in writing:
+        future.result()
+    store.rewind("run", 1).result()
+    walked = dict(store.problems("run"))
+    assert len(list(store.problems("run"))) == len(walked) == 70
+    assert {p.name: len(r) for p, r in walked.items() if p.name} == {f"p{i}": 30 for i in range(40)}
+    assert all([r.epoch for r in records] == [0, 1] for p, records in walked.items() if not p.name)
+    assert all(store.history(problem) == records for problem, records in walked.items())
+    assert [(p.namespace, r) for p, r in store.problems("other")] == [("other", [Record(b"bbbb", 0)])]
+    assert list(store.problems("nobody")) == []
+    assert store.count() == 1261
+    assert sum(len(some.records) for some in store.load()) == 1261
