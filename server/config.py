@@ -29,8 +29,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from histospec.server.arguments import ArgumentParser
+from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
+from histospec.server.group_commit import MAX_BACKLOG
 from histospec.server.redis_servers import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
@@ -129,6 +130,8 @@ class StoreConfig(BaseSettings):
         "(rediss for TLS; ?replicas=1 waits for a replica)",
     )
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
+    disk: Bytes | None = Field(None, description="how large the SQLite file may become, for example 100GiB")
+    max_backlog: Bytes = Field(MAX_BACKLOG, description="what may wait for the store, for example 256MiB")
 
     @field_validator("store")
     @classmethod
@@ -138,6 +141,19 @@ class StoreConfig(BaseSettings):
         elif value != "sqlite":
             raise ValueError("there is no such store; use sqlite, redis://HOST:PORT or redis+cluster://HOST:PORT,...")
         return value
+
+    @field_validator("disk", "max_backlog")
+    @classmethod
+    def _some_room(cls, value: int | None) -> int | None:
+        if value is not None and value < 1 << 20:
+            raise ValueError("give the store at least 1MiB")
+        return value
+
+    @model_validator(mode="after")
+    def _a_file(self) -> "StoreConfig":
+        if self.disk is not None and self.store != "sqlite":
+            raise ValueError("--disk: limits the file of --store sqlite; what Redis holds is limited by its maxmemory")
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -308,13 +324,7 @@ def parser(kind: type[StoreConfig], prog: str, description: str) -> ArgumentPars
         if field.annotation is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=help_)
             continue
-        if field.default not in ("", ()):
-            help_ += f" (default: {_shown(field.default)})"
+        if field.default not in ("", (), None):
+            help_ += f" (default: {shown(field.default)})"
         parser.add_argument(_flag(name), metavar=name.split("_")[-1].upper(), help=help_.replace("%", "%%"))
     return parser
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
-        return f"{default >> 30}GiB" if default % (1 << 30) == 0 else f"{default >> 20}MiB"
-    return str(default)

@@ -21,7 +21,7 @@ import structlog
 
 from histospec.server import records
 from histospec.server.errors import StoreError, StoreFull
-from histospec.server.group_commit import GroupCommit, Work
+from histospec.server.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.redis_keys import (
     ABOUT,
     BUCKETS,
@@ -76,7 +76,7 @@ class RedisStore(Store):
 
     whole_at_start = False
 
-    def __init__(self, location: Location, history_epochs: int, shard: str) -> None:
+    def __init__(self, location: Location, history_epochs: int, shard: str, *, max_backlog: int = MAX_BACKLOG) -> None:
         self._servers = Servers(location)
         self._history_epochs = history_epochs
         self._shard = shard.encode()
@@ -88,7 +88,7 @@ class RedisStore(Store):
         self._newest: dict[bytes, int] = {}
         self._away = False
         self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
-            self._write, self._servers.close
+            self._write, self._servers.close, max_backlog
         )
 
     # Writing

@@ -5,14 +5,16 @@ callers share the price of an fsync and each is told only after the bytes are on
 """
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
-from histospec.server.group_commit import GroupCommit, Work
+from histospec.server.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.sqlite_file import FILE_NAME, connect, lock, open_file, recover
 from histospec.server.sqlite_reader import SQLiteReader, digest_of, prompts_of
 from histospec.server.store import Batch, Record, Store, total_size
@@ -23,11 +25,14 @@ _Write = Callable[[sqlite3.Connection], Any]
 class SQLiteStore(SQLiteReader, Store):
     """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
 
-    Raises ConfigError where the directory or the file in it cannot be used.
+    The file grows to `disk` bytes at most. Raises ConfigError where the directory or the file in it cannot be used.
     """
 
-    def __init__(self, directory: Path, history_epochs: int) -> None:
+    def __init__(
+        self, directory: Path, history_epochs: int, *, disk: int | None = None, max_backlog: int = MAX_BACKLOG
+    ) -> None:
         self._history_epochs = history_epochs
+        self._disk = disk
         self._lock = lock(directory)
         path = directory / FILE_NAME
         try:
@@ -35,8 +40,8 @@ class SQLiteStore(SQLiteReader, Store):
         except BaseException:
             os.close(self._lock)
             raise
-        self._connection = connect(path)  # of the writer
-        self._writer: GroupCommit[_Write] = GroupCommit(self._commit, lambda: self._connection.close())
+        self._connection = connect(path, disk)  # of the writer
+        self._writer: GroupCommit[_Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
 
     def append(self, batch: Batch) -> "Future[None]":
         """See Store."""
@@ -87,12 +92,12 @@ class SQLiteStore(SQLiteReader, Store):
             results = [work.what(self._connection) for work in group]
             self._connection.execute("COMMIT")
         except Exception as error:
-            self._connection = recover(self._connection, self._path, None)
+            self._connection = recover(self._connection, self._path, self._disk)
             if len(group) > 1:
                 for work in group:
                     self._commit([work])
             else:
-                self._writer.fail(group[0], _explain(error))
+                self._writer.fail(group[0], self._explain(error))
             return
         for work, result in zip(group, results, strict=True):
             self._writer.settle(work, result)
@@ -143,15 +148,19 @@ class SQLiteStore(SQLiteReader, Store):
                 )
         return [record for record in batch.records if record.epoch >= kept[0]]
 
+    def _explain(self, error: Exception) -> StoreError:
+        text = str(error)
+        if "full" not in text:
+            return StoreError(f"store: {text}; nothing of this request was kept")
+        # SQLite says the same of both.
+        if self._disk and shutil.disk_usage(self._path.parent).free > 2 * GROUP_BYTES:
+            return StoreFull(
+                f"store: the file has reached its limit (--disk {shown(self._disk)}); nothing of this request was kept"
+            )
+        return StoreFull(f"store: the disk is full ({text}); free some room, nothing of this request was kept")
+
     def close(self) -> None:
         """See Store."""
         self._writer.close()
         super().close()
         os.close(self._lock)
-
-
-def _explain(error: Exception) -> StoreError:
-    text = str(error)
-    if "full" in text:
-        return StoreFull(f"store: the disk is full ({text}); free some room, nothing of this request was kept")
-    return StoreError(f"store: {text}; nothing of this request was kept")

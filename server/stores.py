@@ -16,9 +16,9 @@ def open_store(config: StoreConfig, shard: str) -> Store:
         ConfigError: it cannot be used; the message says what to change.
     """
     if config.store == "sqlite":
-        return SQLiteStore(config.data_dir, config.history_epochs)
+        return SQLiteStore(config.data_dir, config.history_epochs, disk=config.disk, max_backlog=config.max_backlog)
     location = Location.parse(config.store)
-    store = RedisStore(location, config.history_epochs, shard)
+    store = RedisStore(location, config.history_epochs, shard, max_backlog=config.max_backlog)
     try:
         store.newest_epochs()
     except StoreError as error:

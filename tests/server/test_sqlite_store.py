@@ -10,7 +10,7 @@ import threading
 import pytest
 from batches import batch, put
 
-from histospec.server import group_commit, sqlite_reader, sqlite_store
+from histospec.server import sqlite_reader, sqlite_store
 from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.sqlite_file import FILE_NAME
 from histospec.server.sqlite_store import SQLiteStore
@@ -36,8 +36,8 @@ INSERT INTO responses VALUES (1, 1, 0, NULL, CAST('old.' AS BLOB), X'', X'');
 def open_store(tmp_path):
     stores = []
 
-    def open_(history_epochs: int = 8) -> SQLiteStore:
-        stores.append(SQLiteStore(tmp_path, history_epochs))
+    def open_(history_epochs: int = 8, **options: object) -> SQLiteStore:
+        stores.append(SQLiteStore(tmp_path, history_epochs, **options))
         return stores[-1]
 
     yield open_
@@ -108,17 +108,42 @@ def test_one_that_fails_does_not_spoil_its_group(open_store):
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
 
-def test_a_writer_that_is_too_far_behind_refuses(open_store, monkeypatch):
-    monkeypatch.setattr(group_commit, "BACKLOG_BYTES", 1000)
-    store = open_store()
+def test_a_writer_that_is_too_far_behind_refuses(open_store):
+    store = open_store(max_backlog=1 << 20)
     gate = threading.Event()
     store._writer.submit(lambda connection: gate.wait(), 0)
-    accepted = store.append(batch(bytes(900)))
-    with pytest.raises(StoreFull, match="wait to be written"):
-        store.append(batch(bytes(900))).result()
+    accepted = store.append(batch(bytes(900 << 10)))
+    with pytest.raises(StoreFull, match=r"more than 1MiB \(--max-backlog\) would wait to be written; try later"):
+        store.append(batch(bytes(200 << 10))).result()
     gate.set()
     accepted.result()
-    put(store, bytes(900))
+    put(store, bytes(200 << 10))
+    put(store, bytes(2 << 20))  # larger than the limit, but alone
+
+
+def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store, tmp_path):
+    store = open_store(history_epochs=3, disk=4 << 20)
+    full = pytest.raises(StoreFull, match=r"the file has reached its limit \(--disk 4MiB\); nothing of this request")
+    with full:
+        for number in range(100):
+            put(store, bytes(100 << 10), prompt=bytes([number] * 8), namespace="other")
+    assert number > 30
+    assert store.count() == number
+    put(store, b"tiny")  # there is room for that
+    store.drop("other").result()
+    for epoch in range(50):
+        put(store, bytes(1 << 20), epoch)  # the fourth takes the place of the first
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [47, 48, 49]
+    with full:
+        put(store, bytes(1 << 20), prompt=b"another.")
+    store.rewind("run", 47).result()
+    put(store, bytes(1 << 20), prompt=b"another.")
+    store.close()
+    assert (tmp_path / FILE_NAME).stat().st_size <= 4 << 20
+    store = open_store(disk=1 << 20)  # less than it has: nothing is lost, and nothing fits
+    with pytest.raises(StoreFull, match="--disk 1MiB"):
+        put(store, bytes(2 << 20), namespace="other")
+    assert store.count() == 2
 
 
 def test_a_failing_disk_is_reported_and_survived(open_store):
