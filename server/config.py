@@ -130,6 +130,9 @@ class StoreConfig(BaseSettings):
         "(rediss for TLS; ?replicas=1 waits for a replica)",
     )
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
+    retention: Annotated[float, Field(ge=0, le=36500)] = Field(
+        0.0, description="days after which a problem that nobody wrote to is forgotten; 0 for never"
+    )
     disk: Bytes | None = Field(None, description="how large the SQLite file may become, for example 100GiB")
     max_backlog: Bytes = Field(MAX_BACKLOG, description="what may wait for the store, for example 256MiB")
 

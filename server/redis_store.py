@@ -44,6 +44,7 @@ from histospec.server.store import Batch, Problem, Record, Store, total_size
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Run = Callable[[Sequence[Command]], list[Any]]
 
 PAGE = 500  # problems looked at in one round trip ...
 READ_PAGE = 8  # ... and read with all their responses
@@ -72,11 +73,23 @@ class _Append:
 
 
 class RedisStore(Store):
-    """See the module. `shard` names this server among those that share the store."""
+    """See the module. `shard` names this server among those that share the store.
+
+    A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0.
+    """
 
     whole_at_start = False
 
-    def __init__(self, location: Location, history_epochs: int, shard: str, *, max_backlog: int = MAX_BACKLOG) -> None:
+    def __init__(
+        self,
+        location: Location,
+        history_epochs: int,
+        shard: str,
+        *,
+        retention: float = 0.0,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:
+        self._retention = int(1000 * retention)  # milliseconds
         self._servers = Servers(location)
         self._history_epochs = history_epochs
         self._shard = shard.encode()
@@ -155,13 +168,16 @@ class RedisStore(Store):
 
     def _append(self, works: Sequence[_Append]) -> list[StoreError | None]:
         """What could not be written of each, None where it was."""
-        unknown = [work for work in works if work.digest not in self._epochs]
+        # What may have been forgotten meanwhile is introduced with every write.
+        unknown = [work for work in works if self._retention or work.digest not in self._epochs]
         strangers = self._introduce(works, unknown)
         mine = [work for work in works if work.digest not in strangers]
         writes: list[Command] = [
             ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
             for work in mine
         ]
+        if self._retention:  # what was listed when it was introduced may have been taken for forgotten, see `_tidy`
+            writes += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in mine]
         fresh = {work.digest: work.key for work in mine if not work.epochs <= self._epochs.get(work.digest, set())}
         answers = self._servers.run([*writes, *(("HKEYS", key) for key in fresh.values())], replicas=True)
         for work in mine:
@@ -179,10 +195,15 @@ class RedisStore(Store):
                 first.append(("ZADD", NAMESPACES, "GT", newest, work.namespace))
         first += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in unknown]
         first += [("HSETNX", work.key, ABOUT, work.about) for work in unknown]
+        first += [self._lease(work.key) for work in unknown]
         abouts: list[Command] = [("HGET", work.key, ABOUT) for work in unknown]
         answers = self._servers.run(first + abouts, replicas=True) if first else []
         held = answers[len(first) :]
         return {w.digest for w, about in zip(unknown, held, strict=True) if not same(problem_of(about), w.problem)}
+
+    def _lease(self, key: bytes) -> Command:
+        """How long a problem stays from now on."""
+        return ("PEXPIRE", key, self._retention) if self._retention else ("PERSIST", key)
 
     def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
         """Keeps the newest epochs of these problems, by digest."""
@@ -213,9 +234,10 @@ class RedisStore(Store):
 
     def _rewind(self, namespace: bytes, epoch: int) -> int:
         forgotten = 0
-        for _, digests in self._walk(namespace, self._servers.run):
+        for members, digests in self._walk(namespace, self._servers.run):
             keys = [problem_key(digest) for digest in digests]
             answers = self._servers.run([("HKEYS", key) for key in keys])
+            self._tidy(members, [d for d, names in zip(digests, answers, strict=True) if not names], self._servers.run)
             newer = [[n for n in names if n != ABOUT and epoch_of(n) > epoch] for names in answers]
             deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
             if deletions:
@@ -225,9 +247,7 @@ class RedisStore(Store):
         self._newest.pop(namespace, None)
         return forgotten
 
-    def _walk(
-        self, namespace: bytes, run: Callable[[Sequence[Command]], list[Any]]
-    ) -> Iterator[tuple[bytes, list[bytes]]]:
+    def _walk(self, namespace: bytes, run: Run) -> Iterator[tuple[bytes, list[bytes]]]:
         """The problems of a namespace: a set that lists some of them, and a page of its digests, again and again."""
         for bucket in range(BUCKETS):
             members = bucket_key(namespace, bucket)
@@ -235,6 +255,15 @@ class RedisStore(Store):
             digests = sorted(answer)
             for start in range(0, len(digests), PAGE):
                 yield members, digests[start : start + PAGE]
+
+    def _tidy(self, members: bytes, forgotten: Sequence[bytes], run: Run) -> None:
+        """Takes problems that Redis has forgotten off their list; whoever writes to one meanwhile lists it again."""
+        if not forgotten:
+            return
+        run([("SREM", members, *forgotten)])
+        there = run([("EXISTS", problem_key(digest)) for digest in forgotten])
+        if back := [digest for digest, exists in zip(forgotten, there, strict=True) if exists]:
+            run([("SADD", members, *back)])
 
     # Reading
 
@@ -257,16 +286,18 @@ class RedisStore(Store):
 
     def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
         """See Reader."""
-        for _, digests in self._walk(namespace.encode(), self._read):
+        for members, digests in self._walk(namespace.encode(), self._read):
+            forgotten = []
             for start in range(0, len(digests), READ_PAGE):
                 page = digests[start : start + READ_PAGE]
-                for answer in self._read([("HGETALL", problem_key(digest)) for digest in page]):
+                answers = self._read([("HGETALL", problem_key(digest)) for digest in page])
+                for digest, answer in zip(page, answers, strict=True):
                     about = pairs(answer).get(ABOUT)
                     if about is None:
-                        continue
-                    problem = problem_of(about)
-                    if records := records_of(answer, problem):
+                        forgotten.append(digest)
+                    elif records := records_of(answer, problem := problem_of(about)):
                         yield problem, records
+            self._tidy(members, forgotten, self._read)
 
     def _read(self, commands: Sequence[Command]) -> list[Any]:
         try:

@@ -48,8 +48,14 @@ CREATE TABLE namespaces (
 INSERT INTO namespaces
     SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace;
 INSERT OR IGNORE INTO namespaces SELECT namespace, 0 FROM estimators;
-CREATE TRIGGER a_prompt_takes_its_responses AFTER DELETE ON prompts BEGIN
+CREATE TABLE writes (  -- beside the prompts, whose rows are long
+    prompt INTEGER PRIMARY KEY REFERENCES prompts (id),
+    latest REAL NOT NULL  -- seconds since 1970
+);
+INSERT INTO writes SELECT id, strftime('%s', 'now') FROM prompts;
+CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
     DELETE FROM responses WHERE prompt = old.id;
+    DELETE FROM writes WHERE prompt = old.id;
 END;
 """,
 )

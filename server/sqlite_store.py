@@ -7,10 +7,14 @@ callers share the price of an fsync and each is told only after the bytes are on
 import os
 import shutil
 import sqlite3
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
@@ -19,19 +23,31 @@ from histospec.server.sqlite_file import FILE_NAME, connect, lock, open_file, re
 from histospec.server.sqlite_reader import SQLiteReader, digest_of, prompts_of
 from histospec.server.store import Batch, Record, Store, total_size
 
+FORGET_SECONDS = 3600.0  # between looks for what is old, or a tenth of the retention
+FORGET_AT_ONCE = 500  # prompts, in one transaction
+
+log = structlog.get_logger()
 _Write = Callable[[sqlite3.Connection], Any]
 
 
 class SQLiteStore(SQLiteReader, Store):
     """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
 
-    The file grows to `disk` bytes at most. Raises ConfigError where the directory or the file in it cannot be used.
+    The file grows to `disk` bytes at most. A problem that nobody wrote to for `retention` seconds is forgotten, never
+    where that is 0. Raises ConfigError where the directory or the file in it cannot be used.
     """
 
     def __init__(
-        self, directory: Path, history_epochs: int, *, disk: int | None = None, max_backlog: int = MAX_BACKLOG
+        self,
+        directory: Path,
+        history_epochs: int,
+        *,
+        retention: float = 0.0,
+        disk: int | None = None,
+        max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self._history_epochs = history_epochs
+        self._retention = retention
         self._disk = disk
         self._lock = lock(directory)
         path = directory / FILE_NAME
@@ -42,6 +58,11 @@ class SQLiteStore(SQLiteReader, Store):
             raise
         self._connection = connect(path, disk)  # of the writer
         self._writer: GroupCommit[_Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
+        self._closing = threading.Event()
+        self._forgetting = threading.Thread(target=self._forget_now_and_then, name="retention", daemon=True)
+        if retention:
+            self._forget_old()
+            self._forgetting.start()
 
     def append(self, batch: Batch) -> "Future[None]":
         """See Store."""
@@ -118,6 +139,7 @@ class SQLiteStore(SQLiteReader, Store):
                 "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)", key
             ).lastrowid
         )
+        connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
             "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated) VALUES (?, ?, ?, ?, ?, ?)",
             [(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated) for r in records],
@@ -148,6 +170,29 @@ class SQLiteStore(SQLiteReader, Store):
                 )
         return [record for record in batch.records if record.epoch >= kept[0]]
 
+    def _forget_now_and_then(self) -> None:
+        while not self._closing.wait(min(self._retention / 10, FORGET_SECONDS)):
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Forgets what retention says, a little at a time, so that nobody waits long."""
+        try:
+            while self._writer.submit(self._forget_some, 0).result():
+                pass
+        except StoreError as error:  # the next time comes
+            log.warning("old problems are not forgotten", reason=str(error))
+
+    def _forget_some(self, connection: sqlite3.Connection) -> int:
+        """-> how many prompts that were. Those of a named problem stay until none of them is written to."""
+        since = time.time() - self._retention
+        return connection.execute(
+            "DELETE FROM prompts WHERE id IN (SELECT id FROM writes JOIN prompts AS mine ON id = prompt "
+            "WHERE latest < ? AND (problem = '' OR NOT EXISTS (SELECT 1 FROM prompts AS others "
+            "JOIN writes ON prompt = others.id WHERE others.namespace = mine.namespace "
+            "AND others.problem = mine.problem AND latest >= ?)) LIMIT ?)",
+            (since, since, FORGET_AT_ONCE),
+        ).rowcount
+
     def _explain(self, error: Exception) -> StoreError:
         text = str(error)
         if "full" not in text:
@@ -161,6 +206,9 @@ class SQLiteStore(SQLiteReader, Store):
 
     def close(self) -> None:
         """See Store."""
+        self._closing.set()
+        if self._retention:
+            self._forgetting.join()
         self._writer.close()
         super().close()
         os.close(self._lock)

@@ -8,6 +8,8 @@ from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Reader, Store
 
+DAY = 86_400.0  # seconds
+
 
 def open_store(config: StoreConfig, shard: str) -> Store:
     """The store, opened and reached. `shard` names who opens it among those that share it.
@@ -15,10 +17,11 @@ def open_store(config: StoreConfig, shard: str) -> Store:
     Raises:
         ConfigError: it cannot be used; the message says what to change.
     """
+    window, retention, backlog = config.history_epochs, config.retention * DAY, config.max_backlog
     if config.store == "sqlite":
-        return SQLiteStore(config.data_dir, config.history_epochs, disk=config.disk, max_backlog=config.max_backlog)
+        return SQLiteStore(config.data_dir, window, retention=retention, disk=config.disk, max_backlog=backlog)
     location = Location.parse(config.store)
-    store = RedisStore(location, config.history_epochs, shard, max_backlog=config.max_backlog)
+    store = RedisStore(location, window, shard, retention=retention, max_backlog=backlog)
     try:
         store.newest_epochs()
     except StoreError as error:

@@ -25,8 +25,8 @@ PROBLEM = Problem("run", b"prompt..")
 def open_store():
     stores = []
 
-    def open_(url: str) -> RedisStore:
-        stores.append(RedisStore(Location.parse(url), 8, "shard-0"))
+    def open_(url: str, **options: object) -> RedisStore:
+        stores.append(RedisStore(Location.parse(url), 8, "shard-0", **options))
         return stores[-1]
 
     yield open_
@@ -158,6 +158,39 @@ def test_a_full_server_is_told_from_a_broken_one(open_store, server):
     server.client.config_set("maxmemory", "0")
     store.append(batch(b"cccc")).result()
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
+
+
+def test_problems_that_redis_forgot_leave_their_list(open_store, redis_server):
+    store = open_store(redis_server.url)
+    for number in range(20):
+        store.append(batch(b"aaaa", prompt=bytes([number] * 4))).result()
+
+    def listed() -> int:
+        return sum(redis_server.client.scard(key) for key in redis_server.client.keys("histospec:1:problems:*"))
+
+    keys = redis_server.client.keys("histospec:1:problem:*")
+    redis_server.client.delete(*keys[:5])
+    assert store.count() == 15
+    assert listed() == 15
+    redis_server.client.delete(*keys[5:10])
+    store.rewind("run", 0).result()
+    assert (store.count(), listed()) == (10, 10)
+
+
+def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(open_store, redis_server, monkeypatch):
+    store, other = open_store(redis_server.url, retention=60.0), open_store(redis_server.url, retention=60.0)
+    store.append(batch(b"aaaa")).result()
+    redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
+    run = other._servers.run
+
+    def meanwhile(commands: list[tuple], *args: object):
+        if commands[0][0] == "SREM":
+            store.append(batch(b"bbbb")).result()
+        return run(commands, *args)
+
+    monkeypatch.setattr(other._servers, "run", meanwhile)
+    assert other.count() == 0
+    assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]
 
 
 def test_a_damaged_response_is_reported(open_store, redis_server):

@@ -146,6 +146,39 @@ def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store, tmp_pa
     assert store.count() == 2
 
 
+def age(store: SQLiteStore, condition: str, seconds: float) -> None:
+    """As if what meets the condition had been written so long ago."""
+    text = f"UPDATE writes SET latest = latest - ? WHERE prompt IN (SELECT id FROM prompts WHERE {condition})"
+    store._writer.submit(lambda connection: connection.execute(text, (seconds,)), 0).result()
+
+
+def test_what_is_old_is_forgotten_when_the_file_is_opened(open_store):
+    store = open_store()
+    for number in range(1200):
+        store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big")))
+    for name in ("a", "b"):
+        for prompt in (b"old.", b"new."):
+            put(store, prompt, prompt=prompt, name=name)
+    put(store, b"aaaa", namespace="other")
+    age(store, "namespace = 'run' AND NOT (problem = 'b' AND tokens = CAST('new.' AS BLOB))", 100)
+    age(store, "namespace = 'other'", 30)
+    store.close()
+    store = open_store(retention=60.0)
+    assert {(p.name, r.tokens) for p, records in store.problems("run") for r in records} == {
+        ("b", b"old."),
+        ("b", b"new."),
+    }
+    assert store.count() == 3
+    counts = [store._read(f"SELECT count(*) FROM {table}") for table in ("prompts", "writes")]
+    assert counts == [[(3,)], [(3,)]]
+
+
+def test_retention_begins_with_the_update_of_an_old_file(open_store, tmp_path):
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.executescript(FIRST_VERSION)
+    assert open_store(retention=3600.0).count() == 1
+
+
 def test_a_failing_disk_is_reported_and_survived(open_store):
     store = open_store()
 

@@ -1,9 +1,11 @@
 """What every store promises, asked of each one: SQLite, Redis, and a Redis Cluster."""
 
 import threading
+import time
 
 import pytest
 from batches import batch, put
+from waiting import eventually
 
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
@@ -13,17 +15,17 @@ from histospec.server.store import Batch, Problem, Record
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
 def open_store(request, tmp_path):
-    """open_store(history_epochs=8) opens the same store again and again; what one wrote the next one has."""
+    """open_store(history_epochs=8, …) opens the same store again and again; what one wrote the next one has."""
     stores = []
     url = None
     if request.param != "sqlite":
         url = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster").url
 
-    def open_(history_epochs: int = 8):
+    def open_(history_epochs: int = 8, **options: object):
         if url is None:
-            store = SQLiteStore(tmp_path, history_epochs)
+            store = SQLiteStore(tmp_path, history_epochs, **options)
         else:
-            store = RedisStore(Location.parse(url), history_epochs, "shard-0")
+            store = RedisStore(Location.parse(url), history_epochs, "shard-0", **options)
         stores.append(store)
         return store
 
@@ -162,3 +164,39 @@ def test_a_walk_meets_every_problem_once(open_store):
     assert list(store.problems("nobody")) == []
     assert store.count() == 1261
     assert sum(len(some.records) for some in store.load()) == 1261
+
+
+def test_a_problem_that_nobody_writes_to_is_forgotten(open_store):
+    store = open_store(retention=3.0)
+    store.save_estimator("run", b"learned").result()
+    for number in range(20):
+        put(store, b"gone", 4, prompt=bytes([number] * 8))
+    put(store, b"gone", prompt=b"1st.", name="old")
+    stays = [Problem("run", b"stays..."), Problem("run", b"2nd.", "new")]
+
+    def only_these_are_left() -> bool:
+        for problem in stays:
+            store.append(Batch(problem, [Record(b"kept", 2)])).result()
+        return {problem for problem, _ in store.problems("run")} == set(stays)
+
+    eventually(only_these_are_left, "they are not forgotten")
+    assert all({r.tokens for r in store.history(problem)} == {b"kept"} for problem in stays)
+    assert store.history(Problem("run", bytes(8))) == []
+    assert store.estimators() == {"run": b"learned"}
+    assert store.newest_epochs() == {"run": 4}
+    eventually(lambda: store.count() == 0, "the rest is not forgotten")
+    store.close()
+    store = open_store()
+    put(store, b"anew", 4, prompt=bytes(8))  # as if it had never been
+    assert [(p, r) for p, r in store.problems("run")] == [(Problem("run", bytes(8)), [Record(b"anew", 4)])]
+
+
+def test_without_retention_what_had_one_stays(open_store):
+    store = open_store(retention=5.0)
+    put(store, b"aaaa")
+    put(store, b"aaaa", prompt=b"another.")
+    store.close()
+    store = open_store()
+    put(store, b"bbbb")
+    time.sleep(6)  # longer than it would have been kept
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"aaaa", b"bbbb"]
