@@ -122,7 +122,7 @@ def _written(name: str) -> Iterator[BinaryIO]:
         finally:
             os.close(folder)
     except OSError as error:
-        raise SnapshotError(f"{partial}: {(error.strerror or str(error)).lower()}; there is no {path}") from None
+        raise SnapshotError(f"{partial}: {(error.strerror or str(error)).lower()}; {path} is as it was") from None
     finally:
         with suppress(OSError):
             partial.unlink()

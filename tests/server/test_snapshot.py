@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from histospec.server import cli, snapshot
 from histospec.server.errors import StoreFull
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
+from histospec.server.sqlite_file import FILE_NAME
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
@@ -120,6 +122,34 @@ def test_a_snapshot_can_be_replayed(run, data, tmp_path):
     code, text = run("replay", file, "--no-plot", "--json", "-")
     assert code == 0
     assert '"problems": 4' in text
+
+
+def test_a_snapshot_may_go_to_the_standard_output(data):
+    command = [sys.executable, "-m", "histospec.server", "snapshot", "-", "--data-dir", str(data)]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "-: 4 problems, 7 responses, 314 tokens\n")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["namespace"] for line in lines] == ["other ❤", "run", "run", "run"]
+    assert [line.get("id") for line in lines[1:]] == [None, "a name ❤", "turns"]
+    turns = lines[3]["responses"][0]
+    assert np.array(turns.pop("logprobs"), "<f4").tobytes() == logprobs(4)
+    assert turns == {
+        "epoch": 1,
+        "turns": [
+            {"role": "assistant", "tokens": [1]},
+            {"role": "environment", "tokens": [2, 3]},
+            {"role": "assistant", "tokens": [2**31 - 1]},
+        ],
+        "reward": 2.0,
+    }
+
+
+def test_a_store_of_an_older_version_is_not_read(run, data, tmp_path):
+    with sqlite3.connect(data / FILE_NAME) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
+    assert code == 2
+    assert "was written by an older HistoSpec (schema 2, this one needs 3); start" in text
 
 
 def test_namespaces_are_chosen_by_a_pattern(run, data, tmp_path):
@@ -256,9 +286,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(run, data, tmp_path):
     (tmp_path / "all.jsonl.partial").symlink_to("/dev/full")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
     assert code == 1
-    assert text == (
-        f"histospec snapshot: {tmp_path}/all.jsonl.partial: no space left on device; there is no {tmp_path}/all.jsonl\n"
-    )
+    file = tmp_path / "all.jsonl"
+    assert text == f"histospec snapshot: {file}.partial: no space left on device; {file} is as it was\n"
     assert not list(tmp_path.glob("all.jsonl*"))
 
 
