@@ -13,6 +13,7 @@ from batches import batch, put
 from histospec.server import sqlite_reader, sqlite_store
 from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.sqlite_file import FILE_NAME
+from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Problem, Record
 
@@ -72,6 +73,26 @@ def test_load_yields_what_was_there_when_it_began(open_store):
     assert next(loading).records == [Record(b"bbbb", 0)]
     put(store, b"dddd", 1)
     assert [b.records for b in loading] == [[Record(b"aaaa", 1), Record(b"cccc", 1)]]
+
+
+def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(open_store, tmp_path):
+    store = open_store()
+    for number in range(3):
+        put(store, b"aaaa", prompt=bytes([number] * 4))
+    reader = SQLiteReader.snapshot(tmp_path)
+    walk = reader.problems("run")
+    seen = [next(walk)]
+    for number in range(6):
+        put(store, b"bbbb", 1, prompt=bytes([number] * 4))
+    store.drop("other").result()
+    store.rewind("run", 0).result()
+    seen += walk
+    assert sorted((p.prompt, r) for p, r in seen) == [(bytes([n] * 4), [Record(b"aaaa", 0)]) for n in range(3)]
+    assert reader.newest_epochs() == {"run": 0}
+    with pytest.raises(StoreError, match="readonly"):
+        reader._read("DELETE FROM responses")
+    reader.close()
+    put(store, b"cccc")
 
 
 def test_many_threads_share_transactions_and_lose_nothing(open_store):
