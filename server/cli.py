@@ -9,15 +9,18 @@ from histospec.server.errors import ConfigError, HistoSpecError
 
 
 class Command(NamedTuple):
-    """A word of the command line and the module whose `main(argv) -> int` it runs."""
+    """A word of the command line and the module whose `main(argv) -> int`, or another function, it runs."""
 
     module: str
     summary: str
+    function: str = "main"
 
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
     "replay": Command("histospec.server.replay", "what would drafting gain on recorded rollouts?"),
+    "snapshot": Command("histospec.server.snapshot", "write what a store holds to a file", "snapshot"),
+    "restore": Command("histospec.server.snapshot", "bring such a file back into a store", "restore"),
     "bench": Command("histospec.server.bench", "load a running service and say what it takes"),
     "status": Command("histospec.server.status", "how a running server is doing"),
 }
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"histospec: there is no command {words[0]!r}; use one of {', '.join(COMMANDS)}\n")
         return 2
     try:
-        return int(import_module(command.module).main(words[1:]))
+        return int(getattr(import_module(command.module), command.function)(words[1:]))
     except ConfigError as error:
         sys.stderr.write(f"histospec {words[0]}: {error}\n")
         return 2

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,11 +29,13 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from histospec.server.arguments import ArgumentParser
+from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
+from histospec.server.group_commit import MAX_BACKLOG
 from histospec.server.redis_servers import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
+C = TypeVar("C", bound="StoreConfig")
 
 
 class Address(NamedTuple):
@@ -116,10 +118,67 @@ Count = Annotated[int, Field(ge=1)]
 File = Path | None
 
 
-class Config(BaseSettings):
-    """All options of `histospec serve`."""
+class StoreConfig(BaseSettings):
+    """What is kept, and where: the options of every command that opens the store."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    data_dir: Path = Field(Path("histospec-data"), description="directory of the store; made when absent")
+    store: str = Field(
+        "sqlite",
+        description="where responses survive a restart: sqlite, or redis://HOST:PORT, or redis+cluster://HOST:PORT,... "
+        "(rediss for TLS; ?replicas=1 waits for a replica)",
+    )
+    history_epochs: Count = Field(8, description="newest epochs kept for each problem")
+    retention: Annotated[float, Field(ge=0, le=36500)] = Field(
+        0.0, description="days after which a problem that nobody wrote to is forgotten; 0 for never"
+    )
+    disk: Bytes | None = Field(None, description="how large the SQLite file may become, for example 100GiB")
+    max_backlog: Bytes = Field(MAX_BACKLOG, description="what may wait for the store, for example 256MiB")
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, value: str) -> str:
+        if value.split(":")[0] in SCHEMES:
+            Location.parse(value)
+        elif value != "sqlite":
+            raise ValueError("there is no such store; use sqlite, redis://HOST:PORT or redis+cluster://HOST:PORT,...")
+        return value
+
+    @field_validator("disk", "max_backlog")
+    @classmethod
+    def _some_room(cls, value: int | None) -> int | None:
+        if value is not None and value < 1 << 20:
+            raise ValueError("give the store at least 1MiB")
+        return value
+
+    @model_validator(mode="after")
+    def _a_file(self) -> "StoreConfig":
+        if self.disk is not None and self.store != "sqlite":
+            raise ValueError("--disk: limits the file of --store sqlite; what Redis holds is limited by its maxmemory")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and file arrive together in `load`; the environment stands between them."""
+        flags = init_settings()
+        file = flags.pop("_file", {})
+        return (
+            InitSettingsSource(settings_cls, init_kwargs=flags),
+            env_settings,
+            InitSettingsSource(settings_cls, init_kwargs=file),
+        )
+
+
+class Config(StoreConfig):
+    """All options of `histospec serve`."""
 
     # Where
     listen: Where = Field(Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 takes a free one")
@@ -136,15 +195,8 @@ class Config(BaseSettings):
     )
     peers: Shards = Field((), description="all shards of this service, [NAME=]HOST:PORT, comma-separated")
 
-    # What is kept
-    data_dir: Path = Field(Path("histospec-data"), description="directory of the store; made when absent")
-    store: str = Field(
-        "sqlite",
-        description="where responses survive a restart: sqlite, or redis://HOST:PORT, or redis+cluster://HOST:PORT,... "
-        "(rediss for TLS; ?replicas=1 waits for a replica)",
-    )
+    # What is kept in the index
     memory: Bytes = Field(8 << 30, description="budget of the index, for example 8GiB")
-    history_epochs: Count = Field(8, description="newest epochs kept for each problem")
     namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
         1 << 19, description="text that all problems of a namespace share in the index, in tokens; 0 for none"
     )
@@ -173,15 +225,6 @@ class Config(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log line shown: debug, info, warning or error"
     )
-
-    @field_validator("store")
-    @classmethod
-    def _known_store(cls, value: str) -> str:
-        if value.split(":")[0] in SCHEMES:
-            Location.parse(value)
-        elif value != "sqlite":
-            raise ValueError("there is no such store; use sqlite, redis://HOST:PORT or redis+cluster://HOST:PORT,...")
-        return value
 
     @field_validator("memory")
     @classmethod
@@ -212,36 +255,23 @@ class Config(BaseSettings):
                 )
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and file arrive together in `load`; the environment stands between them."""
-        flags = init_settings()
-        file = flags.pop("_file", {})
-        return (
-            InitSettingsSource(settings_cls, init_kwargs=flags),
-            env_settings,
-            InitSettingsSource(settings_cls, init_kwargs=file),
-        )
-
 
 def load(argv: Sequence[str], prog: str = "histospec serve") -> Config:
     """The configuration that flags, environment and file add up to.
 
     Raises ConfigError with one sentence that names the option and where its value came from.
     """
-    flags = vars(_parser(prog).parse_args(list(argv)))
+    return settle(Config, vars(parser(Config, prog, "Start a draft server.").parse_args(list(argv))))
+
+
+def settle(kind: type[C], flags: dict[str, Any]) -> C:
+    """The configuration of a kind that these flags, environment and file add up to. Raises ConfigError as `load`."""
     path = flags.pop("config", None) or os.environ.get(f"{PREFIX}CONFIG")
     file = _read(Path(path)) if path else {}
-    values: dict[str, Any] = {**flags, "_file": file}
+    mine = {name: value for name, value in file.items() if name in kind.model_fields}
+    values: dict[str, Any] = {**flags, "_file": mine}
     try:
-        return Config(**values)
+        return kind(**values)
     except ValidationError as error:
         raise ConfigError(_sentence(error, flags, path)) from None
 
@@ -281,28 +311,23 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     return f"{_flag(name)}{source}: {message}"
 
 
-def _parser(prog: str) -> ArgumentParser:
+def parser(kind: type[StoreConfig], prog: str, description: str) -> ArgumentParser:
+    """A parser of the flags of a kind of configuration; what is not given is absent from what it parses."""
     parser = ArgumentParser(
         prog=prog,
-        description="Start a draft server.",
+        description=description,
         epilog=f"Every option is also an environment variable ({PREFIX}LISTEN for --listen) and a key of the --config "
         "file (listen). A flag wins over the environment, the environment over the file.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file")
-    for name, field in Config.model_fields.items():
+    for name, field in kind.model_fields.items():
         help_ = str(field.description)
         if field.annotation is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=help_)
             continue
-        if field.default not in ("", ()):
-            help_ += f" (default: {_shown(field.default)})"
+        if field.default not in ("", (), None):
+            help_ += f" (default: {shown(field.default)})"
         parser.add_argument(_flag(name), metavar=name.split("_")[-1].upper(), help=help_.replace("%", "%%"))
     return parser
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
-        return f"{default >> 30}GiB" if default % (1 << 30) == 0 else f"{default >> 20}MiB"
-    return str(default)

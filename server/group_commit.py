@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
+from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 
 log = structlog.get_logger()
@@ -20,8 +21,7 @@ T = TypeVar("T")
 
 # One group takes at most so much, so that nobody waits long for strangers' bytes.
 GROUP_BYTES = 32 << 20
-# What may wait for the store; more is refused rather than kept in memory.
-BACKLOG_BYTES = 256 << 20
+MAX_BACKLOG = 256 << 20  # bytes, unless told
 
 
 @dataclass(eq=False)
@@ -36,14 +36,17 @@ class Work(Generic[T]):
 class GroupCommit(Generic[T]):
     """Calls `write(group)` in its own thread; `write` must `settle` or `fail` every work of the group.
 
-    At the end of that thread it calls `close`.
+    At the end of that thread it calls `close`. No more than `max_backlog` bytes wait, or one work that is larger.
     """
 
-    def __init__(self, write: Callable[[list[Work[T]]], None], close: Callable[[], None]) -> None:
+    def __init__(
+        self, write: Callable[[list[Work[T]]], None], close: Callable[[], None], max_backlog: int = MAX_BACKLOG
+    ) -> None:
         self._write = write
         self._close = close
         self._queue: queue.SimpleQueue[Work[T] | None] = queue.SimpleQueue()
         self._backlog = 0
+        self._max_backlog = max_backlog
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
@@ -53,11 +56,11 @@ class GroupCommit(Generic[T]):
         work = Work(what, size)
         work.done.set_running_or_notify_cancel()  # whoever waits may leave, but what was asked for is done
         with self._lock:
-            full = self._backlog > 0 and self._backlog + size > BACKLOG_BYTES
+            full = self._backlog > 0 and self._backlog + size > self._max_backlog
             if not full:
                 self._backlog += size
         if full:
-            text = f"store: more than {BACKLOG_BYTES >> 20} MiB wait to be written; try later"
+            text = f"store: more than {shown(self._max_backlog)} (--max-backlog) would wait to be written; try later"
             work.done.set_exception(StoreFull(text))
         else:
             self._queue.put(work)

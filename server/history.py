@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import structlog
 from histospec.native import Engine
 from histospec.server.errors import LimitExceeded, StoreError
 from histospec.server.learning import Learning
+from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
 from histospec.server.read_through import ReadThrough
 from histospec.server.store import Batch, Problem, Record, Store
@@ -22,6 +24,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 LOG_EVERY_SECONDS = 5.0
+WATCH_SECONDS = 3.0  # between looks at what other shards have stored
 
 
 class History:
@@ -34,6 +37,8 @@ class History:
         self._newest = store.newest_epochs()
         self._namespaces = set(self._newest)
         self._max_namespaces = max_namespaces
+        self._backwards = 0  # how often the newest epochs went back: what was read before that no longer counts
+        self._watching: asyncio.Task[None] | None = None
         self._learning = Learning(engine, store, metrics)
         self._learning.restore()
         # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
@@ -128,6 +133,7 @@ class History:
                 self._metrics.store_errors.inc()
                 raise
             self._newest.pop(namespace, None)
+            self._backwards += 1
             await self._through.forget()
             await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
         self._namespaces.discard(namespace)
@@ -146,6 +152,7 @@ class History:
                 self._metrics.store_errors.inc()
                 raise
             self._newest[namespace] = min(self.newest_epoch(namespace), epoch)
+            self._backwards += 1
             await self._through.forget()
             await self._in(self._indexing, lambda: self._empty(namespace))
         return forgotten
@@ -160,8 +167,27 @@ class History:
     async def load(self) -> None:
         """Indexes everything that the store holds; from now on, what is learned is saved."""
         self._learning.start()
+        if not self._store.whole_at_start:
+            self._watching = asyncio.ensure_future(self._watch())
         await self._in(self._loading, self._load)
         self.loaded.set()
+
+    async def _watch(self) -> None:
+        """Hears of the epochs that other shards have seen."""
+        throttle = Throttle(1, 60.0)
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self._hear()
+            except StoreError as error:
+                if (left_out := throttle.admits("failed")) is not None:
+                    log.warning("the newest epochs of other shards are not known", reason=str(error), **left_out)
+
+    async def _hear(self) -> None:
+        before = self._backwards
+        newest = await self._in(self._loading, self._store.newest_epochs)
+        if before == self._backwards:
+            self._newest.update({name: max(self.newest_epoch(name), epoch) for name, epoch in newest.items()})
 
     def _load(self) -> None:
         if not self._store.whole_at_start:
@@ -214,6 +240,10 @@ class History:
     async def close(self) -> None:
         """Finishes what was begun, gives up what is being loaded, saves what was learned, and closes the store."""
         self._closing = True
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
         if self._begun:
             await asyncio.wait(self._begun)
         await self._through.close()

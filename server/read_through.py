@@ -12,13 +12,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import groupby
 
 import structlog
 
 from histospec.server.errors import StoreError
 from histospec.server.metrics import Metrics
-from histospec.server.store import Batch, Problem, Store
+from histospec.server.store import Batch, Problem, Store, by_epoch
 
 log = structlog.get_logger()
 
@@ -92,7 +91,7 @@ class ReadThrough:
         loop = asyncio.get_running_loop()
         try:
             records = await loop.run_in_executor(self._readers, self._store.history, problem)
-            batches = [Batch(problem, list(some)) for _, some in groupby(records, key=lambda record: record.epoch)]
+            batches = list(by_epoch(problem, records))
             if batches:
                 await loop.run_in_executor(self._indexing, self._index_all, batches)
             else:

@@ -7,9 +7,9 @@ line, the field and what was expected there.
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 MAX_TOKEN = (1 << 31) - 1
 GZIP_MAGIC = b"\x1f\x8b"
 
+L = TypeVar("L", bound="Line")
 Tokens = npt.NDArray[np.int32]
 
 
@@ -82,20 +83,30 @@ def read(file: BinaryIO) -> Iterator[Problem]:
         RecordingError: a line is not a record, an id comes twice, the archive is damaged, or there is no record at all.
 
     """
-    lines_of_ids: dict[str | int, int] = {}
+    lines: dict[tuple[str | None, str | int], int] = {}
+    for number, record in read_as(Line, file):
+        if record.id is not None and (first := lines.setdefault((record.namespace, record.id), number)) != number:
+            raise RecordingError(
+                f"line {number}: id: {record.id!r} is also on line {first}; one line holds all responses of a problem"
+            )
+        yield Problem(np.array(record.prompt, np.int32), tuple(response.recorded() for response in record.responses))
+
+
+def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[int, L]]:
+    """The lines of an open binary file, plain or gzipped, as a kind of `Line`, each with its number from 1.
+
+    Raises:
+        RecordingError: as `read`, but that an id may come again.
+
+    """
     empty = True
     for number, line in _lines(file):
         try:
-            record = _Record.model_validate_json(line)
+            record = kind.model_validate_json(line)
         except ValidationError as error:
             raise RecordingError(f"line {number}: {_explain(error.errors()[0])}") from None
-        if record.id is not None and lines_of_ids.setdefault(record.id, number) != number:
-            raise RecordingError(
-                f"line {number}: id: {record.id!r} is also on line {lines_of_ids[record.id]}; "
-                "one line holds all responses of a problem"
-            )
         empty = False
-        yield Problem(np.array(record.prompt, np.int32), tuple(response.recorded() for response in record.responses))
+        yield number, record
     if empty:
         raise RecordingError("holds no records")
 
@@ -115,7 +126,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 # What a line must be. Fields that are not named here are ignored.
 
-_Token = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
+Token = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
 
 
 class _Strict(BaseModel):
@@ -124,17 +135,19 @@ class _Strict(BaseModel):
 
 class _Turn(_Strict):
     role: Literal["assistant", "environment"]
-    tokens: list[_Token]
+    tokens: list[Token]
 
 
-class _Response(_Strict):
+class LineResponse(_Strict):
+    """One response in a line."""
+
     epoch: Annotated[int, Field(ge=0, lt=1 << 63)]
     group: Any = None
-    tokens: list[_Token] | None = None
+    tokens: list[Token] | None = None
     turns: list[_Turn] | None = None
 
     @model_validator(mode="after")
-    def _has_text(self) -> "_Response":
+    def _has_text(self) -> "LineResponse":
         if (self.tokens is None) == (self.turns is None):
             raise PydanticCustomError("text", "needs exactly one of tokens and turns")
         if not any(tokens for tokens, _ in self.parts()):
@@ -142,19 +155,24 @@ class _Response(_Strict):
         return self
 
     def parts(self) -> list[tuple[list[int], bool]]:
+        """Tokens, and whether the model wrote them, in order; some may be empty."""
         if self.turns is None:
             return [(self.tokens or [], True)]
         return [(turn.tokens, turn.role == "assistant") for turn in self.turns]
 
     def recorded(self) -> RecordedResponse:
+        """As arrays."""
         turns = (Turn(np.array(tokens, np.int32), generated) for tokens, generated in self.parts() if tokens)
         return RecordedResponse(self.epoch, tuple(turns), self.group)
 
 
-class _Record(_Strict):
+class Line(_Strict):
+    """One problem. A subclass may ask for more."""
+
+    namespace: str | None = None
     id: str | int | None = None
-    prompt: Annotated[list[_Token], Field(min_length=1)]
-    responses: Annotated[list[_Response], Field(min_length=1)]
+    prompt: Annotated[list[Token], Field(min_length=1)]
+    responses: Annotated[Sequence[LineResponse], Field(min_length=1)]
 
 
 def _explain(error: ErrorDetails) -> str:

@@ -24,7 +24,7 @@ def pack(record: Record) -> bytes:
     largest = int(tokens.max()) if tokens.size else 0
     width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
     flags = REWARD * (record.reward is not None) | LOGPROBS * bool(record.logprobs) | GENERATED * bool(record.generated)
-    head = _HEAD.pack(VERSION, flags, width, record.epoch, record.reward or 0.0, tokens.size)
+    head = _HEAD.pack(VERSION, flags, width, record.epoch, 0.0 if record.reward is None else record.reward, tokens.size)
     narrow = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
     mask = np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes() if record.generated else b""
     return head + narrow + record.logprobs + mask

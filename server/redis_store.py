@@ -1,22 +1,16 @@
 """The store in Redis or Valkey, alone or as a Cluster, which all shards share.
 
-    histospec:1:problem:{DIGEST}           hash: "about" is the problem, "rEPOCH TIME NUMBER" a response each
-    histospec:1:problems:BUCKET:NAMESPACE  set: the digests of its problems
-    histospec:1:estimators:NAMESPACE       hash: what the drafter of each shard learned
-    histospec:1:namespaces                 sorted set: the newest epoch of each
-
-DIGEST is the one that places the problem (`histospec.client.routing`); the tokens in "about" are compared all the same,
-before the first write and at every read. A problem is listed before its first response is written, so that every
-response can be found from its namespace. The name of a response's field is chosen once: writing it again after an
-answer was lost changes nothing.
+`redis_keys` says what is where. A problem is found by its digest; its tokens are compared all the same, before the
+first write and at every read. A problem is listed before its first response is written, so that every response can be
+found from its namespace. The name of a response's field is chosen once: writing it again after an answer was lost
+changes nothing.
 """
 
 import secrets
-import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain, count, groupby, repeat
@@ -25,29 +19,41 @@ from typing import Any, TypeVar
 import redis
 import structlog
 
-from histospec.client.routing import problem_digest
 from histospec.server import records
 from histospec.server.errors import StoreError, StoreFull
-from histospec.server.group_commit import GroupCommit, Work
+from histospec.server.group_commit import MAX_BACKLOG, GroupCommit, Work
+from histospec.server.redis_keys import (
+    ABOUT,
+    BUCKETS,
+    FIELD,
+    NAMESPACES,
+    about_of,
+    bucket_key,
+    digest_of,
+    epoch_of,
+    estimators_key,
+    pairs,
+    problem_key,
+    problem_of,
+    problems_key,
+    records_of,
+    same,
+)
 from histospec.server.redis_servers import TRANSIENT, Command, Location, Servers
 from histospec.server.store import Batch, Problem, Record, Store, total_size
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Run = Callable[[Sequence[Command]], list[Any]]
 
-PREFIX = b"histospec:1:"
-NAMESPACES = PREFIX + b"namespaces"
-ABOUT = b"about"
-BUCKETS = 64
-PAGE = 500  # problems asked for in one round trip
+PAGE = 500  # problems looked at in one round trip ...
+READ_PAGE = 8  # ... and read with all their responses
 
 # How long a group is tried again while servers fail over, before its callers are told that it is not kept. Once that
 # has happened, the next groups are tried once, until one succeeds.
 PATIENCE = 10.0
 PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries, the last one again and again
 KNOWN_PROBLEMS = 200_000  # of which the epochs are remembered, so that a write need not ask for them
-
-_FIELD = struct.Struct(">cQQ6s")  # sorts by epoch, then arrival
 
 
 class _Append:
@@ -57,21 +63,33 @@ class _Append:
         problem = batch.problem
         self.problem = problem
         self.namespace = problem.namespace.encode()
-        self.digest = _digest(problem)
-        self.key = _problem_key(self.digest)
-        self.about = _about(problem)
+        self.digest = digest_of(problem)
+        self.key = problem_key(self.digest)
+        self.about = about_of(problem)
         self.epochs = {record.epoch for record in batch.records}
         fields = [(next(names), record) for record in batch.records]
-        self.fields = [_FIELD.pack(b"r", r.epoch, time.time_ns(), name) for name, r in fields]
+        self.fields = [FIELD.pack(b"r", r.epoch, time.time_ns(), name) for name, r in fields]
         self.values = [records.pack(r) for _, r in fields]
 
 
 class RedisStore(Store):
-    """See the module. `shard` names this server among those that share the store."""
+    """See the module. `shard` names this server among those that share the store.
+
+    A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0.
+    """
 
     whole_at_start = False
 
-    def __init__(self, location: Location, history_epochs: int, shard: str) -> None:
+    def __init__(
+        self,
+        location: Location,
+        history_epochs: int,
+        shard: str,
+        *,
+        retention: float = 0.0,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:
+        self._retention = int(1000 * retention)  # milliseconds
         self._servers = Servers(location)
         self._history_epochs = history_epochs
         self._shard = shard.encode()
@@ -83,7 +101,7 @@ class RedisStore(Store):
         self._newest: dict[bytes, int] = {}
         self._away = False
         self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
-            self._write, self._servers.close
+            self._write, self._servers.close, max_backlog
         )
 
     # Writing
@@ -98,7 +116,7 @@ class RedisStore(Store):
         """See Store."""
         name = namespace.encode()
         listed: Command = ("ZADD", NAMESPACES, "GT", 0, name)
-        return self._writer.submit([listed, ("HSET", _estimators_key(name), self._shard, state)], len(state))
+        return self._writer.submit([listed, ("HSET", estimators_key(name), self._shard, state)], len(state))
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
@@ -150,13 +168,16 @@ class RedisStore(Store):
 
     def _append(self, works: Sequence[_Append]) -> list[StoreError | None]:
         """What could not be written of each, None where it was."""
-        unknown = [work for work in works if work.digest not in self._epochs]
+        # What may have been forgotten meanwhile is introduced with every write.
+        unknown = [work for work in works if self._retention or work.digest not in self._epochs]
         strangers = self._introduce(works, unknown)
         mine = [work for work in works if work.digest not in strangers]
         writes: list[Command] = [
             ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
             for work in mine
         ]
+        if self._retention:  # what was listed when it was introduced may have been taken for forgotten, see `_tidy`
+            writes += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in mine]
         fresh = {work.digest: work.key for work in mine if not work.epochs <= self._epochs.get(work.digest, set())}
         answers = self._servers.run([*writes, *(("HKEYS", key) for key in fresh.values())], replicas=True)
         for work in mine:
@@ -172,23 +193,28 @@ class RedisStore(Store):
             newest = max(work.epochs)
             if newest > self._newest.get(work.namespace, -1):
                 first.append(("ZADD", NAMESPACES, "GT", newest, work.namespace))
-        first += [("SADD", _problems_key(work.namespace, work.digest), work.digest) for work in unknown]
+        first += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in unknown]
         first += [("HSETNX", work.key, ABOUT, work.about) for work in unknown]
+        first += [self._lease(work.key) for work in unknown]
         abouts: list[Command] = [("HGET", work.key, ABOUT) for work in unknown]
         answers = self._servers.run(first + abouts, replicas=True) if first else []
         held = answers[len(first) :]
-        return {w.digest for w, about in zip(unknown, held, strict=True) if not _same(_problem(about), w.problem)}
+        return {w.digest for w, about in zip(unknown, held, strict=True) if not same(problem_of(about), w.problem)}
+
+    def _lease(self, key: bytes) -> Command:
+        """How long a problem stays from now on."""
+        return ("PEXPIRE", key, self._retention) if self._retention else ("PERSIST", key)
 
     def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
         """Keeps the newest epochs of these problems, by digest."""
         deletions: list[Command] = []
         for digest, names in fields.items():
-            epochs = {_epoch(name) for name in names if name != ABOUT}
+            epochs = {epoch_of(name) for name in names if name != ABOUT}
             kept = set(sorted(epochs)[-self._history_epochs :])
             self._epochs[digest] = kept
             self._epochs.move_to_end(digest)
-            if old := [name for name in names if name != ABOUT and _epoch(name) not in kept]:
-                deletions.append(("HDEL", _problem_key(digest), *old))
+            if old := [name for name in names if name != ABOUT and epoch_of(name) not in kept]:
+                deletions.append(("HDEL", problem_key(digest), *old))
         while len(self._epochs) > KNOWN_PROBLEMS:
             self._epochs.popitem(last=False)
         if deletions:
@@ -196,82 +222,82 @@ class RedisStore(Store):
 
     def _drop(self, namespace: bytes) -> int:
         dropped = 0
-        for bucket in range(BUCKETS):
-            key = _bucket_key(namespace, bucket)
-            digests = self._members(key)
-            for page in _pages(digests):
-                keys = [_problem_key(digest) for digest in page]
-                answers = self._servers.run([("HLEN", k) for k in keys] + [("UNLINK", k) for k in keys])
-                dropped += sum(max(0, n - 1) for n in answers[: len(keys)])
-            if digests:
-                self._servers.run([("UNLINK", key)])
-        self._servers.run([("UNLINK", _estimators_key(namespace)), ("ZREM", NAMESPACES, namespace)])
+        for members, digests in self._walk(namespace, self._servers.run):
+            keys = [problem_key(digest) for digest in digests]
+            answers = self._servers.run([("HLEN", k) for k in keys] + [("UNLINK", k) for k in keys])
+            dropped += sum(max(0, n - 1) for n in answers[: len(keys)])
+            self._servers.run([("SREM", members, *digests)])
+        self._servers.run([("UNLINK", estimators_key(namespace)), ("ZREM", NAMESPACES, namespace)])
         self._epochs.clear()
         self._newest.pop(namespace, None)
         return dropped
 
     def _rewind(self, namespace: bytes, epoch: int) -> int:
         forgotten = 0
-        for bucket in range(BUCKETS):
-            for page in _pages(self._members(_bucket_key(namespace, bucket))):
-                keys = [_problem_key(digest) for digest in page]
-                answers = self._servers.run([("HKEYS", key) for key in keys])
-                newer = [[n for n in names if n != ABOUT and _epoch(n) > epoch] for names in answers]
-                deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
-                if deletions:
-                    forgotten += sum(self._servers.run(deletions, replicas=True))
+        for members, digests in self._walk(namespace, self._servers.run):
+            keys = [problem_key(digest) for digest in digests]
+            answers = self._servers.run([("HKEYS", key) for key in keys])
+            self._tidy(members, [d for d, names in zip(digests, answers, strict=True) if not names], self._servers.run)
+            newer = [[n for n in names if n != ABOUT and epoch_of(n) > epoch] for names in answers]
+            deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
+            if deletions:
+                forgotten += sum(self._servers.run(deletions, replicas=True))
         self._servers.run([("ZADD", NAMESPACES, "XX", "LT", epoch, namespace)])
         self._epochs.clear()
         self._newest.pop(namespace, None)
         return forgotten
 
+    def _walk(self, namespace: bytes, run: Run) -> Iterator[tuple[bytes, list[bytes]]]:
+        """The problems of a namespace: a set that lists some of them, and a page of its digests, again and again."""
+        for bucket in range(BUCKETS):
+            members = bucket_key(namespace, bucket)
+            (answer,) = run([("SMEMBERS", members)])
+            digests = sorted(answer)
+            for start in range(0, len(digests), PAGE):
+                yield members, digests[start : start + PAGE]
+
+    def _tidy(self, members: bytes, forgotten: Sequence[bytes], run: Run) -> None:
+        """Takes problems that Redis has forgotten off their list; whoever writes to one meanwhile lists it again."""
+        if not forgotten:
+            return
+        run([("SREM", members, *forgotten)])
+        there = run([("EXISTS", problem_key(digest)) for digest in forgotten])
+        if back := [digest for digest, exists in zip(forgotten, there, strict=True) if exists]:
+            run([("SADD", members, *back)])
+
     # Reading
 
     def history(self, problem: Problem, limit: int = 0) -> list[Record]:
-        """See Store."""
-        (answer,) = self._read([("HGETALL", _problem_key(_digest(problem)))])
-        return _records(answer, problem)[-limit:]
+        """See Reader."""
+        (answer,) = self._read([("HGETALL", problem_key(digest_of(problem)))])
+        return records_of(answer, problem)[-limit:]
 
     def newest_epochs(self) -> dict[str, int]:
-        """See Store."""
+        """See Reader."""
         (answer,) = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES")])
-        pairs = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
-        return {name.decode(): int(float(score)) for name, score in pairs}
+        found = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
+        return {name.decode(): int(float(score)) for name, score in found}
 
-    def estimators(self) -> dict[str, bytes]:
-        """See Store. Where this shard has saved none, what another one has learned."""
-        names = [name.encode() for name in self.newest_epochs()]
-        answers = self._read([("HGETALL", _estimators_key(name)) for name in names])
-        found = {name.decode(): _pairs(answer) for name, answer in zip(names, answers, strict=True)}
-        return {name: states.get(self._shard, *list(states.values())[:1]) for name, states in found.items() if states}
+    def estimator(self, namespace: str) -> bytes | None:
+        """See Reader. Where this shard has saved none, what another one has learned."""
+        (answer,) = self._read([("HGETALL", estimators_key(namespace.encode()))])
+        states = pairs(answer)
+        return states.get(self._shard, next(iter(states.values()), None))
 
-    def load(self) -> Iterator[Batch]:
-        """See Store. All problems of all shards, one after the other."""
-        for namespace in self.newest_epochs():
-            for bucket in range(BUCKETS):
-                (digests,) = self._read([("SMEMBERS", _bucket_key(namespace.encode(), bucket))])
-                for page in _pages(sorted(digests)):
-                    for answer in self._read([("HGETALL", _problem_key(digest)) for digest in page]):
-                        if (about := _pairs(answer).get(ABOUT)) is None:
-                            continue
-                        problem = _problem(about)
-                        for _, some in groupby(_records(answer, problem), key=lambda record: record.epoch):
-                            yield Batch(problem, list(some))
-
-    def count(self) -> int:
-        """See Store."""
-        total = 0
-        for namespace in self.newest_epochs():
-            for bucket in range(BUCKETS):
-                (digests,) = self._read([("SMEMBERS", _bucket_key(namespace.encode(), bucket))])
-                for page in _pages(digests):
-                    lengths = self._read([("HLEN", _problem_key(digest)) for digest in page])
-                    total += sum(max(0, length - 1) for length in lengths)
-        return total
-
-    def _members(self, key: bytes) -> list[bytes]:
-        (answer,) = self._servers.run([("SMEMBERS", key)])
-        return list(answer)
+    def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
+        """See Reader."""
+        for members, digests in self._walk(namespace.encode(), self._read):
+            forgotten = []
+            for start in range(0, len(digests), READ_PAGE):
+                page = digests[start : start + READ_PAGE]
+                answers = self._read([("HGETALL", problem_key(digest)) for digest in page])
+                for digest, answer in zip(page, answers, strict=True):
+                    about = pairs(answer).get(ABOUT)
+                    if about is None:
+                        forgotten.append(digest)
+                    elif records := records_of(answer, problem := problem_of(about)):
+                        yield problem, records
+            self._tidy(members, forgotten, self._read)
 
     def _read(self, commands: Sequence[Command]) -> list[Any]:
         try:
@@ -285,74 +311,6 @@ class RedisStore(Store):
     def close(self) -> None:
         """See Store."""
         self._writer.close()
-
-
-# Keys and fields
-
-
-def _digest(problem: Problem) -> bytes:
-    return problem_digest(problem.namespace, problem.prompt, problem.name)
-
-
-def _problem_key(digest: bytes) -> bytes:
-    return PREFIX + b"problem:{" + digest.hex().encode() + b"}"
-
-
-def _bucket_key(namespace: bytes, bucket: int) -> bytes:
-    return PREFIX + b"problems:%d:" % bucket + namespace
-
-
-def _problems_key(namespace: bytes, digest: bytes) -> bytes:
-    return _bucket_key(namespace, digest[0] % BUCKETS)
-
-
-def _estimators_key(namespace: bytes) -> bytes:
-    return PREFIX + b"estimators:" + namespace
-
-
-def _epoch(field: bytes) -> int:
-    return int(_FIELD.unpack(field)[1])
-
-
-def _about(problem: Problem) -> bytes:
-    namespace, name = problem.namespace.encode(), problem.name.encode()
-    return struct.pack("<II", len(namespace), len(name)) + namespace + name + problem.prompt
-
-
-def _problem(about: bytes) -> Problem:
-    namespace, name = struct.unpack_from("<II", about)
-    text = about[8:]
-    return Problem(
-        text[:namespace].decode(), text[namespace + name :], text[namespace : namespace + name].decode()
-    )  # fmt: skip
-
-
-def _same(held: Problem, asked: Problem) -> bool:
-    """Whether what is stored under a digest is this problem: an explicit name decides, else all tokens."""
-    if (held.namespace, held.name) != (asked.namespace, asked.name):
-        return False
-    return bool(held.name) or held.prompt == asked.prompt
-
-
-def _pairs(answer: Any) -> dict[bytes, bytes]:
-    """A hash, which comes as a list or as a dictionary."""
-    if isinstance(answer, dict):
-        return answer
-    return dict(zip(answer[::2], answer[1::2], strict=True))
-
-
-def _records(answer: Any, problem: Problem) -> list[Record]:
-    fields = _pairs(answer)
-    about = fields.pop(ABOUT, None)
-    if about is not None and not _same(_problem(about), problem):
-        return []
-    return [records.unpack(fields[name]) for name in sorted(fields)]
-
-
-def _pages(items: Iterable[bytes]) -> Iterator[list[bytes]]:
-    everything = list(items)
-    for start in range(0, len(everything), PAGE):
-        yield everything[start : start + PAGE]
 
 
 def _explain(error: Exception) -> StoreError:

@@ -1,8 +1,9 @@
 """What a store promises, whatever keeps the bytes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -40,7 +41,49 @@ class Batch(NamedTuple):
     records: list[Record]
 
 
-class Store(ABC):
+class Reader(ABC):
+    """What was stored. All methods may be called from any thread; they block, and raise StoreError."""
+
+    @abstractmethod
+    def newest_epochs(self) -> dict[str, int]:
+        """Every namespace, with the newest epoch that it has seen."""
+
+    @abstractmethod
+    def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
+        """The problems of a namespace that have responses, each once, with these, oldest first.
+
+        Holds a few problems at a time. A named problem has one of the prompts that it came with.
+        """
+
+    @abstractmethod
+    def history(self, problem: Problem, limit: int = 0) -> list[Record]:
+        """Responses of one problem, oldest first; with a limit, the newest so many."""
+
+    @abstractmethod
+    def estimator(self, namespace: str) -> bytes | None:
+        """What was saved last of what the drafter of a namespace has learned; None where nothing was."""
+
+    def estimators(self) -> dict[str, bytes]:
+        """What was saved last, for each namespace that has something."""
+        states = ((namespace, self.estimator(namespace)) for namespace in self.newest_epochs())
+        return {namespace: state for namespace, state in states if state is not None}
+
+    def load(self) -> Iterator[Batch]:
+        """Every response, one problem and epoch at a time."""
+        for namespace in self.newest_epochs():
+            for problem, records in self.problems(namespace):
+                yield from by_epoch(problem, records)
+
+    def count(self) -> int:
+        """How many responses there are."""
+        return sum(len(records) for namespace in self.newest_epochs() for _, records in self.problems(namespace))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finishes what was asked for and closes."""
+
+
+class Store(Reader):
     """Where responses survive a restart. All methods may be called from any thread."""
 
     whole_at_start: bool = True
@@ -71,29 +114,11 @@ class Store(ABC):
         Fails with StoreFull or StoreError, and then what was kept before stays.
         """
 
-    @abstractmethod
-    def estimators(self) -> dict[str, bytes]:
-        """What was saved last for each namespace. Blocks. Raises StoreError."""
 
-    @abstractmethod
-    def history(self, problem: Problem, limit: int = 0) -> list[Record]:
-        """Responses of one problem, oldest first; with a limit, the newest so many. Blocks. Raises StoreError."""
-
-    @abstractmethod
-    def newest_epochs(self) -> dict[str, int]:
-        """The newest epoch of each namespace. Blocks."""
-
-    @abstractmethod
-    def load(self) -> Iterator[Batch]:
-        """Every response stored before this call, oldest epoch first, one problem and epoch at a time. Blocks."""
-
-    @abstractmethod
-    def count(self) -> int:
-        """How many responses there are. Blocks."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Finishes what was asked for and closes. Blocks."""
+def by_epoch(problem: Problem, records: Iterable[Record]) -> Iterator[Batch]:
+    """Records that are in the order of their epochs, as one batch an epoch."""
+    for _, some in groupby(records, key=lambda record: record.epoch):
+        yield Batch(problem, list(some))
 
 
 def total_size(records: Sequence[Record]) -> int:

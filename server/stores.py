@@ -1,26 +1,39 @@
 """Which store a configuration means."""
 
-from histospec.server.config import Config
+from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
+from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Store
+from histospec.server.store import Reader, Store
+
+DAY = 86_400.0  # seconds
 
 
-def open_store(config: Config, shard: str) -> Store:
-    """The store, opened and reached.
+def open_store(config: StoreConfig, shard: str) -> Store:
+    """The store, opened and reached. `shard` names who opens it among those that share it.
 
     Raises:
         ConfigError: it cannot be used; the message says what to change.
     """
+    window, retention, backlog = config.history_epochs, config.retention * DAY, config.max_backlog
     if config.store == "sqlite":
-        return SQLiteStore(config.data_dir, config.history_epochs)
+        return SQLiteStore(config.data_dir, window, retention=retention, disk=config.disk, max_backlog=backlog)
     location = Location.parse(config.store)
-    store = RedisStore(location, config.history_epochs, shard)
+    store = RedisStore(location, window, shard, retention=retention, max_backlog=backlog)
     try:
         store.newest_epochs()
     except StoreError as error:
         store.close()
         raise ConfigError(f"--store {location}: {error}; give the address of a server that answers") from None
     return store
+
+
+def open_reader(config: StoreConfig) -> Reader:
+    """The store for reading, also while servers use it: of SQLite what it holds at this moment.
+
+    Raises:
+        ConfigError: as `open_store`, or there is none.
+    """
+    return SQLiteReader.snapshot(config.data_dir) if config.store == "sqlite" else open_store(config, "")

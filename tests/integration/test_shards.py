@@ -83,6 +83,30 @@ def test_the_first_new_response_brings_the_old_ones_back(start_server, redis_ser
         assert client.predict_length([1]).observations == 0
 
 
+def test_a_shard_hears_of_newer_epochs_from_another(start_server, redis_server):
+    """
+    1. Two shards run, and the first one stores epoch 7: soon, what the second one gets without an epoch is of epoch 7.
+    2. Both are rewound to 3: so is what they get from then on.
+    """
+    first, second = (start_server("--store", redis_server.url, "--shard-name", name) for name in NAMES[:2])
+    with contextlib.ExitStack() as stack:
+        one, other, both = (
+            stack.enter_context(DraftClient(endpoint, namespace="run", deadline=5.0))
+            for endpoint in (first.endpoint, second.endpoint, f"a={first.endpoint},b={second.endpoint}")
+        )
+        one.ingest([1], [Response([2])], epoch=7)
+
+        def newest(client: DraftClient) -> int:
+            client.ingest([3], [Response([4])])
+            return max(response.epoch for response in client.history([3]))
+
+        eventually(lambda: newest(other) == 7, "the second shard does not hear of epoch 7")
+        both.rewind(3)
+        for _ in range(10):
+            assert (newest(one), newest(other)) == (3, 3)
+            time.sleep(0.5)
+
+
 def test_drafting_goes_on_while_the_store_is_away(start_server, tmp_path):
     """Sessions draft from the index and from each other; what cannot be kept is refused, and never acknowledged."""
     require_redis()

@@ -27,7 +27,10 @@ def test_no_command_or_a_wrong_one():
     assert histospec().returncode == 2
     result = histospec("surve")
     assert result.returncode == 2
-    assert result.stderr == "histospec: there is no command 'surve'; use one of serve, replay, bench, status\n"
+    assert (
+        result.stderr
+        == "histospec: there is no command 'surve'; use one of serve, replay, snapshot, restore, bench, status\n"
+    )
 
 
 def test_serve_help_names_every_option():

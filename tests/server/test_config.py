@@ -34,6 +34,7 @@ def test_the_defaults_are_safe():
     assert str(config.http) == "127.0.0.1:9464"
     assert (config.memory, config.history_epochs, config.store) == (8 << 30, 8, "sqlite")
     assert (config.threads, config.namespace_tokens) == (1, 1 << 19)
+    assert (config.retention, config.disk, config.max_backlog) == (0, None, 256 << 20)
     assert config.insecure is False
 
 
@@ -70,7 +71,7 @@ def test_every_option_may_be_given_in_every_way(file, monkeypatch):
         "log_level": "error",
     }
     values |= {name: "5" for name in Config.model_fields if name not in values}
-    values["max_message"] = "5MiB"
+    values |= dict.fromkeys(("max_message", "max_backlog", "disk"), "5MiB")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if name != "insecure"]
     by_flag = load([*flags, "--insecure"])
     by_file = load(["--config", file("\n".join(f'{name} = "{value}"' for name, value in values.items()))])
@@ -90,6 +91,11 @@ def test_peers_may_be_a_list_in_the_file(file):
 
 WRONG = {
     "size": (["--memory", "lots"], "--memory: 'lots' is not a size; write a number with a unit, for example 8GiB"),
+    "no backlog": (["--max-backlog", "1KiB"], "--max-backlog: give the store at least 1MiB"),
+    "no retention": (["--retention", "-1"], "--retention: input should be greater than or equal to 0, is '-1'"),
+    "no disk": (["--disk", "lots"], "--disk: 'lots' is not a size; write a number with a unit, for example 8GiB"),
+    "little disk": (["--disk", "1KiB"], "--disk: give the store at least 1MiB"),
+    "disk of redis": (["--disk", "1GiB", "--store", "redis://a"], "--disk: limits the file of --store sqlite"),
     "little": (["--memory", "1KiB"], "--memory: give the index at least 1MiB"),
     "no port": (["--listen", "localhost"], "--listen: write HOST:PORT"),
     "no host": (["--listen", ":6378"], "--listen: write HOST:PORT"),

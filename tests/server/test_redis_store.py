@@ -6,30 +6,27 @@ import time
 import numpy as np
 import pytest
 import redis
+from batches import batch
 from hypothesis import given
 from hypothesis import strategies as st
 from redis_processes import RedisCluster, RedisProcess, require_redis
 from waiting import eventually
 
-from histospec.server import records, redis_servers, redis_store
+from histospec.server import records, redis_keys, redis_servers, redis_store
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.store import Problem, Record
 
 PROBLEM = Problem("run", b"prompt..")
-
-
-def batch(tokens: bytes, prompt: bytes = b"prompt..") -> Batch:
-    return Batch(Problem("run", prompt), [Record(tokens, 0)])
 
 
 @pytest.fixture
 def open_store():
     stores = []
 
-    def open_(url: str) -> RedisStore:
-        stores.append(RedisStore(Location.parse(url), 8, "shard-0"))
+    def open_(url: str, **options: object) -> RedisStore:
+        stores.append(RedisStore(Location.parse(url), 8, "shard-0", **options))
         return stores[-1]
 
     yield open_
@@ -77,7 +74,7 @@ def test_tokens_take_as_many_bytes_as_the_largest_needs(largest, width):
 
 
 def test_two_problems_of_one_digest_are_not_mixed(open_store, redis_server, monkeypatch):
-    monkeypatch.setattr(redis_store, "problem_digest", lambda *_: b"the same 16 byte")
+    monkeypatch.setattr(redis_keys, "problem_digest", lambda *_: b"the same 16 byte")
     store = open_store(redis_server.url)
     store.append(batch(b"mine")).result()
     assert store.history(Problem("run", b"another.")) == []
@@ -163,6 +160,39 @@ def test_a_full_server_is_told_from_a_broken_one(open_store, server):
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
 
 
+def test_problems_that_redis_forgot_leave_their_list(open_store, redis_server):
+    store = open_store(redis_server.url)
+    for number in range(20):
+        store.append(batch(b"aaaa", prompt=bytes([number] * 4))).result()
+
+    def listed() -> int:
+        return sum(redis_server.client.scard(key) for key in redis_server.client.keys("histospec:1:problems:*"))
+
+    keys = redis_server.client.keys("histospec:1:problem:*")
+    redis_server.client.delete(*keys[:5])
+    assert store.count() == 15
+    assert listed() == 15
+    redis_server.client.delete(*keys[5:10])
+    store.rewind("run", 0).result()
+    assert (store.count(), listed()) == (10, 10)
+
+
+def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(open_store, redis_server, monkeypatch):
+    store, other = open_store(redis_server.url, retention=60.0), open_store(redis_server.url, retention=60.0)
+    store.append(batch(b"aaaa")).result()
+    redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
+    run = other._servers.run
+
+    def meanwhile(commands: list[tuple], *args: object):
+        if commands[0][0] == "SREM":
+            store.append(batch(b"bbbb")).result()
+        return run(commands, *args)
+
+    monkeypatch.setattr(other._servers, "run", meanwhile)
+    assert other.count() == 0
+    assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]
+
+
 def test_a_damaged_response_is_reported(open_store, redis_server):
     store = open_store(redis_server.url)
     store.append(batch(b"aaaa")).result()
@@ -193,7 +223,7 @@ def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
         while not stop.is_set():
             prompt, tokens = (number % 97).to_bytes(4, "little"), number.to_bytes(4, "little")
             try:
-                store.append(batch(tokens, prompt)).result()
+                store.append(batch(tokens, prompt=prompt)).result()
                 acknowledged.append((prompt, tokens))
             except StoreError:
                 failed.append(tokens)

@@ -8,11 +8,14 @@ import sys
 import threading
 
 import pytest
+from batches import batch, put
 
-from histospec.server import group_commit, sqlite_store
+from histospec.server import sqlite_reader, sqlite_store
 from histospec.server.errors import ConfigError, StoreError, StoreFull
-from histospec.server.sqlite_store import FILE_NAME, SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.sqlite_file import FILE_NAME
+from histospec.server.sqlite_reader import SQLiteReader
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.store import Problem, Record
 
 FIRST_VERSION = """
 PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
@@ -34,8 +37,8 @@ INSERT INTO responses VALUES (1, 1, 0, NULL, CAST('old.' AS BLOB), X'', X'');
 def open_store(tmp_path):
     stores = []
 
-    def open_(history_epochs: int = 8) -> SQLiteStore:
-        stores.append(SQLiteStore(tmp_path, history_epochs))
+    def open_(history_epochs: int = 8, **options: object) -> SQLiteStore:
+        stores.append(SQLiteStore(tmp_path, history_epochs, **options))
         return stores[-1]
 
     yield open_
@@ -44,16 +47,9 @@ def open_store(tmp_path):
             store.close()
 
 
-def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
-    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
-
-
-def put(store: SQLiteStore, *args: object, **fields: object) -> None:
-    store.append(batch(*args, **fields)).result()
-
-
 def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "_digest", lambda tokens: b"the same")
+    for module in (sqlite_reader, sqlite_store):
+        monkeypatch.setattr(module, "digest_of", lambda tokens: b"the same")
     store = open_store()
     put(store, b"aaaa", prompt=b"one.")
     put(store, b"bbbb", prompt=b"two.")
@@ -77,6 +73,26 @@ def test_load_yields_what_was_there_when_it_began(open_store):
     assert next(loading).records == [Record(b"bbbb", 0)]
     put(store, b"dddd", 1)
     assert [b.records for b in loading] == [[Record(b"aaaa", 1), Record(b"cccc", 1)]]
+
+
+def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(open_store, tmp_path):
+    store = open_store()
+    for number in range(3):
+        put(store, b"aaaa", prompt=bytes([number] * 4))
+    reader = SQLiteReader.snapshot(tmp_path)
+    walk = reader.problems("run")
+    seen = [next(walk)]
+    for number in range(6):
+        put(store, b"bbbb", 1, prompt=bytes([number] * 4))
+    store.drop("other").result()
+    store.rewind("run", 0).result()
+    seen += walk
+    assert sorted((p.prompt, r) for p, r in seen) == [(bytes([n] * 4), [Record(b"aaaa", 0)]) for n in range(3)]
+    assert reader.newest_epochs() == {"run": 0}
+    with pytest.raises(StoreError, match="readonly"):
+        reader._read("DELETE FROM responses")
+    reader.close()
+    put(store, b"cccc")
 
 
 def test_many_threads_share_transactions_and_lose_nothing(open_store):
@@ -104,26 +120,84 @@ def test_one_that_fails_does_not_spoil_its_group(open_store):
     store._writer.submit(
         lambda connection: gate.wait(), 0
     )  # holds the writer up, so that the next three form one group
-    good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", None)), store.append(batch(b"fine")))
+    good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", 2**64)), store.append(batch(b"fine")))
     gate.set()
     good.result()
     other.result()
-    with pytest.raises(StoreError, match="NOT NULL"):
+    with pytest.raises(StoreError, match="too large"):
         bad.result()
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
 
-def test_a_writer_that_is_too_far_behind_refuses(open_store, monkeypatch):
-    monkeypatch.setattr(group_commit, "BACKLOG_BYTES", 1000)
-    store = open_store()
+def test_a_writer_that_is_too_far_behind_refuses(open_store):
+    store = open_store(max_backlog=1 << 20)
     gate = threading.Event()
     store._writer.submit(lambda connection: gate.wait(), 0)
-    accepted = store.append(batch(bytes(900)))
-    with pytest.raises(StoreFull, match="wait to be written"):
-        store.append(batch(bytes(900))).result()
+    accepted = store.append(batch(bytes(900 << 10)))
+    with pytest.raises(StoreFull, match=r"more than 1MiB \(--max-backlog\) would wait to be written; try later"):
+        store.append(batch(bytes(200 << 10))).result()
     gate.set()
     accepted.result()
-    put(store, bytes(900))
+    put(store, bytes(200 << 10))
+    put(store, bytes(2 << 20))  # larger than the limit, but alone
+
+
+def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store, tmp_path):
+    store = open_store(history_epochs=3, disk=4 << 20)
+    full = pytest.raises(StoreFull, match=r"the file has reached its limit \(--disk 4MiB\); nothing of this request")
+    with full:
+        for number in range(100):
+            put(store, bytes(100 << 10), prompt=bytes([number] * 8), namespace="other")
+    assert number > 30
+    assert store.count() == number
+    put(store, b"tiny")  # there is room for that
+    store.drop("other").result()
+    for epoch in range(50):
+        put(store, bytes(1 << 20), epoch)  # the fourth takes the place of the first
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [47, 48, 49]
+    with full:
+        put(store, bytes(1 << 20), prompt=b"another.")
+    store.rewind("run", 47).result()
+    put(store, bytes(1 << 20), prompt=b"another.")
+    store.close()
+    assert (tmp_path / FILE_NAME).stat().st_size <= 4 << 20
+    store = open_store(disk=1 << 20)  # less than it has: nothing is lost, and nothing fits
+    with pytest.raises(StoreFull, match="--disk 1MiB"):
+        put(store, bytes(2 << 20), namespace="other")
+    assert store.count() == 2
+
+
+def age(store: SQLiteStore, condition: str, seconds: float) -> None:
+    """As if what meets the condition had been written so long ago."""
+    text = f"UPDATE writes SET latest = latest - ? WHERE prompt IN (SELECT id FROM prompts WHERE {condition})"
+    store._writer.submit(lambda connection: connection.execute(text, (seconds,)), 0).result()
+
+
+def test_what_is_old_is_forgotten_when_the_file_is_opened(open_store):
+    store = open_store()
+    for number in range(1200):
+        store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big")))
+    for name in ("a", "b"):
+        for prompt in (b"old.", b"new."):
+            put(store, prompt, prompt=prompt, name=name)
+    put(store, b"aaaa", namespace="other")
+    age(store, "namespace = 'run' AND NOT (problem = 'b' AND tokens = CAST('new.' AS BLOB))", 100)
+    age(store, "namespace = 'other'", 30)
+    store.close()
+    store = open_store(retention=60.0)
+    assert {(p.name, r.tokens) for p, records in store.problems("run") for r in records} == {
+        ("b", b"old."),
+        ("b", b"new."),
+    }
+    assert store.count() == 3
+    counts = [store._read(f"SELECT count(*) FROM {table}") for table in ("prompts", "writes")]
+    assert counts == [[(3,)], [(3,)]]
+
+
+def test_retention_begins_with_the_update_of_an_old_file(open_store, tmp_path):
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.executescript(FIRST_VERSION)
+    assert open_store(retention=3600.0).count() == 1
 
 
 def test_a_failing_disk_is_reported_and_survived(open_store):
@@ -200,8 +274,8 @@ def test_a_damaged_file_is_reported(open_store, tmp_path):
 def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 3")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 3, this one knows 2\)"):
+        connection.execute("PRAGMA user_version = 4")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 4, this one knows 3\)"):
         SQLiteStore(tmp_path, 8)
 
 

@@ -1,8 +1,11 @@
 """What every store promises, asked of each one: SQLite, Redis, and a Redis Cluster."""
 
 import threading
+import time
 
 import pytest
+from batches import batch, put
+from waiting import eventually
 
 from histospec.server.redis_servers import Location
 from histospec.server.redis_store import RedisStore
@@ -12,17 +15,17 @@ from histospec.server.store import Batch, Problem, Record
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
 def open_store(request, tmp_path):
-    """open_store(history_epochs=8) opens the same store again and again; what one wrote the next one has."""
+    """open_store(history_epochs=8, …) opens the same store again and again; what one wrote the next one has."""
     stores = []
     url = None
     if request.param != "sqlite":
         url = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster").url
 
-    def open_(history_epochs: int = 8):
+    def open_(history_epochs: int = 8, **options: object):
         if url is None:
-            store = SQLiteStore(tmp_path, history_epochs)
+            store = SQLiteStore(tmp_path, history_epochs, **options)
         else:
-            store = RedisStore(Location.parse(url), history_epochs, "shard-0")
+            store = RedisStore(Location.parse(url), history_epochs, "shard-0", **options)
         stores.append(store)
         return store
 
@@ -30,14 +33,6 @@ def open_store(request, tmp_path):
     for store in stores:
         if store._writer._thread.is_alive():
             store.close()
-
-
-def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
-    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
-
-
-def put(store, *args: object, **fields: object) -> None:
-    store.append(batch(*args, **fields)).result()
 
 
 def test_a_record_comes_back_as_it_was(open_store):
@@ -142,6 +137,66 @@ def test_the_last_estimator_of_each_namespace_is_kept(open_store):
     store.save_estimator("a", b"second").result()
     assert store.estimators() == {"a": b"second", "b ❤": bytes(range(256))}
     store.save_estimator("a", b"third")
+    assert (store.estimator("b ❤"), store.estimator("c")) == (bytes(range(256)), None)
+    assert store.newest_epochs() == {"a": 0, "b ❤": 0}
     store.drop("a").result()
     store.close()
     assert open_store().estimators() == {"b ❤": bytes(range(256))}
+
+
+def test_a_walk_meets_every_problem_once(open_store):
+    store = open_store()
+    names = [f"p{number % 40}" for number in range(1200)]  # more than a page of prompts, with few names
+    writing = [
+        store.append(batch(n.to_bytes(4, "big"), prompt=bytes([n % 251] * 8), name=x)) for n, x in enumerate(names)
+    ]
+    writing += [store.append(batch(b"aaaa", epoch, prompt=bytes([n] * 8))) for epoch in (1, 0) for n in range(30)]
+    writing += [store.append(batch(b"bbbb", namespace="other")), store.append(batch(b"cccc", 5, prompt=b"gone"))]
+    for future in writing:
+        future.result()
+    store.rewind("run", 1).result()
+    walked = dict(store.problems("run"))
+    assert len(list(store.problems("run"))) == len(walked) == 70
+    assert {p.name: len(r) for p, r in walked.items() if p.name} == {f"p{i}": 30 for i in range(40)}
+    assert all([r.epoch for r in records] == [0, 1] for p, records in walked.items() if not p.name)
+    assert all(store.history(problem) == records for problem, records in walked.items())
+    assert [(p.namespace, r) for p, r in store.problems("other")] == [("other", [Record(b"bbbb", 0)])]
+    assert list(store.problems("nobody")) == []
+    assert store.count() == 1261
+    assert sum(len(some.records) for some in store.load()) == 1261
+
+
+def test_a_problem_that_nobody_writes_to_is_forgotten(open_store):
+    store = open_store(retention=3.0)
+    store.save_estimator("run", b"learned").result()
+    for number in range(20):
+        put(store, b"gone", 4, prompt=bytes([number] * 8))
+    put(store, b"gone", prompt=b"1st.", name="old")
+    stays = [Problem("run", b"stays..."), Problem("run", b"2nd.", "new")]
+
+    def only_these_are_left() -> bool:
+        for problem in stays:
+            store.append(Batch(problem, [Record(b"kept", 2)])).result()
+        return {problem for problem, _ in store.problems("run")} == set(stays)
+
+    eventually(only_these_are_left, "they are not forgotten")
+    assert all({r.tokens for r in store.history(problem)} == {b"kept"} for problem in stays)
+    assert store.history(Problem("run", bytes(8))) == []
+    assert store.estimators() == {"run": b"learned"}
+    assert store.newest_epochs() == {"run": 4}
+    eventually(lambda: store.count() == 0, "the rest is not forgotten")
+    store.close()
+    store = open_store()
+    put(store, b"anew", 4, prompt=bytes(8))  # as if it had never been
+    assert [(p, r) for p, r in store.problems("run")] == [(Problem("run", bytes(8)), [Record(b"anew", 4)])]
+
+
+def test_without_retention_what_had_one_stays(open_store):
+    store = open_store(retention=5.0)
+    put(store, b"aaaa")
+    put(store, b"aaaa", prompt=b"another.")
+    store.close()
+    store = open_store()
+    put(store, b"bbbb")
+    time.sleep(6)  # longer than it would have been kept
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"aaaa", b"bbbb"]

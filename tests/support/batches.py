@@ -1,0 +1,13 @@
+"""Something to store, with as little to say about it as a test needs."""
+
+from histospec.server.store import Batch, Problem, Record, Store
+
+
+def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
+    """One response of one problem."""
+    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
+
+
+def put(store: Store, *args: object, **fields: object) -> None:
+    """Stores a `batch`; returns when that is done."""
+    store.append(batch(*args, **fields)).result()
