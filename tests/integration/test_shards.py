@@ -1,5 +1,6 @@
 """Three shards on one Redis Cluster, and workers that never stop: whatever a shard does, nobody waits or loses."""
 
+import contextlib
 import signal
 import time
 
