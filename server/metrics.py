@@ -47,6 +47,17 @@ BY_SOURCE = {
     ),
 }
 SOURCES = ("history", "own", "siblings", "namespace")
+BY_AGE = {
+    "histospec_age_draft_tokens": (
+        "Tokens drafted from history, by how many epochs older than the newest of the namespace the response is.",
+        "draft_tokens",
+    ),
+    "histospec_age_accepted_tokens": (
+        "Of these, the tokens that the sessions then generated.",
+        "accepted_tokens",
+    ),
+}
+AGES = ("0", "1", "2", "3", "4+")
 TOTALS = {
     "histospec_tail_drafts": (
         "Drafts for sessions expected to go on the longest, where a worker gives these more.",
@@ -98,16 +109,23 @@ class EngineCollector(Collector):
                 for result, key in results.items():
                     family.add_metric((namespace, result), counters.get(key, 0))
             yield family
-        for name, (text, key) in BY_SOURCE.items():
-            family = CounterMetricFamily(name, text, labels=("namespace", "source"))
-            for namespace, counters in self._labelled(namespaces).items():
-                for source in SOURCES:
-                    family.add_metric((namespace, source), counters.get(f"{source}.{key}", 0))
-            yield family
+        for label, kinds, families in (("source", SOURCES, BY_SOURCE), ("age", AGES, BY_AGE)):
+            for name, (text, key) in families.items():
+                family = CounterMetricFamily(name, text, labels=("namespace", label))
+                for namespace, counters in self._labelled(namespaces).items():
+                    for kind in kinds:
+                        family.add_metric((namespace, kind), counters.get(f"{kind}.{key}", 0))
+                yield family
         for name, (text, key) in TOTALS.items():
             yield CounterMetricFamily(name, text, sum(counters.get(key, 0) for counters in namespaces.values()))
         tokens = sum(counters.get("history_tokens", 0) for counters in stats["namespaces"].values())
         yield GaugeMetricFamily("histospec_history_tokens", "Tokens of finished responses in the index.", tokens)
+        held = GaugeMetricFamily(
+            "histospec_namespace_bytes", "Memory that each namespace holds in the index.", labels=("namespace",)
+        )
+        for namespace, counters in self._labelled(_flat(stats["namespaces"])).items():
+            held.add_metric((namespace,), counters["bytes"])
+        yield held
         yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", stats["index_bytes"])
         yield GaugeMetricFamily("histospec_sessions", "Open sessions.", stats["sessions"])
 
@@ -134,12 +152,12 @@ class EngineCollector(Collector):
 
 
 def _flat(namespaces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """What the engine counted by namespace, with what it counted by source as `source.counter`."""
+    """What the engine counted by namespace, with what it counted by source or age as `source.counter`."""
     flat = {}
     for namespace, counters in namespaces.items():
-        flat[namespace] = {name: value for name, value in counters.items() if name != "sources"}
-        for source, counted in counters["sources"].items():
-            flat[namespace] |= {f"{source}.{name}": value for name, value in counted.items()}
+        flat[namespace] = {name: value for name, value in counters.items() if name not in ("sources", "ages")}
+        for kind, counted in (*counters["sources"].items(), *counters["ages"].items()):
+            flat[namespace] |= {f"{kind}.{name}": value for name, value in counted.items()}
     return flat
 
 

@@ -90,6 +90,16 @@ py::list history(const Engine& engine, const std::string& name, py::handle promp
   return out;
 }
 
+template <std::size_t size>
+py::dict by_name(const std::array<const char*, size>& names, const std::array<histospec::SourceStats, size>& counted) {
+  py::dict out;
+  for (std::size_t i = 0; i < size; ++i) {
+    out[names[i]] =
+        py::dict("draft_tokens"_a = counted[i].draft_tokens, "accepted_tokens"_a = counted[i].accepted_tokens);
+  }
+  return out;
+}
+
 py::dict stats(const Engine& engine) {
   std::map<std::string, histospec::NamespaceStats> all;
   std::size_t bytes;
@@ -102,18 +112,14 @@ py::dict stats(const Engine& engine) {
   std::uint64_t sessions = 0;
   for (const auto& [name, s] : all) {
     sessions += s.sessions;
-    py::dict sources;
-    for (std::size_t i = 0; i < s.sources.size(); ++i) {
-      sources[histospec::kSourceNames[i]] =
-          py::dict("draft_tokens"_a = s.sources[i].draft_tokens, "accepted_tokens"_a = s.sources[i].accepted_tokens);
-    }
-    namespaces[py::str(name)] =
-        py::dict("lookups_hit"_a = s.lookups_hit, "lookups_miss"_a = s.lookups_miss, "drafts_hit"_a = s.drafts_hit,
-                 "drafts_empty"_a = s.drafts_empty, "drafts_tail"_a = s.drafts_tail, "draft_tokens"_a = s.draft_tokens,
-                 "accepted_tokens"_a = s.accepted_tokens, "generated_tokens"_a = s.generated_tokens,
-                 "evicted_responses"_a = s.evicted_responses, "problems"_a = s.problems, "sessions"_a = s.sessions,
-                 "history_responses"_a = s.history_responses, "history_tokens"_a = s.history_tokens,
-                 "newest_epoch"_a = s.newest_epoch, "sources"_a = sources);
+    namespaces[py::str(name)] = py::dict(
+        "lookups_hit"_a = s.lookups_hit, "lookups_miss"_a = s.lookups_miss, "drafts_hit"_a = s.drafts_hit,
+        "drafts_empty"_a = s.drafts_empty, "drafts_tail"_a = s.drafts_tail, "draft_tokens"_a = s.draft_tokens,
+        "accepted_tokens"_a = s.accepted_tokens, "generated_tokens"_a = s.generated_tokens,
+        "evicted_responses"_a = s.evicted_responses, "problems"_a = s.problems, "sessions"_a = s.sessions,
+        "history_responses"_a = s.history_responses, "history_tokens"_a = s.history_tokens,
+        "newest_epoch"_a = s.newest_epoch, "bytes"_a = s.bytes,
+        "sources"_a = by_name(histospec::kSourceNames, s.sources), "ages"_a = by_name(histospec::kAgeNames, s.ages));
   }
   return py::dict("namespaces"_a = namespaces, "sessions"_a = sessions, "index_bytes"_a = bytes);
 }

@@ -26,9 +26,9 @@ Evidence gather(Viewpoint& view, const LiveSource& live) {
   Evidence evidence;
   const Tokens context = view.context.tokens();
   const int depth = view.catch_up();
-  view.history.testify(kHistory, view.generated, evidence);
+  view.history.testify(kHistory, view.generated, view.newest, evidence);
   if (depth < kSureOrder || !evidence.unanimous()) live.testify(context, evidence);
-  if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, evidence);
+  if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, view.newest, evidence);
   evidence.elect(kUnlikelyShare);
   return evidence;
 }
@@ -50,7 +50,9 @@ void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
       prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
       if (prediction.probabilities[c] > prediction.probabilities[prediction.best]) prediction.best = c;
     }
-    prediction.source = evidence[evidence.candidates()[prediction.best]].source;
+    const Tally& best = evidence[evidence.candidates()[prediction.best]];
+    prediction.source = best.source;
+    prediction.age = best.age;
 
     const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
     survival *= probability;

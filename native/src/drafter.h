@@ -16,6 +16,7 @@ struct Prediction {
   std::array<float, kMaxCandidates> probabilities;
   std::uint8_t best;  // of the candidates: the one that was drafted, if any was
   Source source;      // of the best
+  std::uint8_t age;   // of the response that it comes from, if that is history
 
   Token token() const { return tokens[best]; }
 };
@@ -47,6 +48,7 @@ struct Viewpoint {
   HistorySource elsewhere{8};  // of the whole namespace: rarely asked
   std::int64_t generated = 0;  // tokens of the session so far
   int run = 0;                 // the last so many of them were foreseen
+  std::int64_t newest = 0;     // epoch of the namespace
 
   // Moves what will be asked to the end of the context. Returns the longest context that the history knows.
   int catch_up();

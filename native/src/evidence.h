@@ -20,6 +20,9 @@ enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount
 
 inline constexpr int kMaxCandidates = 4;
 
+// Responses that are so many epochs old, or more, are counted together.
+inline constexpr int kOldest = 4;
+
 // How long the shared context is, in classes: beyond a few tokens it is the order of magnitude that counts.
 inline constexpr std::array<int, 10> kOrders = {1, 2, 3, 4, 6, 8, 11, 16, 22, 32};
 inline constexpr int kLevels = static_cast<int>(kOrders.size()) + 1;  // 0: nothing
@@ -37,12 +40,13 @@ struct Tally {
   std::uint8_t level;   // of the witness that shares the most
   std::uint8_t shared;  // tokens that the best witness shares
   Source source;        // where it stands
+  std::uint8_t age;     // in history: of its response, in epochs, at most kOldest
   float at_level;       // witnesses at the level
   float count;          // witnesses
   float aligned;        // votes of the history, less the further they stand from the session's own offset
   std::array<float, kSourceCount> votes;
 
-  static Tally of(Token token) { return {token, 0, 0, kHistory, 0, 0, 0, {}}; }
+  static Tally of(Token token) { return {token, 0, 0, kHistory, 0, 0, 0, 0, {}}; }
   float all() const { return votes[0] + votes[1] + votes[2] + votes[3]; }
 };
 
@@ -71,6 +75,7 @@ class Evidence {
     std::uint8_t at_level;  // of them, at the level of the first
     float votes;
     float aligned;
+    std::uint8_t age = 0;  // of the response of the first
   };
   void add(const Voices& voices) {
     Tally& tally = tallies_[voices.name];
@@ -80,7 +85,11 @@ class Evidence {
     const std::uint8_t level = kLevelOf[voices.shared];
     if (level > tally.level) tally.level = level, tally.at_level = 0;
     if (level == tally.level) tally.at_level += voices.at_level;
-    if (voices.shared > tally.shared) tally.shared = voices.shared, tally.source = voices.source;
+    if (voices.shared > tally.shared) {
+      tally.shared = voices.shared;
+      tally.source = voices.source;
+      tally.age = voices.age;
+    }
     matched_[voices.source] = std::max(matched_[voices.source], level);
   }
 

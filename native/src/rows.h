@@ -12,6 +12,7 @@
 #include <span>
 
 #include "block.h"
+#include "histospec/types.h"
 
 namespace histospec {
 
@@ -20,12 +21,15 @@ struct Row {
   std::uint32_t to;      // the row of this context and what followed it
   std::uint16_t offset;  // tokens of the response before it: 0 inside the head, 65,535 means as many or more
   std::uint8_t shared;   // tokens that the contexts of this row and the one above have in common
+  std::uint8_t epoch;    // of its response, among the newest of the segment: 0 ... kEpochs - 1
 
   bool operator==(const Row&) const = default;
 };
 
 class Rows {
  public:
+  static constexpr int kEpochs = 4;
+
   Rows() = default;
   // `largest`: of all that next and to will be.
   Rows(Layout& layout, std::size_t rows, std::size_t largest)
@@ -39,12 +43,14 @@ class Rows {
   Row operator[](std::uint32_t r) const {
     if (wide_) {
       const std::byte* const at = data_ + r * kWide;
-      return {load<std::uint32_t>(at), load<std::uint32_t>(at + 4), load<std::uint16_t>(at + 8),
-              load<std::uint8_t>(at + 10)};
+      const auto both = load<std::uint8_t>(at + 10);
+      return {load<std::uint32_t>(at), load<std::uint32_t>(at + 4), load<std::uint16_t>(at + 8), shared_of(both),
+              epoch_of(both)};
     }
     const auto row = load<std::uint64_t>(data_ + r * kNarrow);
+    const auto both = static_cast<std::uint8_t>(row >> 48);
     return {static_cast<std::uint16_t>(row), static_cast<std::uint16_t>(row >> 16),
-            static_cast<std::uint16_t>(row >> 32), static_cast<std::uint8_t>(row >> 48)};
+            static_cast<std::uint16_t>(row >> 32), shared_of(both), epoch_of(both)};
   }
   // Row r is about to be looked at, and those around it.
   void prefetch(std::uint32_t r) const {
@@ -53,13 +59,14 @@ class Rows {
     __builtin_prefetch(at + 40);
   }
   void set(std::uint32_t r, const Row& row) {
+    const auto both = static_cast<std::uint8_t>(row.epoch << kSharedBits | row.shared);
     if (wide_) {
       std::byte* const at = data_ + r * kWide;
-      store(at, row.next), store(at + 4, row.to), store(at + 8, row.offset), store(at + 10, row.shared);
+      store(at, row.next), store(at + 4, row.to), store(at + 8, row.offset), store(at + 10, both);
     } else {
       std::byte* const at = data_ + r * kNarrow;
       store(at, static_cast<std::uint16_t>(row.next)), store(at + 2, static_cast<std::uint16_t>(row.to));
-      store(at + 4, row.offset), store(at + 6, row.shared);
+      store(at + 4, row.offset), store(at + 6, both);
     }
   }
   // After the last set(): makes least() ready.
@@ -90,6 +97,12 @@ class Rows {
   static constexpr std::size_t kNarrow = 7, kWide = 11;
   static constexpr std::uint32_t kBlock = 8;
 
+  // The epoch stands in the bits of a byte that what is shared leaves free.
+  static constexpr int kSharedBits = 6;
+  static_assert(kMaxOrder < 1 << kSharedBits && kEpochs <= 1 << (8 - kSharedBits));
+  static constexpr std::uint8_t shared_of(std::uint8_t both) { return both & ((1 << kSharedBits) - 1); }
+  static constexpr std::uint8_t epoch_of(std::uint8_t both) { return both >> kSharedBits; }
+
   template <typename T>
   static T load(const std::byte* at) {
     T value;
@@ -104,7 +117,7 @@ class Rows {
     const std::size_t stride = wide_ ? kWide : kNarrow;
     const std::byte* shared = data_ + first * stride + stride - 1;
     for (std::uint32_t r = first; r < last; ++r, shared += stride) {
-      bound = std::min(bound, static_cast<std::uint8_t>(*shared));
+      bound = std::min(bound, shared_of(static_cast<std::uint8_t>(*shared)));
     }
     return bound;
   }

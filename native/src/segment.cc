@@ -54,6 +54,12 @@ std::uint32_t Segment::rank(Token token) const {
   })];
 }
 
+std::uint8_t Segment::epoch_name(std::int64_t epoch) const {
+  int name = 0;
+  while (name + 1 < epochs_named_ && epochs_[name] > epoch) ++name;
+  return static_cast<std::uint8_t>(name);
+}
+
 Place Segment::find(Tokens context) const {
   Place place = nowhere();
   for (Token token : tail(context)) extend(place, token);
@@ -105,14 +111,14 @@ Segment::Near Segment::neighbours(const Place& place, std::span<Neighbour, 2 * k
   for (std::uint32_t r = place.row; near.above < most && shared > 0;) {
     const Row row = rows_[--r];
     if (near.above == 0) rows_.prefetch(row.to);
-    found[near.above++] = {row.next, row.offset, shared};
+    found[near.above++] = {row.next, row.offset, shared, row.epoch};
     shared = std::min(shared, row.shared);
   }
   shared = place.below;
   for (std::uint32_t r = place.row; near.below < most && shared > 0;) {
     const Row row = rows_[r];
     if (near.below == 0) rows_.prefetch(row.to);
-    found[near.above + near.below++] = {row.next, row.offset, shared};
+    found[near.above + near.below++] = {row.next, row.offset, shared, row.epoch};
     shared = std::min(shared, rows_[++r].shared);
   }
   return near;
@@ -138,12 +144,17 @@ void Segment::check_integrity() const {
   std::size_t tokens = 0;
   std::uint32_t end = 0;
   std::vector<std::uint16_t> offsets(n + 1);
+  std::vector<std::uint8_t> epochs(n + 1);
   for (const Extent& extent : extents_) {
     require(extent.start > end && extent.end >= extent.start && extent.end <= n, "extents overlap");
     for (std::uint32_t i = extent.start; i <= extent.end; ++i) {
       offsets[i] = static_cast<std::uint16_t>(std::min<std::uint32_t>(i - extent.start, UINT16_MAX));
     }
     tokens += extent.end - extent.start;
+    const std::uint8_t name = epoch_name(extent.epoch);
+    require(name + 1 == Rows::kEpochs ? extent.epoch <= epochs_[name] : extent.epoch == epochs_[name],
+            "an epoch has another's name");
+    std::fill(epochs.begin() + end + 1, epochs.begin() + extent.end + 1, name);
     end = extent.end;
   }
   require(tokens == tokens_ && end == n, "extents do not cover the text");
@@ -157,6 +168,7 @@ void Segment::check_integrity() const {
     position[row] = p;
     require(rows_[row].to == to, "`to` does not lead back");
     require(rows_[row].offset == offsets[p], "a row says another offset");
+    require(rows_[row].epoch == epochs[p], "a row says another epoch");
     to = row;
   }
   require(row_before == last_row_, "`from` is not one circle");

@@ -16,7 +16,8 @@
 //     next[r]     the token at position i: what followed this context
 //     to[r]       the row of position i + 1, i.e. of the same context and what followed it
 //     offset[r]   how far position i is into its response; always 2 bytes
-//     shared[r]   how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 1 byte
+//     shared[r]   how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 6 bits
+//     epoch[r]    which of the newest epochs of the segment its response is of; 2 bits
 //     from[r]     the row of position i - 1, i.e. of the same context without its newest token
 //     first[t]    where the rows begin whose newest context token is t; one a distinct token
 //
@@ -39,6 +40,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -64,6 +66,7 @@ struct Neighbour {
   std::uint32_t next;    // the rank that followed there; kSeparator where a response ended or nothing was generated
   std::uint16_t offset;  // tokens of its response before it; 0 inside the head, 65,535 means as many or more
   std::uint8_t shared;   // how many tokens of the context stand before it
+  std::uint8_t epoch;    // of its response: a name for Segment::epoch()
 };
 
 class Segment {
@@ -83,6 +86,8 @@ class Segment {
   std::vector<Response> responses() const;
   std::span<const Extent> extents() const { return extents_; }
   std::size_t tokens() const { return tokens_; }
+  // The epoch that rows call so. The last name is that of all that are older, too.
+  std::int64_t epoch(std::uint8_t name) const { return epochs_[name]; }
   // What this object holds, allocations included.
   std::size_t bytes() const;
 
@@ -134,12 +139,16 @@ class Segment {
   void each_row(Visit visit) const {
     for (std::uint32_t row = last_row_, position = rows(); position > 0; row = from_[row]) visit(row, position--);
   }
+  void name_epochs();
+  std::uint8_t epoch_name(std::int64_t epoch) const;
   // Rank by rank, in the order in which the responses lie.
   std::vector<std::uint32_t> text() const;
   Place nowhere() const { return {rows() / 2, 0, 0}; }
 
   std::size_t tokens_ = 0;
   bool masked_ = false;
+  std::array<std::int64_t, Rows::kEpochs> epochs_{};  // the newest, newest first; fewer are followed by zeros
+  int epochs_named_ = 0;
   std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `from` starts
   Block memory_;                // of all that follows
   std::span<Extent> extents_;

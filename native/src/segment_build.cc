@@ -1,5 +1,6 @@
 // How a segment is built: ranks, rows, what neighbours share, what nobody generated.
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -88,6 +89,19 @@ void Segment::lay_out(const Ranked& ranked) {
   std::ranges::copy(ranked.alphabet, alphabet_.begin());
   for (std::size_t i = 0; i < ranked.slots.size(); ++i) slots_.set(i, ranked.slots[i]);
   for (const Extent& extent : extents_) tokens_ += extent.end - extent.start;
+  name_epochs();
+}
+
+void Segment::name_epochs() {
+  std::int64_t older = INT64_MAX;
+  for (epochs_named_ = 0; epochs_named_ < Rows::kEpochs; ++epochs_named_) {
+    std::optional<std::int64_t> newest;
+    for (const Extent& extent : extents_) {
+      if (extent.epoch < older && (!newest || extent.epoch > *newest)) newest = extent.epoch;
+    }
+    if (!newest) break;
+    older = epochs_[epochs_named_] = *newest;
+  }
 }
 
 // Tool and user turns are context: nothing may be drafted from them, so what "followed" there is a separator. By
@@ -147,8 +161,8 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
     while (extent + 1 != extents_.rend() && p <= (extent + 1)->end) ++extent;
     const std::uint32_t offset = p > extent->start ? std::min<std::uint32_t>(p - extent->start, UINT16_MAX) : 0;
     const bool ends = p == n || (masked_ && hidden[p]);
-    rows_.set(row,
-              {ends ? kSeparator : text[p], to, static_cast<std::uint16_t>(offset), static_cast<std::uint8_t>(shared)});
+    rows_.set(row, {ends ? kSeparator : text[p], to, static_cast<std::uint16_t>(offset),
+                    static_cast<std::uint8_t>(shared), epoch_name(extent->epoch)});
     to = row;
   });
   rows_.seal();

@@ -1,5 +1,6 @@
 #include "sources.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace histospec {
@@ -7,6 +8,12 @@ namespace {
 
 // Where witnesses stand in their responses is asked of the nearest ones only.
 constexpr std::size_t kAlignedRows = 4;
+
+std::uint8_t age(std::int64_t newest, std::int64_t epoch) {
+  if (epoch >= newest) return 0;
+  return static_cast<std::uint8_t>(
+      std::min<std::uint64_t>(static_cast<std::uint64_t>(newest) - static_cast<std::uint64_t>(epoch), kOldest));
+}
 
 }  // namespace
 
@@ -35,20 +42,20 @@ void HistorySource::catch_up(Tokens context) {
   behind_ = 0;
 }
 
-void HistorySource::testify(Source source, std::int64_t offset, Evidence& evidence) const {
+void HistorySource::testify(Source source, std::int64_t offset, std::int64_t newest, Evidence& evidence) const {
   std::array<Neighbour, 2 * Segment::kNear> found;
   for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
     const Segment::Near near = segment.neighbours(places_[s], found);
     const std::span<const Neighbour> all(found);
-    testify(segment, all.first(near.above), source, offset, evidence);
-    testify(segment, all.subspan(near.above, near.below), source, offset, evidence);
+    testify(segment, all.first(near.above), source, offset, newest, evidence);
+    testify(segment, all.subspan(near.above, near.below), source, offset, newest, evidence);
   }
 }
 
 // One side, nearest first.
 void HistorySource::testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
-                            Evidence& evidence) {
+                            std::int64_t newest, Evidence& evidence) {
   for (std::size_t i = 0; i < side.size();) {
     const std::uint32_t next = side[i].next;
     const std::uint8_t level = kLevelOf[side[i].shared];
@@ -58,7 +65,8 @@ void HistorySource::testify(const Segment& segment, std::span<const Neighbour> s
                             0,
                             0,
                             0,
-                            0};
+                            0,
+                            age(newest, segment.epoch(side[i].epoch))};
     for (; i < side.size() && side[i].next == next; ++i) {
       const float vote = Evidence::vote(side[i].shared, static_cast<int>(i));
       voices.votes += vote;

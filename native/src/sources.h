@@ -51,15 +51,15 @@ class HistorySource {
   void catch_up(Tokens context);
 
   // Adds the rows nearest to the context in each segment, as witnesses of `source`. `offset`: how many tokens the
-  // session has generated.
-  void testify(Source source, std::int64_t offset, Evidence& evidence) const;
+  // session has generated. `newest`: the epoch that their age is counted from.
+  void testify(Source source, std::int64_t offset, std::int64_t newest, Evidence& evidence) const;
   // The longest context known to any of the segments.
   int depth() const;
 
  private:
   void find(Tokens context);
   static void testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
-                      Evidence& evidence);
+                      std::int64_t newest, Evidence& evidence);
 
   std::size_t patience_;
   std::uint64_t followed_ = 0;  // the number of these

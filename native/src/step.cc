@@ -7,7 +7,7 @@
 
 namespace histospec {
 
-static_assert(kSourceNames.size() == kSourceCount);
+static_assert(kSourceNames.size() == kSourceCount && kAgeNames.size() == kOldest + 1);
 
 namespace {
 
@@ -21,6 +21,14 @@ void fetch(const Session& session) {
   constexpr std::size_t kLine = 64;
   const auto* memory = reinterpret_cast<const std::byte*>(&session);
   for (std::size_t at = 0; at < sizeof(Session); at += kLine) __builtin_prefetch(memory + at);
+}
+
+// Counts tokens by where they come from.
+void count(NamespaceStats& counters, std::span<const Prediction> tokens, std::uint64_t SourceStats::* what) {
+  for (const Prediction& token : tokens) {
+    ++(counters.sources[token.source].*what);
+    if (token.source == kHistory) ++(counters.ages[token.age].*what);
+  }
 }
 
 void check_step(const StepRequest& r) {
@@ -77,7 +85,7 @@ void Engine::State::append(Session& session, Tokens came) {
   const int accepted = learn(session.space->estimator, session.draft, came, view);
   if (session.space->estimator.bytes() != before) book(*session.space);
   counters.accepted_tokens += accepted;
-  for (int i = 0; i < accepted; ++i) ++counters.sources[session.draft.predictions[i].source].accepted_tokens;
+  count(counters, std::span(session.draft.predictions).first(accepted), &SourceStats::accepted_tokens);
   session.draft.clear();
   change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
   counters.generated_tokens += came.size();
@@ -125,6 +133,7 @@ void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limit
       view.elsewhere.follow(*session.space->index.segments(), view.context.tokens());
       view.catch_up();
       ahead = view;
+      ahead.newest = session.space->counters.newest_epoch;
       const DraftLimits own = {limits.max_tokens, limits.verify_cost, session.tail ? limits.tail_weight : 1.0f};
       draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, own, session.draft);
     }
@@ -160,9 +169,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
       counters.drafts_tail += tails && session->tail;
       counters.draft_tokens += draft.tokens.size();
-      for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
-        ++counters.sources[draft.predictions[i].source].draft_tokens;
-      }
+      count(counters, std::span(draft.predictions).first(draft.tokens.size()), &SourceStats::draft_tokens);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     }

@@ -64,7 +64,8 @@ TEST(gives_back_what_was_set) {
           return static_cast<std::uint32_t>(random.one_in(4) ? largest : random.below(largest));
         };
         set[r] = {number(), number(), static_cast<std::uint16_t>(random.below(UINT16_MAX + 1)),
-                  static_cast<std::uint8_t>(random.below(kMaxOrder + 1))};
+                  static_cast<std::uint8_t>(random.below(kMaxOrder + 1)),
+                  static_cast<std::uint8_t>(random.below(Rows::kEpochs))};
         rows->set(r, set[r]);
       }
       CHECK_EQ(rows->size(), size);

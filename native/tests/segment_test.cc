@@ -41,7 +41,7 @@ std::vector<Response> random_responses(Random& random) {
   for (Response& r : out) {
     r.head = random.text(random.one_in(3) ? 0 : random.below(40), alphabet);
     r.tokens = random.one_in(6) ? std::vector<Token>() : random.text(random.below(120), alphabet);
-    r.epoch = static_cast<std::int64_t>(random.below(4)) - 1;
+    r.epoch = static_cast<std::int64_t>(random.below(7)) - 1;  // more than rows can tell apart
     if (random.one_in(3)) {
       for (std::size_t i = 0; i < r.tokens.size(); ++i)
         r.generated.push_back(static_cast<std::uint8_t>(random.below(3)));

@@ -58,7 +58,7 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
     HistorySource alone;
     alone.reset(*segment, context);
     Evidence evidence;
-    alone.testify(kHistory, offset, evidence);
+    alone.testify(kHistory, offset, 0, evidence);
     std::map<Token, std::size_t> there;
     std::size_t all = 0, heard = 0;
     int longest = 0;
@@ -92,7 +92,7 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
   CHECK_EQ(source.depth(), depth);
   // And all of them together: each segment says what it says alone, for the source that was asked for.
   Evidence together;
-  source.testify(kNamespace, offset, together);
+  source.testify(kNamespace, offset, 0, together);
   std::size_t heard = 0;
   for (const auto& [token, count] : counts(together)) heard += count;
   CHECK_EQ(heard, heard_alone);
@@ -174,7 +174,7 @@ TEST(segments_that_are_gone_are_not_looked_at) {
   source.reset(*segments, context);
   const auto next = [&] {
     Evidence evidence;
-    source.testify(kHistory, 0, evidence);
+    source.testify(kHistory, 0, 0, evidence);
     evidence.elect(0);
     std::vector<Token> tokens;
     for (Evidence::Name name : evidence.candidates()) tokens.push_back(evidence[name].token);

@@ -398,3 +398,25 @@ def test_steps_from_several_threads() -> None:
     run = stats["namespaces"]["run"]
     assert run["history_responses"] == held
     assert run["history_responses"] + run["evicted_responses"] >= 160
+
+
+@pytest.mark.parametrize("groups", [1, 7])
+def test_what_comes_from_history_is_counted_by_its_age(groups):
+    """
+    1. Seven epochs of a problem, each with a text of its own, in as many segments as they came in or fewer.
+    2. A session that repeats the text of one of them: its tokens are counted under the age of that epoch.
+    """
+    e = Engine(history_epochs=8)
+    texts = [list(range(100 * epoch, 100 * epoch + 60)) for epoch in range(1, 8)]
+    for epoch, text in enumerate(texts):
+        e.ingest("run", i32(1, 2), [i32(*text)] * (7 // groups), epoch=epoch)
+    for epoch, text in enumerate(texts):
+        before = e.stats()["namespaces"]["run"]["ages"]
+        session = e.open("run", i32(1, 2))
+        for at in range(0, 60, 4):
+            e.step(i64(session), i32(*text[at : at + 4]), i64(0, 4), max_tokens=4)
+        e.close(session)
+        after = e.stats()["namespaces"]["run"]["ages"]
+        grown = {age for age in after if after[age]["accepted_tokens"] > before[age]["accepted_tokens"]}
+        assert grown == {"0123"[6 - epoch] if epoch > 2 else "4+"}
+    assert e.stats()["namespaces"]["run"]["bytes"] > 0

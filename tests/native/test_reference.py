@@ -265,9 +265,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert counted.pop("problems") == len(space.problems)
             assert counted.pop("sessions") == sum(s.name == name for s in self.sessions.values())
             assert counted.pop("newest_epoch") == space.newest_epoch
-            sources = counted.pop("sources")
+            assert counted.pop("bytes") > 0
+            sources, ages = counted.pop("sources"), counted.pop("ages")
             for count in ("draft_tokens", "accepted_tokens"):
                 assert sum(source[count] for source in sources.values()) == counted[count]
+                assert sum(age[count] for age in ages.values()) == sources["history"][count]
             assert {k: v for k, v in counted.items() if v} == {k: v for k, v in space.counters.items() if v}
 
     def space_or_empty(self, name: str) -> Space:

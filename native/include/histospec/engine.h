@@ -51,6 +51,9 @@ struct EngineOptions {
 // Where a drafted token came from: where the witness for it stands that shares the most with the context.
 inline constexpr std::array<const char*, 4> kSourceNames = {"history", "own", "siblings", "namespace"};
 
+// How many epochs older than the newest of its namespace the response is that a token of history came from.
+inline constexpr std::array<const char*, 5> kAgeNames = {"0", "1", "2", "3", "4+"};
+
 struct SourceStats {
   std::uint64_t draft_tokens = 0;
   std::uint64_t accepted_tokens = 0;
@@ -71,7 +74,9 @@ struct NamespaceStats {
   std::uint64_t history_responses = 0;
   std::uint64_t history_tokens = 0;
   std::int64_t newest_epoch = 0;
+  std::uint64_t bytes = 0;  // of the memory budget
   std::array<SourceStats, kSourceNames.size()> sources;
+  std::array<SourceStats, kAgeNames.size()> ages;
 };
 
 struct StepRequest {
