@@ -134,7 +134,7 @@ def _print_row(row: Row, costs: Costs) -> None:
 
 
 def _print_fit(fitted: Fit, measured: Sequence[Figures]) -> None:
-    print("costs, microseconds of a step and nanoseconds of an ingest")
+    print("costs, microseconds; of an ingested token, nanoseconds")
     for name, value in dataclasses.asdict(fitted.costs).items():
         print(f"  {name:<16}{value:12,.2f}")
     for name, off in (("steps", fitted.steps), ("clients", fitted.clients), ("ingests", fitted.ingests)):

@@ -18,8 +18,7 @@ class Costs:
         message, problem, session, drafted: microseconds of a shard for a step: for each message, for each problem that
             its sessions belong to, for each session, and for each token drafted.
         client_message, client_session: microseconds of a worker for a step.
-        call, token, merged: nanoseconds of a shard for an ingest: for the call, for each token, and for each token more
-            where the responses of a problem come one by one, as commits do.
+        call, token: microseconds and nanoseconds of a shard for an ingest: for the call, and for each token.
 
     """
 
@@ -29,9 +28,8 @@ class Costs:
     drafted: float = 0.5
     client_message: float = 200.0
     client_session: float = 2.0
-    call: float = 300_000.0
-    token: float = 75.0
-    merged: float = 100.0
+    call: float = 2_000.0
+    token: float = 200.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def fit(measured: Sequence[Figures]) -> Fit:
     client, client_off = _least_squares(
         [[m["messages_per_step"], m["batch"]] for m in steps], [1e3 * m["client_cpu_ms_per_step"] for m in steps]
     )
-    calls = [[1 / (m["length"] * m["together"]), 1.0, float(m["together"] < m["responses"])] for m in ingests]
+    calls = [[1e3 / (m["length"] * min(m["together"], m["responses"])), 1.0] for m in ingests]
     ingest, ingest_off = _least_squares(calls, [m["ingest_cpu_ns_per_token"] for m in ingests])
     return Fit(Costs(*step, *client, *ingest), step_off, client_off, ingest_off)
 
@@ -140,8 +138,8 @@ class Plan:
         return self.gpus * self.steps_per_second * self.step_us(costs, shards) / 1e6
 
     def ingest_cores(self, costs: Costs) -> float:
-        """Cores that are busy with committed responses, one by one."""
-        return self.responses_per_second() * (costs.call + self.length * (costs.token + costs.merged)) / 1e9
+        """Cores that are busy with finished responses, each a call of its own: more than commits on a stream."""
+        return self.responses_per_second() * (1e3 * costs.call + self.length * costs.token) / 1e9
 
     def network(self, shards: int) -> tuple[float, float]:
         """Bytes a second to and from all shards: the fields of protos/, and 100 bytes of framing a message."""

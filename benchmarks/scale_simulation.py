@@ -147,7 +147,7 @@ def tried(
     plan: Plan, shards: int, costs: Costs, around: Surroundings | None = None, seeds: Sequence[int] = (0, 1, 2)
 ) -> Outcome:
     """The worst of several random placements of the problems, in as many steps as matter."""
-    steps = max(10, min(200, 10_000 // plan.gpus))
+    steps = max(6, min(200, 10_000 // plan.gpus))
     outcomes = (simulate(plan, shards, costs, around, steps, seed) for seed in seeds[: max(1, 3_000 // plan.gpus)])
     return max(outcomes, key=lambda outcome: (outcome.late, outcome.waiting))
 
@@ -155,17 +155,20 @@ def tried(
 def fewest_shards(
     plan: Plan, costs: Costs, around: Surroundings | None = None, late: float = 0.01
 ) -> tuple[int, Outcome]:
-    """The smallest number of shards, within 2 %, with which fewer steps than `late` miss the deadline.
+    """The smallest number of shards, within 5 %, with which fewer steps than `late` miss the deadline.
 
     Raises:
         ValueError: no number of shards does.
     """
-    least, enough = 1, max(1, math.ceil(plan.step_cores(costs, 1) / 2))
+    # Who waits until the deadline in every step makes the fewest steps; what those take must be there.
+    slowest = plan.step_ms / (plan.step_ms + (around or Surroundings()).deadline_ms)
+    least = max(1, math.floor(slowest * plan.step_cores(costs, 1)))
+    least = enough = max(1, math.floor(slowest * plan.step_cores(costs, least)))
     while (outcome := tried(plan, enough, costs, around)).late >= late:
         least, enough = enough + 1, max(enough + 1, enough * 5 // 4)
         if enough > 4 * plan.gpus * plan.groups:
             raise ValueError(f"late: no number of shards keeps it under {late:.1%}")
-    while least < enough - enough // 50:
+    while least < enough - enough // 20:
         middle = (least + enough) // 2
         found = tried(plan, middle, costs, around)
         if found.late < late:

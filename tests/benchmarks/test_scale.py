@@ -86,7 +86,7 @@ STEPS = [
 
 
 def test_the_fit_finds_the_costs_that_made_the_measurements():
-    costs = Costs(300, 20, 5, 0.7, 200, 2, 400_000, 80, 120)
+    costs = Costs(300, 20, 5, 0.7, 200, 2, 400, 80)
     measured = []
     for batch, siblings, drafted, messages, together in STEPS:
         plan = Plan(sequences=batch, siblings=min(batch, siblings), drafted=drafted)
@@ -103,7 +103,7 @@ def test_the_fit_finds_the_costs_that_made_the_measurements():
         step |= {"idle_cpu_ms_per_second": 4.0, "worker_steps_per_second": 30.0, "messages_per_step": messages}
         step |= {"server_cpu_ms_per_step": server + 4 * 3 / 60, "client_cpu_ms_per_step": client}
         ingest = {"steps": 1, "length": 10 * batch, "responses": 16, "together": together}
-        each = costs.call / (ingest["length"] * together) + costs.token + (together < 16) * costs.merged
+        each = 1e3 * costs.call / (ingest["length"] * together) + costs.token
         measured += [step, ingest | {"ingest_cpu_ns_per_token": each}]
     fitted = fit(measured)
     assert list(asdict(fitted.costs).values()) == pytest.approx(list(asdict(costs).values()))
