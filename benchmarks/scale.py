@@ -53,6 +53,7 @@ def main() -> None:
         costs = fitted.costs
         _print_fit(fitted, measured)
         _print_validation(costs, measured)
+    costs = Costs(*(value / args.faster for value in dataclasses.astuple(costs)))
     told = {name: value for name in _options() if (value := getattr(args, name)) is not None}
     gpus = [10] if args.quick else args.gpus
     plans = [Plan(gpus=n, **({"problems": PROBLEMS.get(n, 100 * n)} | told)) for n in gpus]
@@ -84,6 +85,7 @@ def _arguments() -> argparse.Namespace:
         default = "by GPUs" if name == "problems" else str(getattr(Plan(), name))
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=f"({default})")
     parser.add_argument("--cell", type=int, default=8, metavar="N", help="GPUs of a cell (8)")
+    parser.add_argument("--faster", type=float, default=1.0, metavar="X", help="divide all costs by this (1)")
     parser.add_argument("--gpu-cores", type=float, default=50.0, metavar="N", help="that cost as much as a GPU (50)")
     parser.add_argument("--deadline", type=float, default=20.0, metavar="MS", help="of a step (20)")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure here, and write what was found")
@@ -92,7 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs matplotlib")
     parser.add_argument("--quick", action="store_true", help="proves that it runs, the figures mean nothing")
     args = parser.parse_args()
-    for name in (*_options(), "cell", "gpu_cores", "deadline", "rounds"):
+    for name in (*_options(), "cell", "faster", "gpu_cores", "deadline", "rounds"):
         if (value := getattr(args, name)) is not None and value <= 0:
             parser.error(f"--{name.replace('_', '-')}: must be above 0, is {value}")
     if min(args.gpus) < 1:

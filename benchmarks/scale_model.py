@@ -90,7 +90,7 @@ class Plan:
     siblings: int = 16
     step_ms: float = 30.0
     generated: float = 3.0
-    drafted: float = 10.0
+    drafted: float = 5.5
     prompt: int = 500
     length: int = 2000
     problems: int = 1000
