@@ -22,14 +22,14 @@ class Costs:
 
     """
 
-    message: float = 300.0
-    problem: float = 10.0
-    session: float = 5.0
-    drafted: float = 0.5
-    client_message: float = 200.0
-    client_session: float = 2.0
-    call: float = 2_000.0
-    token: float = 200.0
+    message: float = 884.0
+    problem: float = 11.9
+    session: float = 3.4
+    drafted: float = 2.8
+    client_message: float = 755.0
+    client_session: float = 5.0
+    call: float = 2300.0
+    token: float = 188.0
 
 
 @dataclass(frozen=True)

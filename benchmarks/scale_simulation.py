@@ -147,7 +147,7 @@ def tried(
     plan: Plan, shards: int, costs: Costs, around: Surroundings | None = None, seeds: Sequence[int] = (0, 1, 2)
 ) -> Outcome:
     """The worst of several random placements of the problems, in as many steps as matter."""
-    steps = max(6, min(200, 10_000 // plan.gpus))
+    steps = max(20, min(200, 10_000 // plan.gpus))
     outcomes = (simulate(plan, shards, costs, around, steps, seed) for seed in seeds[: max(1, 3_000 // plan.gpus)])
     return max(outcomes, key=lambda outcome: (outcome.late, outcome.waiting))
 
