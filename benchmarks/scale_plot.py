@@ -32,9 +32,9 @@ def plot(file: Path, cell: Plan, costs: Costs, around: Surroundings, rows: Itera
         lines.setdefault(row.layout, []).append((row.plan.gpus, row.cells * row.shards))
     for (name, points), marker in zip(lines.items(), "osv^Dx", strict=False):
         left.plot([gpus for gpus, _ in points], [shards / gpus for gpus, shards in points], marker=marker, label=name)
-    left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="shards a GPU", title="Shards that N GPUs need")
+    left.set(xscale="log", ylim=(0, None), xlabel="GPUs", ylabel="shards a GPU", title="Shards that N GPUs need")
     left.grid(which="both", alpha=0.25)
-    left.legend(fontsize=8)
+    left.legend(fontsize=8, loc="upper right")
 
     outcomes: list[Outcome] = [tried(cell, shards, costs, around) for shards in SHARDS]
     together = [tried(cell, shards, costs, replace(around, lockstep=True)) for shards in SHARDS]
@@ -43,10 +43,10 @@ def plot(file: Path, cell: Plan, costs: Costs, around: Surroundings, rows: Itera
         right.plot(SHARDS, [o.percentile(99) for o in found], "--", color=colour, label=f"step, p99{name}")
     right.axhline(around.deadline_ms, color="black", linewidth=0.8, label="deadline")
     right.set(xlabel=f"shards of a cell of {cell.gpus} GPUs", ylabel="milliseconds", title="What more shards bring")
-    right.set_ylim(0, 1.6 * around.deadline_ms)
+    right.set_ylim(0, 2.2 * around.deadline_ms)
     cores = right.twinx()
     cores.plot(SHARDS, [o.busy.sum() for o in outcomes], ":", color="tab:green", label="cores busy (right)")
-    cores.set(ylabel="cores", ylim=(0, None))
+    cores.set(ylabel="cores", ylim=(0, 2.2 * max(o.busy.sum() for o in outcomes)))
     lines_right = [*right.get_lines(), *cores.get_lines()]
     right.legend(lines_right, [str(line.get_label()) for line in lines_right], fontsize=8, ncols=2, loc="upper right")
     right.grid(alpha=0.25)
