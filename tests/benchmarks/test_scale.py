@@ -111,7 +111,7 @@ def test_the_fit_finds_the_costs_that_made_the_measurements():
 
 
 def test_the_fewest_shards_are_enough_and_fewer_are_not():
-    costs = replace(Costs(), message=9000.0)
+    costs = replace(NOTHING, message=1000.0, session=200.0)
     shards, outcome = fewest_shards(FEW, costs)
     assert outcome.late < 0.01
     assert shards > 1
