@@ -11,9 +11,11 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from threading import BrokenBarrierError
 
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,7 +26,7 @@ from histospec.client import DraftClient, Response
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.server.arguments import ArgumentParser
-from histospec.server.bench_worker import Load, Measured, Task, generated, roll_out
+from histospec.server.bench_worker import CONNECT_SECONDS, Load, Measured, Task, generated, roll_out
 from histospec.server.errors import ConfigError
 from histospec.server.recordings import RecordingError, read
 
@@ -52,20 +54,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--siblings", type=int, default=16, metavar="N", help="sessions of a problem (default: 16)")
     parser.add_argument("--length", type=int, default=2000, metavar="N", help="tokens of a response (default: 2000)")
     parser.add_argument("--ingesting", type=int, default=8, metavar="N", help="ingests side by side (default: 8)")
+    parser.add_argument("--together", type=int, metavar="N", help="responses of an ingest (default: all of a problem)")
     parser.add_argument("--namespace", default="bench", help="dropped before and after (default: bench)")
     parser.add_argument("--http", metavar="HOST:PORT[,...]", help="/metrics of the shards, for their CPU time")
     parser.add_argument("--json", metavar="FILE", help="the figures, too; - for standard output")
     options = parser.parse_args(list(argv))
-    for name in ("workers", "batch", "steps", "problems", "responses", "siblings", "length", "ingesting"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name}: must be at least 1, is {getattr(options, name)}")
+    numbers = ("workers", "batch", "steps", "problems", "responses", "siblings", "length", "ingesting", "together")
+    for name in numbers:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ConfigError(f"--{name}: must be at least 1, is {value}")
     load = Load(
         options.endpoint, options.namespace, options.batch, options.steps, options.interval, options.deadline,
         options.max_tokens, options.verify_cost,
     )  # fmt: skip
     try:
         tasks = _tasks(options.rollouts, options.problems, options.responses, options.siblings, options.length)
-        figures = measure(load, tasks, options.workers, options.ingesting, (options.http or "").split(","))
+        http = (options.http or "").split(",")
+        figures = measure(load, tasks, options.workers, options.ingesting, options.together, http)
     except ConfigurationError as error:
         raise ConfigError(str(error)) from None
     except (ClientError, OSError, RecordingError) as error:
@@ -96,25 +101,29 @@ def _tasks(recorded: Path | None, problems: int, responses: int, siblings: int, 
     return tasks
 
 
-def measure(load: Load, tasks: list[Task], workers: int, ingesting: int, http: Sequence[str]) -> dict[str, float]:
+def measure(
+    load: Load, tasks: list[Task], workers: int, ingesting: int, together: int | None, http: Sequence[str]
+) -> dict[str, float]:
     """Ingests the history, runs the workers, forgets everything again. -> figures by name."""
     with DraftClient(load.endpoint, load.namespace) as client:
         client.drop_namespace()
-        ingest_seconds = _ingest(load, tasks, ingesting)
-        busy, started = _cpu_seconds(http), time.perf_counter()
-        runs = _run(load, tasks, workers)
-        seconds, busy = time.perf_counter() - started, _cpu_seconds(http) - busy
+        ingest_busy = _cpu_seconds(http)
+        ingest_seconds = _ingest(load, tasks, ingesting, together)
+        ingest_busy = _cpu_seconds(http) - ingest_busy
+        runs, seconds, busy = _run(load, tasks, workers, http)
         client.drop_namespace()
-    tokens = sum(len(text) for task in tasks for text in task.history)
+    tokens = max(1, sum(len(text) for task in tasks for text in task.history))
     steps = np.concatenate([run.seconds for run in runs])
     count = len(steps)
     middle, high, highest = np.quantile(steps, [0.5, 0.99, 0.999]).tolist()
     written = sum(run.tokens for run in runs)
     return {
         "ingest_tokens_per_second": tokens / ingest_seconds,
+        "ingest_cpu_ns_per_token": 1e9 * ingest_busy / tokens,
         "steps_per_second": count / seconds,
         "tokens_per_second": written / seconds,
         "tokens_per_step": written / (count * load.batch),
+        "drafted_per_step": sum(run.drafted for run in runs) / (count * load.batch),
         "step_p50_ms": 1e3 * middle,
         "step_p99_ms": 1e3 * high,
         "step_p999_ms": 1e3 * highest,
@@ -124,12 +133,14 @@ def measure(load: Load, tasks: list[Task], workers: int, ingesting: int, http: S
     } | {name: float(value) for name, value in asdict(load).items() if isinstance(value, int | float)}
 
 
-def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int) -> float:
+def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int, together: int | None) -> float:
     clients = [DraftClient(load.endpoint, load.namespace) for _ in range(side_by_side)]
 
     def ingest(number: int) -> None:
         for task in tasks[number::side_by_side]:
-            clients[number].ingest(task.prompt, [Response(text) for text in task.history], epoch=0)
+            responses = [Response(text) for text in task.history]
+            for start in range(0, len(responses), together or len(responses)):
+                clients[number].ingest(task.prompt, responses[start:][:together], epoch=0)
 
     with ThreadPoolExecutor(side_by_side) as pool:
         started = time.perf_counter()
@@ -140,25 +151,29 @@ def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int) -> float:
     return seconds
 
 
-def _run(load: Load, tasks: list[Task], workers: int) -> list[Measured]:
-    """All workers at the same time, once each is connected."""
+def _run(load: Load, tasks: list[Task], workers: int, http: Sequence[str]) -> tuple[list[Measured], float, float]:
+    """All workers at the same time. -> what they saw, seconds and CPU seconds of the shards, once each is warm."""
     spawn = multiprocessing.get_context("spawn")
-    barrier, results = spawn.Barrier(workers), spawn.SimpleQueue()
+    barrier, results = spawn.Barrier(workers + 1), spawn.SimpleQueue()
     processes = [
         spawn.Process(target=roll_out, args=(load, tasks[number::workers] or tasks, barrier, results))
         for number in range(workers)
     ]
     for process in processes:
         process.start()
+    with suppress(BrokenBarrierError):  # its worker says why
+        barrier.wait(CONNECT_SECONDS)
+    busy, started = _cpu_seconds(http), time.perf_counter()
     runs = []
     for _ in processes:
         result = results.get()
         if isinstance(result, str):
             raise ClientError(result)
         runs.append(result)
+    seconds, busy = time.perf_counter() - started, _cpu_seconds(http) - busy
     for process in processes:
         process.join()
-    return runs
+    return runs, seconds, busy
 
 
 def _cpu_seconds(http: Sequence[str]) -> float:
@@ -179,10 +194,12 @@ def _table(figures: dict[str, float]) -> Table:
         "steps a second": f"{figures['steps_per_second']:,.1f}",
         "tokens a second": f"{figures['tokens_per_second']:,.0f}",
         "tokens a session and step": f"{figures['tokens_per_step']:.2f}",
+        "drafted a session and step": f"{figures['drafted_per_step']:.2f}",
         "step, p50": f"{figures['step_p50_ms']:.2f} ms",
         "step, p99": f"{figures['step_p99_ms']:.2f} ms",
         "step, p99.9": f"{figures['step_p999_ms']:.2f} ms",
         "late": f"{figures['late_share']:.2%}",
+        "CPU of the service, a million tokens ingested": f"{figures['ingest_cpu_ns_per_token']:.1f} ms",
         "CPU of the client, a step": f"{figures['client_cpu_ms_per_step']:.2f} ms",
         "CPU of the service, a step": f"{figures['server_cpu_ms_per_step']:.2f} ms",
     }

@@ -24,7 +24,9 @@ def test_figures_of_a_running_service(start_server, tmp_path):
     assert figures["late_share"] == 0
     assert figures["tokens_per_step"] > 1.3  # it drafts, and from the history
     assert figures["step_p50_ms"] <= figures["step_p99_ms"] <= figures["step_p999_ms"]
+    assert figures["drafted_per_step"] >= figures["tokens_per_step"] - 1  # what was right had been drafted
     assert figures["server_cpu_ms_per_step"] > 0
+    assert figures["ingest_cpu_ns_per_token"] > 0
     assert "tokens a session and step" in done.stderr
     metrics = [server.metrics() for server in servers]
     assert sum(m["histospec_ingested_responses_total"] for m in metrics) == 12
@@ -48,12 +50,22 @@ def test_recorded_rollouts(start_server, tmp_path):
     assert server.metrics()["histospec_ingested_responses_total"] == 6
 
 
+def test_ingests_of_some_responses(start_server, tmp_path):
+    server = start_server()
+    done = bench(server.endpoint, *SMALL, "--together", "2", "--deadline", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    metrics = server.metrics()
+    assert metrics["histospec_ingested_responses_total"] == 12
+    assert metrics['histospec_rpc_seconds_count{method="Ingest"}'] == 8  # 4 problems of 2 + 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
         (["127.0.0.1:9", *SMALL], 1, "histospec bench: "),
         (["nowhere"], 2, "endpoint: 'nowhere' is not of the form host:port"),
         (["127.0.0.1:9", "--batch", "0"], 2, "--batch: must be at least 1, is 0"),
+        (["127.0.0.1:9", "--together", "0"], 2, "--together: must be at least 1, is 0"),
         (["127.0.0.1:9", "--rollouts", "absent.jsonl"], 1, "absent.jsonl"),
     ],
 )

@@ -1,0 +1,157 @@
+"""A cost model of steps and ingests: fitted to measurements, and what it says about a deployment."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """CPU time. The defaults were fitted on an Intel Xeon, 2 cores; docs/scale.md says how well.
+
+    Attributes:
+        message, problem, session, drafted: microseconds of a shard for a step: for each message, for each problem that
+            its sessions belong to, for each session, and for each token drafted.
+        client_message, client_session: microseconds of a worker for a step.
+        call, token: microseconds and nanoseconds of a shard for an ingest: for the call, and for each token.
+
+    """
+
+    message: float = 884.0
+    problem: float = 11.9
+    session: float = 3.4
+    drafted: float = 2.8
+    client_message: float = 755.0
+    client_session: float = 5.0
+    call: float = 2300.0
+    token: float = 188.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Costs, and by how much they miss: relative, one a measurement, in the order of the measurements."""
+
+    costs: Costs
+    steps: npt.NDArray[np.float64]
+    clients: npt.NDArray[np.float64]
+    ingests: npt.NDArray[np.float64]
+
+
+def fit(measured: Sequence[Figures]) -> Fit:
+    """Least squares of the relative errors. `measured` is what scale_measure.measure() returns."""
+    steps = [m for m in measured if m["steps"] > 1]
+    ingests = [m for m in measured if m["steps"] == 1]
+    idle = [m["idle_cpu_ms_per_second"] * m["shards"] / (m["worker_steps_per_second"] * m["workers"]) for m in steps]
+    rows = [
+        [m["messages_per_step"], m["batch"] / m["siblings"], m["batch"], m["batch"] * m["drafted_per_step"]]
+        for m in steps
+    ]
+    rows = [[messages, max(1.0, problems), *rest] for messages, problems, *rest in rows]
+    server = [1e3 * (m["server_cpu_ms_per_step"] - i) for m, i in zip(steps, idle, strict=True)]
+    step, step_off = _least_squares(rows, server)
+    client, client_off = _least_squares(
+        [[m["messages_per_step"], m["batch"]] for m in steps], [1e3 * m["client_cpu_ms_per_step"] for m in steps]
+    )
+    calls = [[1e3 / (m["length"] * min(m["together"], m["responses"])), 1.0] for m in ingests]
+    ingest, ingest_off = _least_squares(calls, [m["ingest_cpu_ns_per_token"] for m in ingests])
+    return Fit(Costs(*step, *client, *ingest), step_off, client_off, ingest_off)
+
+
+def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[list[float], npt.NDArray]:  # type: ignore[type-arg]
+    """-> coefficients, relative errors of what they predict."""
+    scaled = np.array(rows) / np.array(values)[:, None]
+    found = np.linalg.lstsq(scaled, np.ones(len(values)), rcond=None)[0]
+    return found.tolist(), scaled @ found - 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be served.
+
+    Attributes:
+        gpus: workers, each with an engine of its own.
+        sequences: that each decodes at once: the sessions of a step.
+        siblings: of them that belong to one problem.
+        step_ms: time of a decoding step, without waiting for drafts.
+        generated, drafted: tokens a session and step.
+        prompt, length: tokens of a prompt and of a response.
+        problems, samples, epochs: of the data set; responses of each and epoch; epochs kept.
+        bytes_per_token: of the index; benchmarks/engine.py measures it.
+
+    """
+
+    gpus: int = 10
+    sequences: int = 256
+    siblings: int = 16
+    step_ms: float = 30.0
+    generated: float = 3.0
+    drafted: float = 5.5
+    prompt: int = 500
+    length: int = 2000
+    problems: int = 1000
+    samples: int = 16
+    epochs: int = 8
+    bytes_per_token: float = 11.6
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "sequences", "siblings", "step_ms", "length", "problems", "samples", "epochs"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0, is {getattr(self, name)}")
+
+    @property
+    def groups(self) -> int:
+        """Problems in a worker's batch."""
+        return math.ceil(self.sequences / self.siblings)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of one worker, at most: what waiting for drafts takes is left out."""
+        return 1e3 / self.step_ms
+
+    def messages(self, shards: int) -> float:
+        """Of one worker's step: the shards that own at least one problem of its batch."""
+        return float(shards * -math.expm1(self.groups * math.log1p(-1 / shards))) if shards > 1 else 1.0
+
+    def step_us(self, costs: Costs, shards: int) -> float:
+        """CPU microseconds that all shards together spend on one worker's step."""
+        return self.messages(shards) * costs.message + self.groups * self.group_us(costs)
+
+    def group_us(self, costs: Costs) -> float:
+        """What the sessions of one problem add to a message."""
+        return costs.problem + self.sequences / self.groups * (costs.session + self.drafted * costs.drafted)
+
+    def client_us(self, costs: Costs, shards: int) -> float:
+        """CPU microseconds of the worker in a step."""
+        return self.messages(shards) * costs.client_message + self.sequences * costs.client_session
+
+    def responses_per_second(self) -> float:
+        """That all workers finish."""
+        return self.gpus * self.steps_per_second * self.sequences * self.generated / self.length
+
+    def step_cores(self, costs: Costs, shards: int) -> float:
+        """Cores that are busy with steps, when no shard is waited for."""
+        return self.gpus * self.steps_per_second * self.step_us(costs, shards) / 1e6
+
+    def ingest_cores(self, costs: Costs) -> float:
+        """Cores that are busy with finished responses, each a call of its own: more than commits on a stream."""
+        return self.responses_per_second() * (1e3 * costs.call + self.length * costs.token) / 1e9
+
+    def network(self, shards: int) -> tuple[float, float]:
+        """Bytes a second to and from all shards: the fields of protos/, and 100 bytes of framing a message."""
+        rate, framing = self.gpus * self.steps_per_second, 100 * self.messages(shards)
+        sent = framing + self.sequences * (8 + 4 + 4 + 4 * self.generated)
+        received = framing + self.sequences * (4 + (4 + 4) * self.drafted)
+        return rate * sent + self.responses_per_second() * 4 * self.prompt, rate * received
+
+    def memory(self) -> float:
+        """Bytes of the index of all shards together, when every epoch that is kept is there."""
+        return self.bytes_per_token * self.tokens()
+
+    def tokens(self) -> int:
+        """Of the whole history."""
+        return self.problems * self.samples * self.epochs * self.length

@@ -1,0 +1,204 @@
+"""A discrete-event simulation of steps: many workers, many shards, and how many steps miss their deadline.
+
+A worker decodes, sends one message to each shard that owns a problem of its batch, and goes on when the slowest has
+answered, or at the deadline. A shard is one event loop: it serves one message after the other, in order of arrival.
+So when a message arrives, its end is known, and one event a message is enough: a heap of arrivals. simpy, which passes
+a message through several events and generators, takes nine times as long.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scale_model import Costs, Plan
+
+NOISE = 1 << 16  # random numbers drawn beforehand, used again and again
+WARM = 5  # steps of each worker, or so, that do not count
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the costs do not say.
+
+    Attributes:
+        deadline_ms: of a step.
+        network_ms, jitter_ms: one way: the least, and the mean of what comes on top, exponential.
+        service_spread: standard deviation of the logarithm of a message's service time. 0.2 makes the 99th percentile
+            1.6 times the median, as docs/benchmarks.md has it.
+        decode_spread: standard deviation of a decoding step, relative to its mean; a gamma distribution.
+        lockstep: all workers start their steps together, as data parallel ranks of one engine do.
+
+    """
+
+    deadline_ms: float = 20.0
+    network_ms: float = 0.1
+    jitter_ms: float = 0.05
+    service_spread: float = 0.2
+    decode_spread: float = 0.05
+    lockstep: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened.
+
+    Attributes:
+        millis: float64[steps of all workers], from sending to the last answer.
+        late: share of steps beyond the deadline.
+        waiting: share of the workers' time in which they waited for drafts.
+        busy: float64[shards], share of the time that each served.
+
+    """
+
+    millis: npt.NDArray[np.float64]
+    late: float
+    waiting: float
+    busy: npt.NDArray[np.float64]
+
+    def percentile(self, percent: float) -> float:
+        """Of `millis`."""
+        return float(np.percentile(self.millis, percent))
+
+
+def simulate(
+    plan: Plan, shards: int, costs: Costs, around: Surroundings | None = None, steps: int = 50, seed: int = 0
+) -> Outcome:
+    """Simulates the time of `steps` decoding steps, after some to warm up. The same seed gives the same outcome.
+
+    Problems are drawn to shards uniformly at random, which is what rendezvous hashing does with them.
+    """
+    around = around or Surroundings()
+    rng = np.random.default_rng(seed)
+    work = _work(plan, shards, costs, around, rng)
+    # Lists: single numbers of an array are slow.
+    noise = rng.lognormal(-(around.service_spread**2) / 2, around.service_spread, NOISE).tolist()
+    way = (around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
+    decode = _decode(plan.step_ms, around.decode_spread, rng)
+    own = [(plan.sequences * costs.client_session + len(each) * costs.client_message) / 1e3 for each in work]
+    at = 0
+
+    sent, pending, done = [0.0] * plan.gpus, [0] * plan.gpus, [0.0] * plan.gpus
+    free, served = [0.0] * shards, [0.0] * shards
+    begin, end = WARM * plan.step_ms, (WARM + steps) * plan.step_ms
+    waited = decoded = 0.0
+    found: list[float] = []
+    together: list[float] = []  # in lockstep: when each that is ready became so
+    events: list[tuple[float, int, int, float]] = []  # arrival, worker, shard, milliseconds of service
+
+    def send(worker: int, now: float) -> None:
+        nonlocal at
+        sent[worker], done[worker], pending[worker] = now, now, len(work[worker])
+        for shard, millis in work[worker]:
+            at = (at + 1) % NOISE
+            heapq.heappush(events, (now + way[at], worker, shard, millis * noise[at]))
+
+    for worker, start in enumerate((rng.random(plan.gpus) * plan.step_ms * (not around.lockstep)).tolist()):
+        send(worker, start)
+    while events:
+        now, worker, shard, millis = heapq.heappop(events)
+        free[shard] = max(free[shard], now) + millis
+        served[shard] += max(0.0, min(end, free[shard]) - max(begin, free[shard] - millis))
+        at = (at + 1) % NOISE
+        done[worker] = max(done[worker], free[shard] + way[at])
+        pending[worker] -= 1
+        if pending[worker]:
+            continue
+        took = done[worker] + own[worker] - sent[worker]
+        if sent[worker] >= begin:
+            found.append(took)
+        ready = sent[worker] + min(took, around.deadline_ms)
+        together.append(ready)
+        if around.lockstep and len(together) < plan.gpus:
+            continue
+        for each in range(plan.gpus) if around.lockstep else (worker,):
+            start = max(together)
+            waited, decoded = waited + start - sent[each], decoded + decode[at]
+            if start + decode[at] < end:
+                send(each, start + decode[at])
+        together.clear()
+    millis_found = np.array(found)
+    late = float((millis_found > around.deadline_ms).mean())
+    return Outcome(millis_found, late, waited / (waited + decoded), np.array(served) / (end - begin))
+
+
+def _work(
+    plan: Plan, shards: int, costs: Costs, around: Surroundings, rng: np.random.Generator
+) -> list[list[tuple[int, float]]]:
+    """For each worker: (shard, milliseconds) of each message of its steps."""
+    owners = rng.integers(shards, size=(plan.gpus, plan.groups))
+    work = []
+    for row in owners:
+        touched, groups = np.unique(row, return_counts=True)
+        millis = (costs.message + groups * plan.group_us(costs)) / 1e3
+        work.append(list(zip(touched.tolist(), millis.tolist(), strict=True)))
+    return work
+
+
+def _decode(mean: float, spread: float, rng: np.random.Generator) -> list[float]:
+    if not spread:
+        return [mean] * NOISE
+    return rng.gamma(spread**-2, mean * spread**2, NOISE).tolist()
+
+
+def tried(
+    plan: Plan, shards: int, costs: Costs, around: Surroundings | None = None, seeds: Sequence[int] = (0, 1, 2)
+) -> Outcome:
+    """The worst of several random placements of the problems, in as many steps as matter."""
+    steps = max(20, min(200, 10_000 // plan.gpus))
+    outcomes = (simulate(plan, shards, costs, around, steps, seed) for seed in seeds[: max(1, 3_000 // plan.gpus)])
+    return max(outcomes, key=lambda outcome: (outcome.late, outcome.waiting))
+
+
+def fewest_shards(
+    plan: Plan, costs: Costs, around: Surroundings | None = None, late: float = 0.01
+) -> tuple[int, Outcome]:
+    """The smallest number of shards, within 5 %, with which fewer steps than `late` miss the deadline.
+
+    Raises:
+        ValueError: no number of shards does.
+    """
+    # Who waits until the deadline in every step makes the fewest steps; what those take must be there.
+    slowest = plan.step_ms / (plan.step_ms + (around or Surroundings()).deadline_ms)
+    least = max(1, math.floor(slowest * plan.step_cores(costs, 1)))
+    least = enough = max(1, math.floor(slowest * plan.step_cores(costs, least)))
+    while (outcome := tried(plan, enough, costs, around)).late >= late:
+        least, enough = enough + 1, max(enough + 1, enough * 5 // 4)
+        if enough > 4 * plan.gpus * plan.groups:
+            raise ValueError(f"late: no number of shards keeps it under {late:.1%}")
+    while least < enough - enough // 20:
+        middle = (least + enough) // 2
+        found = tried(plan, middle, costs, around)
+        if found.late < late:
+            enough, outcome = middle, found
+        else:
+            least = middle + 1
+    return enough, outcome
+
+
+def cheapest_shards(
+    plan: Plan, fewest: tuple[int, Outcome], costs: Costs, gpu_cores: float, around: Surroundings | None = None
+) -> tuple[int, Outcome]:
+    """The number of shards, in steps of a fifth from the fewest on, that costs least: a core each, and GPUs that wait.
+
+    Args:
+        plan, costs, around: as simulated.
+        fewest: what fewest_shards() says.
+        gpu_cores: how many cores cost as much as a GPU.
+
+    """
+
+    def cost(found: tuple[int, Outcome]) -> float:
+        return found[0] + gpu_cores * plan.gpus * found[1].waiting
+
+    best, (shards, _), worse = fewest, fewest, 0
+    while worse < 3 and shards < plan.gpus * plan.groups:
+        shards = max(shards + 1, shards * 6 // 5)
+        found = shards, tried(plan, shards, costs, around)
+        if cost(found) < cost(best):
+            best, worse = found, 0
+        else:
+            worse += 1
+    return best
