@@ -258,8 +258,8 @@ class Engine:
         - ages: the same of what came from history, by how many epochs older than the newest of the namespace the
           response is that knew the longest context: 0, 1, 2, 3, 4+
 
-        and what is held: problems, sessions, history_responses, history_tokens, newest_epoch, bytes of the budget. A namespace that is
-        dropped and has no sessions is forgotten with its counters.
+        and what is held: problems, sessions, history_responses, history_tokens, newest_epoch, bytes of the budget. A
+        namespace that is dropped and has no sessions is forgotten with its counters.
         """
 
     def check_integrity(self) -> None:
