@@ -6,10 +6,11 @@ import time
 import numpy as np
 import pytest
 import redis
-from batches import batch
+import trustme
+from batches import batch, put
 from hypothesis import given
 from hypothesis import strategies as st
-from redis_processes import RedisCluster, RedisProcess, require_redis
+from redis_processes import RedisCluster, RedisProcess, free_port, require_redis
 from waiting import eventually
 
 from histospec.server import records, redis_keys, redis_servers, redis_store
@@ -41,6 +42,36 @@ def server(tmp_path):
     server = RedisProcess(tmp_path / "redis")
     yield server
     server.kill()
+
+
+def test_a_server_over_tls_is_checked_and_wants_a_password(tmp_path, open_store):
+    """
+    1. A server that speaks TLS alone takes and gives responses, with its password and its authority.
+    2. Without that authority, or with a wrong password, nothing is said to it; no message shows the password.
+    """
+    require_redis()
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    files = ["--tls-cert-file", "server.pem", "--tls-key-file", "server.pem", "--tls-auth-clients", "no"]
+    port = free_port()
+    options = ["--tls-port", str(port), *files, "--requirepass", "se/cret"]
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "server.pem").rename(tmp_path / "redis" / "server.pem")
+    server = RedisProcess(tmp_path / "redis", *options, password="se/cret")
+    try:
+        where = f"127.0.0.1:{port}"
+        store = open_store(f"rediss://:se%2Fcret@{where}?ca={tmp_path / 'ca.pem'}")
+        put(store, b"12345678")
+        assert len(store.history(PROBLEM)) == 1
+        for url in (f"rediss://:se%2Fcret@{where}", f"rediss://:wrong@{where}?ca={tmp_path / 'ca.pem'}"):
+            with pytest.raises(StoreError) as caught:
+                open_store(url).history(PROBLEM)
+            assert "cret" not in str(caught.value)
+            assert "wrong" not in str(caught.value)
+    finally:
+        server.kill()
 
 
 @given(

@@ -27,13 +27,14 @@ def _ready(condition: Callable[[], object], what: str) -> None:
 class RedisProcess:
     """One redis-server, which can be killed and started again on its port with its data; on loopback, or on a host."""
 
-    def __init__(self, folder: Path, *options: str, host: Host | None = None) -> None:
+    def __init__(self, folder: Path, *options: str, host: Host | None = None, password: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.host = host
         self.address = host.address if host else "127.0.0.1"
-        self.port = _free_port()
+        self.port = free_port()
         self.options = options
+        self.password = password
         self.start()
 
     @property
@@ -53,7 +54,7 @@ class RedisProcess:
         command += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", *self.options]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.client = redis.Redis(self.address, self.port, socket_timeout=10)
+        self.client = redis.Redis(self.address, self.port, password=self.password, socket_timeout=10)
         _ready(self.client.ping, f"redis-server at {self.where} does not answer")
 
     @property
@@ -122,7 +123,8 @@ class RedisCluster:
             node.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on, and with it the one that the bus of a Cluster would take."""
     # The bus of a Cluster listens 10,000 above.
     while True:
         with socket.socket() as probe, socket.socket() as bus:
