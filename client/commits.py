@@ -19,6 +19,10 @@ MAX_ATTEMPTS = 3
 """A response that the server turned down so often is dropped; it would be turned down for ever."""
 
 
+FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
+"""Seconds until what a store could not take is sent again."""
+
+
 class Commits:
     """What waits, within `limits`; what becomes of it is counted in `stats`."""
 
@@ -46,7 +50,7 @@ class Commits:
         After an outage the rest follows with later messages, so that no step has to wait behind all of it.
         """
         batch, size = [], 0
-        while shard.commits and size < self._limits.message_bytes:
+        while shard.due(now) and size < self._limits.message_bytes:
             commit = shard.commits.popleft()
             batch.append(commit)
             size += commit.bytes
@@ -54,11 +58,20 @@ class Commits:
             conversation.close(batch, shard.closes, now)
             shard.closes = []
 
-    def acknowledged(self, commits: Iterable[Commit]) -> None:
-        """The server has stored these."""
+    def acknowledged(self, shard: ShardState, commits: Iterable[Commit]) -> None:
+        """The shard has stored these."""
         for commit in commits:
+            shard.patience = 0.0
             self._bytes -= commit.bytes
             self._stats.commits += 1
+
+    def postpone(self, shard: ShardState, commits: Sequence[Commit], reason: str, now: float) -> None:
+        """The store of the shard could not take these: they come first again, after a pause that doubles."""
+        if not shard.patience:
+            log.warning("%s: responses wait for its store: %s", shard.name, reason)
+        shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
+        shard.not_before = now + shard.patience
+        shard.commits.extendleft(reversed(commits))
 
     def again(self, shard: ShardState, commits: Iterable[Commit]) -> None:
         """The server did not know the sessions of these."""

@@ -62,6 +62,9 @@ class Reply(NamedTuple):
     drafts: Drafts | None
     """None where the message had no step, or where nobody waits for it any more."""
     acknowledged: list[Commit]
+    postponed: list[Commit]
+    """Commits that the store could not take now."""
+    why_postponed: str
     unknown: list[Commit]
     """Commits of sessions that the server does not hold."""
     turned_down: list[Commit]
@@ -233,10 +236,8 @@ class Conversation:
         sessions = self.waiting.get(sequence)
         drafts = None if sessions is None else _drafts(response, sessions)
         unknown = set(_array("unknown", response.unknown, UINT64).tolist())
-        refused = {r.session: r.reason for r in response.refusals}
-        for session in [c.session.number for c in self.commits.get(sequence, ())] if 0 in refused else ():
-            refused.setdefault(session, refused[0])  # the store could not take them; it does not say which
-        refused.pop(0, None)
+        refused = {r.session: r.reason for r in response.refusals if not r.later}
+        later = {r.session: r.reason for r in response.refusals if r.later}
         self.waiting.pop(sequence, None)
         commits = self.commits.pop(sequence, [])
         self.heard = now if self.owes else None
@@ -246,7 +247,9 @@ class Conversation:
         return Reply(
             sequence=sequence,
             drafts=drafts,
-            acknowledged=[c for c in commits if c.session.number not in unknown and c.session.number not in refused],
+            acknowledged=[c for c in commits if c.session.number not in {*unknown, *refused, *later}],
+            postponed=[c for c in commits if c.session.number in later and c.session.number not in unknown],
+            why_postponed=next(iter(later.values()), ""),
             unknown=[c for c in commits if c.session.number in unknown],
             turned_down=[c for c in commits if c.session.number in refused and c.session.number not in unknown],
             refused=refused,

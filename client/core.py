@@ -261,7 +261,7 @@ class Core:
             self._give_up_silent(now)
             touched = self._members.leaving
             for shard in self.shards:
-                if not (shard.opens or shard.closes or shard.commits):
+                if not (shard.opens or shard.closes or shard.due(now)):
                     continue
                 if not self._may_ask(shard, now):
                     if self._to_be_found(shard):
@@ -321,9 +321,11 @@ class Core:
                 shard.breaker.success()
             elif reply.acknowledged and shard.breaker.state != "closed":
                 shard.breaker.success()
-            self._commits.acknowledged(reply.acknowledged)
+            self._commits.acknowledged(shard, reply.acknowledged)
             for commit in reply.turned_down:
                 self._commits.drop(shard, commit, reply.refused[commit.session.number])
+            if reply.postponed:
+                self._commits.postpone(shard, reply.postponed, reply.why_postponed, now)
             self._commits.again(shard, reply.unknown)
             if reply.refused:
                 self._refuse(shard, conversation, reply.refused)

@@ -1,5 +1,6 @@
 """What a client keeps for each shard, and for each step on its way."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ class ShardState:
         self.breaker = CircuitBreaker(config.breaker)
         self.conversation: Conversation | None = None
         self.commits: deque[Commit] = deque()
-        """To be sent."""
+        """To be sent ..."""
+        self.patience = 0.0
+        self.not_before = -math.inf
+        """... but not before this, on the monotonic clock: its store could not take the last ones."""
         self.closes: list[int] = []
         """Sessions to close without a commit."""
         self.opens: dict[int, Session] = {}
@@ -48,6 +52,10 @@ class ShardState:
         if not (self.endpoint.address or self.left):
             return False
         return self.conversation is None or self.conversation.settled
+
+    def due(self, now: float) -> bool:
+        """Whether there is a commit to send."""
+        return bool(self.commits) and now >= self.not_before
 
     def forget(self, session: Session) -> None:
         """The session is none of its business any more."""

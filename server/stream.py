@@ -316,7 +316,7 @@ class DraftStream:
         )
         for session, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StoreError):
-                response.refusals.add(session=session, reason=str(outcome))
+                response.refusals.add(session=session, reason=str(outcome), later=True)
             elif outcome is not None:
                 raise outcome
         await self._answer(response, started)

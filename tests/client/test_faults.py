@@ -26,6 +26,7 @@ from histospec.client import (
     Response,
     Timeouts,
     Unavailable,
+    commits,
 )
 from histospec.client.routing import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
@@ -131,6 +132,34 @@ def test_kept_commits_are_bounded_and_counted():
             client.step(sessions, [TEXT])
             client.close(sessions)
         assert (client.stats().pending_commits, client.stats().dropped_commits) == (2, 3)
+
+
+def test_what_a_store_cannot_take_now_is_sent_again(odd_server, monkeypatch, eventually):
+    """Refused three times for now, then taken: kept meanwhile, with pauses, and never counted as dropped."""
+    monkeypatch.setattr(commits, "FIRST_PAUSE", 0.05)
+    closed = []
+
+    def answer(request, context):
+        response = odd_server.draft(request)
+        for close in request.closes:
+            closed.append(close.session)
+            if len(closed) <= 3:
+                response.refusals.add(session=close.session, reason="store: away", later=True)
+        return response
+
+    odd_server.answer = answer
+    with DraftClient(odd_server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        (session,) = client.open([PROMPT])
+        client.step([session], [[1, 2]])
+        client.close([session])
+        client.flush(PATIENT)
+        assert (client.stats().pending_commits, client.stats().dropped_commits, closed) == (1, 0, [session])
+        client.flush(PATIENT)  # not yet: it returns at once
+        assert closed == [session]
+        eventually(lambda: client.flush(PATIENT) or client.stats().commits == 1)
+        assert closed == [session] * 4
+        assert (client.stats().pending_commits, client.stats().dropped_commits, client.stats().refused) == (0, 0, 0)
+    assert odd_server.opened().count((session, [1, 2])) == 3  # with its text each time
 
 
 # ---- slow ---------------------------------------------------------------------------------------------------------
