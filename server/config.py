@@ -131,10 +131,19 @@ class StoreConfig(BaseSettings):
     )
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
     retention: Annotated[float, Field(ge=0, le=36500)] = Field(
-        0.0, description="days after which a problem that nobody wrote to is forgotten; 0 for never"
+        0.0,
+        description="days after which a problem that nobody wrote to is forgotten, such as 30 or 0.5; 0 for never; the "
+        "same on all shards",
     )
-    disk: Bytes | None = Field(None, description="how large the SQLite file may become, for example 100GiB")
-    max_backlog: Bytes = Field(MAX_BACKLOG, description="what may wait for the store, for example 256MiB")
+    disk: Bytes | None = Field(
+        None,
+        description="how large the SQLite file may become, for example 100GiB; the write-ahead log beside it comes on "
+        "top, usually less than 100MiB",
+    )
+    max_backlog: Bytes = Field(
+        MAX_BACKLOG,
+        description="what may wait for the store, for example 256MiB; beyond it, ingests and commits are refused",
+    )
 
     @field_validator("store")
     @classmethod
@@ -191,26 +200,40 @@ class Config(StoreConfig):
     tokens: File = Field(None, description="file of bearer tokens and what each may do, TOML; asks for one")
     insecure: bool = Field(False, description="allow listening beyond loopback without tokens or clients' certificates")
     shard_name: str = Field(
-        "", description="stable name of this shard, which places its problems (default: the --listen address)"
+        "",
+        description="stable name of this shard, which places its problems, so it must survive restarts (default: the "
+        "--listen address)",
     )
-    peers: Shards = Field((), description="all shards of this service, [NAME=]HOST:PORT, comma-separated")
+    peers: Shards = Field(
+        (),
+        description="all shards of this service as clients reach them, [NAME=]HOST:PORT, comma-separated; an entry "
+        "with the name of this shard stands for it",
+    )
 
     # What is kept in the index
     memory: Bytes = Field(8 << 30, description="budget of the index, for example 8GiB")
     namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
-        1 << 19, description="text that all problems of a namespace share in the index, in tokens; 0 for none"
+        1 << 19,
+        description="text that the index over all problems of a namespace holds, in tokens of about 15 bytes, within "
+        "--memory: it drafts where a problem has no history; 0 for none",
     )
 
     # How it drafts
     threads: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="threads that draft for one batch; what they draft does not depend on it"
+        1,
+        description="threads that draft for one batch of 32 sessions or more; what they draft does not depend on it; "
+        "they stay awake for a millisecond after a step",
     )
 
     # Limits: what one caller may ask for
     max_message: Bytes = Field(64 << 20, description="longest message taken, for example 64MiB")
     max_prompt_tokens: Count = Field(1 << 20, description="longest prompt in tokens")
-    max_session_tokens: Count = Field(1 << 20, description="most tokens that one session may generate")
-    max_batch: Count = Field(4096, description="most sessions in one step, and responses in one ingest")
+    max_session_tokens: Count = Field(
+        1 << 20, description="most tokens that one session may generate, and of one ingested response"
+    )
+    max_batch: Count = Field(
+        4096, description="most sessions in a step, opens or closes in a message, responses in an ingest"
+    )
     max_draft_tokens: Count = Field(256, description="longest draft that a step may ask for")
     max_namespaces: Count = Field(4096, description="most namespaces; each costs memory for as long as it is there")
     max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")
@@ -311,6 +334,21 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     return f"{_flag(name)}{source}: {message}"
 
 
+def default_of(name: str, kind: type[StoreConfig] | None = None) -> str:
+    """The default of an option as it would be written on a command line; "" where there is none."""
+    field = (kind or Config).model_fields[name]
+    if field.default in ("", (), None):
+        return ""
+    size = any(isinstance(part, BeforeValidator) and part.func is _bytes for part in field.metadata)
+    return (
+        shown(field.default)
+        if size
+        else f"{field.default:g}"
+        if isinstance(field.default, float)
+        else str(field.default)
+    )
+
+
 def parser(kind: type[StoreConfig], prog: str, description: str) -> ArgumentParser:
     """A parser of the flags of a kind of configuration; what is not given is absent from what it parses."""
     parser = ArgumentParser(
@@ -327,7 +365,7 @@ def parser(kind: type[StoreConfig], prog: str, description: str) -> ArgumentPars
         if field.annotation is bool:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=help_)
             continue
-        if field.default not in ("", (), None):
-            help_ += f" (default: {shown(field.default)})"
+        if default := default_of(name, kind):
+            help_ += f" (default: {default})"
         parser.add_argument(_flag(name), metavar=name.split("_")[-1].upper(), help=help_.replace("%", "%%"))
     return parser

@@ -1,4 +1,13 @@
-"""What the adapter reads from the environment, beside the client's own settings; nothing else here does."""
+"""What the adapter reads from the environment, beside the client's own settings; nothing else here does.
+
+======================= ===========================================================================
+HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step: a number, or
+                        `auto`, the default: learned from the time that steps take. Higher drafts shorter
+HISTOSPEC_TAIL_WEIGHT   what saving a step is worth for the requests that are expected to go on the longest, in steps of
+                        the others; 1, the default: all alike
+HISTOSPEC_VLLM_CPU_FIX  `0` leaves vLLM's sampling on CPU as it is, which is wrong with any speculation; only to show it
+======================= ===========================================================================
+"""
 
 import math
 import os

@@ -193,3 +193,13 @@ def test_a_data_directory_that_is_a_file_is_said(tmp_path):
     assert code == 2
     assert text.startswith("histospec serve: --data-dir data: ")
     assert text.count("\n") == 1
+
+
+def test_the_configuration_page_says_what_the_code_does():
+    script = Path(__file__).parents[2] / "scripts" / "configuration.py"
+    checked = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert (
+        "`--max-prompt-tokens` | `HISTOSPEC_MAX_PROMPT_TOKENS` | `1048576`"
+        in (script.parents[1] / "docs" / "configuration.md").read_text()
+    )

@@ -1,0 +1,78 @@
+"""Writes docs/configuration.md from the code: `scripts/configuration.py`. A test says when it is out of date."""
+
+import re
+import sys
+from pathlib import Path
+
+import histospec.client.config
+import histospec.client.vllm.config
+from histospec.server.config import PREFIX, Config, default_of
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+SERVER = """\
+# Configuration
+
+Written by `scripts/configuration.py` from the code.
+
+## The server
+
+Every option of `histospec serve` is a flag (`--drain-seconds 5`), an environment variable
+(`HISTOSPEC_DRAIN_SECONDS=5`) and a key of the file named by `--config` or `HISTOSPEC_CONFIG` (`drain-seconds = 5`,
+TOML). A flag wins over the environment, the environment over the file. An empty variable counts as absent. A wrong
+value, an unknown flag or an unknown key stops the server with exit code 2 and one sentence. `histospec snapshot` and
+`histospec restore` take those about the store, too.
+
+| flag | environment | default | meaning |
+|---|---|---|---|
+"""
+
+CLIENT = """
+## Clients
+
+`DraftClient`, and with it the adapter for vLLM, take what they are not told from the environment:
+
+| environment | meaning |
+|---|---|
+"""
+
+ADAPTER = """
+The adapter for vLLM also takes:
+
+| environment | meaning |
+|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    text = SERVER
+    for name, field in Config.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        default = "off" if field.annotation is bool else f"`{default_of(name)}`" if default_of(name) else "none"
+        text += f"| `{flag}` | `{PREFIX}{name.upper()}` | {default} | {_cell(str(field.description))} |\n"
+    for head, module in ((CLIENT, histospec.client.config), (ADAPTER, histospec.client.vllm.config)):
+        text += head
+        text += "".join(f"| `{name}` | {_cell(what)} |\n" for name, what in _variables(module.__doc__ or ""))
+    return text
+
+
+def _variables(text: str) -> list[tuple[str, str]]:
+    """The rows of the table of variables in a docstring, continued lines joined."""
+    rows: list[tuple[str, str]] = []
+    for line in text.split("\n"):
+        if found := re.match(rf"({PREFIX}[A-Z_]+)\s+(.*)", line):
+            rows.append((found[1], found[2]))
+        elif rows and line.startswith("   "):
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
+    return rows
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(PAGE.read_text() != page() and "docs/configuration.md is out of date: run scripts/configuration.py")
+    PAGE.write_text(page())
