@@ -21,6 +21,7 @@ if not CLIENT_ONLY:
     PACKAGES |= {"histospec.server": "server", "histospec.native": "native/python"}
     DEPENDENCIES += [
         "aiohttp>=3.9",
+        "cryptography>=42",
         "grpcio-health-checking>=1.71.2",
         "grpcio-reflection>=1.71.2",
         "matplotlib>=3.8",

@@ -209,6 +209,19 @@ class Metrics:
         )
         for result in ("hit", "miss", "failed", "skipped"):
             self.store_lookups.labels(result)
+        self.refusals = Counter(
+            "histospec_refusals",
+            "What was refused within a stream that went on: a session to open, one grown too long, a commit.",
+            ("what",),
+            registry=registry,
+        )
+        for what in ("open", "step", "commit"):
+            self.refusals.labels(what)
+        self.late_steps = Counter(
+            "histospec_late_steps",
+            "Steps whose drafts came after their worker's deadline, as the workers said.",
+            registry=registry,
+        )
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
 
     def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
