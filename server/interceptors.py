@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from histospec.server.errors import (
     HistoSpecError,
@@ -18,7 +19,7 @@ from histospec.server.errors import (
     Unavailable,
     status_of,
 )
-from histospec.server.logs import Throttle
+from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
 from histospec.server.wire import Undecodable, tolerant
 from histospec.v1.draft_pb2 import DESCRIPTOR
@@ -89,6 +90,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def _reported(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def reported(request: Any, context: Any) -> Any:
             self._running += 1
+            # Every line of this call says so, those of the tasks that it starts, too.
+            bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
             try:
                 if isinstance(request, Undecodable):
                     request.refuse()

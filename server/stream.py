@@ -71,7 +71,10 @@ class DraftStream:
         self._storing: set[asyncio.Task[None]] = set()
         self._draining = False
         self._leaving = asyncio.Event()
-        self._counts = dict.fromkeys(("messages", "steps", "late", "tokens", "drafted", "opened", "committed"), 0)
+        self._namespaces: set[str] = set()
+        self._counts = dict.fromkeys(
+            ("messages", "steps", "late", "tokens", "drafted", "opened", "committed", "refused"), 0
+        )
 
     async def run(self) -> None:
         """Serves the stream to its end. Raises what ends it otherwise: a HistoSpecError, or cancellation."""
@@ -104,6 +107,7 @@ class DraftStream:
                     peer=self._peer,
                     outcome=outcome,
                     seconds=round(time.perf_counter() - started, 3),
+                    namespaces=len(self._namespaces),
                     open_sessions=open_sessions,
                     **self._counts,
                     **more,
@@ -195,11 +199,13 @@ class DraftStream:
         problem = problem._replace(prompt=problem.prompt[:named])
         self._problems[opening.session] = problem
         self._history.want(problem)
+        self._namespaces.add(problem.namespace)
         self._counts["opened"] += 1
 
     def _refuse(self, response: pb.DraftResponse, what: str, session: int, reason: str, later: bool = False) -> None:
         response.refusals.add(session=session, reason=reason, later=later)
         self._metrics.refusals.labels(what).inc()
+        self._counts["refused"] += 1
 
     def _too_many(self) -> str:
         """Why the stream may open no more sessions, or nothing."""
