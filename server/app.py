@@ -27,6 +27,7 @@ from histospec.server.metrics import Metrics
 from histospec.server.service import DraftService
 from histospec.server.stores import open_store
 from histospec.server.tls import Certificates
+from histospec.server.traces import open_traces
 from histospec.server.vitals import Vitals
 from histospec.server.web import application
 from histospec.v1 import draft_pb2_grpc as pb_grpc
@@ -70,6 +71,7 @@ class Server:
         if config.tokens is not None and certificates is None and not config.listen.is_loopback:
             log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
+        self._traces = open_traces(config.traces, self._name)
         store = open_store(config, self._name)
         engine = Engine(
             config.memory,
@@ -82,7 +84,7 @@ class Server:
         self._history = History(engine, store, self._metrics, config.max_namespaces)
         self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
-        self._accounting = Accounting(self._metrics)
+        self._accounting = Accounting(self._metrics, self._traces)
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
             options=[
@@ -175,6 +177,8 @@ class Server:
         await self._history.close()
         if self._web is not None:
             await self._web.cleanup()
+        if self._traces is not None:
+            await self._traces.close()
         log.info("stopped")
 
     def _signalled(self, number: int) -> None:
