@@ -46,7 +46,14 @@ class Prometheus:
                 stdout=log,
                 stderr=log,
             )
-        eventually(lambda: self.query("up"), "Prometheus scrapes nothing", urllib.error.URLError)
+        eventually(self._scrapes, "Prometheus scrapes nothing")
+
+    def _scrapes(self) -> bool:
+        try:
+            return bool(self.query("up"))
+        except (urllib.error.URLError, AssertionError):  # it does not listen yet, or says that it is starting
+            assert self._process.poll() is None, "Prometheus ended"
+            return False
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """What an expression yields now: dicts of `metric` (labels) and `value` ([time, text])."""
