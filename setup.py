@@ -21,6 +21,7 @@ if not CLIENT_ONLY:
     PACKAGES |= {"histospec.server": "server", "histospec.native": "native/python"}
     DEPENDENCIES += [
         "aiohttp>=3.9",
+        "cryptography>=42",
         "grpcio-health-checking>=1.71.2",
         "grpcio-reflection>=1.71.2",
         "matplotlib>=3.8",
@@ -32,6 +33,7 @@ if not CLIENT_ONLY:
         "tomli>=2; python_version<'3.11'",
         "uvloop>=0.19",
     ]
+EXTRAS = {"otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"]}
 
 
 class BuildWithProtos(build_py):
@@ -78,6 +80,7 @@ setup(
     package_data={"*": ["py.typed", "*.pyi", "*.proto"]},
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     install_requires=DEPENDENCIES,
+    extras_require={} if CLIENT_ONLY else EXTRAS,
     entry_points={} if CLIENT_ONLY else {"console_scripts": ["histospec = histospec.server.cli:main"]},
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},
 )

@@ -92,6 +92,8 @@ class Conversation:
     """The last message that gRPC has taken."""
     reopened: int = 0
     """Sessions that were open before, on this stream or another."""
+    late: int = 0
+    """Steps whose drafts came too late, which the server is to hear of with the next step."""
     _opened: dict[int, int] = field(default_factory=dict)
     """By session: the message that opened it last."""
     _sequence: int = 0
@@ -137,6 +139,7 @@ class Conversation:
         step.lengths = np.array(lengths, INT32).tobytes()
         step.tokens = tokens
         step.max_tokens, step.verify_cost, step.tail_weight = budget
+        step.late, self.late = self.late, 0
         sequence = self._say(message)
         if budget.max_tokens:
             self.waiting[sequence] = len(numbers)

@@ -232,6 +232,7 @@ class Core:
         shard, conversation = part.shard, part.conversation
         self._waiting.pop((id(conversation), part.sequence), None)
         self._stats.late += 1
+        conversation.late += 1
         shard.breaker.failure(now)
         silent = self._silent(conversation, now)
         conversation.waiting.pop(part.sequence, None)

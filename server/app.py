@@ -27,6 +27,8 @@ from histospec.server.metrics import Metrics
 from histospec.server.service import DraftService
 from histospec.server.stores import open_store
 from histospec.server.tls import Certificates
+from histospec.server.traces import open_traces
+from histospec.server.vitals import Vitals
 from histospec.server.web import application
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -62,12 +64,14 @@ class Server:
         for flag, address in (("--listen", config.listen), ("--http", config.http)):
             _check_free(flag, address)
         access = Access(config.tokens)
-        self._credentials = None
+        certificates = None
         if config.tls_cert is not None and config.tls_key is not None:
-            self._credentials = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca).credentials()
-        if config.tokens is not None and self._credentials is None and not config.listen.is_loopback:
+            certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
+        self._credentials = certificates.credentials() if certificates else None
+        if config.tokens is not None and certificates is None and not config.listen.is_loopback:
             log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
+        self._traces = open_traces(config.traces, self._name)
         store = open_store(config, self._name)
         engine = Engine(
             config.memory,
@@ -76,10 +80,11 @@ class Server:
             namespace_tokens=config.namespace_tokens,
         )
         self._metrics = Metrics(engine)
+        self._metrics.registry.register(Vitals(config, store, certificates, self._ready))
         self._history = History(engine, store, self._metrics, config.max_namespaces)
         self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
-        self._accounting = Accounting(self._metrics)
+        self._accounting = Accounting(self._metrics, self._traces)
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
             options=[
@@ -172,6 +177,8 @@ class Server:
         await self._history.close()
         if self._web is not None:
             await self._web.cleanup()
+        if self._traces is not None:
+            await self._traces.close()
         log.info("stopped")
 
     def _signalled(self, number: int) -> None:
@@ -186,6 +193,9 @@ class Server:
             "store": "" if self._history.loaded.is_set() else self._history.progress,
             "drain": "draining" if self._stopping.is_set() else "",
         }
+
+    def _ready(self) -> bool:
+        return not any(self._readiness().values())
 
     async def _serving(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -1,4 +1,4 @@
-"""One frozen, checked configuration; nothing else in the server reads the environment.
+"""One frozen, checked configuration; nothing else in the server reads the environment, but for OpenTelemetry its own.
 
 Every option is a flag, an environment variable and a key of the TOML file: `--drain-seconds 5`,
 `HISTOSPEC_DRAIN_SECONDS=5`, `drain-seconds = 5`. A flag wins over the environment, which wins over the file.
@@ -110,9 +110,19 @@ def _bytes(value: object) -> object:
         raise ValueError(f"{value!r} is not a size; write a number with a unit, for example 8GiB or 512MiB") from None
 
 
+def _collector(value: object) -> Address | None:
+    if value is None or isinstance(value, Address):
+        return value
+    scheme, _, address = str(value).partition("://")
+    if scheme != "otlp":
+        raise ValueError(f"write otlp://HOST:PORT, for example otlp://127.0.0.1:4317, not {str(value)!r}")
+    return Address.parse(address)
+
+
 # NoDecode: the text of a variable is for our parsers, not JSON.
 Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
 Shards = Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)]
+Collector = Annotated[Address | None, NoDecode, PlainValidator(_collector)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Count = Annotated[int, Field(ge=1)]
 File = Path | None
@@ -247,6 +257,10 @@ class Config(StoreConfig):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log line shown: debug, info, warning or error"
+    )
+    traces: Collector = Field(
+        None,
+        description="OpenTelemetry collector that gets a span of each call, otlp://HOST:PORT; needs histospec[otel]",
     )
 
     @field_validator("memory")

@@ -66,6 +66,11 @@ class GroupCommit(Generic[T]):
             self._queue.put(work)
         return work.done
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait."""
+        return self._backlog
+
     def settle(self, work: Work[T], result: object = None) -> None:
         """The work is done and safe."""
         self._forget(work)

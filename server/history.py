@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,7 +99,8 @@ class History:
         self._metrics.ingested_responses.inc(responses)
         self._metrics.ingested_tokens.inc(tokens)
         if not self._said:  # one line for all that arrives in the same few seconds
-            asyncio.get_running_loop().call_later(LOG_EVERY_SECONDS, self._report)
+            nobody = Context()  # else the line would name the request that happened to come first
+            asyncio.get_running_loop().call_later(LOG_EVERY_SECONDS, self._report, context=nobody)
         self._said.update(responses=responses, tokens=tokens, batches=1)
 
     def _report(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import structlog
+from structlog.contextvars import bind_contextvars
 
 from histospec.server.errors import (
     HistoSpecError,
@@ -18,8 +19,9 @@ from histospec.server.errors import (
     Unavailable,
     status_of,
 )
-from histospec.server.logs import Throttle
+from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
+from histospec.server.traces import Traces
 from histospec.server.wire import Undecodable, tolerant
 from histospec.v1.draft_pb2 import DESCRIPTOR
 
@@ -37,8 +39,11 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Counts and times the RPCs and reports their errors. The messages of a stream are timed by the stream."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, traces: Traces | None = None) -> None:
         self._metrics = metrics
+        self._traces = traces
+        for method in METHODS:  # an alert sees the first one only if there were none before
+            metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
         self._running = 0
         self._throttle = Throttle()
 
@@ -62,15 +67,18 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             decode = tolerant(METHODS[method].input_type.name, decode)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                self._reported(handler.stream_stream, method),  # type: ignore[arg-type]
+                self._traced(self._reported(handler.stream_stream, method), method),  # type: ignore[arg-type]
                 decode,
                 encode,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._timed(self._reported(handler.unary_unary, method), method),  # type: ignore[arg-type]
+            self._traced(self._timed(self._reported(handler.unary_unary, method), method), method),  # type: ignore[arg-type]
             decode,
             encode,
         )
+
+    def _traced(self, behaviour: Behaviour, method: str) -> Behaviour:
+        return behaviour if self._traces is None else self._traces.traced(behaviour, SERVICE, method)
 
     def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
         seconds = self._metrics.rpc_seconds.labels(method)
@@ -87,6 +95,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def _reported(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def reported(request: Any, context: Any) -> Any:
             self._running += 1
+            # Every line of this call says so, those of the tasks that it starts, too.
+            bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
             try:
                 if isinstance(request, Undecodable):
                     request.refuse()

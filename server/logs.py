@@ -2,12 +2,24 @@
 
 import logging
 import math
+import re
+import secrets
 import sys
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import structlog
 from structlog.typing import Processor
+
+REQUEST_ID = "x-request-id"  # metadata of a call
+LONGEST_REQUEST_ID = 64
+_STRANGE = re.compile(r"[^A-Za-z0-9._:/=+-]")
+
+
+def request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """What a call is named in the log: as its caller says, in at most 64 harmless characters, else at random."""
+    given = next((value for name, value in metadata if name == REQUEST_ID and isinstance(value, str)), "")
+    return _STRANGE.sub("", given[:LONGEST_REQUEST_ID]) or secrets.token_hex(6)
 
 
 def configure(form: str, level: str) -> None:
@@ -20,6 +32,7 @@ def configure(form: str, level: str) -> None:
     )
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not pretty),
             *render,

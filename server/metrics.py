@@ -24,7 +24,8 @@ from histospec.native import Engine
 MAX_NAMESPACE_LABELS = 256
 OTHER_NAMESPACES = "_other"
 
-SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+# 20 ms, the deadline of a step unless told otherwise, is a limit of its own: alerts ask how many came later.
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 BY_RESULT = {
     "histospec_problem_lookups": (
@@ -209,6 +210,19 @@ class Metrics:
         )
         for result in ("hit", "miss", "failed", "skipped"):
             self.store_lookups.labels(result)
+        self.refusals = Counter(
+            "histospec_refusals",
+            "What was refused within a stream that went on: a session to open, one grown too long, a commit.",
+            ("what",),
+            registry=registry,
+        )
+        for what in ("open", "step", "commit"):
+            self.refusals.labels(what)
+        self.late_steps = Counter(
+            "histospec_late_steps",
+            "Steps whose drafts came after their worker's deadline, as the workers said.",
+            registry=registry,
+        )
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
 
     def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:

@@ -106,6 +106,11 @@ class RedisStore(Store):
 
     # Writing
 
+    @property
+    def waiting_bytes(self) -> int:
+        """See Store."""
+        return self._writer.backlog
+
     def append(self, batch: Batch) -> "Future[None]":
         """See Store."""
         with self._names_lock:

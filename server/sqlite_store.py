@@ -64,6 +64,11 @@ class SQLiteStore(SQLiteReader, Store):
             self._forget_old()
             self._forgetting.start()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """See Store."""
+        return self._writer.backlog
+
     def append(self, batch: Batch) -> "Future[None]":
         """See Store."""
         size = total_size(batch.records) + len(batch.problem.prompt)

@@ -89,6 +89,11 @@ class Store(Reader):
     whole_at_start: bool = True
     """Whether the server indexes everything when it starts. If not, problems are read when they are asked for."""
 
+    @property
+    @abstractmethod
+    def waiting_bytes(self) -> int:
+        """How much of what was asked for is not written yet."""
+
     @abstractmethod
     def append(self, batch: Batch) -> "Future[None]":
         """Adds responses; the future is done once they survive a crash, all of them or none.

@@ -71,7 +71,10 @@ class DraftStream:
         self._storing: set[asyncio.Task[None]] = set()
         self._draining = False
         self._leaving = asyncio.Event()
-        self._counts = dict.fromkeys(("messages", "steps", "tokens", "drafted", "opened", "committed"), 0)
+        self._namespaces: set[str] = set()
+        self._counts = dict.fromkeys(
+            ("messages", "steps", "late", "tokens", "drafted", "opened", "committed", "refused"), 0
+        )
 
     async def run(self) -> None:
         """Serves the stream to its end. Raises what ends it otherwise: a HistoSpecError, or cancellation."""
@@ -104,6 +107,7 @@ class DraftStream:
                     peer=self._peer,
                     outcome=outcome,
                     seconds=round(time.perf_counter() - started, 3),
+                    namespaces=len(self._namespaces),
                     open_sessions=open_sessions,
                     **self._counts,
                     **more,
@@ -140,6 +144,7 @@ class DraftStream:
         self._permit.check()
         message = wire.message(request, self._config)
         self._check_opens(message)
+        self._check_late(message.step)
         response = pb.DraftResponse(sequence=message.sequence)
         unknown: list[int] = []
         for i, opening in enumerate(message.opens, 1):
@@ -168,6 +173,12 @@ class DraftStream:
             if opening.session in self._ids:
                 raise InvalidRequest(f"opens[{i}].session: {opening.session} is open already")
 
+    def _check_late(self, step: wire.Step | None) -> None:
+        """A step is late once at most: nobody counts what never was."""
+        unreported = self._counts["steps"] - self._counts["late"]
+        if step is not None and step.late > unreported:
+            raise InvalidRequest(f"step.late: {step.late} are more than the {unreported} steps not reported so far")
+
     def _open(self, opening: wire.Open, response: pb.DraftResponse) -> None:
         refusal = opening.refusal or self._too_many()
         if not refusal:
@@ -176,7 +187,7 @@ class DraftStream:
             except LimitExceeded as error:
                 refusal = str(error)
         if refusal:
-            response.refusals.add(session=opening.session, reason=refusal)
+            self._refuse(response, "open", opening.session, refusal)
             return
         problem = opening.problem
         number = self._engine.open(
@@ -188,7 +199,13 @@ class DraftStream:
         problem = problem._replace(prompt=problem.prompt[:named])
         self._problems[opening.session] = problem
         self._history.want(problem)
+        self._namespaces.add(problem.namespace)
         self._counts["opened"] += 1
+
+    def _refuse(self, response: pb.DraftResponse, what: str, session: int, reason: str, later: bool = False) -> None:
+        response.refusals.add(session=session, reason=reason, later=later)
+        self._metrics.refusals.labels(what).inc()
+        self._counts["refused"] += 1
 
     def _too_many(self) -> str:
         """Why the stream may open no more sessions, or nothing."""
@@ -226,6 +243,8 @@ class DraftStream:
         response.tokens = tokens.tobytes()
         response.probs = probs.tobytes()
         self._counts["steps"] += 1
+        self._counts["late"] += step.late
+        self._metrics.late_steps.inc(step.late)
         self._counts["tokens"] += int(step.tokens.size)
         self._counts["drafted"] += int(tokens.size)
 
@@ -264,7 +283,7 @@ class DraftStream:
             self._forget(session)
             if not short[i]:
                 limit = self._config.max_session_tokens
-                response.refusals.add(session=session, reason=f"step: the session is over the limit of {limit} tokens")
+                self._refuse(response, "step", session, f"step: the session is over the limit of {limit} tokens")
             elif session not in refused:
                 unknown.append(session)
 
@@ -285,7 +304,7 @@ class DraftStream:
             return None
         if not self._permit.allows("write", problem.namespace):
             reason = f"closes: the token has no right to write in namespace {problem.namespace!r}"
-            response.refusals.add(session=close.session, reason=reason)
+            self._refuse(response, "commit", close.session, reason)
             self._forget(close.session)
             return None
         epoch = self._history.newest_epoch(problem.namespace) if close.epoch is None else close.epoch
@@ -316,7 +335,7 @@ class DraftStream:
         )
         for session, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StoreError):
-                response.refusals.add(session=session, reason=str(outcome), later=True)
+                self._refuse(response, "commit", session, str(outcome), later=True)
             elif outcome is not None:
                 raise outcome
         await self._answer(response, started)

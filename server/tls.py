@@ -4,6 +4,7 @@ from pathlib import Path
 
 import grpc
 import structlog
+from cryptography import x509
 
 from histospec.server.errors import ConfigError
 from histospec.server.watched import Watched
@@ -24,12 +25,23 @@ class Certificates:
             self._files["--tls-client-ca"] = client_ca
         self._watched = Watched(self._files.values())
         self._first = self._read()
+        self._chain = Watched([certificate])  # each of the two notices a change once, for itself
+        self._expiry = _expiry(certificate)
         self._watched.changed()  # the first handshake need not read them again
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a port. Every handshake looks whether the files have changed; connections that are open stay."""
         asks = "--tls-client-ca" in self._files
         return grpc.dynamic_ssl_server_credentials(self._first, self._fetch, require_client_authentication=asks)  # type: ignore[arg-type]  # None: as before
+
+    def expiry(self) -> float:
+        """When the first certificate of the chain expires, in seconds since 1970, as the file is now."""
+        try:
+            if self._chain.changed():
+                self._expiry = _expiry(self._files["--tls-cert"])
+        except (ConfigError, OSError) as error:
+            log.error("the certificate cannot be read", reason=str(error))
+        return self._expiry
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         try:
@@ -56,3 +68,12 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration(
             [(key, certificate)], root_certificates=authorities[0] if authorities else None
         )
+
+
+def _expiry(path: Path) -> float:
+    """Raises ConfigError where the file holds no certificates, OSError where it cannot be read."""
+    try:
+        chain = x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"--tls-cert {path}: {error}") from None
+    return min(certificate.not_valid_after_utc for certificate in chain).timestamp()

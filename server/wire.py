@@ -50,6 +50,8 @@ class Step(NamedTuple):
     max_tokens: int
     verify_cost: float
     tail_weight: float
+    late: int
+    """Earlier steps that were answered too late, as the client saw it."""
 
 
 class Close(NamedTuple):
@@ -178,7 +180,9 @@ def _step(request: pb.Step, config: Config) -> Step:
     tail_weight = request.tail_weight or 1.0
     if not math.isfinite(tail_weight) or tail_weight < 1:
         raise InvalidRequest(f"step.tail_weight: {tail_weight} is not a finite number of at least 1")
-    return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, tail_weight)
+    return Step(
+        sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, tail_weight, request.late
+    )
 
 
 def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:

@@ -25,6 +25,7 @@ class ModelServer:
         self.sessions: dict[int, list[int]] = {}
         self.committed: list[list[int]] = []
         self.sequence = 0
+        self.steps = self.late = 0
 
     def hear(self, request: pb.DraftRequest) -> pb.DraftResponse | None:
         self.sequence += 1
@@ -35,6 +36,9 @@ class ModelServer:
             self.sessions[o.session] = np.frombuffer(o.generated, "<i4").tolist()
         unknown, tokens = [], []
         if request.HasField("step"):
+            self.late += request.step.late
+            assert self.late <= self.steps, "more late than there were"
+            self.steps += 1
             sessions = np.frombuffer(request.step.sessions, "<u8").tolist()
             lengths = np.frombuffer(request.step.lengths, "<i4")
             positions = np.frombuffer(request.step.positions, "<i4")

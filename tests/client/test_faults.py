@@ -190,6 +190,23 @@ def test_stopped_server_costs_few_deadlines_and_comes_back(server, eventually):
         assert one_step(client, sessions)[0].tokens[0] == TEXT[205]
 
 
+def test_server_hears_which_drafts_were_late(server, eventually):
+    with DraftClient(server.endpoint, "run", breaker=QUICK) as client:
+        client.ingest(PROMPT, [Response(TEXT)])
+        sessions = client.open([PROMPT])
+        until_drafts(client, sessions, eventually)
+        before = client.stats().late
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            one_step(client, sessions)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert client.stats().late == before + 1
+        eventually(
+            lambda: one_step(client, sessions) and server.metrics()["histospec_late_steps_total"] == client.stats().late
+        )
+
+
 def test_late_answers_are_not_mistaken_for_later_ones(odd_server, eventually):
     """The answer to step n, arriving during step n + 1, must not become the draft of step n + 1."""
     release = threading.Event()

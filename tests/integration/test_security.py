@@ -1,5 +1,6 @@
 """Strangers: real TLS, real certificates, tokens that are absent, wrong, or good for something else."""
 
+import datetime
 import hashlib
 import os
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 import trustme
+from cryptography import x509
 from waiting import eventually
 
 from histospec.client import DraftClient, Response
@@ -196,6 +198,23 @@ def test_new_certificates_are_taken_up_without_a_restart(guarded, visit, files):
 
     eventually(gets_in, "the new certificate is not taken up")
     assert drafted(old)
+
+
+def test_metrics_say_when_the_certificate_expires(guarded, files, authority):
+    def shown() -> float:
+        return guarded.metrics()["histospec_certificate_expiry_timestamp_seconds"]
+
+    def expiry(pem: bytes) -> float:
+        return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+
+    assert shown() == expiry((files / "server.pem").read_bytes())
+    soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=3)
+    fresh = authority.issue_cert("127.0.0.1", not_after=soon)
+    chain = b"".join(blob.bytes() for blob in fresh.cert_chain_pems)
+    (files / "server.pem").write_bytes(chain)
+    assert shown() == expiry(chain) == int(soon.timestamp())
+    (files / "server.pem").write_text("nothing")
+    assert shown() == expiry(chain)  # as far as is known
 
 
 def test_no_secret_is_said_aloud(guarded, visit):

@@ -69,6 +69,7 @@ def test_every_option_may_be_given_in_every_way(file, monkeypatch):
         "memory": "2GiB",
         "log_format": "json",
         "log_level": "error",
+        "traces": "otlp://127.0.0.1:4317",
     }
     values |= {name: "5" for name in Config.model_fields if name not in values}
     values |= dict.fromkeys(("max_message", "max_backlog", "disk"), "5MiB")
@@ -115,6 +116,7 @@ WRONG = {
     "too much text": (["--namespace-tokens", "2000000000"], "input should be less than or equal to 1073741824"),
     "number": (["--max-batch", "many"], "--max-batch: input should be a valid integer"),
     "choice": (["--log-format", "xml"], "--log-format: input should be 'auto', 'pretty' or 'json', is 'xml'"),
+    "traces": (["--traces", "a:4317"], "--traces: write otlp://HOST:PORT, for example otlp://127.0.0.1:4317, not"),
     "peers": (["--peers", "a:1,a:1"], "--peers: each shard may be named once"),
     "flag": (["--memroy", "8GiB"], "unrecognized arguments: --memroy 8GiB; see histospec serve --help"),
     "no value": (["--memory"], "argument --memory: expected one argument"),

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from prometheus_client import generate_latest
+from waiting import eventually
 
 from histospec.native import Engine
 from histospec.server.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
+from histospec.server.vitals import memory_limit
 from histospec.v1 import draft_pb2 as pb
 
 RESPONSE = list(range(10, 40))
@@ -33,6 +35,8 @@ def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
         "source_draft_tokens_total": "counter",
         "source_accepted_tokens_total": "counter",
         "verify_cost": "gauge",
+        "late_steps_total": "counter",
+        "refusals_total": "counter",
     }.items():
         assert f"# TYPE histospec_{name} {kind}\n" in text
     assert "process_resident_memory_bytes" in text
@@ -92,6 +96,70 @@ def test_counts_equal_what_was_done(server, wire):
     assert samples["histospec_index_bytes"] > 0
 
 
+def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server, wire):
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    stream.ask(step=wire.step([1], [[6]], [1]))
+    step = wire.step([1], [[7]], [2])
+    step.late = 2
+    stream.ask(step=step)
+    assert server.metrics()["histospec_late_steps_total"] == 2
+    step.late = 2  # three steps so far, two of them reported
+    stream.send(step=step)
+    assert stream.error().details() == "step.late: 2 are more than the 1 steps not reported so far"
+    assert server.metrics()["histospec_late_steps_total"] == 2
+
+
+def test_what_is_refused_within_a_stream_is_counted(start_server, connect):
+    server = start_server("--max-sessions-per-stream", "1", "--max-session-tokens", "3")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    answer = stream.ask(opens=[wire.open(1), wire.open(2)], step=wire.step([1], [[5, 6, 7, 8]]))
+    assert {r.session for r in answer.refusals} == {1, 2}
+    refusals = {
+        what: server.metrics()[f'histospec_refusals_total{{what="{what}"}}'] for what in ("open", "step", "commit")
+    }
+    assert refusals == {"open": 1, "step": 1, "commit": 0}
+
+
+def test_limits_are_shown_beside_what_is_used(start_server, connect):
+    server = start_server("--memory", "64MiB", "--max-backlog", "3MiB")
+    connect(server.endpoint).ingest([1], [[2]])
+    samples = server.metrics()
+    expected = {
+        "ready": 1,
+        "memory_budget_bytes": 64 << 20,
+        "store_waiting_bytes": 0,
+        "store_waiting_limit_bytes": 3 << 20,
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+    assert samples["process_resident_memory_bytes"] < samples["histospec_memory_limit_bytes"]
+    assert 0 < samples["histospec_event_loop_cpu_seconds_total"] <= samples["process_cpu_seconds_total"] + 1
+    assert "histospec_certificate_expiry_timestamp_seconds" not in samples  # no TLS
+
+
+def test_a_server_that_drains_is_not_ready(server, wire):
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    server.terminate()
+    eventually(lambda: server.metrics()["histospec_ready"] == 0)
+    stream.end()
+    assert server.wait() == 0
+
+
+def test_the_least_limit_of_the_control_groups_counts(tmp_path):
+    group = tmp_path / "fs" / "pods" / "one"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("0::/pods/one\n")
+    machine = memory_limit(tmp_path / "fs", tmp_path / "cgroup")
+    assert machine > 1 << 20
+    (group / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path / "fs", tmp_path / "cgroup") == machine
+    (group.parent / "memory.max").write_text("1048576\n")
+    assert memory_limit(tmp_path / "fs", tmp_path / "cgroup") == 1 << 20
+    assert memory_limit(tmp_path / "fs", tmp_path / "absent") == machine
+
+
 def test_refused_rpcs_are_counted_by_code(server, wire):
     for _ in range(3):
         stream = wire.stream()
@@ -102,7 +170,8 @@ def test_refused_rpcs_are_counted_by_code(server, wire):
 
 def test_totals_never_fall_when_a_namespace_is_dropped(server, wire):
     def totals() -> dict[str, float]:
-        return {k: v for k, v in server.metrics().items() if k.startswith("histospec_") and "_total" in k}
+        samples = server.metrics().items()
+        return {k: v for k, v in samples if k.startswith("histospec_") and "_total" in k and "cpu_seconds" not in k}
 
     wire.ingest([1, 2, 3], [RESPONSE])
     stream = wire.stream()

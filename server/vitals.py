@@ -1,0 +1,86 @@
+"""How close a server is to its limits: what it was given, and how much of that is in use. Read at every scrape."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from histospec.server.config import Config
+from histospec.server.store import Store
+from histospec.server.tls import Certificates
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Vitals(Collector):
+    """To be made in the thread of the event loop.
+
+    Args:
+        config: what the server was given.
+        store: what waits for it is shown.
+        certificates: None without TLS.
+        ready: whether the server is.
+
+    """
+
+    def __init__(
+        self, config: Config, store: Store, certificates: Certificates | None, ready: Callable[[], bool]
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._certificates = certificates
+        self._ready = ready
+        self._memory_limit = memory_limit()
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        yield GaugeMetricFamily("histospec_ready", "Whether the store is loaded and no drain has begun.", self._ready())
+        yield GaugeMetricFamily(
+            "histospec_memory_budget_bytes", "What the index may hold (--memory).", self._config.memory
+        )
+        yield GaugeMetricFamily(
+            "histospec_memory_limit_bytes",
+            "What the process may hold: the limit of its control group, or the memory of the machine.",
+            self._memory_limit,
+        )
+        yield GaugeMetricFamily(
+            "histospec_store_waiting_bytes", "Bytes that wait to be stored.", self._store.waiting_bytes
+        )
+        yield GaugeMetricFamily(
+            "histospec_store_waiting_limit_bytes",
+            "How many may wait before ingests and commits are refused (--max-backlog).",
+            self._config.max_backlog,
+        )
+        yield CounterMetricFamily(
+            "histospec_event_loop_cpu_seconds",
+            "CPU time of the thread that answers and drafts: one second a second is all there is.",
+            time.clock_gettime(self._clock),
+        )
+        if self._certificates is not None:
+            yield GaugeMetricFamily(
+                "histospec_certificate_expiry_timestamp_seconds",
+                "When the first certificate of the server's chain expires, in seconds since 1970.",
+                self._certificates.expiry(),
+            )
+
+
+def memory_limit(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process may hold: the least limit of its control groups (version 2), or all the machine has."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        names = [line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")]
+    except OSError:
+        names = []
+    for name in names:
+        group = cgroups / name.lstrip("/")
+        while group.is_relative_to(cgroups):
+            with suppress(OSError, ValueError):  # no such group here, or no limit: "max"
+                limits.append(int((group / "memory.max").read_text()))
+            group = group.parent
+    return min(limits)

@@ -1,0 +1,173 @@
+"""The dashboard, against a real Prometheus that scrapes a real server under load: no panel is empty."""
+
+import json
+import math
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trustme
+from prometheus import Prometheus, require
+from waiting import eventually
+
+from histospec.client import Draft, DraftClient, Response
+from histospec.client.config import Tls
+from histospec.server.bench_worker import generated
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "histospec.json").read_text())
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"] if panel["type"] != "row"}
+CHOSEN = {"$instance": ".*", "$namespace": ".*", "$__rate_interval": "10s"}
+EPOCHS = 6
+
+# What Grafana itself calls a dashboard. Its types have enums where JSON has their values.
+TYPES = """\
+import type { Dashboard } from "@grafana/schema";
+type Plain<T> = T extends string ? `${T}` : T extends number | boolean | null | undefined ? T
+  : T extends (infer U)[] ? Plain<U>[] : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
+export const dashboard: Plain<Partial<Dashboard>> = %s;
+"""
+
+
+class Rollouts:
+    """Sessions that write what is written in their texts, epoch after epoch, until stopped."""
+
+    def __init__(self, client: DraftClient) -> None:
+        self._client = client
+        self._tasks = [generated(number, EPOCHS + 1, 1, 300) for number in range(8)]
+        for task in self._tasks:
+            for epoch in range(EPOCHS):
+                client.ingest(task.prompt, [Response(task.history[epoch])], epoch=epoch)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            texts = [text for task in self._tasks for text in (task.history[EPOCHS], *task.texts)]
+            sessions = self._client.open([task.prompt for task in self._tasks for _ in range(2)])
+            done = [0] * len(sessions)
+            new = [text[:1] for text in texts]
+            while any(map(len, new)) and not self._stop.is_set():
+                drafts = self._client.step(sessions, new, verify_cost=0.05)
+                done = [at + len(tokens) for at, tokens in zip(done, new, strict=True)]
+                new = [
+                    text[at : at + right(draft, text[at:]) + 1]
+                    for text, at, draft in zip(texts, done, drafts, strict=True)
+                ]
+                self._stop.wait(0.02)
+            self._client.close(sessions, commit=True, epochs=EPOCHS)
+
+    def stop(self) -> None:
+        """Ends them."""
+        self._stop.set()
+        self._thread.join()
+
+
+def right(draft: Draft, text: Any) -> int:
+    """How many tokens of a draft the text begins with."""
+    drafted = draft.tokens[: len(text)]
+    wrong = np.flatnonzero(drafted != text[: len(drafted)])
+    return int(wrong[0]) if wrong.size else len(drafted)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory, start_shared):
+    """A server that is busy, over TLS."""
+    directory = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    own.private_key_and_cert_chain_pem.write_to_path(directory / "server.pem")
+    server = start_shared("--tls-cert", str(directory / "server.pem"), "--tls-key", str(directory / "server.pem"))
+    tls = Tls(ca=str(directory / "ca.pem"))
+    with DraftClient(server.endpoint, "run", tls=tls, deadline=5.0) as client:
+        rollouts = Rollouts(client)
+        yield server
+        rollouts.stop()
+
+
+@pytest.fixture(scope="module")
+def prometheus(loaded, tmp_path_factory) -> Iterator[Prometheus]:
+    require("prometheus")
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), [loaded.http], RULES)
+    yield prometheus
+    prometheus.close()
+
+
+def chosen(text: str) -> str:
+    """An expression with every variable of the dashboard set."""
+    for name, value in CHOSEN.items():
+        text = text.replace(name, value)
+    return text
+
+
+@pytest.mark.parametrize("title", PANELS)
+def test_no_panel_is_empty(prometheus, title):
+    """Each expression yields numbers, with the labels that its legend names."""
+    assert PANELS[title]["targets"]
+    for target in PANELS[title]["targets"]:
+        assert target["datasource"]["uid"] == "${datasource}"
+        expression = chosen(target["expr"])
+        assert "$" not in expression
+
+        def shown(expression: str = expression) -> list[dict[str, Any]]:
+            return [s for s in prometheus.query(expression) if not math.isnan(float(s["value"][1]))]
+
+        eventually(shown, f"{title}: {expression} yields nothing")
+        named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert all(named <= sample["metric"].keys() for sample in shown())
+
+
+def test_the_load_is_what_the_server_is_for(prometheus):
+    """Else a panel could be full of zeros, and nobody would know whether it can show anything else."""
+    for title in ("Sessions with history", "Drafted tokens accepted", "Tokens a step", "Tokens saved a second"):
+        (target,) = PANELS[title]["targets"]
+        expression = chosen(target["expr"])
+        eventually(lambda expression=expression: float(prometheus.query(expression)[0]["value"][1]) > 0.2, title)
+
+
+@pytest.mark.parametrize("variable", [v for v in DASHBOARD["templating"]["list"] if v["type"] == "query"])
+def test_variables_offer_what_there_is(prometheus, loaded, variable):
+    metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
+    expected = {"instance": loaded.http, "namespace": "run"}[label]
+    eventually(lambda: prometheus.ask(f"label/{label}/values", **{"match[]": chosen(metric)}) == [expected])
+
+
+def test_alert_rules_are_evaluated_without_errors_and_a_server_that_is_well_fires_none(prometheus):
+    def rules() -> list[dict[str, Any]]:
+        return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+
+    eventually(lambda: all(rule["health"] != "unknown" for rule in rules()))
+    assert rules()
+    assert {rule["name"]: rule.get("lastError", "") for rule in rules() if rule["health"] != "ok"} == {}
+    assert [rule["name"] for rule in rules() if rule["state"] == "firing"] == []
+
+
+def test_metrics_have_the_names_and_texts_that_prometheus_wants(loaded):
+    require("promtool")
+    status, text = loaded.get("/metrics")
+    assert status == 200
+    ran = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout + ran.stderr) == (0, "")
+
+
+def test_grafana_knows_every_field(tmp_path):
+    require("npm", "with Node.js")
+    (tmp_path / "dashboard.ts").write_text(TYPES % json.dumps(DASHBOARD))
+    packages = ["@grafana/schema@13", "typescript@5"]
+    install = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path), *packages]
+    if subprocess.run(install, capture_output=True, timeout=300).returncode:
+        pytest.skip("npm cannot install Grafana's types: no registry")
+    compiler = tmp_path / "node_modules" / ".bin" / "tsc"
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--module", "esnext", "--moduleResolution", "bundler"]
+    ran = subprocess.run(
+        [str(compiler), *options, "dashboard.ts"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stdout

@@ -1,0 +1,76 @@
+"""A real Prometheus that looks at real servers every second."""
+
+import json
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from waiting import eventually
+
+
+def require(program: str, where: str = "scripts/install-tools") -> None:
+    """Skips the test where a program is absent."""
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed ({where})")
+
+
+class Prometheus:
+    """A process that scrapes these "host:port" and evaluates these rules; `close` ends it."""
+
+    def __init__(self, directory: Path, targets: Iterable[str], rules: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._address = f"127.0.0.1:{probe.getsockname()[1]}"
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rules)],
+            "scrape_configs": [{"job_name": "histospec", "static_configs": [{"targets": list(targets)}]}],
+        }
+        (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        with (directory / "prometheus.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={directory / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={directory / 'data'}",
+                    f"--web.listen-address={self._address}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        eventually(self._scrapes, "Prometheus scrapes nothing")
+
+    def _scrapes(self) -> bool:
+        try:
+            return bool(self.query("up"))
+        except (urllib.error.URLError, AssertionError):  # it does not listen yet, or says that it is starting
+            assert self._process.poll() is None, "Prometheus ended"
+            return False
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """What an expression yields now: dicts of `metric` (labels) and `value` ([time, text])."""
+        result = self.ask("query", query=expression)["result"]
+        assert isinstance(result, list)
+        return result
+
+    def ask(self, page: str, **parameters: str) -> Any:
+        """The data of a page of its HTTP API. Fails where it answers with an error."""
+        address = f"http://{self._address}/api/v1/{page}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from None
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
