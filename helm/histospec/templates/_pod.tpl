@@ -130,9 +130,9 @@ spec:
     {{- . | nindent 4 }}
     {{- end }}
     {{- end }}
-  {{- with .Values.topologySpreadConstraints }}
+  {{- if and (eq .Values.mode "statefulset") .Values.topologySpreadConstraints }}
   topologySpreadConstraints:
-    {{- range . }}
+    {{- range .Values.topologySpreadConstraints }}
     {{- $selector := dict "matchLabels" (include "histospec.selector" $ | fromYaml) }}
     - {{- merge (deepCopy .) (dict "labelSelector" $selector) | toYaml | nindent 6 }}
     {{- end }}
