@@ -1,12 +1,13 @@
 """What users give the chart: nonsense is refused by name, options reach the server, the notes are right."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from charts import CHART, one, render, template
+from charts import CHART, ROOT, one, render, template
 
 from histospec.server import config as configuration
 
@@ -80,6 +81,11 @@ def test_the_schema_knows_every_value_and_every_option():
     assert schema["options"]["properties"].keys() == options - ITS_OWN
     everything = yaml.safe_load((VALUES / "everything.yaml").read_text())
     assert everything["options"].keys() == options - ITS_OWN, "tests/deploy/values/everything.yaml sets them all"
+
+
+def test_the_docs_know_every_value():
+    documented = set(re.findall(r"`([a-zA-Z]+)[.`]", (ROOT / "docs" / "kubernetes.md").read_text()))
+    assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() <= documented
 
 
 @pytest.mark.parametrize("values", ["default", "minimal", "everything", "tls"])
