@@ -88,7 +88,18 @@ def test_the_docs_know_every_value():
     assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() <= documented
 
 
-@pytest.mark.parametrize("values", ["default", "minimal", "everything", "tls"])
+@pytest.mark.parametrize("path", sorted(VALUES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_rendered_options_add_up(path, tmp_path):
+    file = tmp_path / "histospec.toml"
+    file.write_text(one(render("--values", path), "ConfigMap")["data"]["histospec.toml"])
+    config = configuration.load(["--config", str(file)])
+    assert (str(config.listen), str(config.http), str(config.data_dir)) == ("0.0.0.0:6378", "0.0.0.0:9464", "/data")
+    for key, value in (yaml.safe_load(path.read_text()) or {}).get("options", {}).items():
+        got = getattr(config, key.replace("-", "_"))
+        assert got == value or str(value).endswith("B"), key
+
+
+@pytest.mark.parametrize("values", ["default", "everything"])
 def test_the_server_takes_the_rendered_options(values, start_server, tmp_path):
     certificates = pytest.importorskip("trustme").CA()
     certificate = certificates.issue_cert("127.0.0.1")

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from charts import ROOT, tool
 
+from histospec.server import config as configuration
+
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
@@ -37,7 +39,8 @@ def test_kubernetes_takes_the_manifests(path):
 def test_the_sidecar_speaks_to_its_neighbour():
     worker, shard = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())["spec"]["containers"]
     environment = {entry["name"]: entry["value"] for entry in worker["env"]}
-    assert environment["HISTOSPEC_ENDPOINT"] == shard["args"][shard["args"].index("--listen") + 1]
+    assert shard["args"][0] == "serve"
+    assert environment["HISTOSPEC_ENDPOINT"] == str(configuration.load(shard["args"][1:]).listen)
     (speculative,) = [arg for arg in worker["args"] if arg.startswith("--speculative-config=")]
     assert json.loads(speculative.partition("=")[2])["model"] == "histospec.client.vllm.HistoSpecProposer"
 
@@ -59,6 +62,17 @@ def test_compose_mounts_what_is_there():
             assert source in compose["volumes"] or (DEPLOY / source).exists(), (name, source)
             assert target.startswith("/")
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+
+
+@pytest.mark.parametrize("profile", [(), ("--profile", "redis")])
+def test_docker_compose_takes_its_file(profile):
+    compose = shutil.which("docker-compose")
+    if compose is None:
+        pytest.skip("needs docker-compose")
+    words = [compose, "--file", DEPLOY / "compose.yaml", *profile, "config", "--services"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"histospec", "prometheus"} | set(profile[1:])
 
 
 def test_the_server_takes_what_compose_gives_it(start_server):

@@ -178,6 +178,7 @@ def test_sigterm_drains_without_dropping_a_stream(engine, container):
     assert drafted > 30
     _, log = container.process.communicate(timeout=60)
     assert container.process.returncode == 0
-    events = [json.loads(line) for line in log.splitlines()]
+    podmans_own = 'time="'  # such as that no systemd is here to ask for the health; the test asks itself
+    events = [json.loads(line) for line in log.splitlines() if not line.startswith(podmans_own)]
     assert events[-1]["event"] == "stopped"
     assert any(event.get("committed") == 1 for event in events), events
