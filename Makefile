@@ -3,6 +3,8 @@
 # make check   formatters, linters, types
 # make bench   measurements beside the peers
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
+# make manifests   deploy/kubernetes from the chart
+# make test-image  the image built and run with buildah and podman, as root
 # make fuzz    the long runs: fuzzers of engine and wire, an hour each
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +18,7 @@ CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench chaos fuzz setup clean test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check bench chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -76,6 +78,13 @@ chaos: setup
 	scripts/install-tools
 	HISTOSPEC_CHAOS_MESSAGES=1000000 HISTOSPEC_CHAOS_STREAMS=10000 HISTOSPEC_CHAOS_ROUNDS=3 \
 	  $(BIN)/pytest -q -s -o timeout=7200 tests/integration/test_partitions.py tests/integration/test_hostile.py
+
+manifests:
+	scripts/install-tools
+	scripts/render-manifests
+
+test-image: setup
+	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q tests/deploy/test_image.py
 
 fuzz: setup
 	scripts/fuzz

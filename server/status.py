@@ -83,7 +83,10 @@ class _Connection:
         with open_channel(grpc, Endpoint(address, address), self._config) as channel:
             stub = pb_grpc.DraftServiceStub(channel)
             answer = stub.Topology(pb.TopologyRequest(), timeout=self._timeout, metadata=metadata(self._config))
-            return list(answer.shards)
+        for shard in answer.shards:
+            if shard.listening:  # it knows where it listens, such as 0.0.0.0, and not how it is reached
+                shard.address = address
+        return list(answer.shards)
 
     def health(self, address: str) -> str:
         """SERVING, or what else is the case."""

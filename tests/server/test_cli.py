@@ -59,6 +59,15 @@ def test_status_of_a_shard_that_is_down(start_server):
     assert "UNAVAILABLE" in result.stdout
 
 
+def test_status_of_a_shard_that_listens_everywhere(start_server):
+    server = start_server("--listen", "0.0.0.0:0", "--insecure", "--shard-name", "shard-0")
+    reached = server.endpoint.replace("0.0.0.0", "127.0.0.2")
+    result = histospec("status", reached, "--http", server.http)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert reached in result.stdout
+    assert "0.0.0.0:" not in result.stdout
+
+
 def test_status_of_nobody():
     result = histospec("status", "127.0.0.1:1")
     assert result.returncode == 1

@@ -1,0 +1,131 @@
+"""What the chart renders is what Kubernetes and the Prometheus operator take, for every set of values."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from charts import CHART, TOOLS, helm, one, render
+
+VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
+VERSIONS = ("1.28.0", "1.30.0", "1.33.0")
+OPERATOR = "monitoring.coreos.com/v1"
+
+each_values = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+
+
+@each_values
+def test_lint(values):
+    done = helm("lint", "--strict", CHART, "--values", values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@each_values
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_it(values, version):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    kinds = set()
+    for manifest in render("--values", values, version=version):
+        kinds.add(manifest["kind"])
+        if manifest["apiVersion"] != OPERATOR:
+            kubernetes_validate.validate(manifest, version.rpartition(".")[0], strict=True)
+    assert {"ConfigMap", "Service"} < kinds
+    assert len(kinds & {"StatefulSet", "DaemonSet"}) == 1
+
+
+VALIDATE = """
+const folder = "file://" + process.argv[1] + "/@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/";
+for (const manifest of JSON.parse(await new Response(process.stdin).text())) {
+  const models = await import(folder + manifest.kind + ".js");
+  new models[manifest.kind](manifest).validate();
+}
+"""
+
+
+def operator_takes(manifests) -> "subprocess.CompletedProcess[str]":
+    node = shutil.which("node")
+    if node is None or not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
+        pytest.skip("needs node and @kubernetes-models/prometheus-operator, see scripts/install-tools")
+    return subprocess.run(
+        [node, "--input-type=module", "--eval", VALIDATE, str(TOOLS)],
+        input=json.dumps(manifests), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_operator_takes_it():
+    manifests = [manifest for manifest in render("--values", EVERYTHING) if manifest["apiVersion"] == OPERATOR]
+    assert {manifest["kind"] for manifest in manifests} == {"ServiceMonitor", "PrometheusRule"}
+    done = operator_takes(manifests)
+    assert done.returncode == 0, done.stderr
+    one(manifests, "ServiceMonitor")["spec"]["endpoints"] = "all"
+    assert "endpoints" in operator_takes(manifests).stderr, "the schemas let everything through"
+
+
+def test_a_change_of_an_option_rolls_the_shards():
+    def checksum(*words):
+        return one(render(*words), "StatefulSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum() == checksum("--set", "replicas=3")
+    assert checksum() != checksum("--set", "options.threads=2")
+
+
+@each_values
+def test_every_pod_is_hardened(values):
+    for manifest in render("--values", values):
+        if manifest["kind"] not in ("StatefulSet", "DaemonSet", "Pod"):
+            continue
+        spec = manifest["spec"] if manifest["kind"] == "Pod" else manifest["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 65532
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(("words", "seconds"), [((), 35), (("--values", EVERYTHING), 51)])
+def test_the_grace_period_is_longer_than_the_drain(words, seconds):
+    assert one(render(*words), "StatefulSet")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+
+
+def test_probes_go_over_http_under_tls():
+    def probe(*words):
+        (container,) = one(render(*words), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+        return container["readinessProbe"]
+
+    assert probe()["grpc"] == {"port": 6378, "service": "histospec.v1.DraftService"}
+    assert probe("--set", "tls.existingSecret=certificate")["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def test_services_find_the_shards_and_nothing_else():
+    manifests = render()
+    labels = one(manifests, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    services = [manifest for manifest in manifests if manifest["kind"] == "Service"]
+    assert len(services) == 2
+    for service in services:
+        selector = service["spec"]["selector"].items()
+        assert selector <= labels.items()
+        assert not selector <= one(manifests, "Pod")["metadata"]["labels"].items(), "finds the pod of helm test, too"
+
+
+def test_one_service_is_scraped():
+    for mode in ("statefulset", "daemonset"):
+        manifests = render("--set", f"mode={mode},serviceMonitor.enabled=true")
+        wanted = one(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
+        services = [manifest for manifest in manifests if manifest["kind"] == "Service"]
+        assert sum(wanted <= service["metadata"]["labels"].items() for service in services) == 1
+
+
+def test_shards_are_named_by_what_survives_a_restart():
+    def name_from(mode, kind):
+        (container,) = one(render("--set", f"mode={mode}"), kind)["spec"]["template"]["spec"]["containers"]
+        (variable,) = [entry for entry in container["env"] if entry["name"] == "HISTOSPEC_SHARD_NAME"]
+        return variable["valueFrom"]["fieldRef"]["fieldPath"]
+
+    assert name_from("statefulset", "StatefulSet") == "metadata.name"
+    assert name_from("daemonset", "DaemonSet") == "spec.nodeName"

@@ -1,0 +1,158 @@
+"""What users give the chart: nonsense is refused by name, options reach the server, the notes are right."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from charts import CHART, ROOT, one, render, template
+
+from histospec.server import config as configuration
+
+VALUES = Path(__file__).parent / "values"
+
+# What the chart sets itself.
+ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "insecure", "shard-name", "peers",
+           "data-dir", "store"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("set_", "said"),
+    [
+        ("replicas=many", "replicas: Invalid type. Expected: integer"),
+        ("replicas=-1", "replicas: Must be greater than or equal to 0"),
+        ("replica=2", "Additional property replica is not allowed"),
+        ("mode=deployment", 'mode must be one of the following: "statefulset", "daemonset"'),
+        ("image.digest=sha256:12", "image.digest: Does not match"),
+        ("image.pullPolicy=Sometimes", "image.pullPolicy must be one of"),
+        ("options.memory=8Gi", "options.memory: Does not match"),
+        ("options.memory=8", "options.memory: Invalid type. Expected: string"),
+        ("options.shard-name=a", "options: Additional property shard-name is not allowed"),
+        ("options.drain-seconds=-2", "options.drain-seconds: Must be greater than or equal to 0"),
+        ("options.threads=65", "options.threads: Must be less than or equal to 64"),
+        ("options.log-level=loud", "options.log-level must be one of"),
+        ("store.kind=mysql", 'store.kind must be one of the following: "sqlite", "redis"'),
+        ("store.url=http://redis", "store.url: Does not match"),
+        ("store.kind=redis", "store.kind is redis: say where it is with store.url or store.existingSecret"),
+        ("store.url=redis://redis:6379", "store.url and store.existingSecret are for store.kind redis"),
+        ("store.kind=redis,store.url=redis://a,store.existingSecret=b", "store.url and store.existingSecret: give one"),
+        ("store.kind=redis,store.url=redis://a,options.disk=1GiB", "options.disk limits the file of store.kind sqlite"),
+        ("persistence.size=big", "persistence.size: Does not match"),
+        ("persistence.accessModes={ReadOnlyMany}", "persistence.accessModes.0 must be one of"),
+        ("daemonset.hostPort=65536", "daemonset.hostPort: Must be less than or equal to 65535"),
+        ("daemonset.hostPath=data", "daemonset.hostPath: Does not match"),
+        ("security.insecure=maybe", "security.insecure: Invalid type. Expected: boolean"),
+        ("security.insecure=false", "security.insecure is false: give tokens.existingSecret"),
+        ("tokens.existingSecret=Not_A_Name", "tokens.existingSecret: Does not match"),
+        ("tls.clientCA.existingSecret=ca", "tls.clientCA.existingSecret: clients show certificates only over TLS"),
+        ("tls.cert=inline", "tls: Additional property cert is not allowed"),
+        ("service.type=ExternalName", "service.type must be one of"),
+        ("preStopSeconds=-1", "preStopSeconds: Must be greater than or equal to 0"),
+        ("podDisruptionBudget.maxUnavailable=most", "podDisruptionBudget.maxUnavailable"),
+        ("autoscaling.enabled=true", "autoscaling.enabled needs store.kind redis"),
+        ("autoscaling.minReplicas=0", "autoscaling.minReplicas: Must be greater than or equal to 1"),
+        (
+            "store.kind=redis,store.url=redis://a,autoscaling.enabled=true,autoscaling.maxReplicas=1",
+            "autoscaling.maxReplicas is less than autoscaling.minReplicas",
+        ),
+        (
+            "mode=daemonset,store.kind=redis,store.url=redis://a,autoscaling.enabled=true",
+            "autoscaling.enabled: mode daemonset has one shard a node",
+        ),
+        ("serviceMonitor.interval=often", "serviceMonitor.interval: Does not match"),
+        ("topologySpreadConstraints=zone", "topologySpreadConstraints: Invalid type. Expected: array"),
+        ("extraEnv[0].value=1", "extraEnv.0: name is required"),
+        ("test.args=--token-file", "test.args: Invalid type. Expected: array"),
+    ],
+)
+def test_nonsense_is_refused_by_name(set_, said):
+    done = template("--set", set_)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_the_schema_knows_every_value_and_every_option():
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert schema.keys() - {"global"} == values.keys()
+    options = {name.replace("_", "-") for name in configuration.Config.model_fields}
+    assert schema["options"]["properties"].keys() == options - ITS_OWN
+    everything = yaml.safe_load((VALUES / "everything.yaml").read_text())
+    assert everything["options"].keys() == options - ITS_OWN, "tests/deploy/values/everything.yaml sets them all"
+
+
+def test_the_docs_know_every_value():
+    documented = set(re.findall(r"`([a-zA-Z]+)[.`]", (ROOT / "docs" / "kubernetes.md").read_text()))
+    assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() <= documented
+
+
+@pytest.mark.parametrize("path", sorted(VALUES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_rendered_options_add_up(path, tmp_path):
+    file = tmp_path / "histospec.toml"
+    file.write_text(one(render("--values", path), "ConfigMap")["data"]["histospec.toml"])
+    config = configuration.load(["--config", str(file)])
+    assert (str(config.listen), str(config.http), str(config.data_dir)) == ("0.0.0.0:6378", "0.0.0.0:9464", "/data")
+    for key, value in (yaml.safe_load(path.read_text()) or {}).get("options", {}).items():
+        got = getattr(config, key.replace("-", "_"))
+        assert got == value or str(value).endswith("B"), key
+
+
+@pytest.mark.parametrize("values", ["default", "everything"])
+def test_the_server_takes_the_rendered_options(values, start_server, tmp_path):
+    certificates = pytest.importorskip("trustme").CA()
+    certificate = certificates.issue_cert("127.0.0.1")
+    certificates.cert_pem.write_to_path(tmp_path / "ca.crt")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
+    (tmp_path / "tokens.toml").write_text('[[token]]\nname = "workers"\nsecret = "a secret of some length"\n')
+    text = one(render("--values", VALUES / f"{values}.yaml"), "ConfigMap")["data"]["histospec.toml"]
+    # Where the pod has its files and ports, the test has its own.
+    for folder in ("tokens", "tls", "client-ca"):
+        text = text.replace(f"/etc/histospec/{folder}", str(tmp_path))
+    (tmp_path / "histospec.toml").write_text(text)
+    server = start_server("--config", str(tmp_path / "histospec.toml"), "--log-level", "info")
+    server.terminate()
+    assert server.wait() == 0
+
+
+def notes(tmp_path, *words):
+    """NOTES.txt, which helm shows only after it has installed, rendered as a manifest."""
+    chart = tmp_path / "chart"
+    if not chart.exists():
+        shutil.copytree(CHART, chart)
+        text = (chart / "templates" / "NOTES.txt").read_text()
+        (chart / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}')
+        (chart / "templates" / "notes.yaml").write_text(
+            'apiVersion: v1\nkind: Notes\ntext: |-\n  .\n  {{- include "notes" . | nindent 2 }}\n'
+        )
+    return one(render(*words, chart=chart), "Notes")["text"]
+
+
+def test_notes_say_the_lines_for_this_release(tmp_path):
+    text = notes(tmp_path)
+    assert "export HISTOSPEC_ENDPOINT=discover://run-histospec-headless.rl.svc:6378\n" in text
+    assert "HISTOSPEC_NAMESPACE=" in text
+    assert "--scheduler-cls histospec.client.vllm.HistoSpecScheduler" in text
+    (line,) = [line for line in text.splitlines() if "--speculative-config" in line]
+    assert json.loads(line.split("'")[1])["model"] == "histospec.client.vllm.HistoSpecProposer"
+    assert "WARNING: nobody is asked who they are. The NetworkPolicy lets in the pods of this namespace" in text
+    assert "helm -n rl test run" in text
+
+
+def test_notes_of_a_guarded_release_have_no_warning(tmp_path):
+    text = notes(tmp_path, "--values", VALUES / "everything.yaml")
+    assert "WARNING" not in text
+    for variable in ("HISTOSPEC_TOKEN_FILE", "HISTOSPEC_TLS_CA", "HISTOSPEC_TLS_CERT"):
+        assert variable in text
+    assert "discover://drafts-headless.rl.svc:6378" in text
+    assert "WARNING: tokens travel in the clear" in notes(tmp_path, "--set", "tokens.existingSecret=tokens")
+    assert "WARNING: history ends with each pod" in notes(tmp_path, "--set", "persistence.enabled=false")
+
+
+def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path):
+    assert "export HISTOSPEC_ENDPOINT=run-histospec.rl.svc:6378\n" in notes(tmp_path, "--set", "mode=daemonset")
+    text = notes(tmp_path, "--set", "mode=daemonset,daemonset.hostPort=7000")
+    assert 'value: "$(HISTOSPEC_HOST_IP):7000"' in text
+    assert "status.hostIP" in text

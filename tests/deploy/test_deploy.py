@@ -1,0 +1,106 @@
+"""The files of deploy/: what is rendered is up to date, and the tools that read the rest take it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from charts import ROOT, tool
+
+from histospec.server import config as configuration
+
+DEPLOY = ROOT / "deploy"
+KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+def test_manifests_are_up_to_date(tmp_path):
+    tool("helm")
+    subprocess.run([ROOT / "scripts" / "render-manifests", tmp_path], check=True, timeout=120)
+    rendered = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml")}
+    assert {Path("deploy/kubernetes/statefulset.yaml"), Path("deploy/kubernetes/daemonset.yaml")} <= rendered
+    for path in rendered:
+        assert (tmp_path / path).read_text() == (ROOT / path).read_text(), f"{path} is old; make manifests"
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.stem)
+def test_kubernetes_takes_the_manifests(path):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    manifests = [manifest for manifest in yaml.safe_load_all(path.read_text()) if manifest]
+    assert manifests
+    for manifest in manifests:
+        assert "namespace" not in manifest["metadata"], "so that they go wherever kubectl -n says"
+        kubernetes_validate.validate(manifest, "1.30", strict=True)
+
+
+def test_the_sidecar_speaks_to_its_neighbour():
+    worker, shard = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())["spec"]["containers"]
+    environment = {entry["name"]: entry["value"] for entry in worker["env"]}
+    assert shard["args"][0] == "serve"
+    assert environment["HISTOSPEC_ENDPOINT"] == str(configuration.load(shard["args"][1:]).listen)
+    (speculative,) = [arg for arg in worker["args"] if arg.startswith("--speculative-config=")]
+    assert json.loads(speculative.partition("=")[2])["model"] == "histospec.client.vllm.HistoSpecProposer"
+
+
+def test_prometheus_takes_its_configuration():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool (apt-get install prometheus)")
+    done = subprocess.run([promtool, "check", "config", "--syntax-only", DEPLOY / "prometheus" / "prometheus.yaml"])
+    assert done.returncode == 0
+
+
+def test_compose_mounts_what_is_there():
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert (DEPLOY / compose["services"]["histospec"]["build"] / "Dockerfile").exists()
+    for name, service in compose["services"].items():
+        for volume in service["volumes"]:
+            source, _, target = volume.partition(":")
+            assert source in compose["volumes"] or (DEPLOY / source).exists(), (name, source)
+            assert target.startswith("/")
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+
+
+@pytest.mark.parametrize("profile", [(), ("--profile", "redis")])
+def test_docker_compose_takes_its_file(profile):
+    compose = shutil.which("docker-compose")
+    if compose is None:
+        pytest.skip("needs docker-compose")
+    words = [compose, "--file", DEPLOY / "compose.yaml", *profile, "config", "--services"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"histospec", "prometheus"} | set(profile[1:])
+
+
+def test_the_server_takes_what_compose_gives_it(start_server):
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["histospec"]
+    word, *flags = service["command"]
+    assert word == "serve"
+    defaults = {name: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for name, value in service["environment"].items()}
+    server = start_server(*flags, env=defaults)
+    server.terminate()
+    assert server.wait() == 0
+
+
+def test_the_server_takes_the_options_of_the_unit(start_server):
+    server = start_server("--config", str(DEPLOY / "systemd" / "histospec.toml"))
+    server.terminate()
+    assert server.wait() == 0
+
+
+def test_systemd_takes_the_unit(tmp_path):
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("needs systemd-analyze")
+    unit = tmp_path / "histospec.service"
+    text = (DEPLOY / "systemd" / "histospec.service").read_text()
+    unit.write_text(text.replace("/opt/histospec/bin/histospec", sys.executable))
+    done = subprocess.run([analyze, "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    # 10 is a service that may do anything; systemd calls up to 2 "OK" and better.
+    safe = [analyze, "security", "--offline=true", "--threshold=20", unit]
+    done = subprocess.run(safe, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout.splitlines()[-1:]

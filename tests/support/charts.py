@@ -1,0 +1,47 @@
+"""Renders the Helm chart with the real `helm`, which scripts/install-tools puts into build/tools."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "histospec"
+TOOLS = ROOT / "build" / "tools" / "node_modules"
+RELEASE, NAMESPACE = "run", "rl"
+
+Manifest = dict[str, Any]
+
+
+def tool(name: str) -> str:
+    """The path of a program that npm installed, or that is on the PATH; skips the test where there is none."""
+    path = shutil.which(TOOLS / ".bin" / name) or shutil.which(name)
+    if path is None:
+        pytest.skip(f"needs {name}, see scripts/install-tools")
+    return path
+
+
+def helm(*words: object) -> "subprocess.CompletedProcess[str]":
+    """Runs helm; also where it fails."""
+    return subprocess.run([tool("helm"), *map(str, words)], capture_output=True, text=True, timeout=120)
+
+
+def template(*words: object, version: str = "1.30.0", chart: Path = CHART) -> "subprocess.CompletedProcess[str]":
+    """`helm template` as for a cluster of this version."""
+    return helm("template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", version, *words)
+
+
+def render(*words: object, version: str = "1.30.0", chart: Path = CHART) -> list[Manifest]:
+    """What the chart makes of these arguments, tests included."""
+    done = template(*words, version=version, chart=chart)
+    assert done.returncode == 0, done.stderr
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+
+def one(manifests: list[Manifest], kind: str) -> Manifest:
+    """The only manifest of a kind."""
+    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return found
