@@ -12,7 +12,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /
 WORKDIR /src
 COPY . .
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python -m venv /opt/histospec && /opt/histospec/bin/pip install --no-cache-dir .
+    python -m venv /opt/histospec && /opt/histospec/bin/pip install --no-cache-dir ".[otel]"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="HistoSpec" \
