@@ -9,6 +9,11 @@ from collections.abc import Hashable
 import structlog
 from structlog.typing import Processor
 
+from histospec.server.recent_lines import RecentLines
+
+RECENT = RecentLines()
+"""What this process last warned of."""
+
 
 def configure(form: str, level: str) -> None:
     """Sets up structlog for the process; `form` is auto, pretty or json. Call once, from a command."""
@@ -22,6 +27,7 @@ def configure(form: str, level: str) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not pretty),
+            RECENT,
             *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
