@@ -1,7 +1,8 @@
 """How this server is doing, as one JSON value: what `/status` answers, and the page and `histospec status` show.
 
-The engine is asked at every sample, never by who looks: `engine.stats()` holds the engine's lock while it walks all
-problems (0.2 ms with 1,000 of them, 1.6 ms with 10,000, some 40 ms with 100,000), and steps wait meanwhile.
+The engine is asked every five seconds, and for who looks. `engine.stats()` holds the engine's lock while it walks all
+problems (0.2 ms with 1,000 of them, 1.6 ms with 10,000, some 40 ms with 100,000) and steps wait meanwhile: it is asked
+less often the longer it takes, and who looks sooner sees what was found before.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from histospec.server.samples import COUNTED, EVERY, RECENT, Sample, Samples
 from histospec.server.web import Readiness
 
 MAX_NAMESPACES = 50  # that are listed: the largest
-MAX_SHARE = 0.005  # of the time that sampling may take; the more problems there are, the rarer it becomes
+MAX_SHARE = 0.005  # of the time that asking the engine may take
 
 Counters = Mapping[str, Mapping[str, float]]
 
@@ -49,6 +50,7 @@ class Overview:
         self._namespaces: deque[tuple[float, Counters]] = deque()
         """The largest, as they stood once a minute for the last ten."""
         self._number_of_namespaces = 0
+        self._cost = 0.0  # seconds that the last sample took
         self._started = time.time()
         self._task: asyncio.Task[None] | None = None
 
@@ -64,16 +66,13 @@ class Overview:
             self._task.cancel()
 
     async def _run(self) -> None:
-        cost = 0.0
         while True:
-            await asyncio.sleep(max(EVERY, cost / MAX_SHARE))
-            started = time.perf_counter()
-            await asyncio.to_thread(self.sample)
-            cost = time.perf_counter() - started
+            await asyncio.sleep(max(EVERY, self._cost / MAX_SHARE))
+            self.sample()
 
     def sample(self) -> None:
         """Looks once."""
-        now = time.time()
+        started, now = time.perf_counter(), time.time()
         stats, counted = self._metrics.engine.read()
         values = dict.fromkeys(COUNTED, 0.0)
         for counters in counted.values():
@@ -92,6 +91,7 @@ class Overview:
         buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
         self._keep(now, stats["namespaces"], counted)
+        self._cost = time.perf_counter() - started
 
     def _keep(self, now: float, live: Counters, counted: Counters) -> None:
         """Of the namespaces: the newest state, and one a minute before it."""
@@ -110,6 +110,8 @@ class Overview:
 
         It holds names, numbers and log lines: no tokens, no texts, no secrets. Times are in seconds since 1970.
         """
+        if time.time() - self._namespaces[-1][0] >= self._cost / MAX_SHARE:
+            self.sample()
         waiting = {part: why for part, why in self._readiness().items() if why}
         totals, recent = self._samples.totals(), self._samples.recent()
         sampled, last = self._namespaces[-1]
@@ -121,6 +123,7 @@ class Overview:
             "now": now,
             "sampled": sampled,
             "uptime_seconds": now - self._started,
+            "cpu_seconds": time.process_time(),
             "ready": not waiting,
             "waiting": waiting,
             "store": self._config.store.partition(":")[0],  # its kind alone: the rest may hold a password

@@ -11,6 +11,7 @@ from histospec.server.metrics import SECONDS, SOURCES
 
 EVERY = 5.0  # seconds between samples
 HOUR = 3600.0
+SMOOTH = 60.0  # seconds that a point of a series looks back: sessions open in bursts
 RECENT = 600.0  # seconds that count as now, for the figures that say how things are going
 
 BY_SOURCE = tuple(f"{source}.{name}" for source in SOURCES for name in ("draft_tokens", "accepted_tokens"))
@@ -45,11 +46,14 @@ class Samples:
         self._rows: deque[Rows] = deque(maxlen=int(HOUR / EVERY) + 1)
 
     def add(self, sample: Sample) -> None:
-        """Takes the next one; those older than an hour go."""
+        """Takes the next one, in place of the last where that came early; those older than an hour go."""
+        rows = self._rows
+        if len(rows) > 1 and rows[-1][0] - rows[-2][0] < EVERY:
+            rows.pop()
         values = [sample.values[name] for name in (*COUNTED, *HELD)]
-        self._rows.append(np.array([sample.time, *values, *sample.buckets]))
-        while self._rows[0][0] < sample.time - HOUR:
-            self._rows.popleft()
+        rows.append(np.array([sample.time, *values, *sample.buckets]))
+        while rows[0][0] < sample.time - HOUR:
+            rows.popleft()
 
     def totals(self) -> dict[str, float]:
         """What the last sample found."""
@@ -68,22 +72,23 @@ class Samples:
         return counted | {"seconds": float(change[0]), "draft_p50": half[0], "draft_p99": most[0]}
 
     def series(self, points: int = 120) -> Series:
-        """The hour in at most so many points, oldest first; each is about the time since the one before.
+        """The hour in at most so many points, oldest first; each is about the minute before it.
 
         `time` in seconds since 1970; shares as fractions, None where there was nothing to divide by; tokens and
         responses a second; `draft_p50` and `draft_p99` in seconds; what is held as it was.
         """
         rows = np.stack(self._rows)
         every = max(1, -(-(len(rows) - 1) // points))
-        rows = rows[(len(rows) - 1) % every :: every]  # the last one is always among them
-        change = np.diff(rows, axis=0)
+        chosen = np.arange(len(rows) - 1, 0, -every)[::-1]  # the last one is always among them
+        before = np.searchsorted(rows[:, 0], rows[chosen, 0] - max(SMOOTH, every * EVERY))
+        change = rows[chosen] - rows[np.minimum(before, chosen - 1)]
         seconds = change[:, 0]
         count = dict(zip(COUNTED, change[:, 1:].T, strict=False))
-        held = dict(zip(HELD, rows[1:, 1 + len(COUNTED) :].T, strict=False))
+        held = dict(zip(HELD, rows[chosen, 1 + len(COUNTED) :].T, strict=False))
         half, most = _quantiles(change[:, 1 + len(COUNTED) + len(HELD) :])
         rates = ("draft_tokens", "accepted_tokens", "ingested_tokens", "evicted_responses", "store_errors", *BY_SOURCE)
         return {
-            "time": rows[1:, 0].tolist(),
+            "time": rows[chosen, 0].tolist(),
             "hit_rate": _share(count["lookups_hit"], count["lookups_hit"] + count["lookups_miss"]),
             "tokens_per_step": _share(count["generated_tokens"], count["drafts_hit"] + count["drafts_empty"]),
             "acceptance": _share(count["accepted_tokens"], count["draft_tokens"]),

@@ -1,4 +1,6 @@
 // A small line chart over time: axes with units, a reading under the pointer or the arrow keys.
+import { timeOfDay } from "./words.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { left: 52, right: 8, top: 10, bottom: 20 };
 const HOUR = 3600;
@@ -20,7 +22,7 @@ function ticks(greatest, least, binary) {
   return Array.from({ length: Math.ceil(top / step - 1e-9) + 1 }, (_, i) => i * step);
 }
 
-const clock = (time) => new Date(1000 * time).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+const clock = (time) => timeOfDay(new Date(1000 * time), { hour: "2-digit", minute: "2-digit" });
 
 export class Chart {
   constructor(parent, { title, format, least, lines }) {

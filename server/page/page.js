@@ -1,6 +1,6 @@
 // Shows what /status says, and asks again. What comes from the server becomes text, never markup.
 import { Chart } from "./charts.js";
-import { bytes, count, duration, milliseconds, percent, ratio } from "./words.js";
+import { bytes, count, duration, milliseconds, percent, ratio, timeOfDay } from "./words.js";
 
 const EVERY = 5000; // milliseconds; the server looks as often
 const PATIENCE = 4000;
@@ -25,7 +25,7 @@ const asked = (some) => some.drafts_hit + some.drafts_empty;
 const lookups = (some) => some.lookups_hit + some.lookups_miss;
 
 const charts = [
-  ["Sessions on a known problem", percent, 1, [["hit_rate", ""]]],
+  ["Sessions that open on a known problem", percent, 1, [["hit_rate", ""]]],
   ["Tokens a step", ratio, 2, [["tokens_per_step", ""]]],
   ["Drafted and accepted tokens a second", count, 10, [["draft_tokens", "drafted"], ["accepted_tokens", "accepted"]]],
   ["Time to draft for a batch", milliseconds, 0.001, [["draft_p50", "median"], ["draft_p99", "99th percentile"]]],
@@ -38,11 +38,11 @@ function tiles(status) {
   const since = (value, of) => (value === null ? "none since the start" : `since the start: ${value} ${of}`);
   const part = (hits, all, unit) => since(all ? percent(hits / all) : null, `of ${count(all)} ${unit}`);
   return [
-    ["known", "Sessions on a known problem", percent(share(recent.lookups_hit, lookups(recent))),
+    ["known", "Known problems", percent(share(recent.lookups_hit, lookups(recent))),
       part(totals.lookups_hit, lookups(totals), "sessions")],
     ["steps", "Tokens a step", ratio(share(recent.generated_tokens, asked(recent))),
       since(asked(totals) ? ratio(totals.generated_tokens / asked(totals)) : null, `in ${count(asked(totals))} steps`)],
-    ["accepted", "Drafted tokens accepted", percent(share(recent.accepted_tokens, recent.draft_tokens)),
+    ["accepted", "Acceptance", percent(share(recent.accepted_tokens, recent.draft_tokens)),
       part(totals.accepted_tokens, totals.draft_tokens, "tokens")],
     ["sessions", "Running sessions", count(totals.sessions), `on ${count(totals.streams)} stream${totals.streams === 1 ? "" : "s"}`],
     ["memory", "Memory of the index", bytes(totals.index_bytes),
@@ -100,12 +100,16 @@ const COLUMNS = [
 function namespace(row) {
   const name = element("th", "", row.name);
   name.scope = "row";
-  return element("tr", "", name, ...COLUMNS.map(([, show]) => element("td", "", show(row))));
+  return element("tr", "", name, ...COLUMNS.map(([title, show]) => {
+    const cell = element("td", "", show(row));
+    cell.dataset.column = title;
+    return cell;
+  }));
 }
 
 function line({ time, level, event, details }) {
   const said = new Date(time);
-  const when = element("time", "", Number.isNaN(said.getTime()) ? time : said.toLocaleTimeString());
+  const when = element("time", "", Number.isNaN(said.getTime()) ? time : timeOfDay(said));
   when.dateTime = time;
   const tag = element("span", `tag ${level === "warning" ? "warn" : "bad"}`, level);
   return element("li", "", when, tag, event, ...(details ? [element("small", "", details)] : []));
@@ -149,9 +153,9 @@ async function look() {
     answered = new Date();
     at("away").hidden = true;
     at("main").classList.remove("stale");
-    at("updated").textContent = `Updated ${answered.toLocaleTimeString()}, every ${EVERY / 1000} seconds`;
+    at("updated").textContent = `Updated ${timeOfDay(answered)}, every ${EVERY / 1000} seconds`;
   } catch (error) {
-    const since = answered ? ` since ${answered.toLocaleTimeString()}; these are its last numbers` : "";
+    const since = answered ? ` since ${timeOfDay(answered)}; these are its last numbers` : "";
     const text = `The server does not answer${since}. Trying again.`;
     if (at("away").textContent !== text) at("away").textContent = text;
     at("away").hidden = false;

@@ -20,6 +20,8 @@ export function bytes(value) {
   return `${number >= 100 || Number.isInteger(number) ? number.toFixed(0) : number.toFixed(1)} ${["B", "KiB", "MiB", "GiB"][unit]}`;
 }
 
+export const timeOfDay = (date, parts = {}) => date.toLocaleTimeString([], { hourCycle: "h23", ...parts });
+
 export function duration(seconds) {
   const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
   const first = parts.findIndex(([, size]) => seconds >= size);
