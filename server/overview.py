@@ -1,7 +1,7 @@
 """How this server is doing, as one JSON value: what `/status` answers, and the page and `histospec status` show.
 
 The engine is asked every five seconds, and for who looks. `engine.stats()` holds the engine's lock while it walks all
-problems (0.2 ms with 1,000 of them, 1.6 ms with 10,000, some 40 ms with 100,000) and steps wait meanwhile: it is asked
+problems (0.2 ms with 1,000 of them, 1.6 ms with 10,000, 20 to 40 ms with 100,000) and steps wait meanwhile: it is asked
 less often the longer it takes, and who looks sooner sees what was found before.
 """
 

@@ -89,7 +89,7 @@ export class Chart {
     const inside = [...marks.map((mark) => this.level(mark)).flat(), ...this.times()];
     this.lines.forEach(([name], i) => inside.push(...this.curve(this.series[name], i)));
     if (!values.length) {
-      const place = { x: (this.width + MARGIN.left) / 2, y: this.height / 2, "text-anchor": "middle" };
+      const place = { x: (this.width + MARGIN.left) / 2, y: this.y(0.75 * this.top), "text-anchor": "middle" };
       inside.push(draw("text", place, "nothing yet"));
     }
     if (this.chosen !== null && this.chosen < time.length) inside.push(...this.cursor());
@@ -108,7 +108,7 @@ export class Chart {
 
   // The same words as elsewhere, without digits that say nothing on an axis.
   short(mark) {
-    if (this.format.name !== "count") return this.format(mark).replace(/\.0+(?=\D|$)/, "");
+    if (this.format.name !== "count") return this.format(mark).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
     return new Intl.NumberFormat("en-US", { notation: "compact" }).format(mark);
   }
 

@@ -132,6 +132,7 @@ function show(status) {
   at("namespaces-note").textContent = !status.namespaces_in_all
     ? "None yet: the first session or ingest makes one"
     : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "Shares are since the start";
+  at("table").hidden = !status.namespaces_in_all;
   at("namespaces").replaceChildren(...status.namespaces.map(namespace));
   at("lines").replaceChildren(...status.lines.map(line));
   if (!status.lines.length) at("lines").append(element("li", "quiet", "None since the start"));

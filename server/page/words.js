@@ -3,7 +3,12 @@ const NONE = "–";
 const plain = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1, notation: "compact" });
 
-export const percent = (share) => (share === null ? NONE : `${(100 * share).toFixed(share < 0.9995 && share !== 0 ? 1 : 0)} %`);
+export function percent(share) {
+  if (share === null) return NONE;
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
+  return `${(100 * share).toFixed(share > 0 && share < 0.9995 ? 1 : 0)} %`;
+}
+
 export const ratio = (value) => (value === null ? NONE : value.toFixed(2));
 export const count = (value) => (value === null ? NONE : value < 1e7 ? plain.format(value) : short.format(value));
 
