@@ -10,7 +10,7 @@ HARDLY_ANY = 0.05  # of the lookups
 LOW_ACCEPTANCE = 0.2  # of the drafted tokens
 NOTHING_PAYS = 0.45  # a verify_cost from which on workers draft nothing
 A_FEW = 20  # lookups, below which nothing is concluded
-AN_EPOCH = 10_000  # lookups without a hit that no first epoch explains any more
+AN_EPOCH = 10_000  # lookups without a hit that a first epoch hardly explains any more
 ENOUGH_DRAFTED = 1_000  # tokens
 
 Level = Literal["bad", "warn", "info"]
@@ -33,7 +33,9 @@ class NamespaceFacts(NamedTuple):
     hits: float = 0
     misses: float = 0
     history_responses: float = 0
-    newest_epoch: float = 0
+    hits_ever: float = 0
+    """Since the start."""
+    lookups_ever: float = 0
     drafted: float = 0
     """Tokens, from the history."""
     accepted: float = 0
@@ -161,17 +163,23 @@ def _unknown_problems(mine: NamespaceFacts, facts: Facts) -> Hint:
             f"history once responses have finished.{asked}"
         )
         return Hint("info", f"{mine.name}: first epoch", text)
-    if not mine.newest_epoch and mine.lookups < AN_EPOCH:
+    check = "check that namespace, tokenizer and chat template are those of before, and that prompts hold no date or id"
+    if mine.hits_ever >= HARDLY_ANY * mine.lookups_ever:
         text = (
-            f"{_count(mine.history_responses, 'response')} stored, and no prompt has come back yet. That is normal "
-            "until each was seen once. If this is not the first epoch, check that namespace and tokenizer are those of "
-            "before."
+            f"Lately {1 - mine.hits / mine.lookups:.0%} of {_count(mine.lookups, 'session')} belong to no known "
+            f"problem; before, prompts came back. If the data set has not changed, {check}."
+        )
+        return Hint("warn", f"{mine.name}: prompts no longer repeat", text)
+    if mine.lookups_ever < AN_EPOCH:
+        text = (
+            f"{_count(mine.history_responses, 'response')} stored, and hardly a prompt has come back yet. That is "
+            f"normal until each was seen once. If this is not the first epoch, {check}."
         )
         return Hint("info", f"{mine.name}: first epoch, it seems", text)
     text = (
-        f"There is history, but {1 - mine.hits / mine.lookups:.0%} of {_count(mine.lookups, 'session')} belong to no "
-        "known problem. Is it the right namespace and the same tokenizer and chat template as before, or does the "
-        "prompt hold a date or an id? If prompts are truly unique, only siblings and other problems can draft."
+        f"There is history, but hardly one of {_count(mine.lookups_ever, 'session')} belongs to it. Unless this is "
+        f"still the first pass over a large data set, {check}. Where prompts are truly unique, only siblings and other "
+        "problems can draft."
     )
     return Hint("warn", f"{mine.name}: prompts never repeat", text)
 

@@ -4,7 +4,9 @@ import pytest
 
 from histospec.server.health_hints import Facts, NamespaceFacts, hints
 
-WELL = NamespaceFacts("run", hits=900, misses=100, history_responses=5000, newest_epoch=4, drafted=9000, accepted=6000)
+WELL = NamespaceFacts(
+    "run", hits=900, misses=100, history_responses=5000, hits_ever=9000, lookups_ever=9999, drafted=9000, accepted=6000
+)
 BUSY = Facts(streams=4, lookups_ever=9000, index_bytes=5, memory=10, draft_p99=0.002, namespaces=[WELL])
 
 
@@ -24,7 +26,7 @@ CASES = {
     "a shard away": (BUSY._replace(away=["b", "c"]), "bad", "Not serving: b, c", "log"),
     "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "34 ms or more"),
     "first epoch": (
-        with_namespace(hits=0, misses=64, history_responses=0, newest_epoch=0, drafted=0, accepted=0),
+        with_namespace(hits=0, misses=64, history_responses=0, drafted=0, accepted=0),
         "info",
         "run: first epoch",
         "Nothing is stored yet",
@@ -38,22 +40,22 @@ CASES = {
         "the history of rum: is HISTOSPEC_NAMESPACE right?",
     ),
     "later in the first epoch": (
-        with_namespace(hits=0, misses=5000, newest_epoch=0, history_responses=1),
+        with_namespace(hits=1, misses=5000, hits_ever=1, lookups_ever=5001, history_responses=1),
         "info",
         "run: first epoch, it seems",
-        "1 response stored",
+        "1 response stored, and hardly a prompt has come back yet",
     ),
-    "prompts never repeat, epochs told": (
+    "prompts never repeat": (
+        with_namespace(hits=0, misses=500, hits_ever=9, lookups_ever=20_000),
+        "warn",
+        "run: prompts never repeat",
+        "hardly one of 20,000 sessions belongs to it",
+    ),
+    "prompts no longer repeat": (
         with_namespace(hits=1, misses=99),
         "warn",
-        "run: prompts never repeat",
-        "99% of 100 sessions belong to no known problem",
-    ),
-    "prompts never repeat, epochs not told": (
-        with_namespace(hits=0, misses=20_000, newest_epoch=0),
-        "warn",
-        "run: prompts never repeat",
-        "tokenizer",
+        "run: prompts no longer repeat",
+        "Lately 99% of 100 sessions belong to no known problem",
     ),
     "evicted": (
         with_namespace(hits=500, misses=500)._replace(evicted=1200, index_bytes=9.5),

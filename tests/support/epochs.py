@@ -31,6 +31,7 @@ class Run:
         texts = [self._sampled(text, changes / 2) for text in self._policy for _ in range(self._siblings)]
         prompts = [[1, 2, problem] for problem in range(len(self._policy)) for _ in range(self._siblings)]
         self._write(prompts, texts, pause)
+        self._client.flush()
         self.epoch += 1
 
     def _sampled(self, text: "np.ndarray[tuple[int], np.dtype[np.int64]]", changes: float) -> list[int]:
