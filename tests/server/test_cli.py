@@ -1,6 +1,7 @@
 """The `histospec` command as a user meets it."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -80,6 +81,17 @@ def test_status_obeys_nothing_that_a_namespace_is_named(server, wire):
     result = histospec("status", server.endpoint, "--http", server.http)
     assert "[red]�[2J" in result.stdout
     assert "\x1b" not in result.stdout
+
+
+def test_status_looks_again_until_interrupted(server):
+    command = [sys.executable, "-m", "histospec.server", "status", server.endpoint, "--http", server.http]
+    with subprocess.Popen([*command, "--watch", "0.1"], cwd="/", stdout=subprocess.PIPE, text=True) as watching:
+        seen = 0
+        while seen < 3:
+            seen += "SERVING" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(60) == 130
 
 
 @pytest.mark.parametrize("flags", [["--watch", "0"], ["--timeout", "-1"], ["--http", "nowhere"], ["--tls-ca", "/none"]])
