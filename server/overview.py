@@ -51,7 +51,7 @@ class Overview:
         """The largest, as they stood once a minute for the last ten."""
         self._number_of_namespaces = 0
         self._cost = 0.0  # seconds that the last sample took
-        self._started = time.time()
+        self._started = time.monotonic()  # the time of day may jump
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Overview:
 
     def sample(self) -> None:
         """Looks once."""
-        started, now = time.perf_counter(), time.time()
+        started = time.monotonic()
         stats, counted = self._metrics.engine.read()
         values = dict.fromkeys(COUNTED, 0.0)
         for counters in counted.values():
@@ -89,9 +89,9 @@ class Overview:
             "history_tokens": sum(n["history_tokens"] for n in stats["namespaces"].values()),
         }
         buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
-        self._samples.add(Sample(now, values, buckets))
-        self._keep(now, stats["namespaces"], counted)
-        self._cost = time.perf_counter() - started
+        self._samples.add(Sample(started, values, buckets))
+        self._keep(started, stats["namespaces"], counted)
+        self._cost = time.monotonic() - started
 
     def _keep(self, now: float, live: Counters, counted: Counters) -> None:
         """Of the namespaces: the newest state, and one a minute before it."""
@@ -110,18 +110,18 @@ class Overview:
 
         It holds names, numbers and log lines: no tokens, no texts, no secrets. Times are in seconds since 1970.
         """
-        if time.time() - self._namespaces[-1][0] >= self._cost / MAX_SHARE:
+        if time.monotonic() - self._namespaces[-1][0] >= self._cost / MAX_SHARE:
             self.sample()
         waiting = {part: why for part, why in self._readiness().items() if why}
         totals, recent = self._samples.totals(), self._samples.recent()
         sampled, last = self._namespaces[-1]
         costs = {s.labels["namespace"]: s.value for m in self._metrics.verify_cost.collect() for s in m.samples}
         shards = self._shards(waiting)
-        now = time.time()
+        now, offset = time.monotonic(), time.time() - time.monotonic()
         return {
             **self._about,
-            "now": now,
-            "sampled": sampled,
+            "now": now + offset,
+            "sampled": sampled + offset,
             "uptime_seconds": now - self._started,
             "cpu_seconds": time.process_time(),
             "ready": not waiting,
@@ -136,7 +136,7 @@ class Overview:
             },
             "namespaces": [_row(name, counters, costs.get(name)) for name, counters in last.items()],
             "namespaces_in_all": self._number_of_namespaces,
-            "series": self._samples.series(),
+            "series": self._samples.series(offset=offset),
             "shards": shards,
             "lines": self._recent_lines.newest_first(),
             "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards, costs))],

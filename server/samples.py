@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     """What one look found."""
 
     time: float
-    """Seconds since 1970."""
+    """Seconds of a clock that never jumps."""
     values: Mapping[str, float]
     """Every name of COUNTED and HELD."""
     buckets: Sequence[float]
@@ -71,11 +71,11 @@ class Samples:
         counted: dict[str, float | None] = dict(zip(COUNTED, change[1:].tolist(), strict=False))
         return counted | {"seconds": float(change[0]), "draft_p50": half[0], "draft_p99": most[0]}
 
-    def series(self, points: int = 120) -> Series:
+    def series(self, points: int = 120, offset: float = 0.0) -> Series:
         """The hour in at most so many points, oldest first; each is about the minute before it.
 
-        `time` in seconds since 1970; shares as fractions, None where there was nothing to divide by; tokens and
-        responses a second; `draft_p50` and `draft_p99` in seconds; what is held as it was.
+        `time` is that of the samples plus `offset`; shares as fractions, None where there was nothing to divide by;
+        tokens and responses a second; `draft_p50` and `draft_p99` in seconds; what is held as it was.
         """
         rows = np.stack(self._rows)
         every = max(1, -(-(len(rows) - 1) // points))
@@ -88,7 +88,7 @@ class Samples:
         half, most = _quantiles(change[:, 1 + len(COUNTED) + len(HELD) :])
         rates = ("draft_tokens", "accepted_tokens", "ingested_tokens", "evicted_responses", "store_errors", *BY_SOURCE)
         return {
-            "time": rows[chosen, 0].tolist(),
+            "time": (rows[chosen, 0] + offset).tolist(),
             "hit_rate": _share(count["lookups_hit"], count["lookups_hit"] + count["lookups_miss"]),
             "tokens_per_step": _share(count["generated_tokens"], count["drafts_hit"] + count["drafts_empty"]),
             "acceptance": _share(count["accepted_tokens"], count["draft_tokens"]),
