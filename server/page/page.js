@@ -5,8 +5,8 @@ import { bytes, count, duration, milliseconds, percent, ratio, timeOfDay } from 
 const EVERY = 5000; // milliseconds; the server looks as often
 const PATIENCE = 4000;
 const SOURCES = {
-  history: "History of the problem",
-  own: "The session's own text",
+  history: "History",
+  own: "Own text",
   siblings: "Siblings",
   namespace: "Other problems",
 };
@@ -119,7 +119,9 @@ function show(status) {
   document.title = `${status.shard} · HistoSpec`;
   at("shard").textContent = status.shard;
   at("about").textContent = `HistoSpec ${status.version} · up for ${duration(status.uptime_seconds)} · store: ${status.store}`;
-  state(...(status.ready ? ["serving", "good"] : "drain" in status.waiting ? ["draining", "warn"] : ["loading", "info"]));
+  const broken = status.hints.some((some) => some.level === "bad");
+  if (status.ready) state(...(broken ? ["serving, with faults", "bad"] : ["serving", "good"]));
+  else state(...("drain" in status.waiting ? ["draining", "warn"] : ["loading", "info"]));
   at("hints").replaceChildren(...status.hints.map(hint));
   if (!status.hints.length) at("hints").append(element("li", "good", element("strong", "", "All is well")));
   at("tiles").replaceChildren(...tiles(status));

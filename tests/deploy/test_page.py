@@ -186,7 +186,7 @@ def test_the_numbers_are_those_of_metrics(busy, view):
         figure = f"{percent(right, tried) if right else '0 %'} of {tried:,.0f}" if tried else "nothing drafted"
         assert shown.text(f"#source-{source}").endswith(figure)
     rows = {
-        row.locator("th").inner_text(): row.locator("td").all_inner_texts()
+        row.locator("th").inner_text(): [" ".join(text.split()) for text in row.locator("td").all_inner_texts()]
         for row in shown.page.locator("#namespaces tr").all()
     }
     assert set(rows) == {"qwen3-8b-math", "qwen3-8b-code"}
@@ -282,6 +282,7 @@ def test_a_server_whose_store_and_peer_are_away(start_server, view, tmp_path):
             shown.page.wait_for_selector("#shards .bad")
             errors = server.metrics()["histospec_store_errors_total"]
             assert errors >= 1
+            assert shown.text("#state") == "serving, with faults"
             hints = shown.text("#hints")
             assert "Broken: Not serving: shard-1" in hints
             assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed lately", hints)
