@@ -77,7 +77,7 @@ class BuildWithCMake(build_ext):
 setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"*": ["py.typed", "*.pyi", "*.proto"]},
+    package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server": ["page/*"]},
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     install_requires=DEPENDENCIES,
     extras_require={} if CLIENT_ONLY else EXTRAS,

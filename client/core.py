@@ -255,7 +255,7 @@ class Core:
         """Leaves a message for every shard that has opens or closes waiting and may be asked.
 
         Returns:
-            Those shards, and any that is to be found or owes an acknowledgement.
+            Those shards, and any that is to be found, or owes an acknowledgement and is well.
 
         """
         with self._lock:
@@ -263,6 +263,8 @@ class Core:
             touched = self._members.leaving
             for shard in self.shards:
                 if not (shard.opens or shard.closes or shard.due(now)):
+                    if not shard.settled and shard.breaker.state == "closed":  # it owes an acknowledgement
+                        touched.append(shard)
                     continue
                 if not self._may_ask(shard, now):
                     if self._to_be_found(shard):

@@ -88,17 +88,12 @@ class Discovery:
 
     async def _resolve(self) -> dict[str, Endpoint]:
         """What the seeds' names lead to now, or led to last."""
-        loop = asyncio.get_running_loop()
-        for seed in self._core.config.endpoints:
-            host, _, port = seed.address.rpartition(":")
-            try:
-                found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-            except OSError as error:
-                log.debug("%s cannot be resolved: %s", host, error)
-                continue
-            addresses = dict.fromkeys(_written(where[0], where[1]) for *_, where in found)
-            certified = None if _is_address(host) else host
-            self._resolved[seed.address] = [Endpoint(address, address, certified) for address in addresses]
+        seeds = self._core.config.endpoints
+        for seed, found in zip(seeds, await asyncio.gather(*map(resolve, seeds), return_exceptions=True), strict=True):
+            if isinstance(found, list):
+                self._resolved[seed.address] = found
+            else:
+                log.debug("%s cannot be resolved: %s", seed.address, found)
         return {e.address: e for some in self._resolved.values() for e in some}
 
     async def _ask(self, endpoints: Sequence[Endpoint]) -> None:
@@ -118,17 +113,30 @@ class Discovery:
                     )  # fmt: skip
 
 
+async def resolve(seed: Endpoint) -> list[Endpoint]:
+    """What the name in an address leads to now. Raises OSError."""
+    host, _, port = seed.address.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    addresses = dict.fromkeys(_written(where[0], where[1]) for *_, where in found)
+    certified = None if _is_address(host) else host
+    return [Endpoint(address, address, certified) for address in addresses]
+
+
 async def ask(endpoint: Endpoint, config: Config, limit: asyncio.Semaphore) -> list[Endpoint] | None:
     """The shards that the one at this endpoint knows; None: it does not answer."""
     async with limit:
         try:
-            channel = open_channel(grpc.aio, endpoint, config)
-            async with channel:
-                topology: Any = rpc.DraftServiceStub(channel).Topology
-                answer = await topology(pb.TopologyRequest(), timeout=ASK_SECONDS, metadata=metadata(config))
+            return await topology(endpoint, config, ASK_SECONDS)
         except (grpc.RpcError, HistoSpecError) as error:
             log.debug("%s does not say which shards there are: %s", endpoint.address, error)
             return None
+
+
+async def topology(endpoint: Endpoint, config: Config, timeout: float) -> list[Endpoint]:
+    """The shards that the one at this endpoint knows. Raises grpc.RpcError or HistoSpecError."""
+    async with open_channel(grpc.aio, endpoint, config) as channel:
+        call: Any = rpc.DraftServiceStub(channel).Topology
+        answer = await call(pb.TopologyRequest(), timeout=timeout, metadata=metadata(config))
     return [
         Endpoint(shard.name, endpoint.address, endpoint.certified)
         if shard.listening

@@ -24,6 +24,7 @@ from histospec.server.errors import ConfigError
 from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, Accounting
 from histospec.server.metrics import Metrics
+from histospec.server.overview import Overview
 from histospec.server.service import DraftService
 from histospec.server.stores import open_store
 from histospec.server.tls import Certificates
@@ -100,6 +101,7 @@ class Server:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ],
         )
+        self._overview: Overview | None = None
         self._web: web.AppRunner | None = None
         self._loading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -126,7 +128,10 @@ class Server:
             self._service.listening = shard
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
-        self._web = web.AppRunner(application(self._metrics, self._readiness, about), access_log=None)
+        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT)
+        self._overview.start()
+        pages = application(self._metrics, self._readiness, about, self._overview.show)
+        self._web = web.AppRunner(pages, access_log=None)
         await self._web.setup()
         try:
             await web.TCPSite(self._web, config.http.host, config.http.port, reuse_address=True).start()
@@ -175,6 +180,8 @@ class Server:
         """Closes everything; what the store was given is on the disk afterwards."""
         await self._grpc.stop(None)
         await self._history.close()
+        if self._overview is not None:
+            self._overview.stop()
         if self._web is not None:
             await self._web.cleanup()
         if self._traces is not None:

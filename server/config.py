@@ -201,7 +201,9 @@ class Config(StoreConfig):
 
     # Where
     listen: Where = Field(Address("127.0.0.1", 6378), description="gRPC address, HOST:PORT; port 0 takes a free one")
-    http: Where = Field(Address("127.0.0.1", 9464), description="address of /metrics, /livez, /readyz and /healthz")
+    http: Where = Field(
+        Address("127.0.0.1", 9464), description="address of the status page, /metrics, /livez, /readyz and /healthz"
+    )
     tls_cert: File = Field(None, description="certificate chain of the server, PEM; switches TLS on")
     tls_key: File = Field(None, description="key of that certificate, PEM")
     tls_client_ca: File = Field(

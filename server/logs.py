@@ -11,6 +11,11 @@ from collections.abc import Hashable, Iterable
 import structlog
 from structlog.typing import Processor
 
+from histospec.server.recent_lines import RecentLines
+
+RECENT = RecentLines()
+"""What this process last warned of."""
+
 REQUEST_ID = "x-request-id"  # metadata of a call
 LONGEST_REQUEST_ID = 64
 _STRANGE = re.compile(r"[^A-Za-z0-9._:/=+-]")
@@ -35,6 +40,7 @@ def configure(form: str, level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not pretty),
+            RECENT,
             *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])

@@ -99,11 +99,15 @@ class EngineCollector(Collector):
             self._labels.add(namespace)
         return namespace if namespace in self._labels else OTHER_NAMESPACES
 
-    def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+    def read(self) -> tuple[Mapping[str, Any], dict[str, dict[str, int]]]:
+        """`engine.stats()`, and what was counted by namespace, dropped ones included; by source as `source.counter`."""
         with self._lock:
             stats = self._engine.stats()
-            namespaces = self._total(_flat(stats["namespaces"]))
+            return stats, self._total(_flat(stats["namespaces"]))
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        stats, namespaces = self.read()
         for name, (text, results) in BY_RESULT.items():
             family = CounterMetricFamily(name, text, labels=("namespace", "result"))
             for namespace, counters in self._labelled(namespaces).items():
@@ -186,7 +190,7 @@ class Metrics:
         self.draft_seconds = Histogram(
             "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
         )
-        self._verify_cost = Gauge(
+        self.verify_cost = Gauge(
             "histospec_verify_cost",
             "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
             ("namespace",),
@@ -227,4 +231,4 @@ class Metrics:
 
     def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
         """Notes what a step said."""
-        self._verify_cost.labels(self.engine.label(namespace)).set(verify_cost)
+        self.verify_cost.labels(self.engine.label(namespace)).set(verify_cost)

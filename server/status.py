@@ -1,36 +1,53 @@
-"""`histospec status ENDPOINT`: is a server well, which shards does it know, and does drafting pay?"""
+"""`histospec status ENDPOINT`: are all shards well, and does drafting pay?"""
 
 import argparse
-import urllib.error
-import urllib.request
-from collections import defaultdict
+import asyncio
+import json
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
+import grpc.aio
 from rich.console import Console
-from rich.table import Table
 
-from histospec.client.channel import metadata, open_channel
-from histospec.client.config import Endpoint, Tls, configure
+from histospec.client.channel import metadata
+from histospec.client.config import Config, Endpoint, Tls, configure
+from histospec.client.discovery import resolve, topology
 from histospec.client.errors import ConfigurationError
+from histospec.client.errors import HistoSpecError as ClientError
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import Address
-from histospec.server.errors import ConfigError
-from histospec.server.interceptors import SERVICE
-from histospec.v1 import draft_pb2 as pb
-from histospec.v1 import draft_pb2_grpc as pb_grpc
+from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.peers import SERVING, health
+from histospec.server.reader import METRICS_PORT, read_status
+from histospec.server.status_tables import numbers, shard_table
 
-METRICS_PORT = 9464
+
+class Shard(NamedTuple):
+    """One shard and what it says of itself."""
+
+    endpoint: Endpoint
+    health: str
+    status: dict[str, Any] | None
+    """What `/status` answers; None: it was not reached over HTTP."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the shards and the main counters; returns 0 when every shard serves, else 1."""
-    parser = ArgumentParser(prog="histospec status", description="Show how a draft server is doing.")
-    parser.add_argument("endpoint", metavar="HOST:PORT", help="gRPC address of any shard")
-    parser.add_argument("--http", metavar="HOST:PORT", help=f"where its /metrics is (default: port {METRICS_PORT})")
+    """Prints the shards, their main numbers and hints; returns 0 when every shard serves, else 1."""
+    parser = ArgumentParser(prog="histospec status", description="Show how a draft service is doing.")
+    parser.add_argument(
+        "endpoint",
+        metavar="ENDPOINT",
+        help="gRPC address of any shard, or a list or discover://HOST:PORT as clients are given it",
+    )
+    parser.add_argument(
+        "--http", metavar="HOST:PORT[,...]", help=f"their HTTP addresses (default: port {METRICS_PORT} of each shard)"
+    )
+    parser.add_argument("--watch", metavar="SECONDS", type=float, help="look again so often, until interrupted")
+    parser.add_argument("--json", action="store_true", help="everything, as one JSON value")
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -41,106 +58,103 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tls-key", metavar="FILE", help="its key")
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="default: 5")
     options = parser.parse_args(list(argv))
+    for name in ("watch", "timeout"):
+        if (value := getattr(options, name)) is not None and not value > 0:
+            raise ConfigError(f"--{name}: must be above 0, is {value:g}")
     try:
-        endpoint = Address.parse(options.endpoint)
-        http = Address.parse(options.http) if options.http else endpoint._replace(port=METRICS_PORT)
-    except ValueError as error:
+        config = _config(options)
+        http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
+    except (ConfigurationError, ValueError) as error:
         raise ConfigError(str(error)) from None
+    console = Console()
+    while True:
+        code = _show(console, config, http, options)
+        if options.watch is None:
+            return code
+        time.sleep(options.watch)
+        console.clear()
 
+
+def _config(options: argparse.Namespace) -> Config:
+    """How to reach shards, as a client would. Raises ConfigurationError."""
+    tls = Tls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca or options.tls_cert else None
+    config = configure(options.endpoint, "any", tls=tls)
+    if options.token_file is not None:
+        config = replace(config, token=None, token_file=options.token_file)
+    metadata(config)  # raises now what it would raise later
+    if config.tls is not None:
+        config.tls.credentials()
+    return config
+
+
+def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
+    """Looks once and prints it; the exit code."""
     try:
-        connection = _Connection(options)
-    except ConfigurationError as error:
-        raise ConfigError(str(error)) from None
-    try:
-        shards = connection.topology(str(endpoint))
-    except grpc.RpcError as error:
-        text = f"histospec status: {endpoint} cannot be reached ({_details(error)}); is the server running there?"
+        shards = asyncio.run(look(config, http, options.timeout))
+    except Unavailable as error:
+        text = f"histospec status: {error}; is the server running there?"
         Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
         return 1
-    states = [connection.health(shard.address) for shard in shards]
-    console = Console()
-    console.print(_shard_table(shards, states))
-    try:
-        console.print(_counter_table(_metrics(http, options.timeout)))
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
-        console.print(f"no counters: {http} does not answer; say where /metrics is with --http", highlight=False)
-    return 0 if all(state == "SERVING" for state in states) else 1
+    if options.json:
+        told = [{"name": s.endpoint.name, "address": s.endpoint.address, "health": s.health, "status": s.status}
+                for s in shards]  # fmt: skip
+        sys.stdout.write(json.dumps({"shards": told}, indent=1) + "\n")
+    else:
+        console.print(shard_table([(s.endpoint.name, s.endpoint.address, s.health) for s in shards]))
+        for shard in shards:
+            if shard.status is not None:
+                console.print(numbers(shard.status))
+        silent = [shard.endpoint.name for shard in shards if shard.status is None]
+        if silent:
+            text = f"no numbers of {', '.join(silent)}: say where the HTTP port is with --http"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return 0 if all(shard.health == SERVING for shard in shards) else 1
 
 
-class _Connection:
-    """How to reach shards."""
+async def look(config: Config, http: Sequence[Address], timeout: float) -> list[Shard]:
+    """All shards of a service: those listed, and those that they know.
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        tls = Tls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca or options.tls_cert else None
-        self._config = configure("any:1", "any", tls=tls)  # as a client's; the addresses are given with each call
-        if options.token_file is not None:
-            self._config = replace(self._config, token=None, token_file=options.token_file)
-        self._timeout = options.timeout
-        metadata(self._config)  # raises now what it would raise later
-
-    def topology(self, address: str) -> list[pb.Shard]:
-        """The shards that this one knows. Raises grpc.RpcError."""
-        with open_channel(grpc, Endpoint(address, address), self._config) as channel:
-            stub = pb_grpc.DraftServiceStub(channel)
-            answer = stub.Topology(pb.TopologyRequest(), timeout=self._timeout, metadata=metadata(self._config))
-        for shard in answer.shards:
-            if shard.listening:  # it knows where it listens, such as 0.0.0.0, and not how it is reached
-                shard.address = address
-        return list(answer.shards)
-
-    def health(self, address: str) -> str:
-        """SERVING, or what else is the case."""
-        with open_channel(grpc, Endpoint(address, address), self._config) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            try:
-                answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=self._timeout)
-            except grpc.RpcError as error:
-                return _details(error)
-        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+    http: where to read `/status`; none: at the usual port of each shard. Raises Unavailable where nobody answers.
+    """
+    endpoints = await _find(config, timeout)
+    states = await asyncio.gather(*(health(endpoint, config, timeout) for endpoint in endpoints))
+    places = http or dict.fromkeys(Address.parse(e.address)._replace(port=METRICS_PORT) for e in endpoints)
+    told = await asyncio.gather(
+        *(asyncio.to_thread(read_status, place, timeout) for place in places), return_exceptions=True
+    )
+    by_name = {status["shard"]: status for status in told if isinstance(status, dict)}
+    return [Shard(end, state, by_name.get(end.name)) for end, state in zip(endpoints, states, strict=True)]
 
 
-def _metrics(http: Address, timeout: float) -> dict[tuple[str, str], float]:
-    """Samples summed over namespaces, by name and result."""
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=timeout) as response:
-        text = response.read().decode()
-    samples: dict[tuple[str, str], float] = defaultdict(float)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            samples[sample.name.removeprefix("histospec_"), sample.labels.get("result", "")] += sample.value
-    return samples
+async def _find(config: Config, timeout: float) -> list[Endpoint]:
+    listed = list(config.endpoints)
+    reasons = []
+    if config.discover:
+        found = await asyncio.gather(*map(resolve, listed), return_exceptions=True)
+        reasons = [
+            f"{seed.address} cannot be resolved ({e})"
+            for seed, e in zip(listed, found, strict=True)
+            if isinstance(e, OSError)
+        ]
+        listed = [endpoint for some in found if isinstance(some, list) for endpoint in some]
+    answers = await asyncio.gather(*(topology(end, config, timeout) for end in listed), return_exceptions=True)
+    shards: dict[str, Endpoint] = {}
+    silent = []
+    for endpoint, answer in zip(listed, answers, strict=True):
+        if isinstance(answer, list):
+            shards |= {shard.name: shard for shard in answer}
+        elif isinstance(answer, grpc.RpcError | ClientError):
+            silent.append(endpoint)
+            reasons.append(f"{endpoint.address} cannot be reached ({_words(answer)})")
+        elif isinstance(answer, BaseException):
+            raise answer
+    if not shards:
+        raise Unavailable(f"{' and '.join(reasons)}")
+    known = {shard.address for shard in shards.values()}
+    return [*shards.values(), *(endpoint for endpoint in silent if endpoint.address not in known)]
 
 
-def _shard_table(shards: list[pb.Shard], states: list[str]) -> Table:
-    table = Table("shard", "address", "health")
-    for shard, state in zip(shards, states, strict=True):
-        table.add_row(shard.name, shard.address, f"[{'green' if state == 'SERVING' else 'red'}]{state}[/]")
-    return table
-
-
-def _counter_table(samples: dict[tuple[str, str], float]) -> Table:
-    hits, misses = samples["problem_lookups_total", "hit"], samples["problem_lookups_total", "miss"]
-    drafted, accepted = samples["draft_tokens_total", ""], samples["accepted_tokens_total", ""]
-    rows = {
-        "open sessions": f"{samples['sessions', '']:,.0f}",
-        "sessions opened on a known problem": _share(hits, hits + misses),
-        "drafted tokens accepted": _share(accepted, drafted),
-        "tokens generated": f"{samples['generated_tokens_total', '']:,.0f}",
-        "tokens of history": f"{samples['history_tokens', '']:,.0f}",
-        "index": f"{samples['index_bytes', ''] / (1 << 20):,.1f} MiB",
-        "store errors": f"{samples['store_errors_total', '']:,.0f}",
-    }
-    table = Table("since its start", "")
-    table.columns[1].justify = "right"
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part:,.0f} of {whole:,.0f} ({part / whole:.0%})" if whole else "none"
-
-
-def _details(error: grpc.RpcError) -> str:
-    if isinstance(error, grpc.Call):
+def _words(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details()}"
     return str(error)

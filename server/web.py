@@ -1,6 +1,8 @@
-"""The HTTP side: metrics for Prometheus, health for whoever restarts or routes."""
+"""The HTTP side: metrics for Prometheus, health for whoever restarts or routes, the status page for people."""
 
 from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
@@ -10,12 +12,26 @@ from histospec.server.metrics import Metrics
 # What must hold before the server is ready, and for each part what it is waiting for ("" when it holds).
 Readiness = Callable[[], Mapping[str, str]]
 
+PAGE = {"/": ("index.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
+    f"/{name}": (name, "text/javascript") for name in ("page.js", "charts.js", "words.js")
+}
+# The page is made of what strangers named: it runs its own scripts alone, and talks to nobody else.
+GUARD = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
-def application(metrics: Metrics, readiness: Readiness, about: Mapping[str, str]) -> web.Application:
-    """An aiohttp application of four read-only pages.
+
+def application(
+    metrics: Metrics, readiness: Readiness, about: Mapping[str, str], overview: Callable[[], Mapping[str, Any]]
+) -> web.Application:
+    """An aiohttp application of read-only pages.
 
     `/livez` says that the event loop turns; `/readyz` answers 503 until every part holds; `/healthz` shows both for
-    people, and always answers 200.
+    people, and always answers 200. `/` is the status page, which shows what `/status` says.
     """
 
     async def show_metrics(request: web.Request) -> web.Response:
@@ -41,6 +57,17 @@ def application(metrics: Metrics, readiness: Readiness, about: Mapping[str, str]
             }
         )
 
+    async def status(request: web.Request) -> web.Response:
+        response = web.json_response(overview(), headers=GUARD)
+        response.enable_compression()
+        return response
+
+    async def page(request: web.Request) -> web.Response:
+        text, content_type = files[request.path]
+        return web.Response(text=text, content_type=content_type, charset="utf-8", headers=GUARD)
+
+    folder = resources.files("histospec.server") / "page"
+    files = {path: ((folder / name).read_text("utf-8"), kind) for path, (name, kind) in PAGE.items()}
     app = web.Application()
     app.add_routes(
         [
@@ -48,6 +75,8 @@ def application(metrics: Metrics, readiness: Readiness, about: Mapping[str, str]
             web.get("/livez", livez),
             web.get("/readyz", readyz),
             web.get("/healthz", healthz),
+            web.get("/status", status),
+            *(web.get(path, page) for path in files),
         ]
     )
     return app

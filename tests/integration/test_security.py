@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -221,9 +222,11 @@ def test_no_secret_is_said_aloud(guarded, visit):
     trainer = visit("trainer")
     trainer.ingest([1, 2], [Response(TEXT)], epoch=0)
     refused(lambda: visit("no-such-token-0123456789").history([1]), "UNAUTHENTICATED")
+    shown = guarded.get("/status")[1]
+    assert '"shard"' in shown
     guarded.terminate()
     guarded.wait()
-    said = repr(guarded.log) + repr(trainer.config)
+    said = shown + repr(guarded.log) + repr(trainer.config)
     assert not [secret for secret in [*SECRETS.values(), "no-such-token"] if secret in said]
 
 
@@ -245,6 +248,27 @@ def test_status_shows_its_token(guarded, files):
     assert status(HISTOSPEC_TOKEN=SECRETS["reader"]) == 0
     assert status(HISTOSPEC_TOKEN_FILE=file) == 0
     assert status("--token-file", file, HISTOSPEC_TOKEN="another-0123456789") == 0  # a flag wins
+
+
+@pytest.mark.parametrize(
+    ("flags", "state"),
+    [("--tls-client-ca", "SERVING"), ("", "its certificate cannot be verified from here")],
+)
+def test_a_shard_asks_its_peer_over_tls(start_server, guarded, files, flags, state):
+    """What it cannot verify it does not call away."""
+    certificate = ["--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key")]
+    certificate += [flags, str(files / "ca.pem")] if flags else []
+    server = start_server(*certificate, "--peers", f"other={guarded.endpoint}")
+
+    def shown() -> dict[str, object]:
+        return json.loads(server.get("/status")[1])
+
+    def states() -> dict[str, str]:
+        return {shard["name"]: shard["state"] for shard in shown()["shards"]}
+
+    eventually(lambda: states()["other"] == state, "the peer is not asked")
+    assert states()[server.endpoint] == "SERVING"
+    assert not [hint for hint in shown()["hints"] if "other" in hint["title"]]
 
 
 @pytest.mark.parametrize(

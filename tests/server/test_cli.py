@@ -1,5 +1,7 @@
 """The `histospec` command as a user meets it."""
 
+import json
+import signal
 import subprocess
 import sys
 
@@ -49,7 +51,54 @@ def test_status_of_a_running_server(server, wire):
         assert text in result.stdout
     result = histospec("status", server.endpoint, "--http", "127.0.0.1:1")
     assert result.returncode == 0
-    assert "say where /metrics is with --http" in result.stdout
+    assert "say where the HTTP port is with --http" in result.stdout
+
+
+def test_status_as_json_is_what_each_shard_says(start_server):
+    """Two shards, found through one, through a list, and through a name; one that is named twice is one."""
+    first = start_server("--shard-name", "a", name="a")
+    second = start_server("--shard-name", "b", "--peers", f"a={first.endpoint}", name="b")
+    http = f"{first.http},{second.http}"
+    port = second.endpoint.rpartition(":")[2]
+    for endpoint in (second.endpoint, f"a={first.endpoint},{second.endpoint}", f"discover://localhost:{port}"):
+        result = histospec("status", endpoint, "--http", http, "--json")
+        assert (result.returncode, result.stderr) == (0, "")
+        shards = {shard["name"]: shard for shard in json.loads(result.stdout)["shards"]}
+        assert {name: shard["health"] for name, shard in shards.items()} == {"a": "SERVING", "b": "SERVING"}
+        assert [shards[name]["status"]["shard"] for name in ("a", "b")] == ["a", "b"]
+
+
+def test_status_of_a_listed_shard_that_is_down(server):
+    result = histospec("status", f"a=127.0.0.1:1,{server.endpoint}", "--http", server.http, "--timeout", "2")
+    assert result.returncode == 1
+    assert "UNAVAILABLE" in result.stdout
+    assert "SERVING" in result.stdout
+    assert "no numbers of a: say where" in result.stdout
+
+
+def test_status_obeys_nothing_that_a_namespace_is_named(server, wire):
+    wire.ingest([1], [[2]], namespace="[red]\x1b[2J")
+    result = histospec("status", server.endpoint, "--http", server.http)
+    assert "[red]�[2J" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_status_looks_again_until_interrupted(server):
+    command = [sys.executable, "-m", "histospec.server", "status", server.endpoint, "--http", server.http]
+    with subprocess.Popen([*command, "--watch", "0.1"], cwd="/", stdout=subprocess.PIPE, text=True) as watching:
+        seen = 0
+        while seen < 3:
+            seen += "SERVING" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(60) == 130
+
+
+@pytest.mark.parametrize("flags", [["--watch", "0"], ["--timeout", "-1"], ["--http", "nowhere"], ["--tls-ca", "/none"]])
+def test_status_refuses_what_it_cannot_use(flags):
+    result = histospec("status", "127.0.0.1:1", *flags)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
 
 
 def test_status_of_a_shard_that_is_down(start_server):

@@ -84,14 +84,14 @@ class Worker(threading.Thread):
             drafts = self.client.step(sessions, new)
             self.slowest = max(self.slowest, time.monotonic() - started)
             for i, (draft, whole) in enumerate(zip(drafts, policy, strict=True)):
-                new[i] = _verified(draft.tokens.tolist(), whole[len(written[i]) :])
+                new[i] = verified(draft.tokens.tolist(), whole[len(written[i]) :])
                 written[i] += new[i]
         self.client.step(sessions, new, max_tokens=0)
         self.client.close(sessions, epochs=0)
         return written
 
 
-def _verified(draft: Iterable[int], rest: list[int]) -> list[int]:
+def verified(draft: Iterable[int], rest: list[int]) -> list[int]:
     """What a step writes: the draft as far as the policy would have written it, and one token of the policy's own."""
     accepted = 0
     for token in draft:

@@ -1,0 +1,188 @@
+"""What the numbers of a server mean, in plain language, and what to do: a pure function from numbers to sentences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+SLOW_SECONDS = 0.02  # what a worker waits for a step unless told otherwise
+FULL_SHARE = 0.9  # of the memory budget
+MISSED_SHARE = 0.2  # of the lookups
+HARDLY_ANY = 0.05  # of the lookups
+LOW_ACCEPTANCE = 0.2  # of the drafted tokens
+NOTHING_PAYS = 0.45  # a verify_cost from which on workers draft nothing
+A_FEW = 20  # lookups, below which nothing is concluded
+AN_EPOCH = 10_000  # lookups without a hit that a first epoch hardly explains any more
+ENOUGH_DRAFTED = 1_000  # tokens
+
+Level = Literal["bad", "warn", "info"]
+
+
+class Hint(NamedTuple):
+    """One thing to know."""
+
+    level: Level
+    """bad: something is broken. warn: drafts are lost. info: good to know, and often nothing to do."""
+    title: str
+    text: str
+    """Why it is so, and what to do."""
+
+
+class NamespaceFacts(NamedTuple):
+    """One namespace, lately."""
+
+    name: str
+    hits: float = 0
+    misses: float = 0
+    history_responses: float = 0
+    hits_ever: float = 0
+    """Since the start."""
+    lookups_ever: float = 0
+    drafted: float = 0
+    """Tokens, from the history."""
+    accepted: float = 0
+    """Of these."""
+    verify_cost: float | None = None
+
+    @property
+    def lookups(self) -> float:
+        """Sessions opened."""
+        return self.hits + self.misses
+
+
+class Facts(NamedTuple):
+    """The numbers that hints come from; counters are of the last minutes."""
+
+    waiting: Mapping[str, str] = {}
+    """Parts that are not ready, with what each waits for."""
+    streams: float = 0
+    lookups_ever: float = 0
+    evicted: float = 0
+    index_bytes: float = 0
+    memory: float = 1
+    """The budget, in bytes."""
+    store_errors: float = 0
+    draft_p99: float | None = None
+    """Seconds."""
+    away: Sequence[str] = ()
+    """Names of shards that do not serve."""
+    namespaces: Sequence[NamespaceFacts] = ()
+
+
+def hints(facts: Facts) -> list[Hint]:
+    """What somebody should know, the worst first."""
+    found = [*_faults(facts), *_limits(facts)]
+    for namespace in facts.namespaces:
+        found += _about(namespace, facts)
+    order: list[Level] = ["bad", "warn", "info"]
+    return sorted(found, key=lambda hint: order.index(hint.level))
+
+
+def _faults(facts: Facts) -> list[Hint]:
+    found = []
+    if "drain" in facts.waiting:
+        found.append(
+            Hint("info", "This shard is draining", "It takes nothing new and stops when the open streams have ended.")
+        )
+    elif facts.waiting:
+        why = "; ".join(f"{part}: {reason}" for part, reason in facts.waiting.items())
+        text = f"It works meanwhile, but does not yet remember everything ({why}). Wait until it is ready."
+        found.append(Hint("info", "The store is being loaded", text))
+    if facts.store_errors:
+        text = (
+            f"{_count(facts.store_errors, 'request')} failed lately. Drafting goes on from the index, but these "
+            "responses are not kept: look at the recent errors below, then at the disk or at Redis."
+        )
+        found.append(Hint("bad", "The store fails", text))
+    if facts.away:
+        names = ", ".join(facts.away)
+        text = (
+            "Its problems get no drafts until it is back; everything else goes on. Look at its log, and at the network."
+        )
+        found.append(Hint("bad", f"Not serving: {names}", text))
+    return found
+
+
+def _limits(facts: Facts) -> list[Hint]:
+    found = []
+    if not facts.streams and not facts.lookups_ever:
+        text = (
+            "No worker has connected yet. Set HISTOSPEC_ENDPOINT to this server's gRPC address and HISTOSPEC_NAMESPACE "
+            "to the run's name where vLLM runs, and start it with the two HistoSpec options."
+        )
+        found.append(Hint("info", "Nothing is connected", text))
+    if facts.draft_p99 is not None and facts.draft_p99 > SLOW_SECONDS:
+        text = (
+            f"One step in a hundred takes {1e3 * facts.draft_p99:,.0f} ms or more in the engine, and workers wait "
+            f"{1e3 * SLOW_SECONDS:.0f} ms unless told otherwise. Give it cores and --threads, more shards, or the "
+            "workers a longer HISTOSPEC_DEADLINE."
+        )
+        found.append(Hint("warn", "Drafts come late", text))
+    hits, misses = sum(n.hits for n in facts.namespaces), sum(n.misses for n in facts.namespaces)
+    if (
+        facts.evicted
+        and facts.index_bytes >= FULL_SHARE * facts.memory
+        and hits + misses >= A_FEW
+        and misses >= MISSED_SHARE * (hits + misses)
+    ):
+        text = (
+            f"The index is full, {_count(facts.evicted, 'response')} left it lately, and "
+            f"{misses / (hits + misses):.0%} of the sessions found no history. Raise --memory, add shards, or keep "
+            "fewer --history-epochs."
+        )
+        found.append(Hint("warn", "History is evicted", text))
+    return found
+
+
+def _about(mine: NamespaceFacts, facts: Facts) -> list[Hint]:
+    found = []
+    if mine.lookups >= A_FEW and mine.hits < HARDLY_ANY * mine.lookups:
+        found.append(_unknown_problems(mine, facts))
+    if mine.hits > mine.misses and mine.drafted >= ENOUGH_DRAFTED and mine.accepted < LOW_ACCEPTANCE * mine.drafted:
+        text = (
+            f"Problems are known, but only {mine.accepted / mine.drafted:.0%} of what history drafts is accepted: the "
+            "policy has changed much since, or the temperature is high. Drafts become shorter by themselves; check "
+            "that the responses are those of this model, and try fewer --history-epochs."
+        )
+        found.append(Hint("warn", f"{mine.name}: few drafted tokens are accepted", text))
+    if facts.streams and mine.verify_cost is not None and mine.verify_cost >= NOTHING_PAYS:
+        text = (
+            f"Workers say that verifying a drafted token costs {mine.verify_cost:.2f} of a plain step: the GPU is "
+            "saturated, so nothing is drafted, and nothing is lost. Smaller batches leave room for drafts; where "
+            "HISTOSPEC_VERIFY_COST is set by hand, try auto."
+        )
+        found.append(Hint("info", f"{mine.name}: verifying costs too much to draft", text))
+    return found
+
+
+def _unknown_problems(mine: NamespaceFacts, facts: Facts) -> Hint:
+    """Why sessions of a namespace find no history."""
+    if not mine.history_responses:
+        elsewhere = [n.name for n in facts.namespaces if n.history_responses and not n.lookups]
+        asked = f" Nobody asks for the history of {elsewhere[0]}: is HISTOSPEC_NAMESPACE right?" if elsewhere else ""
+        text = (
+            "Nothing is stored yet, so there is nothing to look up. Drafts come from running siblings, and from the "
+            f"history once responses have finished.{asked}"
+        )
+        return Hint("info", f"{mine.name}: first epoch", text)
+    check = "check that namespace, tokenizer and chat template are those of before, and that prompts hold no date or id"
+    if mine.hits_ever >= HARDLY_ANY * mine.lookups_ever:
+        text = (
+            f"Lately {1 - mine.hits / mine.lookups:.0%} of {_count(mine.lookups, 'session')} belong to no known "
+            f"problem; before, prompts came back. If the data set has not changed, {check}."
+        )
+        return Hint("warn", f"{mine.name}: prompts no longer repeat", text)
+    if mine.lookups_ever < AN_EPOCH:
+        text = (
+            f"{_count(mine.history_responses, 'response')} stored, and hardly a prompt has come back yet. That is "
+            f"normal until each was seen once. If this is not the first epoch, {check}."
+        )
+        return Hint("info", f"{mine.name}: first epoch, it seems", text)
+    text = (
+        f"There is history, but hardly one of {_count(mine.lookups_ever, 'session')} belongs to it. Unless this is "
+        f"still the first pass over a large data set, {check}. Where prompts are truly unique, only siblings and other "
+        "problems can draft."
+    )
+    return Hint("warn", f"{mine.name}: prompts never repeat", text)
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:,.0f} {what}{'' if number == 1 else 's'}"

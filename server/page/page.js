@@ -1,0 +1,181 @@
+// Shows what /status says, and asks again. What comes from the server becomes text, never markup.
+import { Chart } from "./charts.js";
+import { bytes, count, duration, milliseconds, percent, ratio, timeOfDay } from "./words.js";
+
+const EVERY = 5000; // milliseconds; the server looks as often
+const PATIENCE = 4000;
+const SOURCES = {
+  history: "History",
+  own: "Own text",
+  siblings: "Siblings",
+  namespace: "Other problems",
+};
+const LEVELS = { bad: "Broken", warn: "Attention", info: "Note" };
+const at = (id) => document.getElementById(id);
+
+function element(tag, className, ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+const share = (part, whole) => (whole > 0 ? part / whole : null);
+const asked = (some) => some.drafts_hit + some.drafts_empty;
+const lookups = (some) => some.lookups_hit + some.lookups_miss;
+
+const charts = [
+  ["Sessions that open on a known problem", percent, 1, [["hit_rate", ""]]],
+  ["Tokens a step", ratio, 2, [["tokens_per_step", ""]]],
+  ["Drafted and accepted tokens a second", count, 10, [["draft_tokens", "drafted"], ["accepted_tokens", "accepted"]]],
+  ["Time to draft for a batch", milliseconds, 0.001, [["draft_p50", "median"], ["draft_p99", "99th percentile"]]],
+  ["Running sessions", count, 10, [["sessions", ""]]],
+  ["Memory of the index", bytes, 1 << 20, [["index_bytes", ""]]],
+].map(([title, format, least, lines]) => new Chart(at("charts"), { title, format, least, lines }));
+
+function tiles(status) {
+  const { totals, recent } = status;
+  const since = (value, of) => (value === null ? "none since the start" : `since the start: ${value} ${of}`);
+  const part = (hits, all, unit) => since(all ? percent(hits / all) : null, `of ${count(all)} ${unit}`);
+  return [
+    ["known", "Known problems", percent(share(recent.lookups_hit, lookups(recent))),
+      part(totals.lookups_hit, lookups(totals), "sessions")],
+    ["steps", "Tokens a step", ratio(share(recent.generated_tokens, asked(recent))),
+      since(asked(totals) ? ratio(totals.generated_tokens / asked(totals)) : null, `in ${count(asked(totals))} steps`)],
+    ["accepted", "Acceptance", percent(share(recent.accepted_tokens, recent.draft_tokens)),
+      part(totals.accepted_tokens, totals.draft_tokens, "tokens")],
+    ["sessions", "Running sessions", count(totals.sessions), `on ${count(totals.streams)} stream${totals.streams === 1 ? "" : "s"}`],
+    ["memory", "Memory of the index", bytes(totals.index_bytes),
+      `${percent(totals.index_bytes / status.memory_bytes)} of ${bytes(status.memory_bytes)}`],
+  ].map(([id, name, value, note]) => {
+    const tile = element("div", "", element("dt", "", name), element("dd", "", value), element("dd", "quiet", note));
+    tile.id = `tile-${id}`;
+    return tile;
+  });
+}
+
+function meter(value, label, high = 1) {
+  const made = element("meter");
+  Object.assign(made, { min: 0, max: 1, high, value: value ?? 0 });
+  made.setAttribute("aria-label", label);
+  return made;
+}
+
+function hint({ level, title, text }) {
+  return element("li", level, element("strong", "", `${LEVELS[level]}: ${title}`), element("p", "", text));
+}
+
+function source([name, { draft_tokens: drafted, accepted_tokens: accepted }]) {
+  const part = share(accepted, drafted);
+  const figure = drafted ? `${percent(part)} of ${count(drafted)}` : "nothing drafted";
+  const item = element("li", "", element("span", "", SOURCES[name] ?? name), element("span", "quiet", figure));
+  item.append(meter(part, `${SOURCES[name] ?? name}: ${figure}`));
+  item.id = `source-${name}`;
+  return item;
+}
+
+function shard({ name, address, me, state }) {
+  const serves = state === "SERVING";
+  const words = serves ? "serving" : state.startsWith("NOT_SERVING") ? "not serving" : state;
+  const level = serves ? "good" : state.startsWith("not asked") || state.startsWith("its cert") ? "info" : "bad";
+  const where = element("span", "", name, me ? " (this one)" : "");
+  if (name !== address) where.append(element("span", "quiet", ` ${address}`));
+  const shown = element("span", `pill ${level}`, words.startsWith("UNAVAILABLE") || words.startsWith("DEADLINE") ? "does not answer" : words);
+  shown.title = state;
+  return element("li", "", where, shown);
+}
+
+const COLUMNS = [
+  ["Sessions", (n) => count(n.sessions)],
+  ["Problems", (n) => count(n.problems)],
+  ["Responses", (n) => count(n.history_responses)],
+  ["Tokens", (n) => count(n.history_tokens)],
+  ["Memory", (n) => (n.bytes ? bytes(n.bytes) : "–")],
+  ["Known", (n) => percent(share(n.lookups_hit, lookups(n)))],
+  ["Accepted", (n) => percent(share(n.accepted_tokens, n.draft_tokens))],
+  ["Verify cost", (n) => (n.verify_cost === null ? "–" : ratio(n.verify_cost))],
+  ["Newest epoch", (n) => count(n.newest_epoch)],
+];
+
+function namespace(row) {
+  const name = element("th", "", row.name);
+  name.scope = "row";
+  return element("tr", "", name, ...COLUMNS.map(([title, show]) => {
+    const cell = element("td", "", show(row));
+    cell.dataset.column = title;
+    return cell;
+  }));
+}
+
+function line({ time, level, event, details }) {
+  const said = new Date(time);
+  const when = element("time", "", Number.isNaN(said.getTime()) ? time : timeOfDay(said));
+  when.dateTime = time;
+  const tag = element("span", `tag ${level === "warning" ? "warn" : "bad"}`, level);
+  return element("li", "", when, tag, event, ...(details ? [element("small", "", details)] : []));
+}
+
+function show(status) {
+  document.title = `${status.shard} · HistoSpec`;
+  at("shard").textContent = status.shard;
+  at("about").textContent = `HistoSpec ${status.version} · up for ${duration(status.uptime_seconds)} · store: ${status.store}`;
+  const broken = status.hints.some((some) => some.level === "bad");
+  if (status.ready) state(...(broken ? ["serving, with faults", "bad"] : ["serving", "good"]));
+  else state(...("drain" in status.waiting ? ["draining", "warn"] : ["loading", "info"]));
+  at("hints").replaceChildren(...status.hints.map(hint));
+  if (!status.hints.length) at("hints").append(element("li", "good", element("strong", "", "All is well")));
+  at("tiles").replaceChildren(...tiles(status));
+  at("tile-memory").children[1].after(meter(status.totals.index_bytes / status.memory_bytes, "Share of the budget", 0.9));
+  for (const chart of charts) chart.show(status.series, status.now);
+  at("sources").replaceChildren(...Object.entries(status.sources).map(source));
+  at("shards").replaceChildren(...status.shards.map(shard));
+  at("shards-note").textContent = status.shards.length > 1 ? "As this one reaches them" : "No others are named by --peers";
+  const more = status.namespaces_in_all - status.namespaces.length;
+  at("namespaces-note").textContent = !status.namespaces_in_all
+    ? "None yet: the first session or ingest makes one"
+    : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "Shares are since the start";
+  at("table").hidden = !status.namespaces_in_all;
+  at("namespaces").replaceChildren(...status.namespaces.map(namespace));
+  at("lines").replaceChildren(...status.lines.map(line));
+  if (!status.lines.length) at("lines").append(element("li", "quiet", "None since the start"));
+  at("main").setAttribute("aria-busy", "false");
+}
+
+function state(text, level) {
+  if (at("state").textContent !== text) at("state").textContent = text; // a screen reader says it once
+  at("state").className = `pill ${level}`;
+}
+
+let answered = null; // when
+
+async function look() {
+  try {
+    const answer = await fetch("status", { signal: AbortSignal.timeout(PATIENCE), cache: "no-store" });
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    show(await answer.json());
+    answered = new Date();
+    at("away").hidden = true;
+    at("main").classList.remove("stale");
+    at("updated").textContent = `Updated ${timeOfDay(answered)}, every ${EVERY / 1000} seconds`;
+  } catch (error) {
+    const since = answered ? ` since ${timeOfDay(answered)}; these are its last numbers` : "";
+    const text = `The server does not answer${since}. Trying again.`;
+    if (at("away").textContent !== text) at("away").textContent = text;
+    at("away").hidden = false;
+    at("main").classList.add("stale");
+    state("no answer", "bad");
+  }
+}
+
+async function watch() {
+  if (!document.hidden) await look();
+  setTimeout(watch, EVERY);
+}
+
+at("columns").append(...["Namespace", ...COLUMNS.map(([name]) => name)].map((name) => {
+  const column = element("th", "", name);
+  column.scope = "col";
+  return column;
+}));
+document.addEventListener("visibilitychange", () => document.hidden || look());
+watch();

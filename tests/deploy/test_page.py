@@ -1,0 +1,301 @@
+"""The status page in a real browser: what it shows is what /metrics says, in every state of a server.
+
+`HISTOSPEC_PICTURES=docs` saves a picture of each state there; `HISTOSPEC_PAGE_EPOCHS` makes the busy one busier.
+"""
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from epochs import Run
+from PIL import Image
+from redis_processes import RedisProcess, require_redis
+from waiting import eventually
+
+from histospec.client import DraftClient, Response
+from histospec.client.errors import HistoSpecError
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make setup does it)")
+
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}
+HOSTILE = "<img src=x onerror=alert(1)>"
+EPOCHS = int(os.environ.get("HISTOSPEC_PAGE_EPOCHS", "4"))
+PICTURES = os.environ.get("HISTOSPEC_PICTURES")
+
+# Every text against what is behind it, as WCAG 2 counts contrast; the lowest.
+CONTRAST = """() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = (rgb) => {
+    const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length && (c.length < 4 || c[3] === 1)) return c;
+    }
+    return [255, 255, 255];
+  };
+  const texts = [...document.querySelectorAll("body *")].filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.checkVisibility() && e.tagName !== "NOSCRIPT");
+  return Math.min(...texts.map((e) => {
+    const style = getComputedStyle(e);
+    const pair = [light(parse(e.tagName === "text" ? style.fill : style.color)), light(behind(e))].sort((a, b) => b - a);
+    return (pair[0] + 0.05) / (pair[1] + 0.05);
+  }));
+}"""  # noqa: E501
+
+
+class View:
+    """The page of one server in one window. errors: what the browser complained about."""
+
+    def __init__(self, browser: "playwright.Browser", address: str, size: dict[str, int], scheme: str) -> None:
+        self.context = browser.new_context(viewport=size, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.errors: list[str] = []
+        self.page.on("console", lambda message: self.errors.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+        self._address = address
+        self.look()
+
+    def look(self) -> None:
+        """Loads it anew, and waits until it shows numbers."""
+        self.page.goto(f"http://{self._address}/")
+        self.page.wait_for_selector("main[aria-busy=false]")
+
+    def text(self, selector: str) -> str:
+        return " ".join(self.page.inner_text(selector).split())
+
+    def tile(self, name: str) -> str:
+        """Its figure, and the note below."""
+        return " ".join(self.text(f"#tile-{name} dd >> nth={i}") for i in (0, 1))
+
+    def picture(self, name: str) -> None:
+        """Saves it, where somebody asked for pictures."""
+        if PICTURES:
+            self.page.wait_for_timeout(300)
+            picture = Image.open(io.BytesIO(self.page.screenshot(full_page=True))).convert("RGB")
+            picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                Path(PICTURES, f"status-{name}.png"), optimize=True
+            )
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[playwright.Browser]":
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("chromium is not installed (scripts/install-tools does it on Debian)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def view(browser):
+    """Opens the page of a server: `view(server, size, "dark")`."""
+    views: list[View] = []
+
+    def opened(server, size=WIDE, scheme="light") -> View:
+        views.append(View(browser, server.http, size, scheme))
+        return views[-1]
+
+    yield opened
+    for one in views:
+        one.context.close()
+
+
+@pytest.fixture(scope="module")
+def busy(start_shared):
+    """A server that two runs have worked with for some epochs, and that is idle now, with one session still open."""
+    server = start_shared("--shard-name", "shard-0", "--memory", "64MiB", name="busy")
+    pause = 0.05 if PICTURES else 0.0
+    with (
+        DraftClient(server.endpoint, namespace="qwen3-8b-math", deadline=5.0) as client,
+        DraftClient(server.endpoint, namespace="qwen3-8b-code", deadline=5.0) as other,
+    ):
+        client.step(client.open([[1, 2, 0]]), [[5]], max_tokens=0)
+        math, code = Run(client), Run(other, problems=6)
+        for epoch in range(EPOCHS):
+            math.rolls_out(0.2, pause)
+            if epoch % 2:
+                code.rolls_out(0.1, pause)
+        yield server
+
+
+def percent(part: float, whole: float) -> str:
+    share = part / whole
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.{1 if 0 < share < 0.9995 else 0}f} %"
+
+
+def test_a_server_that_nobody_has_found_yet(start_server, view):
+    shown = view(start_server("--shard-name", "shard-0"))
+    assert shown.text("#shard") == "shard-0"
+    assert shown.text("#state") == "serving"
+    assert shown.text("#about").startswith("HistoSpec 0.1.0 · up for ")
+    assert "Note: Nothing is connected" in shown.text("#hints")
+    assert shown.tile("known") == "\u2013 none since the start"
+    assert shown.tile("memory").endswith(" 0 % of 8 GiB")
+    assert shown.text("#lines") == "None since the start"
+    assert shown.page.locator("#charts svg").count() == 6
+    assert shown.errors == []
+    shown.picture("empty")
+
+
+def test_the_numbers_are_those_of_metrics(busy, view):
+    """The load is over: two looks at /metrics around the page say the same, and so does the page."""
+    shown = view(busy)
+    before = busy.metrics()
+    shown.look()
+    after = busy.metrics()
+    mine = {k.removeprefix("histospec_"): v for k, v in before.items() if k.startswith("histospec_")}
+    assert mine == {k.removeprefix("histospec_"): v for k, v in after.items() if k.startswith("histospec_")}
+
+    def total(name: str, label: str = "") -> float:
+        """Over all namespaces."""
+        return sum(value for key, value in mine.items() if key.startswith(f"{name}{{") and label in key)
+
+    hits, misses = (total("problem_lookups_total", f'result="{result}"') for result in ("hit", "miss"))
+    asked = total("drafts_total")
+    drafted, accepted, written = (mine[f"{name}_tokens_total"] for name in ("draft", "accepted", "generated"))
+    assert hits > 0 < misses
+    assert 0.3 < accepted / drafted < 1
+    assert mine["ingested_responses_total"] == 64 * EPOCHS + 24 * (EPOCHS // 2)
+    known, acceptance, pace = percent(hits, hits + misses), percent(accepted, drafted), f"{written / asked:.2f}"
+    assert shown.tile("known") == f"{known} since the start: {known} of {hits + misses:,.0f} sessions"
+    assert shown.tile("accepted") == f"{acceptance} since the start: {acceptance} of {drafted:,.0f} tokens"
+    assert shown.tile("steps") == f"{pace} since the start: {pace} in {asked:,.0f} steps"
+    assert shown.tile("sessions") == "1 on 2 streams"
+    assert (mine["sessions"], mine["streams"]) == (1, 2)
+    size = mine["index_bytes"]
+    kilo = size < 1 << 20
+    assert shown.tile("memory").startswith(
+        f"{size / (1 << (10 if kilo else 20)):.{0 if kilo else 1}f} {'K' if kilo else 'M'}iB"
+    )
+    assert shown.tile("memory").endswith(f" {percent(size, 64 << 20)} of 64 MiB")
+
+    for source in ("history", "own", "siblings", "namespace"):
+        tried, right = (total(f"source_{n}_tokens_total", f'source="{source}"') for n in ("draft", "accepted"))
+        figure = f"{percent(right, tried) if right else '0 %'} of {tried:,.0f}" if tried else "nothing drafted"
+        assert shown.text(f"#source-{source}").endswith(figure)
+    rows = {
+        row.locator("th").inner_text(): [" ".join(text.split()) for text in row.locator("td").all_inner_texts()]
+        for row in shown.page.locator("#namespaces tr").all()
+    }
+    assert set(rows) == {"qwen3-8b-math", "qwen3-8b-code"}
+    assert sum(int(row[3].replace(",", "")) for row in rows.values()) == mine["history_tokens"]
+    for name, row in rows.items():
+        found, missed = (mine[f'problem_lookups_total{{namespace="{name}",result="{r}"}}'] for r in ("hit", "miss"))
+        assert row[5] == percent(found, found + missed)
+    assert [row[8] for row in rows.values()] == [str(EPOCHS - 1), str(EPOCHS // 2 - 1)]
+    assert shown.text("#hints") == "All is well" or "Drafts come late" in shown.text("#hints")
+    assert shown.errors == []
+    shown.picture("busy")
+
+
+def test_what_strangers_named_is_text(busy, view):
+    with DraftClient(busy.endpoint, namespace=HOSTILE) as client:
+        client.ingest([1], [Response([2, 3, 4])])
+        shown = view(busy)
+        assert HOSTILE in shown.text("#namespaces")
+        client.drop_namespace()
+    assert shown.page.locator("img").count() == 0
+    assert shown.errors == []
+    policy = shown.page.request.get(f"http://{busy.http}/").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_dark(busy, view):
+    light, dark = view(busy), view(busy, scheme="dark")
+    colours = [v.page.evaluate("getComputedStyle(document.body).backgroundColor") for v in (light, dark)]
+    assert colours == ["rgb(246, 247, 249)", "rgb(16, 20, 26)"]
+    for shown in (light, dark):
+        assert shown.page.evaluate(CONTRAST) >= 4.5
+        assert shown.errors == []
+    dark.picture("busy-dark")
+
+
+def test_on_a_phone(busy, view):
+    with DraftClient(busy.endpoint, namespace="x" * 128) as client:
+        client.ingest([1], [Response([2])])
+        shown = view(busy, PHONE)
+        assert "x" * 128 in shown.text("#namespaces")
+        assert shown.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        client.drop_namespace()
+    shown.look()
+    shown.picture("phone")
+    assert shown.errors == []
+
+
+def test_charts_are_read_by_pointer_and_keys(busy, view):
+    shown = view(busy)
+    reading, chart = shown.page.locator("#charts .reading >> nth=1"), shown.page.locator("#charts svg >> nth=1")
+    eventually(lambda: chart.locator(".dot-0, .curve").count(), "no point")
+    latest = reading.inner_text()
+    chart.focus()
+    chart.press("Home")
+    assert re.fullmatch(r"\d\d:\d\d · .*", reading.inner_text())
+    assert chart.locator(".cursor").count() == 1
+    shown.page.keyboard.press("Tab")
+    assert reading.inner_text() == latest
+    chart.hover()
+    assert chart.locator(".cursor").count() == 1
+    assert "Tokens a step" in chart.get_attribute("aria-label")
+
+
+def test_a_server_that_goes_away_leaves_its_last_numbers(start_server, view):
+    server = start_server()
+    shown = view(server)
+    before = shown.text("#tiles")
+    server.stop()
+    shown.page.wait_for_selector("#away:not([hidden])")
+    assert re.match(r"The server does not answer since \d\d:\d\d:\d\d; these are its last numbers", shown.text("#away"))
+    assert shown.text("#state") == "no answer"
+    assert shown.text("#tiles") == before
+    server.start()
+    shown.page.wait_for_selector("#away", state="hidden")
+    assert shown.text("#state") == "serving"
+
+
+def test_a_server_whose_store_and_peer_are_away(start_server, view, tmp_path):
+    """In its first epoch, Redis dies and another shard does not answer: hints, shards and lines say so."""
+    require_redis()
+    redis = RedisProcess(tmp_path / "redis")
+    try:
+        url = f"redis://somebody:pa55word@{redis.where}"
+        redis.client.acl_setuser("somebody", enabled=True, passwords=["+pa55word"], categories=["+@all"], keys=["*"])
+        server = start_server("--shard-name", "shard-0", "--peers", "shard-1=127.0.0.1:1", env={"HISTOSPEC_STORE": url})
+        with DraftClient(server.endpoint, namespace="qwen3-8b-math", deadline=5.0) as client:
+            Run(client).rolls_out()
+            redis.kill()
+            with pytest.raises(HistoSpecError):
+                client.ingest([1], [Response([2])])
+            shown = view(server)
+            shown.page.wait_for_selector("#shards .bad")
+            errors = server.metrics()["histospec_store_errors_total"]
+            assert errors >= 1
+            assert shown.text("#state") == "serving, with faults"
+            hints = shown.text("#hints")
+            assert "Broken: Not serving: shard-1" in hints
+            assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed lately", hints)
+            assert "Note: qwen3-8b-math: first epoch" in hints
+            assert "the store is away" in shown.text("#lines")
+            assert (
+                shown.text("#shards")
+                == "shard-0 (this one) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
+            )
+            status = server.get("/status")[1]
+            assert "pa55word" not in status
+            assert "somebody" not in status
+            assert shown.errors == []
+            shown.picture("degraded")
+    finally:
+        redis.kill()

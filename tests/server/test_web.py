@@ -1,0 +1,73 @@
+"""What the HTTP port answers, and that its page is in the package."""
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from histospec.client import DraftClient, Response
+from histospec.server.overview import MAX_NAMESPACES
+from histospec.server.web import PAGE
+
+PACKAGED = """
+import json
+from setuptools.command.build_py import build_py
+from distutils.core import run_setup
+command = build_py(run_setup("setup.py", stop_after="init"))
+command.finalize_options()
+print(json.dumps([f"{package}/{name}" for package, _, _, names in command.data_files for name in names]))
+"""
+
+
+def test_the_page_is_in_the_wheel():
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    packaged = set(json.loads(done.stdout.splitlines()[-1]))
+    assert {f"histospec.server/page/{name}" for name, _ in PAGE.values()} <= packaged
+    there = {file.name for file in (resources.files("histospec.server") / "page").iterdir()}
+    assert there == {name for name, _ in PAGE.values()}
+
+
+@pytest.mark.parametrize("path", PAGE)
+def test_the_page_needs_nobody_else(shared_server, path):
+    status, text = shared_server.get(path)
+    assert status == 200
+    assert "https://" not in text
+    assert text.count("http://") == text.count("http://www.w3.org/2000/svg")  # a name, never asked
+
+
+def test_nothing_else_is_served(shared_server):
+    for path in ("/page/page.js", "/../config.py", "/%2e%2e/config.py", "/index.html"):
+        assert shared_server.get(path)[0] == 404
+
+
+def test_status_says_numbers_and_names_alone(shared_server):
+    with DraftClient(shared_server.endpoint, namespace="run") as client:
+        client.ingest([4711, 4712], [Response([4713, 4714])], epoch=3)
+    status = json.loads(shared_server.get("/status")[1])
+    assert status["store"] == "sqlite"
+    assert status["ready"]
+    assert [shard["state"] for shard in status["shards"]] == ["SERVING"]
+    [row] = [row for row in status["namespaces"] if row["name"] == "run"]
+    assert (row["problems"], row["history_responses"], row["history_tokens"], row["newest_epoch"]) == (1, 1, 2, 3)
+    assert not any(str(token) in json.dumps(status["namespaces"]) for token in range(4711, 4715))
+
+
+def test_namespaces_are_bounded(start_server):
+    """Of many, the largest are listed; those with running sessions come first."""
+    server = start_server()
+    for number in range(MAX_NAMESPACES + 5):
+        with DraftClient(server.endpoint, namespace=f"run-{number}") as client:
+            client.ingest([1], [Response([2] * (number + 1))])
+    with DraftClient(server.endpoint, namespace="small", deadline=5.0) as client:
+        client.step(client.open([[1]]), [[2]])
+        status = json.loads(server.get("/status")[1])
+    names = [row["name"] for row in status["namespaces"]]
+    assert len(names) == MAX_NAMESPACES
+    assert names[:2] == ["small", f"run-{MAX_NAMESPACES + 4}"]
+    assert "run-0" not in names
+    assert status["namespaces_in_all"] == MAX_NAMESPACES + 6
