@@ -150,6 +150,17 @@ def test_flush_tells_the_server_of_opens(client, shared_server, eventually):
     eventually(lambda: shared_server.metrics().get(name) == 3)
 
 
+def test_a_flush_waits_for_what_a_step_has_sent(client):
+    """The commits went with a step's message: there is nothing more to send, but something to wait for."""
+    prompts = [[91, number] for number in range(64)]
+    sessions = client.open(prompts)
+    client.step(sessions, [TEXT[:4]] * 64)
+    client.close(sessions)
+    client.step(client.open([[92]]), [[1]], max_tokens=0)
+    client.flush(20.0)
+    assert client.stats().pending_commits == 0
+
+
 def test_length_topology_and_drop(client, shared_server):
     client.ingest(PROMPT, [Response(range(n)) for n in (10, 20, 30)])
     prediction = client.predict_length(PROMPT, quantiles=[0.5])
