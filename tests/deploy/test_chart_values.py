@@ -99,6 +99,14 @@ def test_rendered_options_add_up(path, tmp_path):
         assert got == value or str(value).endswith("B") or str(got) == str(value).removeprefix("otlp://"), key
 
 
+def test_the_dashboard_is_the_one_in_deploy():
+    (packaged,) = [
+        m for m in render("--values", VALUES / "everything.yaml") if m["metadata"]["name"].endswith("-dashboard")
+    ]
+    assert packaged["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert packaged["data"]["histospec.json"] == (ROOT / "deploy" / "grafana" / "histospec.json").read_text()
+
+
 @pytest.mark.parametrize("values", ["default", "everything"])
 def test_the_server_takes_the_rendered_options(values, start_server, tmp_path):
     certificates = pytest.importorskip("trustme").CA()

@@ -42,6 +42,7 @@ def render(*words: object, version: str = "1.30.0", chart: Path = CHART) -> list
 
 
 def one(manifests: list[Manifest], kind: str) -> Manifest:
-    """The only manifest of a kind."""
-    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    """The only manifest of a kind; the dashboard, a ConfigMap too, aside."""
+    mine = [manifest for manifest in manifests if manifest["kind"] == kind]
+    (found,) = [m for m in mine if not m.get("metadata", {}).get("name", "").endswith("-dashboard")]
     return found
