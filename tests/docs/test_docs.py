@@ -1,0 +1,135 @@
+"""The pages say what is true: their commands exist and run, their links lead somewhere, their variables are read."""
+
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from charts import ROOT, render
+
+from histospec.server.cli import COMMANDS
+
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"),
+     *ROOT.glob("examples/*/README.md")]
+)  # fmt: skip
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`")
+ELSEWHERE = {
+    f"HISTOSPEC_{name}"
+    for name in (
+        "CLIENT_ONLY",
+        "CONFIG",
+        "HOST_IP",
+        "PICTURES",
+        "PAGE_EPOCHS",
+        "CHAOS_SEED",
+        "TEST_SERVER",
+        "TEST_IMAGE",
+    )  # fmt: skip
+}
+"""Variables of the build, the manifests and the tests."""
+
+
+@cache
+def commands() -> list[tuple[str, list[str]]]:
+    """Every line of a block and every piece of code in a sentence, as words, with the page that has it."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        blocks = "\n".join(body for kind, body in FENCE.findall(text) if kind in ("", "sh", "bash"))
+        lines = blocks.replace("\\\n", " ").split("\n") + INLINE.findall(FENCE.sub("", text))
+        for line in lines:
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:  # a picture, or half a sentence
+                continue
+            if words:
+                found.append((page.name, words))
+    return found
+
+
+@cache
+def help_of(*command: str) -> str:
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def test_every_command_of_histospec_takes_what_the_pages_give_it():
+    said = [(page, words) for page, words in commands() if words[0] == "histospec" and len(words) > 1]
+    assert len(said) > 15
+    for page, (_, name, *rest) in said:
+        assert name in COMMANDS or name.startswith("-"), f"{page}: there is no histospec {name}"
+        if name in COMMANDS:
+            known = help_of(sys.executable, "-m", "histospec.server", name)
+            unknown = [flag for flag in flags(rest) if not re.search(rf"{flag}\b", known)]
+            assert not unknown, f"{page}: histospec {name} knows no {', '.join(unknown)}"
+
+
+def test_every_script_takes_what_the_pages_give_it():
+    said = [(page, words) for page, words in commands() if words[0] == "python" and words[1:2] != ["setup.py"]]
+    assert said
+    for page, (_, script, *rest) in said:
+        assert (ROOT / script).is_file(), f"{page}: there is no {script}"
+        known = help_of(sys.executable, script) if flags(rest) else ""
+        assert all(flag in known for flag in flags(rest)), f"{page}: {script} does not take {flags(rest)}"
+
+
+def test_every_target_of_make_is_there():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page, words in commands():
+        if words[0] == "make":
+            asked = {word for word in words[1:] if re.fullmatch("[a-z-]+", word)}
+            assert asked <= targets, f"{page}: make {asked - targets}"
+
+
+def test_every_helm_command_renders():
+    said = [words for _, words in commands() if words[0] == "helm" and "helm/histospec" in words]
+    assert said
+    for words in said:
+        sets = [word for flag, word in pairwise(words) if flag == "--set"]
+        assert render(*(part for value in sets for part in ("--set", value)))
+
+
+def test_every_variable_is_read_somewhere():
+    known = set(re.findall(r"HISTOSPEC_[A-Z_]+", (ROOT / "docs" / "configuration.md").read_text())) | ELSEWHERE
+    known |= set(re.findall(r"HISTOSPEC_[A-Z_]+", (ROOT / "Makefile").read_text()))
+    for page in PAGES:
+        unknown = set(re.findall(r"HISTOSPEC_[A-Z]+(?:_[A-Z]+)*", page.read_text())) - known
+        assert not unknown, f"{page.name}: nothing reads {', '.join(sorted(unknown))}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives its headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
+            if "://" in link:
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_the_python_of_the_readme_runs(server, tmp_path):
+    blocks = [body for kind, body in FENCE.findall((ROOT / "README.md").read_text()) if kind == "python"]
+    assert blocks
+    for body in blocks:
+        script = tmp_path / "example.py"
+        script.write_text(body.replace("127.0.0.1:6378", server.endpoint))
+        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        assert "[6 7]" in ran.stdout
