@@ -18,19 +18,8 @@ PAGES = sorted(
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`")
-ELSEWHERE = {
-    f"HISTOSPEC_{name}"
-    for name in (
-        "CLIENT_ONLY",
-        "CONFIG",
-        "HOST_IP",
-        "PICTURES",
-        "PAGE_EPOCHS",
-        "CHAOS_SEED",
-        "TEST_SERVER",
-        "TEST_IMAGE",
-    )  # fmt: skip
-}
+_OTHERS = "CLIENT_ONLY CONFIG HOST_IP PICTURES PAGE_EPOCHS CHAOS_SEED TEST_SERVER TEST_IMAGE"
+ELSEWHERE = {f"HISTOSPEC_{name}" for name in _OTHERS.split()}
 """Variables of the build, the manifests and the tests."""
 
 
