@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -66,12 +65,17 @@ def main(argv: Sequence[str]) -> int:
         http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
     except (ConfigurationError, ValueError) as error:
         raise ConfigError(str(error)) from None
+    return asyncio.run(_watch(config, http, options))
+
+
+async def _watch(config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
+    """Shows the shards, again and again where asked; the exit code. In one loop, so that no Ctrl-C falls in between."""
     console = Console()
     while True:
-        code = _show(console, config, http, options)
+        code = await _show(console, config, http, options)
         if options.watch is None:
             return code
-        time.sleep(options.watch)
+        await asyncio.sleep(options.watch)
         console.clear()
 
 
@@ -87,10 +91,10 @@ def _config(options: argparse.Namespace) -> Config:
     return config
 
 
-def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
+async def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
     """Looks once and prints it; the exit code."""
     try:
-        shards = asyncio.run(look(config, http, options.timeout))
+        shards = await look(config, http, options.timeout)
     except Unavailable as error:
         text = f"histospec status: {error}; is the server running there?"
         Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
