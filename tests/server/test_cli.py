@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -85,7 +86,11 @@ def test_status_obeys_nothing_that_a_namespace_is_named(server, wire):
 
 def test_status_looks_again_until_interrupted(server):
     command = [sys.executable, "-m", "histospec.server", "status", server.endpoint, "--http", server.http]
-    with subprocess.Popen([*command, "--watch", "0.1"], cwd="/", stdout=subprocess.PIPE, text=True) as watching:
+    # What runs in the background of a shell ignores SIGINT, and so does what it starts.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        [*command, "--watch", "0.1"], cwd="/", stdout=subprocess.PIPE, text=True, preexec_fn=listen
+    ) as watching:
         seen = 0
         while seen < 3:
             seen += "SERVING" in watching.stdout.readline()
