@@ -13,9 +13,13 @@ import pytest
 
 NETWORKS = 250
 
+PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+"""Where administrators' tools are, too, which not every path leads to."""
+
 
 def _run(*command: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"PATH": PATH}
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environment)
 
 
 class Host:
@@ -24,7 +28,7 @@ class Host:
     def __init__(self, namespace: str, address: str) -> None:
         self.address = address
         self.namespace = namespace
-        self.prefix = ("ip", "netns", "exec", namespace)
+        self.prefix = (shutil.which("ip", path=PATH) or "ip", "netns", "exec", namespace)
         """Before a command that is to run there. It becomes the command: process id and signals are its own."""
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -58,7 +62,7 @@ class Network:
 
     def __init__(self) -> None:
         for tool in ("ip", "iptables"):
-            if shutil.which(tool) is None:
+            if shutil.which(tool, path=PATH) is None:
                 pytest.skip(f"{tool} is not installed (scripts/install-tools does it on Debian)")
         if os.geteuid() != 0:
             pytest.skip("network namespaces need root")
