@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import sys
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +17,6 @@ from pathlib import Path
 from threading import BrokenBarrierError
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +25,9 @@ from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.server.arguments import ArgumentParser
 from histospec.server.bench_worker import CONNECT_SECONDS, Load, Measured, Task, generated, roll_out
-from histospec.server.errors import ConfigError
+from histospec.server.config import Address
+from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.reader import read_status
 from histospec.server.recordings import RecordingError, read
 
 
@@ -56,24 +56,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--ingesting", type=int, default=8, metavar="N", help="ingests side by side (default: 8)")
     parser.add_argument("--together", type=int, metavar="N", help="responses of an ingest (default: all of a problem)")
     parser.add_argument("--namespace", default="bench", help="dropped before and after (default: bench)")
-    parser.add_argument("--http", metavar="HOST:PORT[,...]", help="/metrics of the shards, for their CPU time")
+    parser.add_argument("--http", metavar="HOST:PORT[,...]", help="/status of the shards, for their CPU time")
     parser.add_argument("--json", metavar="FILE", help="the figures, too; - for standard output")
     options = parser.parse_args(list(argv))
     numbers = ("workers", "batch", "steps", "problems", "responses", "siblings", "length", "ingesting", "together")
     for name in numbers:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ConfigError(f"--{name}: must be at least 1, is {value}")
+    try:
+        http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--http: {error}") from None
     load = Load(
         options.endpoint, options.namespace, options.batch, options.steps, options.interval, options.deadline,
         options.max_tokens, options.verify_cost,
     )  # fmt: skip
     try:
         tasks = _tasks(options.rollouts, options.problems, options.responses, options.siblings, options.length)
-        http = (options.http or "").split(",")
         figures = measure(load, tasks, options.workers, options.ingesting, options.together, http)
     except ConfigurationError as error:
         raise ConfigError(str(error)) from None
-    except (ClientError, OSError, RecordingError) as error:
+    except (ClientError, OSError, RecordingError, Unavailable) as error:
         sys.stderr.write(f"histospec bench: {error}\n")
         return 1
     out = Console(stderr=options.json == "-")
@@ -102,7 +105,7 @@ def _tasks(recorded: Path | None, problems: int, responses: int, siblings: int, 
 
 
 def measure(
-    load: Load, tasks: list[Task], workers: int, ingesting: int, together: int | None, http: Sequence[str]
+    load: Load, tasks: list[Task], workers: int, ingesting: int, together: int | None, http: Sequence[Address]
 ) -> dict[str, float]:
     """Ingests the history, runs the workers, forgets everything again. -> figures by name."""
     with DraftClient(load.endpoint, load.namespace) as client:
@@ -151,7 +154,7 @@ def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int, together: int 
     return seconds
 
 
-def _run(load: Load, tasks: list[Task], workers: int, http: Sequence[str]) -> tuple[list[Measured], float, float]:
+def _run(load: Load, tasks: list[Task], workers: int, http: Sequence[Address]) -> tuple[list[Measured], float, float]:
     """All workers at the same time. -> what they saw, seconds and CPU seconds of the shards, once each is warm."""
     spawn = multiprocessing.get_context("spawn")
     barrier, results = spawn.Barrier(workers + 1), spawn.SimpleQueue()
@@ -176,15 +179,9 @@ def _run(load: Load, tasks: list[Task], workers: int, http: Sequence[str]) -> tu
     return runs, seconds, busy
 
 
-def _cpu_seconds(http: Sequence[str]) -> float:
-    """CPU time of the shards so far; 0 where nobody said where to read it."""
-    total = 0.0
-    for address in filter(None, http):
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        for family in text_string_to_metric_families(text):
-            total += sum(s.value for s in family.samples if s.name == "process_cpu_seconds_total")
-    return total
+def _cpu_seconds(http: Sequence[Address]) -> float:
+    """CPU time of the shards so far; 0 where nobody said where to read it. Raises Unavailable."""
+    return sum(float(read_status(address, 10)["cpu_seconds"]) for address in http)
 
 
 def _table(figures: dict[str, float]) -> Table:

@@ -96,13 +96,18 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core):
     assert closed == moved  # at the shards that had them
 
 
-def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core):
+def two_that_were_sent_everything(core: Core):
+    """Two shards on whose streams every response is on its way, and none acknowledged."""
     core.update(endpoints("a", "b"))
     sessions = core.open(PROMPTS)
     core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
     core.close(sessions)
     core.flush(0.0)
-    a, b = core.shards
+    return core.shards
+
+
+def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core):
+    a, b = two_that_were_sent_everything(core)
     on_its_way = sent(a)
     assert committed(on_its_way)
     core.update(endpoints("b"))
@@ -120,12 +125,7 @@ def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core):
 def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core, end):
     import grpc
 
-    core.update(endpoints("a", "b"))
-    sessions = core.open(PROMPTS)
-    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
-    core.close(sessions)
-    core.flush(0.0)
-    a, b = core.shards
+    a, b = two_that_were_sent_everything(core)
     lost = committed(sent(a))
     acknowledge(core, b, sent(b))
     core.update(endpoints("b"))
