@@ -2,6 +2,7 @@
 # make test    everything, with real components; what CI runs
 # make check   formatters, linters, types
 # make bench   measurements beside the peers
+# make study   RL runs by method and seed: exact drafts, SPEC-RL, both; hours
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
 # make manifests   deploy/kubernetes from the chart
 # make test-image  the image built and run with buildah and podman, as root
@@ -18,7 +19,7 @@ CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -34,9 +35,8 @@ $(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildca
 	touch $@
 
 # The oldest vLLM that runs beside the same torch. It has the client only, as a trainer's image would.
-$(VENV_OLD)/.ready: scripts/install-vllm pyproject.toml setup.py $(wildcard protos/*/*/*.proto)
-	$(PYTHON) scripts/install-vllm $(VLLM_OLD) $(VENV_OLD)
-	$(VENV_OLD)/bin/pip install -q pytest pytest-timeout pytest-asyncio redis
+$(VENV_OLD)/.ready: $(VENV)/.ready
+	$(PYTHON) scripts/install-vllm $(VLLM_OLD) $(VENV_OLD) --over $(VENV)
 	HISTOSPEC_CLIENT_ONLY=1 $(VENV_OLD)/bin/pip install -q -e .
 	touch $@
 
@@ -66,13 +66,17 @@ test-vllm-$(VLLM_NEW):
 	$(BIN)/pytest -q tests/vllm
 
 test-vllm-$(VLLM_OLD):
-	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec $(VENV_OLD)/bin/pytest -q tests/vllm
+	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec $(VENV_OLD)/bin/python -m pytest -q tests/vllm
 
 bench: setup
 	scripts/install-peers $(VENV)
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/budget.py
+
+study: setup
+	scripts/install-peers $(VENV)
+	$(BIN)/python benchmarks/rl_study/run.py
 
 chaos: setup
 	scripts/install-tools

@@ -95,6 +95,17 @@ class StepCounter:
         scheduler.update_from_output = counted
 
 
+def responding(epoch: int | None, **options: Any) -> SamplingParams:
+    """How a response is sampled. `epoch`: see `RolloutEngine.generate`; `options` are further ones of vLLM."""
+    return SamplingParams(
+        max_tokens=LONGEST,
+        stop_token_ids=[END_ID],
+        detokenize=False,
+        extra_args={"histospec": False if epoch is None else {"epoch": epoch}},
+        **options,
+    )
+
+
 class RolloutEngine:
     """vLLM over the policy in `model_dir` (a transformers folder), in this process, on the CPU.
 
@@ -102,7 +113,7 @@ class RolloutEngine:
     """
 
     def __init__(self, model_dir: Path, concurrency: int, options: dict[str, Any]) -> None:
-        self._llm = LLM(
+        self.llm = LLM(
             model=str(model_dir),
             skip_tokenizer_init=True,
             dtype="float32",
@@ -114,31 +125,32 @@ class RolloutEngine:
             use_tqdm_on_load=False,
             **options,
         )
-        self._counter = StepCounter(self._llm)
+        self._counter = StepCounter(self.llm)
+
+    @property
+    def counts(self) -> Counts:
+        """What it did since it started."""
+        return self._counter.counts
 
     def push(self, policy: LlamaForCausalLM) -> None:
         """Takes over the weights of `policy` and forgets what was computed with the old ones."""
         weights = [(name, tensor.detach()) for name, tensor in policy.state_dict().items()]
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-        self._llm.reset_prefix_cache()
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self.llm.reset_prefix_cache()
 
     def warm_up(self) -> None:
         """Runs one short request that leaves no trace, so that no epoch pays for first calls."""
         sampling = SamplingParams(max_tokens=8, detokenize=False, extra_args={"histospec": False})
-        self._llm.generate([{"prompt_token_ids": [END_ID]}], sampling, use_tqdm=False)
+        self.llm.generate([{"prompt_token_ids": [END_ID]}], sampling, use_tqdm=False)
 
-    def generate(self, prompts: Sequence[list[int]], samples: int, epoch: int, temperature: float = 1.0) -> Rollouts:
-        """`samples` responses for each prompt. `epoch` is the version of the policy, for the history."""
-        sampling = SamplingParams(
-            temperature=temperature,
-            max_tokens=LONGEST,
-            stop_token_ids=[END_ID],
-            detokenize=False,
-            extra_args={"histospec": {"epoch": epoch}},
-        )
+    def generate(
+        self, prompts: Sequence[list[int]], samples: int, epoch: int | None, temperature: float = 1.0
+    ) -> Rollouts:
+        """`samples` responses for each prompt. `epoch` is the version of the policy; None: the history takes no part."""
+        sampling = responding(epoch, temperature=temperature)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(samples)]
-        before, start = self._counter.counts, time.perf_counter()
-        outputs = self._llm.generate(requests, sampling, use_tqdm=False)
+        before, start = self.counts, time.perf_counter()
+        outputs = self.llm.generate(requests, sampling, use_tqdm=False)
         seconds = time.perf_counter() - start
         responses = [list(output.outputs[0].token_ids) for output in outputs]
-        return Rollouts(responses, self._counter.counts - before, seconds)
+        return Rollouts(responses, self.counts - before, seconds)

@@ -1,0 +1,50 @@
+"""The methods that the study compares."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+DRAFTED = 16  # tokens, at most
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to roll a policy out."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of vllm.LLM."""
+    drafts: bool = False
+    """Whether HistoSpec drafts: vLLM's arguments are then the example's own."""
+    lenience: float | None = None
+    """Of SPEC-RL; None samples every response anew."""
+
+    @property
+    def file(self) -> str:
+        """The name as a part of a file's name."""
+        return self.name.replace(" ", "_").replace("^", "")
+
+    @property
+    def exact(self) -> bool:
+        """Whether every response is a sample of the policy as it is."""
+        return self.lenience is None
+
+
+def _speculative(method: str, **options: Any) -> dict[str, Any]:
+    return {"speculative_config": {"method": method, **options}}
+
+
+LENIENCES = {"1": 1.0} | {f"e^{power}": math.exp(power) for power in (0.2, 0.5, 0.8, 1, 2)} | {"inf": math.inf}
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("none"),
+        # vLLM's documentation drafts five tokens so.
+        Method("ngram", _speculative("ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=4)),
+        Method("suffix", _speculative("suffix", num_speculative_tokens=DRAFTED)),
+        Method("HistoSpec", drafts=True),
+        *(Method(f"SPEC-RL {name}", lenience=lenience) for name, lenience in LENIENCES.items()),
+        *(Method(f"both {name}", drafts=True, lenience=LENIENCES[name]) for name in ("1", "e^0.5")),
+    )
+}

@@ -1,0 +1,51 @@
+"""The plots of the study."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from runs import Run, band
+
+EXACT = {"none": "#8a95a1", "ngram": "#c9a227", "suffix": "#e07a1f", "HistoSpec": "#1b6ca8"}
+
+
+def save(found: dict[str, list[Run]], folder: Path) -> None:
+    """Draws `rewards.png` and `work.png` into the folder."""
+    lenient = [name for name in found if name.startswith("SPEC-RL")]
+    both = [name for name in found if name.startswith("both")]
+    exact = [name for name in found if name in EXACT]
+    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 10}):
+        figure, (left, right) = _figure("Reward: means of the seeds, with 95 % confidence bands")
+        _curves(left, found, exact, "reward", "Exact: without drafts, and with three drafters")
+        _curves(right, found, ["none", *lenient], "reward", "SPEC-RL by lenience")
+        figure.savefig(folder / "rewards.png", dpi=120)
+        figure, (left, right) = _figure("What an epoch takes, and how much of it was there before")
+        _curves(left, found, [*exact, *lenient, *both], "steps", "Decoding steps, summed over the responses")
+        left.set_yscale("log")
+        _curves(right, found, ["none", *lenient], "prefix", "Share of a response that is the prefix of the last one")
+        right.set_ylim(0, 1.02)
+        figure.savefig(folder / "work.png", dpi=120)
+
+
+def _figure(title: str) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    return figure, figure.subplots(1, 2)
+
+
+def _curves(axes: Axes, found: dict[str, list[Run]], names: list[str], what: str, title: str) -> None:
+    shown = [name for name in names if name in found]
+    shades = iter(colormaps["viridis"](np.linspace(0, 0.92, max(1, sum(n not in EXACT for n in shown)))))
+    for name in shown:
+        middle, half = band(found[name], what)
+        epochs = np.arange(1, len(middle) + 1)
+        color = EXACT[name] if name in EXACT else next(shades)
+        style = "--" if name.startswith("both") else "-"
+        axes.plot(epochs, middle, style, color=color, linewidth=2, label=name)
+        axes.fill_between(epochs, middle - half, middle + half, color=color, alpha=0.12, linewidth=0)
+    axes.set(title=title, xlabel="epoch")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False, fontsize=8, ncols=2)

@@ -1,0 +1,88 @@
+"""RL runs by method and seed, and what they took: tables and plots.
+
+    python benchmarks/rl_study/run.py                    # all of it: some ten hours of one core; what is there is kept
+    python benchmarks/rl_study/run.py --methods none HistoSpec --seeds 1 2
+    python benchmarks/rl_study/run.py --draw             # only the table and the plots, of the runs that are there
+    python benchmarks/rl_study/run.py --quick            # proves that it runs; the figures mean nothing
+
+Every run has a process of its own (trial.py), and its draft server, where it has one, a store of its own. Methods take
+turns, seed by seed, so that a machine that is slow for an hour is slow for all of them. docs/study.md says what came out.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import plots
+import runs
+import tables
+from methods import METHODS, Method
+from rich.progress import track
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1] / "examples" / "tiny_rl"))
+import draft_server
+
+SEEDS = 5
+
+
+def main() -> int:
+    """Runs what is missing and draws everything; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, SEEDS + 1)), metavar="SEED")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; times are only comparable at 1")
+    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of the runs, the table, the plots")
+    parser.add_argument("--draw", action="store_true", help="run nothing")
+    parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
+    arguments = parser.parse_args()
+    folder = arguments.out / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [
+        (METHODS[name], seed)
+        for seed in (arguments.seeds[:1] if arguments.quick else arguments.seeds)
+        for name in arguments.methods
+        if not runs.file_of(folder, name, seed).exists()
+    ]
+    failed = [] if arguments.draw else list(roll_all(missing, folder, arguments.jobs, arguments.quick))
+    found = runs.load(folder, METHODS)
+    if not found:
+        parser.error(f"--draw: there are no runs in {folder}")
+    tables.write(found, arguments.out)
+    plots.save(found, arguments.out)
+    print((arguments.out / "tables.md").read_text())
+    for name, reason in failed:
+        print(f"{name} failed: {reason}", file=sys.stderr)
+    return bool(failed)
+
+
+def roll_all(missing: list[tuple[Method, int]], folder: Path, jobs: int, quick: bool) -> Iterator[tuple[str, str]]:
+    """Runs them; yields those that failed, and the end of what they said."""
+    with ThreadPoolExecutor(jobs) as pool:
+        done = pool.map(lambda one: (one, roll(*one, folder, quick)), missing)
+        for (method, seed), reason in track(done, "runs", total=len(missing)):
+            if reason is not None:
+                yield f"{method.name}, seed {seed}", reason
+
+
+def roll(method: Method, seed: int, folder: Path, quick: bool) -> str | None:
+    """One run; None, or why it failed. Its file appears when it is complete."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result"
+        command = [sys.executable, HERE / "trial.py", method.name, str(seed), result, *(["--quick"] if quick else [])]
+        with draft_server.running(Path(scratch) / "store", Path(scratch) / "log") as server:
+            environment = os.environ | {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "study"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            runs.file_of(folder, method.name, seed).write_text(result.read_text())
+            return None
+        return f"{done.stdout}{done.stderr}"[-2000:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The runs that are there, and means over their seeds."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run took."""
+
+    method: str
+    seed: int
+    epochs: list[dict[str, Any]]
+    """See trial.run."""
+    held_out: float
+    """Reward on problems that it never saw, after the last epoch."""
+
+    def total(self, name: str, first: int = 1) -> float:
+        """A count or a part of the seconds, summed over the epochs from `first` on."""
+        return float(
+            sum(e[name] if name in e else e["seconds"][name] for e in self.epochs if e["epoch"] >= first)
+        )
+
+    def curve(self, name: str) -> np.ndarray:
+        """float64[epochs]; not a number where an epoch has none."""
+        return np.array([np.nan if e[name] is None else e[name] for e in self.epochs], float)
+
+
+def file_of(folder: Path, method: str, seed: int) -> Path:
+    """Where a run is kept."""
+    return folder / f"{method.replace(' ', '_').replace('^', '')}-{seed}.jsonl"
+
+
+def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
+    """The runs of each method that has any, by seed."""
+    found: dict[str, list[Run]] = {}
+    for method in methods:
+        for seed in range(1, 100):
+            file = file_of(folder, method, seed)
+            if file.exists():
+                *epochs, end = map(json.loads, file.read_text().splitlines())
+                found.setdefault(method, []).append(Run(method, seed, epochs, end["held_out"]))
+    return found
+
+
+def mean(values: Iterable[float]) -> tuple[float, float]:
+    """The mean, and half the width of its confidence interval (Student's t); not a number for a single value."""
+    each = np.fromiter(values, float)
+    if len(each) < 2:
+        return float(each.mean()), float("nan")
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(each) - 1) * each.std(ddof=1) / np.sqrt(len(each))
+    return float(each.mean()), float(half)
+
+
+def band(runs: Iterable[Run], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """`mean` of a curve, epoch by epoch: two float64[epochs]."""
+    curves = np.array([run.curve(name) for run in runs]).T
+    both = np.array([mean(values) for values in curves])
+    return both[:, 0], both[:, 1]

@@ -1,0 +1,182 @@
+"""One RL run with one method: `python trial.py METHOD SEED FILE` writes what each epoch took as a line of JSON.
+
+The run is that of examples/tiny_rl: GRPO on the same problems every epoch, sampled at temperature 1. Problems, sampling
+and the order of training follow from the seed, so that methods of one seed start alike.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tiny_rl"))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
+os.environ.setdefault("HISTOSPEC_DEADLINE", "1")  # seconds: a busy machine must not change the counts
+os.environ.setdefault("HISTOSPEC_VERIFY_COST", "0.05")
+
+import grpo
+import policy
+import task
+import torch
+from methods import METHODS, Method
+from overlap import common_prefix, rouge_1
+from rollout import DRAFTS, Counts, RolloutEngine, responding
+
+from histospec.client import DraftClient
+from histospec.client.rollouts import SpeculativeRollout
+from histospec.client.vllm import cpu
+
+HELD_OUT_SEED = 1_000_000  # what the seeds of held-out problems begin with
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a run."""
+
+    epochs: int = 16
+    problems: int = 24
+    samples: int = 8
+    """Responses a problem."""
+    concurrency: int = 32
+    """Requests that vLLM runs side by side."""
+    rate: float = 2e-4
+    """Learning rate."""
+    passes: int = 1
+    """Over the responses of an epoch."""
+    held_out: int = 128
+    """Other problems, which the policy of the last epoch answers once each."""
+
+
+QUICK = Size(epochs=3, problems=4, samples=4, held_out=8)
+
+
+@dataclass
+class Seconds:
+    """Where an epoch's time went."""
+
+    verification: float = 0.0
+    """Scoring old responses."""
+    rollout: float = 0.0
+    """Generating."""
+    assembly: float = 0.0
+    """Deciding what is kept, putting responses together."""
+    update: float = 0.0
+    """Training, and the new weights on their way into vLLM."""
+    other: float = 0.0
+    """Fetching the old responses, storing the new ones, rewards."""
+
+
+@dataclass
+class Sampled:
+    """The responses of an epoch."""
+
+    responses: list[list[int]]
+    reused: int
+    """Tokens taken over from old responses."""
+    counts: Counts
+    """Of the steps that generated: scoring is not among them."""
+    seconds: Seconds = field(default_factory=Seconds)
+
+
+def sample(
+    engine: RolloutEngine, rollout: SpeculativeRollout | None, prompts: list[list[int]], each: int, epoch: int
+) -> Sampled:
+    """`each` responses a prompt, one after the other."""
+    if rollout is None:
+        done = engine.generate(prompts, each, epoch)
+        return Sampled(done.responses, 0, done.counts, Seconds(rollout=done.seconds))
+    before, start = engine.counts, time.perf_counter()
+    rollouts = rollout.generate(prompts, responding(epoch, n=each), epoch=epoch, use_tqdm=False)
+    took, report = time.perf_counter() - start, rollout.report
+    seconds = Seconds(report.seconds_scoring, report.seconds_generating, report.seconds_assembling)
+    seconds.other = took - seconds.verification - seconds.rollout - seconds.assembly
+    scored = Counts(steps=report.tried)  # a scored response is a request of its own, which samples one token
+    return Sampled(
+        [done.tokens.tolist() for done in rollouts],
+        sum(done.reused for done in rollouts),
+        engine.counts - before - scored,
+        seconds,
+    )
+
+
+def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
+    """Yields an epoch's record as it ends."""
+    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/cpu.py)
+    torch.manual_seed(seed)
+    problems = task.problems(size.problems, Random(seed))
+    held_out = task.problems(size.held_out, Random(HELD_OUT_SEED + seed))
+    prompts = [problem.prompt for problem in problems]
+    repeated = [problem for problem in problems for _ in range(size.samples)]
+    model = policy.load()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    options = DRAFTS if method.drafts else method.options
+    old: list[list[int]] = []
+    with tempfile.TemporaryDirectory() as folder, _client(method) as client:
+        model.save_pretrained(folder)
+        engine = RolloutEngine(Path(folder), size.concurrency, {"seed": seed, **options})
+        engine.warm_up()
+        rollout = client and SpeculativeRollout(engine.llm, client, lenience=method.lenience, seed=seed)
+        for epoch in range(1, size.epochs + 1):
+            done = sample(engine, rollout, prompts, size.samples, epoch)
+            start = time.perf_counter()
+            rewards = [p.reward(response) for p, response in zip(repeated, done.responses, strict=True)]
+            table = torch.tensor(rewards).view(size.problems, size.samples)
+            trained = time.perf_counter()
+            grpo.update(model, optimizer, [p.prompt for p in repeated], done.responses, table, passes=size.passes)
+            engine.push(model)
+            done.seconds.other += trained - start
+            done.seconds.update = time.perf_counter() - trained
+            pairs = list(zip(done.responses, old, strict=False))
+            tokens = sum(map(len, done.responses))
+            yield {
+                "epoch": epoch,
+                "reward": table.mean().item(),
+                "tokens": tokens,
+                "generated": tokens - done.reused,
+                "reused": done.reused,
+                **asdict(done.counts),
+                "rouge_1": sum(rouge_1(*pair) for pair in pairs) / len(pairs) if pairs else None,
+                "prefix": sum(common_prefix(*pair) for pair in pairs) / tokens if pairs else None,
+                "seconds": asdict(done.seconds),
+            }
+            old = done.responses
+        answers = engine.generate([p.prompt for p in held_out], 1, None).responses
+        right = [p.reward(response) for p, response in zip(held_out, answers, strict=True)]
+        yield {"held_out": sum(right) / len(right)}
+
+
+@contextmanager
+def _client(method: Method) -> Iterator[DraftClient | None]:
+    """What SPEC-RL keeps its responses in."""
+    if method.lenience is None:
+        yield None
+        return
+    with DraftClient() as client:
+        yield client
+
+
+def main() -> None:
+    """Writes a line an epoch, and one of the end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    with arguments.file.open("w") as file:
+        for record in run(METHODS[arguments.method], arguments.seed, QUICK if arguments.quick else Size()):
+            print(json.dumps(record), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main()
