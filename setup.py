@@ -15,7 +15,12 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent.resolve()
 CLIENT_ONLY = os.environ.get("HISTOSPEC_CLIENT_ONLY", "0") not in ("", "0")
 
-PACKAGES = {"histospec.client": "client", "histospec.client.vllm": "client/vllm", "histospec.v1": "protos/histospec/v1"}
+PACKAGES = {
+    "histospec.client": "client",
+    "histospec.client.rollouts": "client/rollouts",
+    "histospec.client.vllm": "client/vllm",
+    "histospec.v1": "protos/histospec/v1",
+}
 DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]
 if not CLIENT_ONLY:
     PACKAGES |= {"histospec.server": "server", "histospec.native": "native/python"}

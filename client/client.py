@@ -51,9 +51,14 @@ class AsyncDraftClient:
         self._channels: dict[Endpoint, Any] = {}
         self._waiting: set[tuple[Callable[[], bool], asyncio.Future[None]]] = set()
 
-    async def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
+    async def open(
+        self,
+        prompts: Sequence[Tokens],
+        problems: Sequence[str | None] | None = None,
+        generated: Sequence[Tokens] | None = None,
+    ) -> list[int]:
         """See `DraftClient.open`."""
-        return self._core.open(prompts, problems)
+        return self._core.open(prompts, problems, generated)
 
     async def step(
         self,

@@ -95,17 +95,24 @@ class Core:
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
-    def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
+    def open(
+        self,
+        prompts: Sequence[Tokens],
+        problems: Sequence[str | None] | None = None,
+        generated: Sequence[Tokens] | None = None,
+    ) -> list[int]:
         """New sessions, known here alone until the next message."""
-        if problems is not None:
-            tokens.same_length("problems", problems, "prompts", len(prompts))
+        for name, values in (("problems", problems), ("generated", generated)):
+            if values is not None:
+                tokens.same_length(name, values, "prompts", len(prompts))
         texts = [tokens.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
         names = [tokens.problem_name(f"problems[{i}]", p) for i, p in enumerate(problems or [None] * len(prompts))]
+        begun = [tokens.token_bytes(f"generated[{i}]", g) for i, g in enumerate(generated or [()] * len(prompts))]
         with self._lock:
             opened = []
-            for prompt, problem in zip(texts, names, strict=True):
+            for prompt, problem, text in zip(texts, names, begun, strict=True):
                 shard = self.shard_of(prompt, problem)
-                session = Session(self._next, shard, prompt, problem)
+                session = Session(self._next, shard, prompt, problem, text)
                 self._next += 1
                 self._sessions[session.number] = session
                 shard.opens[session.number] = session

@@ -12,13 +12,13 @@ class Session:
 
     __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "shard")
 
-    def __init__(self, number: int, shard: "ShardState", prompt: bytes, problem: str) -> None:
+    def __init__(self, number: int, shard: "ShardState", prompt: bytes, problem: str, generated: bytes = b"") -> None:
         self.number = number
         self.shard = shard  # the owner of its problem
         self.prompt = prompt
         self.problem = problem
-        self.generated = bytearray()
-        self.length = 0  # in tokens; kept beside, because a step reads it of every session
+        self.generated = bytearray(generated)
+        self.length = len(generated) // 4  # in tokens; kept beside, because a step reads it of every session
         self.opened = False
         self.refused = False
 

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
-from histospec.client import calls
+from histospec.client import calls, tokens
 from histospec.client.budget import Budget
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
@@ -16,6 +16,7 @@ from histospec.client.client import GRACE
 from histospec.client.config import Breaker, Endpoint, Limits, Timeouts, Tls, configure
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
+from histospec.client.many import carry_out
 from histospec.client.pump import Pump
 from histospec.client.shard import Pending
 from histospec.client.stream import Streams
@@ -74,12 +75,18 @@ class DraftClient:
 
     # ---- drafting: never raises for a fault of the server ---------------------------------------------------------
 
-    def open(self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None) -> list[int]:
+    def open(
+        self,
+        prompts: Sequence[Tokens],
+        problems: Sequence[str | None] | None = None,
+        generated: Sequence[Tokens] | None = None,
+    ) -> list[int]:
         """Opens a session for each prompt. Local and instant: the server hears of it with the next message.
 
         Args:
             prompts: B prompts, each the tokens of the context that the generation starts from; not empty.
             problems: None, or B explicit problem ids (multi-turn RL), None where the prompt itself is the problem.
+            generated: None, or B times what was generated already, for a generation that goes on after a prefix.
 
         Returns:
             B session ids, never used twice by one client.
@@ -87,7 +94,7 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; no session was opened.
         """
-        return self._core.open(prompts, problems)
+        return self._core.open(prompts, problems, generated)
 
     def step(
         self,
@@ -214,6 +221,53 @@ class DraftClient:
         self.flush(self.config.timeouts.shutdown)
         return self._do(calls.history, prompt, problem, limit)[0]
 
+    def histories(
+        self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
+    ) -> list[list[Response] | None]:
+        """`history` of many problems, several at a time.
+
+        Args:
+            prompts, limit: as for `history`, one prompt for each problem.
+            problems: None, or an explicit problem id, or None, for each prompt.
+
+        Returns:
+            The responses of each problem; None where its shard cannot be reached. Such a shard is asked no more.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was asked.
+            HistoSpecError: as for `history`, but not Unavailable.
+        """
+        self.flush(self.config.timeouts.shutdown)
+        plan = self._plan(prompts, problems, lambda i, name: calls.history(self._core, prompts[i], name, limit))
+        return [None if answer is None else answer[0] for answer in carry_out(plan, self._call)]
+
+    def ingest_many(
+        self,
+        prompts: Sequence[Tokens],
+        responses: Sequence[Sequence[Response]],
+        epoch: int | None = None,
+        problems: Sequence[str | None] | None = None,
+    ) -> list[bool]:
+        """`ingest` for many problems, several at a time.
+
+        Args:
+            prompts, responses, problems: for each problem what `ingest` takes.
+            epoch: as for `ingest`, the same for all.
+
+        Returns:
+            Whether the responses of each problem are stored; False where its shard cannot be reached, which is then
+            asked no more.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+            HistoSpecError: as for `ingest`, but not Unavailable.
+        """
+        tokens.same_length("responses", responses, "prompts", len(prompts))
+        plan = self._plan(
+            prompts, problems, lambda i, name: calls.ingest(self._core, prompts[i], responses[i], epoch, name)
+        )
+        return [answer is not None for answer in carry_out(plan, self._call)]
+
     def predict_length(
         self,
         prompt: Tokens,
@@ -273,6 +327,17 @@ class DraftClient:
     def _do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         self._find()
         return [self._call(call) for call in build(self._core, *args, **kwargs)]
+
+    def _plan(
+        self,
+        prompts: Sequence[Tokens],
+        problems: Sequence[str | None] | None,
+        build: Callable[[int, str | None], list[Call[T]]],
+    ) -> list[list[Call[T]]]:
+        if problems is not None:
+            tokens.same_length("problems", problems, "prompts", len(prompts))
+        self._find()
+        return [build(i, None if problems is None else problems[i]) for i in range(len(prompts))]
 
     def _find(self) -> None:
         """Waits until it is known which shards there are; a client that steps knows it all the time."""

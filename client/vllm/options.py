@@ -1,8 +1,16 @@
 """What a request says about itself in `SamplingParams.extra_args`: {"histospec": {"problem": "id", "epoch": 3}}.
 
-Over HTTP the same comes as `vllm_xargs`, which holds no dictionaries: there a JSON text under "histospec", or the flat
-keys "histospec.problem" and "histospec.epoch" (also with an underscore), say it. `False` under "histospec" leaves the
-request alone: no session, no drafts, no commit; for calls that only score a text.
+=========== =========================================================================================================
+problem     an explicit problem id
+epoch       the version of the policy that writes the response
+generated   how many of the last tokens of the prompt were generated before: the request goes on after them, and the
+            problem is the prompt without them
+commit      false: the response is drafted for, but joins no history; whoever asked for it ingests it
+=========== =========================================================================================================
+
+Over HTTP the same comes as `vllm_xargs`, which holds no dictionaries: there a JSON text under "histospec", or flat keys
+such as "histospec.problem" (also with an underscore), say it. `False` under "histospec" leaves the request alone: no
+session, no drafts, no commit; for calls that only score a text.
 """
 
 import json
@@ -26,10 +34,12 @@ class RequestOptions(NamedTuple):
 
     problem: str | None = None
     epoch: int | None = None
+    generated: int | None = None
+    commit: bool | None = None
     enabled: bool = True
 
 
-def read_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
+def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> RequestOptions:
     """Never raises: what cannot be used is ignored, with one warning a process and field."""
     if not extra_args:
         return RequestOptions()
@@ -40,9 +50,18 @@ def read_options(extra_args: Mapping[str, Any] | None) -> RequestOptions:
         return RequestOptions()
     if given is None:
         return RequestOptions(enabled=False)
-    for name in given.keys() - {"problem", "epoch"}:
-        _warn(name, "unknown; known are 'problem' and 'epoch'")
-    return RequestOptions(_use("problem", _problem, given), _use("epoch", _epoch, given))
+    for name in given.keys() - {"problem", "epoch", "generated", "commit"}:
+        _warn(name, "unknown; known are 'problem', 'epoch', 'generated' and 'commit'")
+    options = RequestOptions(
+        problem=_use("problem", _problem, given),
+        epoch=_use("epoch", _count, given),
+        generated=_use("generated", _count, given),
+        commit=_use("commit", _switch, given),
+    )
+    if options.generated is not None and options.generated >= prompt_tokens:
+        _warn("generated", f"{options.generated} of {prompt_tokens} prompt tokens leave no prompt")
+        return options._replace(generated=None)
+    return options
 
 
 def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -53,7 +72,7 @@ def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:
     if nested is False:
         return None
     if nested is not None and not isinstance(nested, Mapping):
-        raise ValueError(f"expected an object with 'problem' and 'epoch', got {nested!r:.80}")
+        raise ValueError(f"expected an object such as {{'epoch': 3}}, got {nested!r:.80}")
     given: dict[str, Any] = {}
     for key, value in extra_args.items():
         if key.startswith(("histospec.", "histospec_")):
@@ -79,15 +98,22 @@ def _problem(value: Any) -> str:
     return value
 
 
-def _epoch(value: Any) -> int:
+def _count(value: Any) -> int:
     try:
         # Not int(value): it would round 2.5 and take True.
-        epoch = None if isinstance(value, bool) or float(value) != int(value) else int(value)
+        count = None if isinstance(value, bool) or float(value) != int(value) else int(value)
     except (ValueError, TypeError, OverflowError):
-        epoch = None
-    if epoch is None or not 0 <= epoch <= MAX_EPOCH:
+        count = None
+    if count is None or not 0 <= count <= MAX_EPOCH:
         raise ValueError(f"expected an integer from 0 to {MAX_EPOCH}, got {value!r:.80}")
-    return epoch
+    return count
+
+
+def _switch(value: Any) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if isinstance(value, bool | int | str) and str(value).lower() in known:
+        return known[str(value).lower()]
+    raise ValueError(f"expected true or false, got {value!r:.80}")
 
 
 def _warn(name: str, reason: str) -> None:

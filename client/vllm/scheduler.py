@@ -153,9 +153,10 @@ class HistoSpecScheduler(Scheduler):
         embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
         if parameters is None or embedded or request.resumable:
             return
-        options = read_options(parameters.extra_args)
-        if options.enabled and request.prompt_token_ids:
-            self._sessions.open(request.request_id, request.prompt_token_ids, options)
+        prompt = request.prompt_token_ids or ()
+        options = read_options(parameters.extra_args, len(prompt))
+        if options.enabled and prompt:
+            self._sessions.open(request.request_id, prompt, options)
 
     def _response(self, request: Request) -> Sequence[int] | None:
         """What the finished request adds to the history, cut exactly; None when it is not a whole response."""

@@ -22,7 +22,7 @@ class _Session:
     id: int
     prompt: Sequence[int]
     options: RequestOptions
-    sent: int = 0  # generated tokens, the ones on their way included
+    sent: int = 0  # tokens that the request generated, the ones on their way included
 
 
 class RequestSessions:
@@ -43,7 +43,8 @@ class RequestSessions:
 
     def open(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
-        (session,) = self.client.open([prompt], problems=[options.problem])
+        begun = len(prompt) - (options.generated or 0)
+        (session,) = self.client.open([prompt[:begun]], [options.problem], [prompt[begun:]])
         self._sessions[request_id] = _Session(session, prompt, options)
         self._new.add(session)
 
@@ -96,7 +97,7 @@ class RequestSessions:
             session = self._sessions[request_id]
         del self._sessions[request_id]
         self._new.discard(session.id)
-        if output:
+        if output and session.options.commit is not False:
             self._commits.append((session, output[session.sent :]))
         else:
             self._drops.append(session)

@@ -139,7 +139,7 @@ def engines(tiny_model):
                 "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 512,
                 "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False, "seed": 0,
             }  # fmt: skip
-            rollouts = Rollouts(LLM(model=tiny_model, **(defaults | arguments)))
+            rollouts = Rollouts(LLM(**({"model": tiny_model} | defaults | arguments)))
             stack.callback(gc.collect)
             stack.callback(rollouts.close)
             return rollouts
