@@ -48,4 +48,5 @@ def _curves(axes: Axes, found: dict[str, list[Run]], names: list[str], what: str
     axes.set(title=title, xlabel="epoch")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    if shown:
+        axes.legend(frameon=False, fontsize=8, ncols=2)

@@ -6,7 +6,7 @@
     python benchmarks/rl_study/run.py --quick            # proves that it runs; the figures mean nothing
 
 Every run has a process of its own (trial.py), and its draft server, where it has one, a store of its own. Methods take
-turns, seed by seed, so that a machine that is slow for an hour is slow for all of them. docs/study.md says what came out.
+turns, seed by seed, so that a machine that is slow for an hour is slow for all of them. docs/study.md: what came out.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tiny_rl"))
+import draft_server
 import plots
 import runs
 import tables
@@ -25,9 +27,6 @@ from methods import METHODS, Method
 from rich.progress import track
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "examples" / "tiny_rl"))
-import draft_server
-
 SEEDS = 5
 
 
@@ -37,7 +36,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, SEEDS + 1)), metavar="SEED")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; times are only comparable at 1")
-    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of the runs, the table, the plots")
+    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of runs, tables and plots")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     arguments = parser.parse_args()

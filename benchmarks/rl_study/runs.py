@@ -25,9 +25,7 @@ class Run:
 
     def total(self, name: str, first: int = 1) -> float:
         """A count or a part of the seconds, summed over the epochs from `first` on."""
-        return float(
-            sum(e[name] if name in e else e["seconds"][name] for e in self.epochs if e["epoch"] >= first)
-        )
+        return float(sum(e[name] if name in e else e["seconds"][name] for e in self.epochs if e["epoch"] >= first))
 
     def curve(self, name: str) -> np.ndarray:
         """float64[epochs]; not a number where an epoch has none."""

@@ -29,18 +29,15 @@ def work(found: dict[str, list[Run]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method, runs in found.items():
-        pairs = [(run, plain[run.seed]) for run in runs if run.seed in plain]
         drafted = sum(run.total("drafted", FIRST) for run in runs)
         accepted = sum(run.total("accepted", FIRST) for run in runs)
         cells = [
             method,
             str(len(runs)),
             f"{mean(run.total('steps', FIRST) for run in runs)[0] / 1000:.1f}",
-            _ratio([b.total("steps", FIRST) / a.total("steps", FIRST) for a, b in pairs if a.total("steps", FIRST)]),
+            _fewer("steps", runs, plain),
             f"{mean(run.total('generated', FIRST) for run in runs)[0] / 1000:.1f}",
-            _ratio(
-                [b.total("generated", FIRST) / a.total("generated", FIRST) for a, b in pairs if a.total("generated", FIRST)]
-            ),
+            _fewer("generated", runs, plain),
             f"{sum(r.total('reused', FIRST) for r in runs) / sum(r.total('tokens', FIRST) for r in runs):.0%}",
             f"{accepted / drafted:.0%}" if drafted else "",
             _with_width([run.curve("reward").mean() for run in runs]),
@@ -67,6 +64,12 @@ def time(found: dict[str, list[Run]]) -> str:
 def _sampling(run: Run) -> float:
     """Seconds from prompts to responses, whatever they went into."""
     return sum(run.total(part, FIRST) for part in ("verification", "rollout", "assembly"))
+
+
+def _fewer(what: str, runs: list[Run], plain: dict[int, Run]) -> str:
+    """How many times fewer than without anything; nothing where there were none."""
+    pairs = [(run.total(what, FIRST), plain[run.seed].total(what, FIRST)) for run in runs if run.seed in plain]
+    return _ratio([most / less for less, most in pairs]) if all(less for less, _ in pairs) else ""
 
 
 def _ratio(values: list[float]) -> str:

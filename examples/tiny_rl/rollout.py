@@ -146,7 +146,7 @@ class RolloutEngine:
     def generate(
         self, prompts: Sequence[list[int]], samples: int, epoch: int | None, temperature: float = 1.0
     ) -> Rollouts:
-        """`samples` responses for each prompt. `epoch` is the version of the policy; None: the history takes no part."""
+        """`samples` responses for each prompt. `epoch` is the policy's version; None: the history takes no part."""
         sampling = responding(epoch, temperature=temperature)
         requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(samples)]
         before, start = self.counts, time.perf_counter()
