@@ -1,6 +1,6 @@
 """RL runs by method and seed, and what they took: tables and plots.
 
-    python benchmarks/rl_study/run.py                    # all of it: some ten hours of one core; what is there is kept
+    python benchmarks/rl_study/run.py                    # all of it: hours; what is there is kept
     python benchmarks/rl_study/run.py --methods none HistoSpec --seeds 1 2
     python benchmarks/rl_study/run.py --draw             # only the table and the plots, of the runs that are there
     python benchmarks/rl_study/run.py --quick            # proves that it runs; the figures mean nothing
@@ -10,6 +10,7 @@ turns, seed by seed, so that a machine that is slow for an hour is slow for all 
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, SEEDS + 1)), metavar="SEED")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; times are only comparable at 1")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of runs, tables and plots")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
@@ -75,10 +76,13 @@ def roll(method: Method, seed: int, folder: Path, quick: bool) -> str | None:
         result = Path(scratch) / "result"
         command = [sys.executable, HERE / "trial.py", method.name, str(seed), result, *(["--quick"] if quick else [])]
         with draft_server.running(Path(scratch) / "store", Path(scratch) / "log") as server:
+            started = server.cpu_seconds()
             environment = os.environ | {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "study"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            served = server.cpu_seconds() - started
         if done.returncode == 0:
-            runs.file_of(folder, method.name, seed).write_text(result.read_text())
+            end = json.dumps({"server_seconds": served})
+            runs.file_of(folder, method.name, seed).write_text(f"{result.read_text()}{end}\n")
             return None
         return f"{done.stdout}{done.stderr}"[-2000:]
 

@@ -22,6 +22,8 @@ class Run:
     """See trial.run."""
     held_out: float
     """Reward on problems that it never saw, after the last epoch."""
+    server_seconds: float
+    """CPU time of the draft server over the whole run."""
 
     def total(self, name: str, first: int = 1) -> float:
         """A count or a part of the seconds, summed over the epochs from `first` on."""
@@ -44,8 +46,9 @@ def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
         for seed in range(1, 100):
             file = file_of(folder, method, seed)
             if file.exists():
-                *epochs, end = map(json.loads, file.read_text().splitlines())
-                found.setdefault(method, []).append(Run(method, seed, epochs, end["held_out"]))
+                *epochs, end, served = map(json.loads, file.read_text().splitlines())
+                run = Run(method, seed, epochs, end["held_out"], served["server_seconds"])
+                found.setdefault(method, []).append(run)
     return found
 
 

@@ -50,14 +50,17 @@ def work(found: dict[str, list[Run]]) -> str:
 
 
 def time(found: dict[str, list[Run]]) -> str:
-    """Where the seconds went."""
-    lines = [f"| method | {' | '.join(PARTS)} | all | rollout faster |", "|---|" + "---|" * (len(PARTS) + 2)]
+    """Where the CPU seconds went."""
+    names = [*PARTS, "all", "responses faster", "draft server"]
+    lines = [f"| method | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     plain = {run.seed: run for run in found.get("none", [])}
     for method, runs in found.items():
         parts = [mean(run.total(part, FIRST) for run in runs)[0] for part in PARTS]
         pairs = [(run, plain[run.seed]) for run in runs if run.seed in plain]
         faster = [b.total("rollout", FIRST) / _sampling(a) for a, b in pairs]
-        lines.append(f"| {method} | {' | '.join(f'{p:.1f}' for p in parts)} | {sum(parts):.1f} | {_ratio(faster)} |")
+        served = mean(run.server_seconds for run in runs)[0]
+        cells = [method, *(f"{p:.1f}" for p in (*parts, sum(parts))), _ratio(faster), f"{served:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,8 @@
 
 The run is that of examples/tiny_rl: GRPO on the same problems every epoch, sampled at temperature 1. Problems, sampling
 and the order of training follow from the seed, so that methods of one seed start alike.
+
+Time is CPU time of this process, which has one thread that works: other programs on the machine change it little.
 """
 
 import argparse
@@ -92,14 +94,14 @@ def sample(
     engine: RolloutEngine, rollout: SpeculativeRollout | None, prompts: list[list[int]], each: int, epoch: int
 ) -> Sampled:
     """`each` responses a prompt, one after the other."""
+    before, start, clock = engine.counts, time.process_time(), time.perf_counter()
     if rollout is None:
         done = engine.generate(prompts, each, epoch)
-        return Sampled(done.responses, 0, done.counts, Seconds(rollout=done.seconds))
-    before, start = engine.counts, time.perf_counter()
+        return Sampled(done.responses, 0, done.counts, Seconds(rollout=time.process_time() - start))
     rollouts = rollout.generate(prompts, responding(epoch, n=each), epoch=epoch, use_tqdm=False)
-    took, report = time.perf_counter() - start, rollout.report
-    seconds = Seconds(report.seconds_scoring, report.seconds_generating, report.seconds_assembling)
-    seconds.other = took - seconds.verification - seconds.rollout - seconds.assembly
+    took, passed, report = time.process_time() - start, time.perf_counter() - clock, rollout.report
+    parts = (report.seconds_scoring, report.seconds_generating, report.seconds_assembling)
+    seconds = Seconds(*(took * part / passed for part in parts), other=took * (1 - sum(parts) / passed))
     scored = Counts(steps=report.tried)  # a scored response is a request of its own, which samples one token
     return Sampled(
         [done.tokens.tolist() for done in rollouts],
@@ -128,14 +130,14 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
         rollout = client and SpeculativeRollout(engine.llm, client, lenience=method.lenience, seed=seed)
         for epoch in range(1, size.epochs + 1):
             done = sample(engine, rollout, prompts, size.samples, epoch)
-            start = time.perf_counter()
+            start = time.process_time()
             rewards = [p.reward(response) for p, response in zip(repeated, done.responses, strict=True)]
             table = torch.tensor(rewards).view(size.problems, size.samples)
-            trained = time.perf_counter()
+            trained = time.process_time()
             grpo.update(model, optimizer, [p.prompt for p in repeated], done.responses, table, passes=size.passes)
             engine.push(model)
             done.seconds.other += trained - start
-            done.seconds.update = time.perf_counter() - trained
+            done.seconds.update = time.process_time() - trained
             pairs = list(zip(done.responses, old, strict=False))
             tokens = sum(map(len, done.responses))
             yield {

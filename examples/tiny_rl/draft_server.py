@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -46,14 +47,21 @@ class DraftServer:
 
     def lookups(self, namespace: str) -> Lookups:
         """The problem lookups of a namespace so far, read from /metrics."""
+        counts = {"hit": 0, "miss": 0}
+        for sample in self._samples("histospec_problem_lookups_total"):
+            if sample.labels["namespace"] == namespace:
+                counts[sample.labels["result"]] += int(sample.value)
+        return Lookups(counts["hit"], counts["miss"])
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far."""
+        return sum(sample.value for sample in self._samples("process_cpu_seconds_total"))
+
+    def _samples(self, name: str) -> Iterator[Sample]:
         with urllib.request.urlopen(self.metrics_url, timeout=10) as reply:
             text = reply.read().decode()
-        counts = {"hit": 0, "miss": 0}
         for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == "histospec_problem_lookups_total" and sample.labels["namespace"] == namespace:
-                    counts[sample.labels["result"]] += int(sample.value)
-        return Lookups(counts["hit"], counts["miss"])
+            yield from (sample for sample in family.samples if sample.name == name)
 
 
 @contextmanager
