@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
+sys.path += [str(BENCHMARKS), str(BENCHMARKS / "rl_study")]

@@ -1,17 +1,17 @@
 """The dashboard, against a real Prometheus that scrapes a real server under load: no panel is empty."""
 
 import json
-import math
 import re
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import trustme
+from dashboard import DASHBOARD, PANELS, RULES, chosen, samples
 from prometheus import Prometheus, require
 from waiting import eventually
 
@@ -19,11 +19,6 @@ from histospec.client import Draft, DraftClient, Response
 from histospec.client.config import Tls
 from histospec.server.bench_worker import generated
 
-ROOT = Path(__file__).resolve().parents[2]
-DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "histospec.json").read_text())
-RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
-PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"] if panel["type"] != "row"}
-CHOSEN = {"$instance": ".*", "$namespace": ".*", "$__rate_interval": "10s"}
 EPOCHS = 6
 
 # What Grafana itself calls a dashboard. Its types have enums where JSON has their values.
@@ -101,28 +96,17 @@ def prometheus(loaded, tmp_path_factory) -> Iterator[Prometheus]:
     prometheus.close()
 
 
-def chosen(text: str) -> str:
-    """An expression with every variable of the dashboard set."""
-    for name, value in CHOSEN.items():
-        text = text.replace(name, value)
-    return text
-
-
 @pytest.mark.parametrize("title", PANELS)
 def test_no_panel_is_empty(prometheus, title):
     """Each expression yields numbers, with the labels that its legend names."""
     assert PANELS[title]["targets"]
     for target in PANELS[title]["targets"]:
         assert target["datasource"]["uid"] == "${datasource}"
-        expression = chosen(target["expr"])
-        assert "$" not in expression
-
-        def shown(expression: str = expression) -> list[dict[str, Any]]:
-            return [s for s in prometheus.query(expression) if not math.isnan(float(s["value"][1]))]
-
-        eventually(shown, f"{title}: {expression} yields nothing")
+        expression = target["expr"]
+        assert "$" not in chosen(expression)
+        eventually(partial(samples, prometheus, expression), f"{title}: {expression} yields nothing")
         named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        assert all(named <= sample["metric"].keys() for sample in shown())
+        assert all(named <= sample["metric"].keys() for sample in samples(prometheus, expression))
 
 
 def test_the_load_is_what_the_server_is_for(prometheus):

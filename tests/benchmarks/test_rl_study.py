@@ -1,0 +1,52 @@
+"""The study's arithmetic, on runs whose numbers are known."""
+
+import json
+import math
+
+import overlap
+import pytest
+import runs
+import tables
+from methods import METHODS
+
+
+def test_overlap():
+    assert overlap.rouge_1([1, 2, 3], [3, 2, 1]) == 1
+    assert overlap.rouge_1([1, 1, 2, 2], [1, 2]) == pytest.approx(2 * 2 / 6)
+    assert overlap.rouge_1([], []) == 0
+    assert overlap.common_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert overlap.common_prefix([], [1]) == 0
+
+
+def test_mean_is_student_s():
+    # Three values around 2 with a standard deviation of 1; t(0.975, 2) is 4.303.
+    middle, half = runs.mean([1, 2, 3])
+    assert middle == 2
+    assert half == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+    assert math.isnan(runs.mean([1])[1])
+
+
+def epoch(number, steps, reused, seconds):
+    return {
+        "epoch": number, "reward": number / 10, "tokens": 100, "generated": 100 - reused, "reused": reused,
+        "steps": steps, "engine_steps": steps, "drafted": 2 * reused, "accepted": reused,
+        "rouge_1": None if number == 1 else 0.5, "prefix": None if number == 1 else 0.25,
+        "seconds": dict.fromkeys(tables.PARTS, seconds),
+    }  # fmt: skip
+
+
+def test_tables_leave_the_first_epoch_out(tmp_path):
+    """Nothing can be reused in it, or drafted from history."""
+    made = {"none": [(100, 0, 4.0)] * 3, "SPEC-RL 1": [(100, 0, 4.0), (20, 60, 1.0), (30, 40, 1.0)]}
+    for name, rows in made.items():
+        lines = [epoch(number, *row) for number, row in enumerate(rows, 1)]
+        file = runs.file_of(tmp_path, name, 1)
+        records = [*lines, {"held_out": 0.75}, {"server_seconds": 1.5}]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = runs.load(tmp_path, METHODS)
+    assert list(found) == ["none", "SPEC-RL 1"]
+    work = [cell.strip() for cell in tables.work(found).splitlines()[3].split("|")[1:-1]]
+    assert work == ["SPEC-RL 1", "1", "0.1", "4.00x", "0.1", "2.00x", "50%", "50%", "0.200", "0.200", "0.750", "0.50"]
+    time = [cell.strip() for cell in tables.time(found).splitlines()[3].split("|")[1:-1]]
+    # Of nothing's rollout of 4 s an epoch, 1 s of verification, 1 of rollout, 1 of assembly are left.
+    assert time == ["SPEC-RL 1", *["2.0"] * 5, "10.0", "1.33x", "1.5"]

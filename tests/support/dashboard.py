@@ -1,0 +1,26 @@
+"""The dashboard's panels and expressions, ready to be asked of a Prometheus."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from prometheus import Prometheus
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "histospec.json").read_text())
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"] if panel["type"] != "row"}
+CHOSEN = {"$instance": ".*", "$namespace": ".*", "$__rate_interval": "10s"}
+
+
+def chosen(text: str) -> str:
+    """An expression with every variable of the dashboard set."""
+    for name, value in CHOSEN.items():
+        text = text.replace(name, value)
+    return text
+
+
+def samples(prometheus: Prometheus, expression: str) -> list[dict[str, Any]]:
+    """What an expression yields now, as `Prometheus.query`, without what is not a number."""
+    return [s for s in prometheus.query(chosen(expression)) if not math.isnan(float(s["value"][1]))]
