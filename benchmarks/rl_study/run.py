@@ -10,6 +10,7 @@ turns, seed by seed, so that a machine that is slow for an hour is slow for all 
 """
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
@@ -81,8 +82,9 @@ def roll(method: Method, seed: int, folder: Path, quick: bool) -> str | None:
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             served = server.cpu_seconds() - started
         if done.returncode == 0:
-            end = json.dumps({"server_seconds": served})
-            runs.file_of(folder, method.name, seed).write_text(f"{result.read_text()}{end}\n")
+            end = json.dumps({"server_seconds": round(served, 3)})
+            text = f"{result.read_text()}{end}\n".encode()
+            runs.file_of(folder, method.name, seed).write_bytes(gzip.compress(text, mtime=0))
             return None
         return f"{done.stdout}{done.stderr}"[-2000:]
 

@@ -1,5 +1,6 @@
 """The runs that are there, and means over their seeds."""
 
+import gzip
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Run:
 
 def file_of(folder: Path, method: str, seed: int) -> Path:
     """Where a run is kept."""
-    return folder / f"{method.replace(' ', '_').replace('^', '')}-{seed}.jsonl"
+    return folder / f"{method.replace(' ', '_').replace('^', '')}-{seed}.jsonl.gz"
 
 
 def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
@@ -46,7 +47,7 @@ def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
         for seed in range(1, 100):
             file = file_of(folder, method, seed)
             if file.exists():
-                *epochs, end, served = map(json.loads, file.read_text().splitlines())
+                *epochs, end, served = map(json.loads, gzip.decompress(file.read_bytes()).splitlines())
                 run = Run(method, seed, epochs, end["held_out"], served["server_seconds"])
                 found.setdefault(method, []).append(run)
     return found

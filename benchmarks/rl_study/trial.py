@@ -177,7 +177,14 @@ def main() -> None:
     arguments = parser.parse_args()
     with arguments.file.open("w") as file:
         for record in run(METHODS[arguments.method], arguments.seed, QUICK if arguments.quick else Size()):
-            print(json.dumps(record), file=file, flush=True)
+            print(json.dumps(rounded(record)), file=file, flush=True)
+
+
+def rounded(value: Any) -> Any:
+    """The same with no more digits than mean anything."""
+    if isinstance(value, dict):
+        return {name: rounded(inner) for name, inner in value.items()}
+    return round(value, 5) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The pages say what is true: their commands exist and run, their links lead somewhere, their variables are read."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from charts import ROOT, render
 from histospec.server.cli import COMMANDS
 
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"),
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"),
      *ROOT.glob("examples/*/README.md")]
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
@@ -113,12 +114,34 @@ def test_every_link_leads_somewhere():
             assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
 
 
+def blocks(page: str, *kinds: str) -> list[str]:
+    """The bodies of a page's blocks of these kinds, in order."""
+    found = [body for kind, body in FENCE.findall((ROOT / page).read_text()) if kind in kinds]
+    assert found
+    return found
+
+
+def runs(command: list[str], folder: Path) -> str:
+    """What it prints."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "HISTOSPEC_DEADLINE": "10"}  # a busy machine is not the pages' fault
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
 def test_the_python_of_the_readme_runs(server, tmp_path):
-    blocks = [body for kind, body in FENCE.findall((ROOT / "README.md").read_text()) if kind == "python"]
-    assert blocks
-    for body in blocks:
-        script = tmp_path / "example.py"
-        script.write_text(body.replace("127.0.0.1:6378", server.endpoint))
-        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
-        assert ran.returncode == 0, ran.stderr
-        assert "[6 7]" in ran.stdout
+    for body in blocks("README.md", "python"):
+        assert "[6 7]" in runs([sys.executable, "-c", body.replace("127.0.0.1:6378", server.endpoint)], tmp_path)
+
+
+def test_the_quickstart_runs(server, tmp_path):
+    def here(body: str) -> str:
+        body = body.replace("status 127.0.0.1:6378", f"status 127.0.0.1:6378 --http {server.http}")
+        return body.replace("127.0.0.1:6378", server.endpoint).replace("127.0.0.1:9464", server.http)
+
+    said = [runs([sys.executable, "-c", here(body)], tmp_path) for body in blocks("docs/quickstart.md", "python")]
+    assert said == ["[7, 8, 9]\n3 responses\n"]
+    (shown,) = (runs(["bash", "-ec", here(body)], tmp_path) for body in blocks("docs/quickstart.md", "sh"))
+    assert "quickstart" in shown  # the namespace, in the table and in the metrics
+    assert re.search(r"draft_tokens_total\{.*quickstart.*\} [1-9]", shown)
