@@ -92,6 +92,34 @@ def history(
     return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)]
 
 
+def histories(
+    core: Core, prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None, limit: int | None
+) -> list[list[Call[list[values.Response]]]]:
+    """`history` for each problem."""
+    names = _names(prompts, problems)
+    return [history(core, prompt, name, limit) for prompt, name in zip(prompts, names, strict=True)]
+
+
+def ingest_many(
+    core: Core,
+    prompts: Sequence[values.Tokens],
+    responses: Sequence[Sequence[values.Response]],
+    epoch: int | None,
+    problems: Sequence[str | None] | None,
+) -> list[list[Call[int]]]:
+    """`ingest` for each problem."""
+    tokens.same_length("responses", responses, "prompts", len(prompts))
+    names = _names(prompts, problems)
+    return [ingest(core, p, group, epoch, name) for p, group, name in zip(prompts, responses, names, strict=True)]
+
+
+def _names(prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None) -> Sequence[str | None]:
+    if problems is None:
+        return [None] * len(prompts)
+    tokens.same_length("problems", problems, "prompts", len(prompts))
+    return problems
+
+
 def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
     return [
         values.Response(

@@ -15,6 +15,7 @@ from histospec.client.channel import forked, metadata, open_channel
 from histospec.client.config import Breaker, Endpoint, Limits, Timeouts, Tls, configure
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
+from histospec.client.many import carry_out_async
 from histospec.client.shard import Pending
 from histospec.client.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
@@ -132,6 +133,27 @@ class AsyncDraftClient:
         """See `DraftClient.history`."""
         await self.flush(self.config.timeouts.shutdown)
         return (await self._do(calls.history, prompt, problem, limit))[0]
+
+    async def histories(
+        self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
+    ) -> list[list[Response] | None]:
+        """See `DraftClient.histories`."""
+        await self.flush(self.config.timeouts.shutdown)
+        await self._find()
+        plan = calls.histories(self._core, prompts, problems, limit)
+        return [None if answer is None else answer[0] for answer in await carry_out_async(plan, self._call)]
+
+    async def ingest_many(
+        self,
+        prompts: Sequence[Tokens],
+        responses: Sequence[Sequence[Response]],
+        epoch: int | None = None,
+        problems: Sequence[str | None] | None = None,
+    ) -> list[bool]:
+        """See `DraftClient.ingest_many`."""
+        await self._find()
+        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems)
+        return [answer is not None for answer in await carry_out_async(plan, self._call)]
 
     async def predict_length(
         self,

@@ -1,7 +1,8 @@
-"""Many single calls at a time, for trainers that ask about thousands of problems."""
+"""Many single calls at a time, for trainers that ask about thousands of problems; for both faces."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,15 +18,28 @@ AT_A_TIME = 16
 """Calls on their way: most of one is waiting, for the server's disk or its answer."""
 
 
-def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -> list[list[T] | None]:
-    """Carries out a list of calls each; None for those whose shard cannot be reached.
+class _Lost:
+    """Shards that could not be reached. They are asked no more, so that nobody waits for one thousands of times."""
 
-    A shard that could not be reached once is asked no more, so that nobody waits for it thousands of times.
+    def __init__(self) -> None:
+        self._shards: set[ShardState] = set()
+
+    def __contains__(self, shard: ShardState) -> bool:
+        return shard in self._shards
+
+    def add(self, shard: ShardState, error: Unavailable) -> None:
+        if shard not in self._shards:
+            self._shards.add(shard)
+            log.warning("%s; it is not asked again for this batch", error)
+
+
+def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -> list[list[T] | None]:
+    """Carries out a list of calls for each problem; None for those whose shard cannot be reached.
 
     Raises:
-        HistoSpecError: what a call raises beside Unavailable; the calls that had not begun are then left out.
+        HistoSpecError: what a call raises beside Unavailable; calls that had not begun are then left out.
     """
-    lost: set[ShardState] = set()
+    lost = _Lost()
 
     def one(calls: Sequence[Call[T]]) -> list[T] | None:
         answers = []
@@ -35,9 +49,7 @@ def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -
             try:
                 answers.append(call(item))
             except Unavailable as error:
-                if item.shard not in lost:
-                    lost.add(item.shard)
-                    log.warning("%s; it is not asked again for this batch", error)
+                lost.add(item.shard, error)
                 return None
         return answers
 
@@ -48,3 +60,31 @@ def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+async def carry_out_async(
+    plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], Awaitable[T]]
+) -> list[list[T] | None]:
+    """See `carry_out`."""
+    lost = _Lost()
+    gate = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(calls: Sequence[Call[T]]) -> list[T] | None:
+        answers = []
+        async with gate:
+            for item in calls:
+                if item.shard in lost:
+                    return None
+                try:
+                    answers.append(await call(item))
+                except Unavailable as error:
+                    lost.add(item.shard, error)
+                    return None
+        return answers
+
+    running = [asyncio.ensure_future(one(calls)) for calls in plan]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()

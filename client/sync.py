@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 
-from histospec.client import calls, tokens
+from histospec.client import calls
 from histospec.client.budget import Budget
 from histospec.client.calls import Call
 from histospec.client.channel import forked, metadata, open_channel
@@ -238,7 +238,8 @@ class DraftClient:
             HistoSpecError: as for `history`, but not Unavailable.
         """
         self.flush(self.config.timeouts.shutdown)
-        plan = self._plan(prompts, problems, lambda i, name: calls.history(self._core, prompts[i], name, limit))
+        self._find()
+        plan = calls.histories(self._core, prompts, problems, limit)
         return [None if answer is None else answer[0] for answer in carry_out(plan, self._call)]
 
     def ingest_many(
@@ -262,10 +263,8 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `ingest`, but not Unavailable.
         """
-        tokens.same_length("responses", responses, "prompts", len(prompts))
-        plan = self._plan(
-            prompts, problems, lambda i, name: calls.ingest(self._core, prompts[i], responses[i], epoch, name)
-        )
+        self._find()
+        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems)
         return [answer is not None for answer in carry_out(plan, self._call)]
 
     def predict_length(
@@ -327,17 +326,6 @@ class DraftClient:
     def _do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         self._find()
         return [self._call(call) for call in build(self._core, *args, **kwargs)]
-
-    def _plan(
-        self,
-        prompts: Sequence[Tokens],
-        problems: Sequence[str | None] | None,
-        build: Callable[[int, str | None], list[Call[T]]],
-    ) -> list[list[Call[T]]]:
-        if problems is not None:
-            tokens.same_length("problems", problems, "prompts", len(prompts))
-        self._find()
-        return [build(i, None if problems is None else problems[i]) for i in range(len(prompts))]
 
     def _find(self) -> None:
         """Waits until it is known which shards there are; a client that steps knows it all the time."""

@@ -1,6 +1,6 @@
 """What SPEC-RL needs to know of vLLM: its sampling parameters, its limits, and where its logprobs are.
 
-vLLM's own objects come in as arguments, so nothing here imports vLLM. Run with vLLM 0.27 and 0.32.
+vLLM's own objects come in as arguments, so nothing here imports vLLM. Read in vLLM 0.27, run with 0.32.
 """
 
 import copy

@@ -68,6 +68,10 @@ def test_bad_prompt_opens_nothing(client):
         client.open([[1], [2]], problems=["a"])
     with pytest.raises(ValueError, match=r"problems\[0\]: 1025 characters"):
         client.open([[1]], problems=["a" * 1025])
+    with pytest.raises(ValueError, match="generated: 1 values for 2 prompts"):
+        client.open([[1], [2]], generated=[[3]])
+    with pytest.raises(ValueError, match=r"generated\[1\]: token -3 is outside"):
+        client.open([[1], [2]], generated=[[3], [-3]])
     assert client.open([[1]]) == [1]
 
 

@@ -75,6 +75,18 @@ def drafted(client: DraftClient, text: list[int]) -> list[int]:
     return draft.tokens[:3].tolist()
 
 
+def test_a_session_goes_on_after_what_was_generated_before(client):
+    """It drafts as if it had written that itself, and commits it with the rest."""
+    client.ingest(PROMPT, [Response(TEXT)], epoch=0)
+    begun, fresh = client.open([PROMPT, PROMPT], generated=[TEXT[:6], []])
+    (draft,) = client.step([begun], [[]])
+    assert draft.tokens[:3].tolist() == TEXT[6:9]
+    client.step([begun, fresh], [TEXT[6:8], [7]])
+    client.close([begun, fresh], logprobs=[[-1.0] * 8, [-2.0]])
+    assert [r.tokens.tolist() for r in client.history(PROMPT)] == [TEXT, TEXT[:8], [7]]
+    assert len(client.history(PROMPT)[1].logprobs) == 8
+
+
 def test_who_goes_on_the_longest_may_draft_more(client):
     short, long = [1, 2], [3, 4]
     client.ingest(short, [Response([9, *TEXT[:10]]), Response([8, *TEXT[5:15]])], epoch=0)

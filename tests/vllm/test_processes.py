@@ -76,10 +76,15 @@ def api(tiny_model, server, drafts, tmp_path):
 def test_over_http(api, server, tiny_model, make_client):
     prompt = [1, 2, 3, 4]
     body = {"model": tiny_model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": True}
-    options = [{}, {"histospec.problem": "p", "histospec.epoch": 2}, {"histospec": json.dumps({"problem": "p"})}]
+    options = [
+        {},
+        {"histospec.problem": "p", "histospec.epoch": 2},
+        {"histospec": json.dumps({"problem": "p"})},
+        {"histospec.problem": "p", "histospec.generated": 1, "histospec.commit": 0},
+    ]
     answers = [api("/v1/completions", body | {"vllm_xargs": given} if given else body) for given in options]
     written = [answer["choices"][0]["token_ids"] for answer in answers]
-    assert written[0] == written[1] == written[2]
+    assert written[0] == written[1] == written[2] == written[3]
     assert len(written[0]) == 30
     client = make_client(server.endpoint, namespace="test")
     assert [r.tokens.tolist() for r in client.history(prompt)] == written[:1]

@@ -1,0 +1,148 @@
+"""SPEC-RL without vLLM: lenience, which old response is taken and how much of it; the client's calls for batches."""
+
+import asyncio
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from histospec.client import AsyncDraftClient, DraftClient, InvalidRequest, Response
+from histospec.client.rollouts import Geometric, SpeculativeRollout
+from histospec.client.rollouts.lenience import lenience_of
+from histospec.client.rollouts.old import Limits, choose, cut
+
+LIMITS = Limits(most=10, scored=20, least=0, stops=frozenset({0}))
+
+
+def response(tokens, **fields):
+    return Response(tokens, logprobs=-np.arange(len(tokens), dtype=np.float32), **fields)
+
+
+def test_a_schedule_moves_by_the_same_factor_each_epoch():
+    schedule = Geometric(start=8.0, end=1.0, epochs=3)
+    assert [schedule(epoch) for epoch in range(5)] == pytest.approx([8, 4, 2, 1, 1])
+    assert Geometric(1, 1, 1)(5) == 1
+    assert lenience_of(schedule, 1) == pytest.approx(4)
+    assert [lenience_of(x, None) for x in (0, 1, math.inf)] == [0, 1, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0, 1, 3), "start: 0"), ((1, math.inf, 3), "end: inf"), ((1, math.nan, 3), "end: nan"), ((1, 1, 0), "epochs: 0")],
+)
+def test_schedules_that_make_no_sense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Geometric(*arguments)
+
+
+def test_lenience_is_a_number_or_needs_an_epoch():
+    with pytest.raises(ValueError, match="lenience: -1 is not"):
+        SpeculativeRollout(None, None, -1)
+    with pytest.raises(ValueError, match="lenience: nan"):
+        lenience_of(lambda epoch: math.nan, 0)
+    with pytest.raises(ValueError, match="epoch: a schedule of the lenience needs one"):
+        lenience_of(Geometric(2, 1, 3), None)
+
+
+def test_newest_responses_with_logprobs_are_taken_once():
+    stored = [
+        response([1], epoch=0),
+        response([2], epoch=2),
+        response([3], epoch=1),
+        Response([4], epoch=3),  # of a worker: without logprobs
+        response([5, 6], epoch=3, generated=[True, False]),
+        response([7], epoch=3, generated=[True]),
+    ]
+    assert [list(r.tokens) for r in choose(stored, 9, None)] == [[7], [2], [3], [1]]
+    assert [list(r.tokens) for r in choose(stored, 2, None)] == [[7], [2]]
+    assert [list(r.tokens) for r in choose(stored, 9, 2)] == [[3], [1]]  # earlier epochs alone
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limits", "expected", "ended"),
+    [
+        ([1, 2, 3], LIMITS, 3, False),  # cut by a shorter limit, then
+        ([1, 2, 0], LIMITS, 3, True),
+        ([1, 0, 3], LIMITS, 2, True),  # stop tokens are others today
+        ([1, 0, 3], LIMITS._replace(least=1), 2, True),
+        ([1, 0, 3], LIMITS._replace(least=2), 1, False),
+        (range(1, 11), LIMITS, 10, True),
+        (range(1, 15), LIMITS, 10, True),
+        (range(1, 11), LIMITS._replace(scored=9), 9, False),
+        ([1, 2, 0], LIMITS._replace(scored=2), 2, False),
+    ],
+)
+def test_what_could_be_written_today(tokens, limits, expected, ended):
+    old = cut(response(list(tokens)), limits)
+    assert old.tokens.tolist() == list(tokens)[:expected]
+    assert old.logprobs.tolist() == [-float(i) for i in range(expected)]
+    assert old.ended == ended
+
+
+def test_nothing_could_be_written():
+    assert cut(response([0, 1]), LIMITS._replace(least=1)) is None
+    assert cut(response([1, 2]), LIMITS._replace(scored=0)) is None
+
+
+def test_it_needs_no_vllm(tmp_path):
+    (tmp_path / "vllm.py").write_text("raise ImportError('no vLLM here')")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import histospec.client.rollouts"
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.fixture
+def client(server):
+    with DraftClient(server.endpoint, "run") as client:
+        yield client
+
+
+def test_histories_of_many(client):
+    prompts = [[i, 1] for i in range(50)]
+    responses = [[response([i, j], reward=float(j)) for j in range(3)] for i in range(50)]
+    assert client.ingest_many(prompts, responses, epoch=4) == [True] * 50
+    histories = client.histories([*prompts, [9, 9]], limit=2)
+    assert [[r.tokens.tolist() for r in h] for h in histories[:50]] == [[[i, 1], [i, 2]] for i in range(50)]
+    assert histories[50] == []
+    assert {(r.epoch, r.reward) for h in histories for r in h} == {(4, 1.0), (4, 2.0)}
+    named = client.ingest_many(prompts[:2], responses[:2], epoch=5, problems=["p", None])
+    assert named == [True, True]
+    assert [len(h) for h in client.histories(prompts[:2], ["p", None])] == [3, 6]
+
+
+def test_many_bad_arguments(client):
+    with pytest.raises(ValueError, match="responses: 1 values for 2 prompts"):
+        client.ingest_many([[1], [2]], [[]])
+    with pytest.raises(ValueError, match="problems: 1 values for 2 prompts"):
+        client.histories([[1], [2]], ["p"])
+    with pytest.raises(ValueError, match="prompt: must not be empty") as caught:
+        client.ingest_many([[1], []], [[response([1])], [response([2])]])
+    assert not isinstance(caught.value, InvalidRequest)
+    assert client.history([1]) == []
+
+
+def test_a_shard_that_is_gone_costs_its_own_problems(start_server, caplog):
+    here, gone = start_server("--shard-name", "a"), start_server("--shard-name", "b")
+    endpoint = f"a={here.endpoint},b={gone.endpoint}"
+    prompts = [[i, 2] for i in range(60)]
+
+    async def ask():
+        async with AsyncDraftClient(endpoint, "run") as client:
+            histories = await client.histories(prompts)
+            return histories, await client.ingest_many(prompts, [[response([7])] for _ in prompts])
+
+    with DraftClient(endpoint, "run") as client:
+        assert all(client.ingest_many(prompts, [[response([5])] for _ in prompts]))
+        gone.kill()
+        histories = client.histories(prompts)
+        assert {None if h is None else len(h) for h in histories} == {None, 1}
+        assert sum("not asked again" in r.getMessage() for r in caplog.records) == 1
+        stored = client.ingest_many(prompts, [[response([6])] for _ in prompts])
+        assert stored == [h is not None for h in histories]
+        seen, done = asyncio.run(ask())
+        assert [h is not None for h in seen] == done == stored
+        assert [h and [r.tokens.tolist() for r in h] for h in client.histories(prompts)] == [
+            [[5], [6], [7]] if ok else None for ok in stored
+        ]
