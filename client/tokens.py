@@ -92,6 +92,17 @@ def epoch_number(name: str, value: Any) -> int | None:
     return int(value)
 
 
+def change_count(name: str, value: Any) -> int:
+    """How often something changed; None stands for never."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name}: must be an integer, is {value!r}")
+    if not 0 <= value < 1 << 32:
+        raise ValueError(f"{name}: {value} is outside [0, 2^32)")
+    return int(value)
+
+
 def reward_number(name: str, value: Any) -> float | None:
     """A finite number, or None."""
     if value is None:

@@ -25,6 +25,8 @@ from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus,
 from .options import read_options
 from .sessions import RequestSessions
 from .stops import StopStrings
+from .versions import WeightVersions
+from .versions import install as hear_weight_versions
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -54,6 +56,8 @@ class HistoSpecScheduler(Scheduler):
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.tail_weight)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
+        self._versions = WeightVersions()
+        hear_weight_versions()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = self._reported_cost = -math.inf
@@ -123,8 +127,21 @@ class HistoSpecScheduler(Scheduler):
             try:
                 output = self._response(request)
             finally:
-                self._sessions.finish(request.request_id, output)
+                self._sessions.finish(request.request_id, output, self._versions.current)
+            if output:
+                self._versions.wrote()
         return super()._free_request(request, *args, **kwargs)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """What comes with new weights, in vLLM without weight versions the only sign of them."""
+        with self._harmless("count weights"):
+            self._versions.reset()
+        return super().reset_prefix_cache(*args, **kwargs)
+
+    def name_weights(self, version: str) -> None:
+        """Called with what vLLM is told of its weights; see versions.py."""
+        with self._harmless("read the version of the weights"):
+            self._versions.name(version)
 
     def shutdown(self) -> None:
         """Lets the last commits out."""
