@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import Draft, DraftClient
+from . import parallel, versions
 from .config import AdapterConfig
 from .cost import DEFAULT, FixedCost, LearnedCost
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
 from .options import read_options
 from .sessions import RequestSessions
 from .stops import StopStrings
-from .versions import WeightVersions
-from .versions import install as hear_weight_versions
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -50,14 +49,15 @@ class HistoSpecScheduler(Scheduler):
                 "HistoSpecScheduler needs --speculative-config with method 'custom_class' and model "
                 "'histospec.client.vllm.HistoSpecProposer'"
             )
+        parallel.check(vllm_config.parallel_config)
         config = AdapterConfig.from_environment()
         client = DraftClient()
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.tail_weight)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
-        self._versions = WeightVersions()
-        hear_weight_versions()
+        self._versions = versions.WeightVersions()
+        versions.install()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = self._reported_cost = -math.inf
