@@ -138,7 +138,7 @@ class HistoSpecScheduler(Scheduler):
             self._versions.reset()
         return super().reset_prefix_cache(*args, **kwargs)
 
-    def name_weights(self, version: str) -> None:
+    def _name_weights(self, version: str) -> None:
         """Called with what vLLM is told of its weights; see versions.py."""
         with self._harmless("read the version of the weights"):
             self._versions.name(version)

@@ -72,7 +72,7 @@ class WeightVersions:
 
 
 def install() -> None:
-    """Lets a scheduler with a method `name_weights` hear of vLLM's weight versions, which only its engine core knows.
+    """Lets a scheduler with a method `_name_weights` hear of vLLM's weight versions, which only its engine core knows.
 
     Once a process. vLLM before 0.27 has none.
     """
@@ -84,7 +84,7 @@ def install() -> None:
     @functools.wraps(set_version)
     def set_weight_version(self: Any, weight_version: str, *args: Any, **kwargs: Any) -> Any:
         done = set_version(self, weight_version, *args, **kwargs)
-        hear = getattr(self.scheduler, "name_weights", None)
+        hear = getattr(self.scheduler, "_name_weights", None)
         if hear is not None:
             hear(weight_version)
         return done

@@ -18,27 +18,26 @@ LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
 
 @pytest.fixture
 def rollout(tiny_model, server, tmp_path):
-    """rollout(prompts, version) -> what parallel_engine.py prints, as a dict."""
+    """rollout(prompts, version) -> what parallel_engine.py writes, as a dict."""
 
     def run(prompts, version):
         settings = {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "test", "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
-        script = str(Path(__file__).with_name("parallel_engine.py"))
-        command = [sys.executable, script, tiny_model, json.dumps(prompts), version]
-        with (tmp_path / "engine.log").open("w") as log:
+        script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
+        command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
+        with log.open("w") as said:
             process = subprocess.Popen(
-                command, env=os.environ | settings, stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True,
-            )  # fmt: skip
+                command, env=os.environ | settings, stdout=said, stderr=said, start_new_session=True
+            )
             try:
-                output, _ = process.communicate(timeout=LIMIT)
+                code = process.wait(LIMIT)
             finally:
-                if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # its workers, too
-        assert process.returncode == 0, (tmp_path / "engine.log").read_text()[-8000:]
-        return json.loads(output.splitlines()[-1])
+        assert code == 0, log.read_text()[-8000:]
+        return json.loads(result.read_text())
 
     return run
 
