@@ -8,8 +8,9 @@ the newest first. The first of these that is there decides:
    `finish_weight_update`);
 3. how often the weights changed under this engine. No engine knows how often before it started, so the server adds that
    to the newest epoch that it knew by then, where nobody names any. Every trainer resets the prefix cache with new
-   weights, for what it holds was computed by the old ones; several resets without a response between them are one
-   change. Where versions have names without a number, their changes count and resets do not.
+   weights, for what it holds was computed by the old ones; weights that wrote
+   no response do not count, so that several resets in a row are one change. Where versions have names without a number,
+   these count and resets do not.
 
 Before the first change the newest epoch of the namespace is right: another engine may have been here before.
 """
