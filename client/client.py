@@ -104,9 +104,10 @@ class AsyncDraftClient:
         epochs: int | Sequence[int | None] | None = None,
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
+        changes: int | Sequence[int] | None = None,
     ) -> None:
         """See `DraftClient.close`."""
-        self._core.close(sessions, commit, epochs, rewards, logprobs)
+        self._core.close(sessions, commit, epochs, rewards, logprobs, changes)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""

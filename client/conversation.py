@@ -185,6 +185,7 @@ class Conversation:
                 reward=commit.reward,
                 logprobs=commit.logprobs,
                 generated=session.length,
+                changes=commit.changes,
             )
             self._forget(session.number)
             batch.append(commit)

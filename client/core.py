@@ -126,12 +126,14 @@ class Core:
         epochs: int | Sequence[int | None] | None = None,
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
+        changes: int | Sequence[int] | None = None,
     ) -> None:
         """Ends sessions; the server hears of it with the next message."""
         count = len(sessions)
         with self._lock:
             chosen = self._find(sessions)
             epoch = [tokens.epoch_number(name, v) for name, v in tokens.each("epochs", epochs, count)]
+            change = [tokens.change_count(name, v) for name, v in tokens.each("changes", changes, count)]
             reward = [tokens.reward_number(name, v) for name, v in tokens.each("rewards", rewards, count)]
             if logprobs is not None:
                 tokens.same_length("logprobs", logprobs, "sessions", count)
@@ -143,7 +145,7 @@ class Core:
                 del self._sessions[session.number]
                 if commit and session.generated and not session.refused:
                     session.shard.opens.pop(session.number, None)
-                    self._commits.keep(Commit(session, epoch[i], reward[i], scores[i]))
+                    self._commits.keep(Commit(session, epoch[i], reward[i], scores[i], change[i]))
                 else:
                     session.shard.forget(session)
 

@@ -31,6 +31,7 @@ class Commit:
     epoch: int | None
     reward: float | None
     logprobs: bytes
+    changes: int = 0
     attempts: int = 0
     """How often a server turned it down."""
 

@@ -155,6 +155,7 @@ class DraftClient:
         epochs: int | Sequence[int | None] | None = None,
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
+        changes: int | Sequence[int] | None = None,
     ) -> None:
         """Ends sessions. Local and instant: the server hears of it with the next message, or `flush`.
 
@@ -164,11 +165,13 @@ class DraftClient:
             epochs: version of the policy, one for all or one each; None: the newest that the namespace has seen.
             rewards: one for all or one each, None where there is none.
             logprobs: None, or B times None or float32[n], one for each generated token.
+            changes: for who cannot say the epoch: how often the weights have changed under this worker, one for all or
+                one each. The server counts on from the newest epoch, as long as nobody names any.
 
         Raises:
             ValueError, UnknownSession: an argument is wrong; nothing was closed.
         """
-        self._core.close(sessions, commit, epochs, rewards, logprobs)
+        self._core.close(sessions, commit, epochs, rewards, logprobs, changes)
 
     def flush(self, timeout: float | None = None) -> None:
         """Sends the opens and closes that wait for the next message, and waits for commits to be acknowledged.

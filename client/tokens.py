@@ -83,12 +83,19 @@ def mask_bytes(name: str, value: Any, size: int) -> bytes:
 
 def epoch_number(name: str, value: Any) -> int | None:
     """A version of the policy, or None for the newest."""
-    if value is None:
-        return None
+    return None if value is None else _whole_number(name, value, 63)
+
+
+def change_count(name: str, value: Any) -> int:
+    """How often something changed; None stands for never."""
+    return 0 if value is None else _whole_number(name, value, 32)
+
+
+def _whole_number(name: str, value: Any, bits: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name}: must be an integer, is {value!r}")
-    if not 0 <= value < 1 << 63:
-        raise ValueError(f"{name}: {value} is outside [0, 2^63)")
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{name}: {value} is outside [0, 2^{bits})")
     return int(value)
 
 

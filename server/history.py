@@ -37,6 +37,7 @@ class History:
         self._metrics = metrics
         self._newest = store.newest_epochs()
         self._namespaces = set(self._newest)
+        self._named: set[str] = set()  # namespaces whose epochs somebody names
         self._max_namespaces = max_namespaces
         self._backwards = 0  # how often the newest epochs went back: what was read before that no longer counts
         self._watching: asyncio.Task[None] | None = None
@@ -55,6 +56,15 @@ class History:
     def newest_epoch(self, namespace: str) -> int:
         """The newest epoch that the namespace has seen; 0 at first."""
         return self._newest.get(namespace, 0)
+
+    def name_epochs(self, namespace: str) -> None:
+        """Somebody names the namespace's epochs: from now on nobody's count moves them."""
+        self._named.add(namespace)
+
+    def counted_epoch(self, namespace: str, epoch: int) -> int:
+        """The epoch of a response that a worker's count says is of `epoch`; never older than the newest."""
+        newest = self.newest_epoch(namespace)
+        return newest if namespace in self._named else max(newest, epoch)
 
     def admit(self, namespace: str) -> None:
         """Makes room for a namespace. Raises LimitExceeded where there are too many already."""
@@ -135,6 +145,7 @@ class History:
                 self._metrics.store_errors.inc()
                 raise
             self._newest.pop(namespace, None)
+            self._named.discard(namespace)
             self._backwards += 1
             await self._through.forget()
             await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))

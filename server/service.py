@@ -78,6 +78,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._permit(context).require("write", request.namespace)
         started = time.perf_counter()
         batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
+        if batch.records and request.HasField("epoch"):
+            self._history.name_epochs(request.namespace)
         if batch.records:
             self._history.admit(batch.problem.namespace)
             await self._history.add(batch)

@@ -72,6 +72,7 @@ class DraftStream:
         self._draining = False
         self._leaving = asyncio.Event()
         self._namespaces: set[str] = set()
+        self._bases: dict[str, int] = {}  # by namespace: the epoch of the weights that the worker started with
         self._counts = dict.fromkeys(
             ("messages", "steps", "late", "tokens", "drafted", "opened", "committed", "refused"), 0
         )
@@ -307,7 +308,7 @@ class DraftStream:
             self._refuse(response, "commit", close.session, reason)
             self._forget(close.session)
             return None
-        epoch = self._history.newest_epoch(problem.namespace) if close.epoch is None else close.epoch
+        epoch = self._epoch(problem.namespace, close)
         tokens = self._engine.generated(session).tobytes()
         batch = Batch(problem, [Record(tokens, epoch, close.reward, close.logprobs)])
         self._history.saw(batch)
@@ -315,6 +316,13 @@ class DraftStream:
         del self._ids[close.session], self._problems[close.session]
         self._counts["committed"] += 1
         return batch
+
+    def _epoch(self, namespace: str, close: wire.Close) -> int:
+        if close.epoch is not None:
+            self._history.name_epochs(namespace)
+            return close.epoch
+        base = self._bases.setdefault(namespace, self._history.newest_epoch(namespace) - close.changes)
+        return self._history.counted_epoch(namespace, min(base + close.changes, wire.MAX_EPOCH))
 
     def _forget(self, session: int) -> None:
         held = self._ids.pop(session, None)

@@ -19,6 +19,7 @@ from histospec.v1 import draft_pb2 as pb
 
 MAX_NAMESPACE = 128
 MAX_PROBLEM = 1024
+MAX_EPOCH = (1 << 63) - 1
 MAX_QUANTILES = 64
 
 INT32 = np.dtype("<i4")
@@ -63,6 +64,7 @@ class Close(NamedTuple):
     reward: float | None
     logprobs: bytes
     generated: int
+    changes: int
 
 
 class Undecodable(NamedTuple):
@@ -202,7 +204,7 @@ def _close(field: str, request: pb.CloseSession) -> Close:
     _check_reward(f"{field}reward", reward)
     if request.commit:
         _check_per_token(f"{field}logprobs", request.logprobs, FLOAT32, request.generated)
-    return Close(request.session, request.commit, epoch, reward, request.logprobs, request.generated)
+    return Close(request.session, request.commit, epoch, reward, request.logprobs, request.generated, request.changes)
 
 
 def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[Batch, NDArray[np.int32]]:

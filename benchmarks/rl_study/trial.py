@@ -46,15 +46,13 @@ class Size:
     """Of a run."""
 
     epochs: int = 12
-    problems: int = 16
+    problems: int = 24
     samples: int = 8
     """Responses a problem."""
     concurrency: int = 64
     """Requests that vLLM runs side by side."""
-    rate: float = 2e-4
+    rate: float = 1e-4
     """Learning rate."""
-    minibatches: int = 8
-    """Of an epoch's responses, each trained on once."""
     held_out: int = 128
     """Other problems, which the policy of the last epoch answers once each."""
 
@@ -134,7 +132,7 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
             rewards = [p.reward(response) for p, response in zip(repeated, done.responses, strict=True)]
             table = torch.tensor(rewards).view(size.problems, size.samples)
             trained = time.process_time()
-            grpo.update(model, optimizer, [p.prompt for p in repeated], done.responses, table, passes=1, minibatches=size.minibatches)
+            grpo.update(model, optimizer, [p.prompt for p in repeated], done.responses, table)
             engine.push(model)
             done.seconds.other += trained - start
             done.seconds.update = time.process_time() - trained

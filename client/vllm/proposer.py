@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import cpu, undrafted
+from . import cpu, parallel, undrafted
 from .config import AdapterConfig
 
 
@@ -18,6 +18,7 @@ class HistoSpecProposer:
                 "HistoSpecProposer drafts nothing by itself: "
                 "add --scheduler-cls histospec.client.vllm.HistoSpecScheduler"
             )
+        parallel.check(vllm_config.parallel_config)  # before vLLM fails in words of its own
         if AdapterConfig.from_environment().cpu_fix:
             cpu.install()
         undrafted.install()

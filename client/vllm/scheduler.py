@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import Draft, DraftClient
+from . import parallel, versions
 from .config import AdapterConfig
 from .cost import DEFAULT, FixedCost, LearnedCost
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
@@ -48,12 +49,15 @@ class HistoSpecScheduler(Scheduler):
                 "HistoSpecScheduler needs --speculative-config with method 'custom_class' and model "
                 "'histospec.client.vllm.HistoSpecProposer'"
             )
+        parallel.check(vllm_config.parallel_config)
         config = AdapterConfig.from_environment()
         client = DraftClient()
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.tail_weight)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
+        self._versions = versions.WeightVersions()
+        versions.install()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = self._reported_cost = -math.inf
@@ -123,8 +127,21 @@ class HistoSpecScheduler(Scheduler):
             try:
                 output = self._response(request)
             finally:
-                self._sessions.finish(request.request_id, output)
+                self._sessions.finish(request.request_id, output, self._versions.current)
+            if output:
+                self._versions.wrote()
         return super()._free_request(request, *args, **kwargs)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """What comes with new weights, in vLLM without weight versions the only sign of them."""
+        with self._harmless("count weights"):
+            self._versions.reset()
+        return super().reset_prefix_cache(*args, **kwargs)
+
+    def _name_weights(self, version: str) -> None:
+        """Called with what vLLM is told of its weights; see versions.py."""
+        with self._harmless("read the version of the weights"):
+            self._versions.name(version)
 
     def shutdown(self) -> None:
         """Lets the last commits out."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .cost import DEFAULT
 from .options import RequestOptions
+from .versions import Version
 
 if TYPE_CHECKING:
     from .. import Draft, DraftClient, Pending
@@ -38,7 +39,7 @@ class RequestSessions:
         self._new: set[int] = set()  # sessions that the server has not heard of
         self._pending: list[tuple[list[str], Pending]] = []
         # Of finished requests: those that join the history with their last tokens, and those that are forgotten.
-        self._commits: list[tuple[_Session, Sequence[int]]] = []
+        self._commits: list[tuple[_Session, Sequence[int], Version]] = []
         self._drops: list[_Session] = []
 
     def open(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
@@ -87,8 +88,14 @@ class RequestSessions:
         self._drops.append(session)
         self.open(request_id, session.prompt, session.options)
 
-    def finish(self, request_id: str, output: Sequence[int] | None) -> None:
-        """Ends the request's session. `output`: what joins the history, exactly; None or empty: nothing does."""
+    def finish(self, request_id: str, output: Sequence[int] | None, version: Version) -> None:
+        """Ends the request's session.
+
+        Args:
+            request_id: of a request, with or without a session.
+            output: what joins the history, exactly; None or empty: nothing does.
+            version: the weights that wrote the end of it.
+        """
         session = self._sessions.get(request_id)
         if session is None:
             return
@@ -98,7 +105,7 @@ class RequestSessions:
         del self._sessions[request_id]
         self._new.discard(session.id)
         if output and session.options.commit is not False:
-            self._commits.append((session, output[session.sent :]))
+            self._commits.append((session, output[session.sent :], version))
         else:
             self._drops.append(session)
 
@@ -112,12 +119,17 @@ class RequestSessions:
         drops, self._drops = self._drops, []
         if not commits and not drops:
             return
-        tails = [(session, tail) for session, tail in commits if tail]
+        tails = [(session, tail) for session, tail, _ in commits if tail]
         if tails:
             self._tell([session.id for session, _ in tails], [tail for _, tail in tails])
         if commits:
-            epochs = [session.options.epoch for session, _ in commits]
-            self.client.close([session.id for session, _ in commits], commit=True, epochs=epochs)
+            said = [session.options.epoch for session, _, _ in commits]
+            self.client.close(
+                [session.id for session, _, _ in commits],
+                commit=True,
+                epochs=[v.epoch if epoch is None else epoch for epoch, (_, _, v) in zip(said, commits, strict=True)],
+                changes=[version.changes for _, _, version in commits],
+            )
         if drops:
             self.client.close([session.id for session in drops], commit=False)
         if not self._sessions:
@@ -125,7 +137,7 @@ class RequestSessions:
 
     def forget(self) -> None:
         """Gives up every session after a failure: their requests go on without drafts, nothing of them is committed."""
-        lost = [*self._sessions.values(), *self._drops, *(session for session, _ in self._commits)]
+        lost = [*self._sessions.values(), *self._drops, *(session for session, _, _ in self._commits)]
         self._sessions.clear()
         self._pending.clear()
         self._commits.clear()

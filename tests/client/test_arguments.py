@@ -104,13 +104,16 @@ def test_bad_close_closes_nothing(client):
         ({"epochs": -1}, r"epochs: -1 is outside"),
         ({"epochs": [1]}, "epochs: 1 values for 2 sessions"),
         ({"epochs": [1, 1.5]}, r"epochs\[1\]: must be an integer"),
+        ({"changes": -1}, r"changes: -1 is outside"),
+        ({"changes": [1, 1 << 32]}, r"changes\[1\]: 4294967296 is outside"),
+        ({"changes": [1, 1.5]}, r"changes\[1\]: must be an integer"),
         ({"rewards": [1.0, math.inf]}, r"rewards\[1\]: must be a finite number"),
         ({"logprobs": [[-1.0, -1.0], [-1.0, -2.0]]}, r"logprobs\[1\]: must have one value for each of the 1 tokens"),
         ({"logprobs": [[-1.0, math.nan], None]}, r"logprobs\[0\]: value 1 is not a number"),
     ]:
         with pytest.raises(ValueError, match=message):
             client.close([a, b], **arguments)
-    client.close([a, b], epochs=[1, None], rewards=[1, None], logprobs=[[-1.0, -2.0], None])
+    client.close([a, b], epochs=[1, None], rewards=[1, None], logprobs=[[-1.0, -2.0], None], changes=2)
     with pytest.raises(UnknownSession):
         client.close([a])
 

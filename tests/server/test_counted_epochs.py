@@ -1,0 +1,116 @@
+"""Workers that do not know the epoch count how often their weights changed; the server makes one number of it."""
+
+import itertools
+
+import pytest
+
+from histospec.v1 import draft_pb2 as pb
+
+NUMBERS = itertools.count()
+
+
+class Worker:
+    """A stream on which one response after the other is committed."""
+
+    def __init__(self, wire, namespace):
+        self.wire = wire
+        self.namespace = namespace
+        self.stream = wire.stream()
+
+    def commit(self, **fields):
+        """The epoch that a response gets whose close has these fields."""
+        wire, session = self.wire, next(NUMBERS)
+        about = {"namespace": self.namespace, "problem": f"problem-{session}"}
+        self.stream.ask(opens=[wire.open(session, **about)], step=wire.step([session], [[1, 2]]))
+        self.stream.ask(closes=[wire.commit(session, 2, **fields)])
+        request = pb.HistoryRequest(prompt=wire.i32([1, 2, 3]), **about)
+        [stored] = wire.stub.History(request).responses
+        return stored.epoch
+
+
+@pytest.fixture
+def namespace(request):
+    """One for each test."""
+    return request.node.name
+
+
+@pytest.fixture
+def wire(shared_server, connect_shared):
+    return connect_shared(shared_server.endpoint)
+
+
+@pytest.fixture
+def worker(wire, namespace):
+    """worker() -> a Worker with a stream of its own."""
+    return lambda: Worker(wire, namespace)
+
+
+def test_each_change_is_an_epoch(worker):
+    one = worker()
+    assert [one.commit(changes=c) for c in (0, 0, 1, 1, 2, 5)] == [0, 0, 1, 1, 2, 5]
+
+
+def test_workers_agree_whoever_changes_first(worker):
+    one, two = worker(), worker()
+    assert [one.commit(changes=0), two.commit(changes=0)] == [0, 0]
+    assert [one.commit(changes=1), two.commit(changes=1)] == [1, 1]
+    assert [two.commit(changes=2), one.commit(changes=2)] == [2, 2]
+
+
+def test_a_worker_that_starts_late_counts_from_where_the_others_are(worker):
+    early = worker()
+    assert [early.commit(changes=c) for c in (0, 1, 2)] == [0, 1, 2]
+    late = worker()
+    assert late.commit(changes=0) == 2
+    assert [early.commit(changes=3), late.commit(changes=1)] == [3, 3]
+
+
+def test_a_worker_that_is_behind_drags_nobody_back(worker):
+    ahead, behind = worker(), worker()
+    assert [ahead.commit(changes=0), behind.commit(changes=0)] == [0, 0]
+    assert ahead.commit(changes=4) == 4
+    assert behind.commit(changes=1) == 4
+
+
+def test_a_connection_that_breaks_changes_nothing(worker):
+    assert [worker().commit(changes=c) for c in (7, 7, 7)] == [0, 0, 0]
+    again = worker()
+    assert [again.commit(changes=7), again.commit(changes=8)] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["ingest", "commit"])
+def test_epochs_that_somebody_names_beat_every_count(wire, worker, how, namespace):
+    """Counts do not run ahead of a trainer that names its epochs."""
+    counting = worker()
+    assert [counting.commit(changes=c) for c in (0, 1)] == [0, 1]
+    if how == "ingest":
+        wire.ingest([8], [[1, 2]], namespace, epoch=3)
+    else:
+        assert worker().commit(epoch=3, changes=99) == 3
+    assert [counting.commit(changes=c) for c in (2, 9, 50)] == [3, 3, 3]
+    wire.ingest([8], [[3, 4]], namespace, epoch=4)
+    assert counting.commit(changes=51) == 4
+
+
+def test_an_ingest_without_an_epoch_stops_no_count(wire, worker, namespace):
+    counting = worker()
+    assert counting.commit(changes=0) == 0
+    wire.ingest([8], [[1, 2]], namespace)
+    assert counting.commit(changes=1) == 1
+
+
+def test_a_namespace_that_is_dropped_counts_anew(wire, worker, namespace):
+    named = worker()
+    assert named.commit(epoch=3) == 3
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=namespace))
+    counting = worker()
+    assert [counting.commit(changes=c) for c in (5, 6)] == [0, 1]
+
+
+def test_a_count_ends_at_the_last_epoch(start_server, connect):
+    """Named before the server started anew, which remembers the epochs but not who named them."""
+    server = start_server()
+    connect(server.endpoint).ingest([9], [[1]], epoch=(1 << 63) - 1)
+    server.restart()
+    one = Worker(connect(server.endpoint), "run")
+    assert [one.commit(changes=c) for c in (0, 1, 2**32 - 1)] == [(1 << 63) - 1] * 3

@@ -1,0 +1,51 @@
+"""Rolls prompts out twice over two workers, with drafts, as a trainer would; writes a file of JSON.
+
+    python parallel_engine.py MODEL PROMPTS(JSON) VERSION FILE
+
+A process of its own with a limit of time: workers that wait for each other wait forever, and then the stack of every
+thread says where. It reads the adapter's environment. `responses` holds a list of token ids for each prompt, of each
+visit; `accepted`: drafted tokens that were; `version`: whether vLLM was told that its weights are of this version.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+from pathlib import Path
+
+SECONDS = 420  # of a machine where much else runs; it takes 30
+
+
+def main(model_path, prompts, version, path):
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
+        max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,
+        tensor_parallel_size=2,
+        speculative_config={
+            "method": "custom_class",
+            "model": "histospec.client.vllm.HistoSpecProposer",
+            "num_speculative_tokens": 16,
+        },
+        scheduler_cls="histospec.client.vllm.HistoSpecScheduler",
+    )  # fmt: skip
+    told = hasattr(llm, "update_weight_version")
+    if told:
+        llm.update_weight_version(version)
+    sampling = SamplingParams(temperature=0, max_tokens=40, detokenize=False)
+    visits = []
+    for _ in range(2):
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+        visits.append([list(output.outputs[0].token_ids) for output in outputs])
+    metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
+    result = {"responses": visits, "version": told, "accepted": metrics["vllm:spec_decode_num_accepted_tokens"]}
+    Path(path).write_text(json.dumps(result))
+    llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    # Two workers on whatever cores there are, and nothing beyond loopback.
+    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    main(sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,72 @@
+"""A model that is split over several workers has one scheduler, and so one set of sessions."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
+
+
+@pytest.fixture
+def rollout(tiny_model, server, tmp_path):
+    """rollout(prompts, version) -> what parallel_engine.py writes, as a dict."""
+
+    def run(prompts, version):
+        settings = {
+            "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "test", "HISTOSPEC_DEADLINE": "5",
+            "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        }  # fmt: skip
+        script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
+        command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
+        with log.open("w") as said:
+            process = subprocess.Popen(
+                command, env=os.environ | settings, stdout=said, stderr=said, start_new_session=True
+            )
+            try:
+                code = process.wait(LIMIT)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its workers, too
+        assert code == 0, log.read_text()[-8000:]
+        return json.loads(result.read_text())
+
+    return run
+
+
+def test_tensor_parallel(rollout, prompts, expected, server, make_client):
+    """
+    1. Two workers write what one without drafts does, twice; the second time from drafts.
+    2. Every response is kept once, as of the version that vLLM was told, whose engine is in a process of its own.
+    """
+    result = rollout(prompts, "step7")
+    assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
+    assert result["accepted"] > len(prompts)
+    epoch = 7 if result["version"] else 0
+    client = make_client(server.endpoint, namespace="test")
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert [(r.epoch, r.tokens.tolist()) for r in client.history(prompt)] == [(epoch, group[0])] * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "refused"),
+    [
+        ({}, ""),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is more than 1, where vLLM has no speculation"),
+        ({"distributed_executor_backend": "external_launcher"}, "every rank schedules for itself"),
+        ({"distributed_executor_backend": "external_launcher", "world_size": 1}, ""),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(setting, refused):
+    parallel = pytest.importorskip("histospec.client.vllm.parallel", reason="needs a vLLM build in the environment")
+    usual = {"pipeline_parallel_size": 1, "world_size": 2, "distributed_executor_backend": "mp"}
+    with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
+        parallel.check(SimpleNamespace(**usual | setting))
