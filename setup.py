@@ -23,7 +23,11 @@ PACKAGES = {
 }
 DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]
 if not CLIENT_ONLY:
-    PACKAGES |= {"histospec.server": "server", "histospec.native": "native/python"}
+    PACKAGES |= {
+        "histospec.server": "server",
+        "histospec.native": "native/python",
+        "histospec.specrl": "protos/histospec/specrl",
+    }
     DEPENDENCIES += [
         "aiohttp>=3.9",
         "cryptography>=42",
@@ -37,6 +41,7 @@ if not CLIENT_ONLY:
         "structlog>=24.1",
         "tomli>=2; python_version<'3.11'",
         "uvloop>=0.19",
+        "xxhash>=3",
     ]
 EXTRAS = {"otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"]}
 

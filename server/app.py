@@ -22,15 +22,17 @@ from histospec.server.access import Access
 from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError
 from histospec.server.history import History
-from histospec.server.interceptors import SERVICE, Accounting
+from histospec.server.interceptors import SERVICE, SPECRL, Accounting
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
 from histospec.server.service import DraftService
+from histospec.server.specrl import RolloutCacheService
 from histospec.server.stores import open_store
 from histospec.server.tls import Certificates
 from histospec.server.traces import open_traces
 from histospec.server.vitals import Vitals
 from histospec.server.web import application
+from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
@@ -84,6 +86,8 @@ class Server:
         self._metrics.registry.register(Vitals(config, store, certificates, self._ready))
         self._history = History(engine, store, self._metrics, config.max_namespaces)
         self._service = DraftService(engine, self._history, self._metrics, config, access)
+        self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
+        self._services = [SERVICE] if self._specrl is None else [SERVICE, SPECRL.full_name]
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         self._accounting = Accounting(self._metrics, self._traces)
         self._grpc = grpc.aio.server(
@@ -114,8 +118,10 @@ class Server:
             loop.add_signal_handler(number, self._signalled, number)
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
+        if self._specrl is not None:
+            specrl_grpc.add_RolloutCacheServiceServicer_to_server(self._specrl, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+        reflection.enable_server_reflection((*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
         await self._serving(False)
         try:
             listen = config.listen._replace(port=self._open_port())
@@ -206,7 +212,7 @@ class Server:
 
     async def _serving(self, ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", SERVICE):
+        for name in ("", *self._services):
             await self._health.set(name, status)
 
 

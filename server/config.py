@@ -35,6 +35,7 @@ from histospec.server.group_commit import MAX_BACKLOG
 from histospec.server.redis_servers import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
+MAX_NAMESPACE = 128  # characters
 C = TypeVar("C", bound="StoreConfig")
 
 
@@ -220,6 +221,10 @@ class Config(StoreConfig):
         (),
         description="all shards of this service as clients reach them, [NAME=]HOST:PORT, comma-separated; an entry "
         "with the name of this shard stands for it",
+    )
+
+    specrl_namespace: Annotated[str, Field(max_length=MAX_NAMESPACE)] = Field(
+        "specrl", description="namespace of what SpecRL's updater sends; --specrl-namespace= takes nothing from it"
     )
 
     # What is kept in the index

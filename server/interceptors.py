@@ -1,8 +1,9 @@
-"""What every RPC of the draft service has in common: it is timed, and its errors become gRPC statuses."""
+"""What the RPCs of our services have in common: it is timed, and its errors become gRPC statuses."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -23,12 +24,15 @@ from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
 from histospec.server.traces import Traces
 from histospec.server.wire import Undecodable, tolerant
-from histospec.v1.draft_pb2 import DESCRIPTOR
+from histospec.specrl import rollout_cache_pb2
+from histospec.v1 import draft_pb2
 
 log = structlog.get_logger()
 
-SERVICE = DESCRIPTOR.services_by_name["DraftService"].full_name
-METHODS = DESCRIPTOR.services_by_name["DraftService"].methods_by_name
+DRAFTS = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
+SERVICE = DRAFTS.full_name
+SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
+METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
 EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
@@ -42,13 +46,15 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def __init__(self, metrics: Metrics, traces: Traces | None = None) -> None:
         self._metrics = metrics
         self._traces = traces
-        for method in METHODS:  # an alert sees the first one only if there were none before
+        for method in chain.from_iterable(
+            METHODS.values()
+        ):  # an alert sees the first one only if there were none before
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
         self._running = 0
         self._throttle = Throttle()
 
     async def idle(self) -> None:
-        """Returns when no RPC of the draft service runs. Those of other services (a health watch) never end."""
+        """Returns when no RPC of ours runs. Those of other services (a health watch) never end."""
         while self._running:
             await asyncio.sleep(0.01)
 
@@ -60,25 +66,25 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         """See grpc.aio."""
         handler = await continuation(handler_call_details)
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
-        if handler is None or service != SERVICE:  # health and reflection speak for themselves
+        if handler is None or service not in METHODS:  # health and reflection speak for themselves
             return handler
         decode, encode = handler.request_deserializer, handler.response_serializer
         if decode is not None:
-            decode = tolerant(METHODS[method].input_type.name, decode)
+            decode = tolerant(METHODS[service][method].input_type.name, decode)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
-                self._traced(self._reported(handler.stream_stream, method), method),  # type: ignore[arg-type]
+                self._traced(self._reported(handler.stream_stream, method), service, method),  # type: ignore[arg-type]
                 decode,
                 encode,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._traced(self._timed(self._reported(handler.unary_unary, method), method), method),  # type: ignore[arg-type]
+            self._traced(self._timed(self._reported(handler.unary_unary, method), method), service, method),  # type: ignore[arg-type]
             decode,
             encode,
         )
 
-    def _traced(self, behaviour: Behaviour, method: str) -> Behaviour:
-        return behaviour if self._traces is None else self._traces.traced(behaviour, SERVICE, method)
+    def _traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
+        return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
 
     def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
         seconds = self._metrics.rpc_seconds.labels(method)

@@ -134,14 +134,14 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", stats["index_bytes"])
         yield GaugeMetricFamily("histospec_sessions", "Open sessions.", stats["sessions"])
 
-    def _counted(self) -> Mapping[str, Mapping[str, int]]:
+    def _counted(self) -> dict[str, dict[str, int]]:
         return _flat(self._engine.stats()["namespaces"])
 
-    def _total(self, live: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    def _total(self, live: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """Counters of all namespaces, dropped ones included."""
-        total = {name: dict(counters) for name, counters in live.items()}
+        total = dict(live)
         for name, counters in self._retired.items():
-            mine = total.setdefault(name, {})
+            mine = total[name] = dict(live.get(name, {}))
             for key, value in counters.items():
                 mine[key] = mine.get(key, 0) + value
         return total
@@ -160,9 +160,10 @@ def _flat(namespaces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, in
     """What the engine counted by namespace, with what it counted by source or age as `source.counter`."""
     flat = {}
     for namespace, counters in namespaces.items():
-        flat[namespace] = {name: value for name, value in counters.items() if name not in ("sources", "ages")}
-        for kind, counted in (*counters["sources"].items(), *counters["ages"].items()):
-            flat[namespace] |= {f"{kind}.{name}": value for name, value in counted.items()}
+        mine = flat[namespace] = dict(counters)
+        for kind, counted in (*mine.pop("sources").items(), *mine.pop("ages").items()):
+            for name, value in counted.items():
+                mine[f"{kind}.{name}"] = value
     return flat
 
 

@@ -1,12 +1,10 @@
 """`histospec.v1.DraftService`: RPC to engine and store, and back."""
 
-import time
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
-import structlog
 
 from histospec.native import Engine
 from histospec.server import wire
@@ -14,16 +12,12 @@ from histospec.server.access import Access, Permit
 from histospec.server.config import Config, Peer
 from histospec.server.errors import Unavailable
 from histospec.server.history import History
-from histospec.server.logs import Throttle
+from histospec.server.ingest import ingest
 from histospec.server.metrics import Metrics
 from histospec.server.store import Record
 from histospec.server.stream import DraftStream
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
-
-log = structlog.get_logger()
-
-THROTTLE = Throttle(lines=200)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -76,25 +70,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
         """See draft.proto."""
         self._permit(context).require("write", request.namespace)
-        started = time.perf_counter()
         batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
         if batch.records and request.HasField("epoch"):
             self._history.name_epochs(request.namespace)
-        if batch.records:
-            self._history.admit(batch.problem.namespace)
-            await self._history.add(batch)
-        tokens = sum(len(record.tokens) for record in batch.records) // wire.INT32.itemsize
-        if (more := THROTTLE.admits("ingested")) is not None:
-            log.info(
-                "ingested",
-                peer=context.peer(),
-                namespace=request.namespace,
-                epoch=batch.records[0].epoch if batch.records else None,
-                responses=len(batch.records),
-                tokens=tokens,
-                seconds=round(time.perf_counter() - started, 3),
-                **more,
-            )
+        tokens = await ingest(self._history, batch, context.peer())
         return pb.IngestResponse(responses=len(batch.records), tokens=tokens)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> pb.HistoryResponse:  # noqa: N802

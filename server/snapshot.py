@@ -24,12 +24,12 @@ from pydantic_core import PydanticCustomError
 
 from histospec.server import config as configuration
 from histospec.server.arguments import ArgumentParser
-from histospec.server.config import StoreConfig
+from histospec.server.config import MAX_NAMESPACE, StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
 from histospec.server.recordings import Line, LineResponse, RecordingError, read_as
 from histospec.server.store import Batch, Problem, Reader, Record, Store, by_epoch, total_size
 from histospec.server.stores import open_reader, open_store
-from histospec.server.wire import FLOAT32, INT32, MAX_NAMESPACE, MAX_PROBLEM
+from histospec.server.wire import FLOAT32, INT32, MAX_PROBLEM
 
 # What a restore has on its way to the store at once.
 BATCHES = 64

@@ -12,12 +12,11 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from histospec.server.config import Config
+from histospec.server.config import MAX_NAMESPACE, Config
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
-MAX_NAMESPACE = 128
 MAX_PROBLEM = 1024
 MAX_EPOCH = (1 << 63) - 1
 MAX_QUANTILES = 64

@@ -239,14 +239,11 @@ std::map<std::string, NamespaceStats> Engine::stats() const {
   std::map<std::string, NamespaceStats> out;
   for (const auto& [name, space] : state_->spaces) {
     NamespaceStats& stats = out[name] = space->counters;
-    stats.bytes = space->booked;
-    for (const auto& [key, problem] : space->problems) {
-      ++stats.problems;
-      stats.bytes += problem->segment_bytes() + problem->own_bytes() + (problem->live ? problem->live->bytes() : 0);
-      stats.history_responses += problem->responses();
-      stats.history_tokens += problem->history_tokens();
-      stats.sessions += problem->live ? problem->live->running() : 0;
-    }
+    stats.bytes = space->held.bytes;
+    stats.problems = space->held.problems;
+    stats.sessions = space->held.sessions;
+    stats.history_responses = space->held.responses;
+    stats.history_tokens = space->held.tokens;
   }
   return out;
 }

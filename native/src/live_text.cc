@@ -105,6 +105,7 @@ void LiveText::finish(TextId id, std::int64_t epoch) {
   text.epoch = epoch;
   text.age = ++finishes_;
   --running_;
+  ++finished_responses_;
   finished_tokens_ += text.tokens.size() - text.head;
 }
 
@@ -221,6 +222,7 @@ std::vector<ResponseView> LiveText::finished() const {
 void LiveText::dissolve(std::span<const TextId> ids) {
   for (TextId id : ids) {
     assert(texts_[id].state == State::kFinished);
+    --finished_responses_;
     finished_tokens_ -= texts_[id].tokens.size() - texts_[id].head;
     release(id);
   }

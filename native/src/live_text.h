@@ -59,6 +59,7 @@ class LiveText {
   void dissolve(std::span<const TextId> texts);
 
   std::size_t running() const { return running_; }
+  std::size_t finished_responses() const { return finished_responses_; }
   std::size_t finished_tokens() const { return finished_tokens_; }
   std::size_t bytes() const;
 
@@ -91,6 +92,7 @@ class LiveText {
   PairTable newest_;
   std::uint64_t finishes_ = 0;
   std::size_t running_ = 0;
+  std::size_t finished_responses_ = 0;
   std::size_t finished_tokens_ = 0;
   std::size_t indexed_tokens_ = 0;
   std::size_t dead_tokens_ = 0;

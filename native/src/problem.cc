@@ -41,28 +41,47 @@ bool Problem::shares(std::int64_t epoch, std::size_t responses) {
   return true;
 }
 
-std::size_t Problem::responses() const {
-  std::size_t n = live ? live->finished_texts().size() : 0;
-  for (const auto& segment : *segments) n += segment->extents().size();
-  return n;
+Holding& Holding::operator+=(const Holding& other) {
+  bytes += other.bytes;
+  problems += other.problems;
+  sessions += other.sessions;
+  responses += other.responses;
+  tokens += other.tokens;
+  return *this;
 }
 
-std::size_t Problem::history_tokens() const {
-  std::size_t n = live ? live->finished_tokens() : 0;
-  for (const auto& segment : *segments) n += segment->tokens();
-  return n;
+Holding& Holding::operator-=(const Holding& other) {
+  bytes -= other.bytes;
+  problems -= other.problems;
+  sessions -= other.sessions;
+  responses -= other.responses;
+  tokens -= other.tokens;
+  return *this;
 }
 
-std::size_t Problem::segment_bytes() const {
-  std::size_t bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type);
-  for (const auto& segment : *segments) bytes += segment->bytes();
-  return bytes;
+Holding Problem::in_segments() const {
+  Holding held{.bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type)};
+  for (const auto& segment : *segments) {
+    held.bytes += segment->bytes();
+    held.responses += segment->extents().size();
+    held.tokens += segment->tokens();
+  }
+  return held;
 }
 
-std::size_t Problem::own_bytes() const {
+Holding Problem::in_live() const {
+  if (!live) return {};
+  return {.bytes = live->bytes(),
+          .sessions = live->running(),
+          .responses = live->finished_responses(),
+          .tokens = live->finished_tokens()};
+}
+
+Holding Problem::itself() const {
   // The key stands in the map, too; a node of the map and one of the recency list are about 64 bytes each.
-  return sizeof(*this) + sizeof(ProblemKey) + 2 * (key.id.capacity() + key.prompt.capacity() * sizeof(Token)) + 192 +
-         kPromptBytes;
+  return {.bytes = sizeof(*this) + sizeof(ProblemKey) +
+                   2 * (key.id.capacity() + key.prompt.capacity() * sizeof(Token)) + 192 + kPromptBytes,
+          .problems = 1};
 }
 
 }  // namespace histospec

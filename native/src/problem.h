@@ -26,6 +26,15 @@ struct ProblemKeyHash {
 
 struct Namespace;
 
+// What something holds, as the books count it.
+struct Holding {
+  std::uint64_t bytes = 0, problems = 0, sessions = 0, responses = 0, tokens = 0;
+
+  bool operator==(const Holding&) const = default;
+  Holding& operator+=(const Holding& other);
+  Holding& operator-=(const Holding& other);
+};
+
 struct Problem {
   ProblemKey key;
   Namespace* owner = nullptr;
@@ -43,11 +52,10 @@ struct Problem {
   // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
   bool continued_by(Tokens prompt) const;
   bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
-  std::size_t responses() const;
-  std::size_t history_tokens() const;
-  std::size_t segment_bytes() const;
-  // The problem itself, without segments and live text.
-  std::size_t own_bytes() const;
+  // What its segments hold, its live text, and the problem itself without these.
+  Holding in_segments() const;
+  Holding in_live() const;
+  Holding itself() const;
 
  private:
   std::optional<std::int64_t> shared_epoch_;  // of the last one that it saw

@@ -58,6 +58,7 @@ void Engine::State::book(Namespace& space) {
   if (space.gone) return;
   const std::size_t bytes = space.bytes();
   space_bytes_ += bytes - space.booked;
+  space.held.bytes += bytes - space.booked;
   space.booked = bytes;
 }
 
@@ -91,8 +92,8 @@ std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemK
   }
   problem->recency = node.begin();
   recency_.splice(recency_.end(), node);
-  problem_bytes_ += problem->own_bytes();
-  segment_bytes_ += problem->segment_bytes();
+  rebook(*problem, problem_bytes_, {}, problem->itself());
+  rebook(*problem, segment_bytes_, {}, problem->in_segments());
   return problem;
 }
 
@@ -120,9 +121,21 @@ const Session& Engine::State::session(SessionId id) const {
 }
 
 void Engine::State::publish(Problem& problem, std::shared_ptr<const Segments> segments) {
-  segment_bytes_ -= problem.segment_bytes();
+  const Holding before = problem.in_segments();
   problem.segments = std::move(segments);
-  segment_bytes_ += problem.segment_bytes();
+  rebook(problem, segment_bytes_, before, problem.in_segments());
+}
+
+void Engine::State::end_live(Problem& problem) {
+  rebook(problem, live_bytes_, problem.in_live(), {});
+  problem.live.reset();
+}
+
+void Engine::State::rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after) {
+  bytes += after.bytes - before.bytes;
+  Holding& held = problem.owner->held;
+  held -= before;
+  held += after;
 }
 
 bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<const Segment> fresh) {
@@ -177,8 +190,7 @@ void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
   if (!problem->live || problem->building) return;
   const bool over = problem->live->running() == 0;
   if (over && problem->live->finished_tokens() == 0) {
-    live_bytes_ -= problem->live->bytes();
-    problem->live.reset();
+    end_live(*problem);
   } else if (over || problem->live->finished_tokens() >= kWaitingTokens) {
     to_build.push_back(problem);
     problem->building = true;
@@ -234,22 +246,21 @@ void Engine::State::build(Lock& lock, Problem& problem) {
 }
 
 std::size_t Engine::State::forget(Problem& problem) {
-  const std::size_t responses = problem.responses();
+  const std::size_t responses = problem.in_segments().responses + problem.in_live().responses;
   ++problem.generation;
   publish(problem, std::make_shared<const Segments>());
   if (problem.live) {
     change_live(problem, [](LiveText& live) { live.dissolve(live.finished_texts()); });
     if (problem.live->running() > 0) return responses;
-    live_bytes_ -= problem.live->bytes();
-    problem.live.reset();
+    end_live(problem);
   }
   erase(problem);
   return responses;
 }
 
 void Engine::State::erase(Problem& problem) {
-  segment_bytes_ -= problem.segment_bytes();
-  problem_bytes_ -= problem.own_bytes();
+  rebook(problem, segment_bytes_, problem.in_segments(), {});
+  rebook(problem, problem_bytes_, problem.itself(), {});
   recency_.erase(problem.recency);
   Namespace& space = *problem.owner;
   space.prompts.remove(problem);
@@ -307,28 +318,29 @@ void Engine::State::check_books() const {
   auto require = [](bool holds, const char* invariant) {
     if (!holds) throw std::logic_error(std::string("engine: ") + invariant);
   };
-  std::size_t segments = 0, problems = 0, live = 0, count = 0, running = 0, held = 0;
+  std::size_t segments = 0, problems = 0, live = 0, booked = 0;
+  Holding all;
   for (const auto& [name, space] : spaces) {
     require(space->booked == space->bytes() && !space->gone, "a namespace is not what is booked of it");
-    held += space->booked;
+    booked += space->booked;
+    Holding held{.bytes = space->booked};
     for (const auto& [key, problem] : space->problems) {
       require(problem->key == key && problem->owner == space.get(), "a problem is filed under another's key");
-      ++count;
-      segments += problem->segment_bytes();
-      problems += problem->own_bytes();
-      if (problem->live) {
-        live += problem->live->bytes();
-        running += problem->live->running();
-      }
+      segments += problem->in_segments().bytes;
+      problems += problem->itself().bytes;
+      live += problem->in_live().bytes;
+      for (const Holding& part : {problem->in_segments(), problem->itself(), problem->in_live()}) held += part;
       for (const auto& segment : *problem->segments) segment->check_integrity();
     }
+    require(held == space->held, "what the problems of a namespace hold is not what is booked");
+    all += held;
   }
-  require(recency_.size() == count, "the recency list misses problems");
+  require(recency_.size() == all.problems, "the recency list misses problems");
   require(segments == segment_bytes_, "segment bytes are off");
   require(problems == problem_bytes_, "problem bytes are off");
   require(live == live_bytes_, "live bytes are off");
-  require(held == space_bytes_, "namespace bytes are off");
-  require(running == sessions.size(), "sessions and live texts differ");
+  require(booked == space_bytes_, "namespace bytes are off");
+  require(all.sessions == sessions.size(), "sessions and live texts differ");
 }
 
 }  // namespace histospec

@@ -32,12 +32,13 @@ struct Namespace {
   Estimator estimator;
   NamespaceIndex index;
   bool merging = false;     // its index
-  NamespaceStats counters;  // what is counted, not what is held
+  NamespaceStats counters;  // what is counted; what is held stands in the books
   std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
   Prompts prompts;                           // of the problems
   std::vector<std::int64_t> latest_lengths;  // oldest first
 
-  std::size_t booked = 0;  // of its bytes(), in the books of the engine
+  Holding held;            // by its problems and itself
+  std::size_t booked = 0;  // of its bytes(), in the books
   bool gone = false;       // dropped, though somebody may still hold it
 
   std::size_t bytes() const;
@@ -118,6 +119,9 @@ class Engine::State {
 
  private:
   void publish(Problem& problem, std::shared_ptr<const Segments> segments);
+  void end_live(Problem& problem);
+  // Part of what a problem holds has changed: so do the books of its namespace, and `bytes`, those of the engine.
+  static void rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after);
   void erase(Problem& problem);
   void build_loop();
   void build(Lock& lock, Problem& problem);
@@ -141,16 +145,13 @@ class Engine::State {
 
 template <typename Change>
 auto Engine::State::change_live(Problem& problem, Change change) {
-  if (problem.live) {
-    live_bytes_ -= problem.live->bytes();
-  } else {
-    problem.live = std::make_unique<LiveText>();
-  }
   struct Books {
     State& state;
     Problem& problem;
-    ~Books() { state.live_bytes_ += problem.live->bytes(); }
+    const Holding before = problem.in_live();
+    ~Books() { rebook(problem, state.live_bytes_, before, problem.in_live()); }
   } books{*this, problem};
+  if (!problem.live) problem.live = std::make_unique<LiveText>();
   return change(*problem.live);
 }
 

@@ -148,6 +148,7 @@ void check_all(const LiveText& live, const Model& model) {
     }
   }
   CHECK_EQ(live.running(), running);
+  CHECK_EQ(live.finished_responses(), finished.size());
   CHECK_EQ(live.finished_tokens(), finished_tokens);
   std::ranges::sort(finished);
   const auto views = live.finished();

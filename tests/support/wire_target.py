@@ -16,7 +16,7 @@ from histospec.server.access import Access
 from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError
 from histospec.server.history import History
-from histospec.server.interceptors import METHODS
+from histospec.server.interceptors import METHODS, SERVICE
 from histospec.server.metrics import Metrics
 from histospec.server.service import DraftService
 from histospec.server.stores import open_store
@@ -24,7 +24,7 @@ from histospec.server.wire import Undecodable, tolerant
 from histospec.v1 import draft_pb2 as pb
 
 UNARY = ("Ingest", "History", "PredictLength", "DropNamespace", "Rewind")
-_DECODERS = {name: getattr(pb, method.input_type.name) for name, method in METHODS.items()}
+_DECODERS = {name: getattr(pb, method.input_type.name) for name, method in METHODS[SERVICE].items()}
 
 
 class _Call:

@@ -1,0 +1,1 @@
+"""The wire of SpecRL's updater: messages and stubs generated from rollout_cache.proto."""
