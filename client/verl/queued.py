@@ -1,0 +1,26 @@
+"""Workers for trainers that take single rollouts out of a TransferQueue as they finish."""
+
+from typing import TYPE_CHECKING, Any
+
+import ray
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from .worker import Remembering
+
+if TYPE_CHECKING:
+    AgentLoopManagerTQ = object
+    WorkerTQ = object
+else:
+    WorkerTQ = AgentLoopWorkerTQ.__ray_actor_class__  # Ray lets nobody inherit from the actor's class itself
+
+
+class Worker(Remembering, WorkerTQ):
+    """An actor's class."""
+
+
+class Manager(AgentLoopManagerTQ):
+    """verl's manager, with these workers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(Worker)
