@@ -1,14 +1,9 @@
 """Workers for trainers that hand over whole batches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ray
-from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
-
+from .interface import AgentLoopManager, AgentLoopWorker, remote
 from .worker import Remembering
-
-if TYPE_CHECKING:
-    AgentLoopManager = AgentLoopWorker = object
 
 
 class Worker(Remembering, AgentLoopWorker):
@@ -20,4 +15,4 @@ class Manager(AgentLoopManager):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(Worker)
+        self.agent_loop_workers_class = remote(Worker)

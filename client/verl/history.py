@@ -14,7 +14,7 @@ logger = logging.getLogger("histospec.verl")
 QUIET_SECONDS = 60.0  # between two reports of failures
 
 _going: set[asyncio.Task[None]] = set()
-_reported = -math.inf
+_reported: dict[str, float] = {}
 
 
 @functools.cache
@@ -49,11 +49,16 @@ def keep(output: Any, problem: str) -> None:
     task.add_done_callback(_going.discard)
 
 
+def report(what: str, error: Exception) -> None:
+    """Says that something of ours failed; not every time."""
+    now = time.monotonic()
+    if now - _reported.get(what, -math.inf) >= QUIET_SECONDS:
+        _reported[what] = now
+        logger.warning("HistoSpec %s: %s", what, error)
+
+
 async def _ingest(prompt: list[int], response: Response, epoch: int | None, problem: str) -> None:
-    global _reported
     try:
         await client().ingest(prompt, [response], epoch, problem)
     except (HistoSpecError, ValueError) as error:
-        if time.monotonic() - _reported >= QUIET_SECONDS:
-            _reported = time.monotonic()
-            logger.warning("HistoSpec keeps no rollouts for now: %s", error)
+        report("loses rollouts", error)

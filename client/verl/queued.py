@@ -2,19 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-import ray
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
-
+from .interface import remote
 from .worker import Remembering
 
 if TYPE_CHECKING:
-    AgentLoopManagerTQ = object
-    WorkerTQ = object
+    from .interface import AgentLoopManager as AgentLoopManagerTQ
+    from .interface import AgentLoopWorker as AgentLoopWorkerTQ
 else:
-    WorkerTQ = AgentLoopWorkerTQ.__ray_actor_class__  # Ray lets nobody inherit from the actor's class itself
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor
+
+    AgentLoopWorkerTQ = Actor.__ray_actor_class__  # Ray lets nobody inherit from the actor's class itself
 
 
-class Worker(Remembering, WorkerTQ):
+class Worker(Remembering, AgentLoopWorkerTQ):
     """An actor's class."""
 
 
@@ -23,4 +24,4 @@ class Manager(AgentLoopManagerTQ):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(Worker)
+        self.agent_loop_workers_class = remote(Worker)

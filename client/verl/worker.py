@@ -11,16 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from .history import keep
+from .visits import begin
 
 
 class Remembering:
     """Mixed into a class of verl's workers, before it."""
 
-    async def _run_agent_loop(self, sampling_params: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    async def _run_agent_loop(
+        self, sampling_params: Mapping[str, Any], trajectory: Mapping[str, Any], **kwargs: Any
+    ) -> Any:
+        begin(bool(trajectory["validate"]))
         told = {"histospec": {"problem": problem_of(kwargs["raw_prompt"]), "commit": False}}
         extra_args = {**(sampling_params.get("extra_args") or {}), **told}
         run = super()._run_agent_loop  # type: ignore[misc]
-        return await run({**sampling_params, "extra_args": extra_args}, *args, **kwargs)
+        return await run({**sampling_params, "extra_args": extra_args}, trajectory, **kwargs)
 
     async def _agent_loop_postprocess(self, output: Any, *args: Any, **kwargs: Any) -> Any:
         """Here rewards are computed, where verl computes them within the rollout."""

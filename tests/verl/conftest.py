@@ -4,25 +4,26 @@ verl wants GPUs only for training and to place its servers. So the tests start v
 where verl would look for GPUs first; all that happens in it, and all that talks to it, is verl's.
 """
 
-import asyncio
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "verl.md"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NAMESPACE = "verl"
+SECONDS = 400
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    """The share of one letter."""
-    return solution_str.count(ground_truth) / max(1, len(solution_str))
+    """How often a letter comes."""
+    return float(solution_str.count(ground_truth))
 '''
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +34,14 @@ def verl():
 
 @pytest.fixture(scope="session")
 def lines():
-    """lines(heading) -> the overrides that the page gives under it."""
+    """lines(heading) -> the overrides that the page gives under it, and what its files hold."""
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S))
 
-    def under(heading):
-        import shlex
-
-        blocks = re.findall(r"^```\n(.*?)^```", sections[heading], re.M | re.S)
-        words = shlex.split(" ".join(blocks).replace("\\\n", " "))
-        return [word for word in words if word.startswith("+")]
+    def under(heading, kind=""):
+        blocks = re.findall(rf"^```{kind}\n(.*?)^```", sections[heading], re.M | re.S)
+        if kind:
+            return blocks
+        return [word for word in shlex.split(" ".join(blocks).replace("\\\n", " ")) if "=" in word]
 
     return under
 
@@ -87,7 +87,7 @@ def compose(tiny_model, tmp_path_factory):
         f"{rollout}.enforce_eager=true", f"{rollout}.load_format=auto", f"+{rollout}.enable_sleep_mode=false",
         f"{rollout}.free_cache_engine=false", f"{rollout}.prompt_length=32", f"{rollout}.response_length=60",
         f"{rollout}.max_model_len=256", f"{rollout}.max_num_seqs=16", f"{rollout}.agent.num_workers=1",
-        f"{rollout}.disable_log_stats=false", f"{rollout}.n=2",
+        f"{rollout}.ignore_eos=true", f"{rollout}.n=2",
         f"+{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={64 << 20}",
         f"reward.custom_reward_function.path={reward}", "reward.num_workers=1",
     ]  # fmt: skip
@@ -105,24 +105,19 @@ def settings(lines):
     return lines("Drafts") + lines("Rewards, logprobs, epochs")
 
 
-@pytest.fixture(scope="session")
-def ray_cluster(verl):
-    """Ray on this machine, whose workers see what the tests set before."""
-    import ray
-
-    environment = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH")]))}
-    ray.init(num_cpus=16, num_gpus=0, include_dashboard=False, runtime_env={"env_vars": environment})
-    yield ray
-    ray.shutdown()
-
-
 class Run:
-    """A run of verl between two updates of the policy: its server, and whatever manager the configuration names."""
+    """A run of verl between two updates of the policy: its server, its rewards, and the manager that it configures."""
 
     def __init__(self, ray, config):
+        from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+        from verl.workers.rollout.llm_server import LLMServerClient
+        from verl.workers.rollout.router import get_router_handle
+
         self.ray = ray
         self.config = config
+        self._rewards = ray.remote(RewardLoopWorker).remote(config, None)
         self.server = self._start()
+        self._client = LLMServerClient(config, get_router_handle({"here": self.server}))
 
     def _start(self):
         from verl.workers.rollout.replica import RolloutMode
@@ -133,35 +128,63 @@ class Run:
                 self.arguments = args
                 await super().run_server(args)
 
-            async def said(self):
-                return self.arguments.speculative_config, self.arguments.scheduler_cls
+            async def engine_arguments(self):
+                return vars(self.arguments)
 
-            async def counter(self, name):
-                from prometheus_client import REGISTRY
-
-                samples = [s for m in REGISTRY.collect() for s in m.samples if s.name == f"vllm:{name}_total"]
-                return sum(sample.value for sample in samples)
-
-        environment = {name: value for name, value in os.environ.items() if name.startswith("HISTOSPEC_")}
-        server = (
-            self.ray.remote(Server)
-            .options(max_concurrency=100, runtime_env={"env_vars": environment})
-            .remote(
-                config=self.config.actor_rollout_ref.rollout, model_config=self.config.actor_rollout_ref.model,
-                rollout_mode=RolloutMode.STANDALONE, workers=[], replica_rank=0, node_rank=0, gpus_per_node=1,
-                nnodes=1, cuda_visible_devices="",
-            )
+        server = self.ray.remote(Server).options(max_concurrency=100).remote(
+            config=self.config.actor_rollout_ref.rollout, model_config=self.config.actor_rollout_ref.model,
+            rollout_mode=RolloutMode.STANDALONE, workers=[], replica_rank=0, node_rank=0, gpus_per_node=1, nnodes=1,
+            cuda_visible_devices="",
         )  # fmt: skip
-        self.ray.get(server.launch_server.remote(), timeout=300)
+        self.ray.get(server.launch_server.remote(), timeout=SECONDS)
         return server
 
-    def client(self):
-        from verl.workers.rollout.llm_server import LLMServerClient
-        from verl.workers.rollout.router import get_router_handle
+    def updated(self, step):
+        """What verl's trainer tells the server after it has brought new weights."""
+        self.ray.get(self.server.set_global_steps.remote(step))
 
-        return LLMServerClient(self.config, get_router_handle({"here": self.server}))
+    def manager(self, *overrides):
+        """What verl's own loader finds under the name in the configuration, made as its trainers make it."""
+        from verl.utils.import_utils import load_class_from_fqn
+
+        config = self.config.copy()
+        config.merge_with_dotlist(list(overrides))
+        manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
+        return manager.create(
+            config=config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[self._rewards]
+        )
 
 
-@pytest.fixture
-def run(ray_cluster):
-    return lambda config: Run(ray_cluster, config)
+@pytest.fixture(scope="module")
+def run(verl, compose, settings, shared_server):
+    """A run with all that the page tells, against a draft server of this module."""
+    import ray
+
+    told = {"HISTOSPEC_ENDPOINT": shared_server.endpoint, "HISTOSPEC_NAMESPACE": NAMESPACE}
+    # The tests are about what is drafted and kept, not about how fast a busy machine answers or computes.
+    told |= {"HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05"}
+    ray.init(num_cpus=32, num_gpus=0, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": told})
+    yield Run(ray, compose(*settings))
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def history(shared_server):
+    """history(messages, count) -> the responses to a problem, once the server has so many."""
+    from histospec.client import DraftClient
+    from histospec.client.verl.worker import problem_of
+
+    with DraftClient(shared_server.endpoint, NAMESPACE) as client:
+
+        def responses(messages, count):
+            prompt = [LETTERS.index(letter) for message in messages for letter in message["content"]]
+            found = []
+
+            def there():
+                found[:] = client.history(prompt, problem=problem_of(messages))
+                return len(found) >= count
+
+            eventually(there, f"the history never had {count} responses")
+            return found
+
+        yield responses
