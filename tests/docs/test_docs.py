@@ -13,7 +13,7 @@ from charts import ROOT, render
 from histospec.server.cli import COMMANDS
 
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"),
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"),
      *ROOT.glob("examples/*/README.md")]
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
