@@ -12,7 +12,10 @@ else:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor
 
-    AgentLoopWorkerTQ = Actor.__ray_actor_class__  # Ray lets nobody inherit from the actor's class itself
+    # Ray lets nobody inherit from an actor's class. The class behind it says where it can be found, or its methods
+    # would be pickled with a second copy of it, and their super() would fail.
+    AgentLoopWorkerTQ = Actor.__ray_actor_class__
+    AgentLoopWorkerTQ.__module__ = __name__
 
 
 class Worker(Remembering, AgentLoopWorkerTQ):

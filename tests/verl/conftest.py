@@ -38,7 +38,9 @@ def lines():
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S))
 
     def under(heading, kind=""):
-        blocks = re.findall(rf"^```{kind}\n(.*?)^```", sections[heading], re.M | re.S)
+        blocks = [
+            body for of, body in re.findall(r"^```(\w*)\n(.*?)^```", sections[heading], re.M | re.S) if of == kind
+        ]
         if kind:
             return blocks
         return [word for word in shlex.split(" ".join(blocks).replace("\\\n", " ")) if "=" in word]
