@@ -120,7 +120,8 @@ def test_single_rollouts_from_the_queue_are_in_the_history(run, history):
     columns = fields([PROMPTS[3]]) | {"uid": objects(["group"])}
     prompts = tu.get_tensordict(columns)
     tu.assign_non_tensor_data(prompts, "global_steps", 9)
-    run.manager("transfer_queue.enable=true").generate_sequences(prompts)
+    manager = run.manager("transfer_queue.enable=true")  # its workers end with it, and nobody waits for them here
+    manager.generate_sequences(prompts)
     kept = history(PROMPTS[3], run.config.actor_rollout_ref.rollout.n)
     assert [response.epoch for response in kept] == [8, 8]
     assert all(response.reward is not None and response.logprobs is not None for response in kept)
