@@ -5,11 +5,14 @@
 # make study   RL runs by method and seed: exact drafts, SPEC-RL, both; hours
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
 # make manifests   deploy/kubernetes from the chart
+# make test-verl   rollouts through verl, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make fuzz    the long runs: fuzzers of engine and wire, an hour each
 PYTHON ?= python3
 VENV := .venv
 VENV_OLD := .venv-vllm-0.27
+VENV_VERL := .venv-verl
+VERL := 0.9.1
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
 BIN := $(VENV)/bin
@@ -19,7 +22,7 @@ CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -68,6 +71,14 @@ test-vllm-$(VLLM_NEW):
 test-vllm-$(VLLM_OLD):
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec $(VENV_OLD)/bin/python -m pytest -q tests/vllm
 
+# Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
+$(VENV_VERL)/.ready: scripts/install-verl $(VENV)/.ready
+	$(PYTHON) scripts/install-verl $(VERL) $(VENV_VERL) $(VENV)
+	touch $@
+
+test-verl: $(VENV_VERL)/.ready
+	$(VENV_VERL)/bin/python -m pytest -q tests/verl
+
 bench: setup
 	scripts/install-peers $(VENV)
 	$(BIN)/python benchmarks/engine.py
@@ -94,5 +105,5 @@ fuzz: setup
 	scripts/fuzz
 
 clean:
-	rm -rf build dist $(VENV) $(VENV_OLD) *.egg-info native/python/*.so
+	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_VERL) *.egg-info native/python/*.so
 	find . -name '*_pb2*.py*' -not -path './.venv*' -delete

@@ -18,6 +18,7 @@ CLIENT_ONLY = os.environ.get("HISTOSPEC_CLIENT_ONLY", "0") not in ("", "0")
 PACKAGES = {
     "histospec.client": "client",
     "histospec.client.rollouts": "client/rollouts",
+    "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
     "histospec.v1": "protos/histospec/v1",
 }

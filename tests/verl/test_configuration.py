@@ -1,0 +1,55 @@
+"""The lines of docs/frameworks/verl.md, in verl's own configuration."""
+
+import pytest
+
+
+def test_the_lines_for_drafts_compose(compose, lines):
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = compose(*lines("Drafts"))
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert rollout.engine_kwargs["vllm"]["scheduler_cls"] == "histospec.client.vllm.HistoSpecScheduler"
+    assert rollout.engine_kwargs["vllm"]["speculative_config"]["method"] == "custom_class"
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.HISTOSPEC_NAMESPACE == "run-1"
+
+
+def test_the_manager_is_for_vllm_alone(compose, settings):
+    from verl.utils.import_utils import load_class_from_fqn
+
+    config = compose(*settings, "actor_rollout_ref.rollout.name=sglang")
+    manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
+    with pytest.raises(ValueError, match=r"rollout\.name: HistoSpec drafts for vllm, not for 'sglang'"):
+        manager.create(config=config)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [("temperature=0.5", "temperature: 0.5"), ("top_p=0.9", "top_p: 0.9"), ("calculate_log_probs=false", "log_probs")],
+)
+def test_reuse_refuses_what_does_not_go_with_it(compose, settings, tiny_model, override, named):
+    from transformers import AutoTokenizer
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+    from histospec.client.verl.speculative import SpeculativeAgentLoop
+
+    config = compose(*settings, f"actor_rollout_ref.rollout.{override}")
+    with pytest.raises(ValueError, match=named):
+        SpeculativeAgentLoop(
+            DictConfigWrap(config), server_manager=None, tokenizer=AutoTokenizer.from_pretrained(tiny_model),
+            processor=None, dataset_cls=None, data_config=DictConfigWrap(config.data), lenience=1.0,
+        )  # fmt: skip
+
+
+def test_a_problem_is_the_same_in_every_epoch_and_no_other():
+    import numpy as np
+
+    from histospec.client.verl.worker import problem_of
+
+    def picture(value):
+        return [{"role": "user", "content": [{"type": "image", "image": np.full((2, 2), value)}]}]
+
+    text = [{"role": "user", "content": "a"}]
+    assert (
+        problem_of(text) == problem_of(np.array(text, dtype=object)) != problem_of([{"role": "user", "content": "b"}])
+    )
+    assert problem_of(picture(1)) == problem_of(picture(1)) != problem_of(picture(2))
