@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, SEEDS + 1)), metavar="SEED")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of runs, tables and plots")
+    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of runs and plots")
+    parser.add_argument("--page", type=Path, help="a page whose tables are replaced by these, such as docs/study.md")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     arguments = parser.parse_args()
@@ -54,9 +55,10 @@ def main() -> int:
     found = runs.load(folder, METHODS)
     if not found:
         parser.error(f"--draw: there are no runs in {folder}")
-    tables.write(found, arguments.out)
     plots.save(found, arguments.out)
-    print((arguments.out / "tables.md").read_text())
+    print(tables.text(found))
+    if arguments.page:
+        tables.insert(tables.text(found), arguments.page)
     for name, reason in failed:
         print(f"{name} failed: {reason}", file=sys.stderr)
     return bool(failed)

@@ -10,9 +10,11 @@ LAST = 3  # so many epochs' rewards are the reward at the end
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
-def write(found: dict[str, list[Run]], folder: Path) -> None:
-    """Writes `tables.md` into the folder."""
-    (folder / "tables.md").write_text(text(found))
+def insert(tables: str, page: Path) -> None:
+    """Puts the tables in the place of those that the page has."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{tables}{END}{after}")
 
 
 def text(found: dict[str, list[Run]]) -> str:

@@ -3,12 +3,15 @@
 import gzip
 import json
 import math
+from pathlib import Path
 
 import overlap
 import pytest
 import runs
 import tables
 from methods import METHODS
+
+STUDY = Path(__file__).parents[2] / "docs" / "study"
 
 
 def test_overlap():
@@ -51,3 +54,15 @@ def test_tables_leave_the_first_epoch_out(tmp_path):
     time = [cell.strip() for cell in tables.time(found).splitlines()[3].split("|")[1:-1]]
     # Of nothing's rollout of 4 s an epoch, 1 s of verification, 1 of rollout, 1 of assembly are left.
     assert time == ["SPEC-RL 1", *["2.0"] * 5, "10.0", "1.33x", "1.5"]
+
+
+def test_the_page_says_what_its_runs_say():
+    found = runs.load(STUDY / "runs", METHODS)
+    assert tables.text(found) in (STUDY.parent / "study.md").read_text()
+
+
+def test_only_the_tables_of_a_page_are_replaced(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    tables.insert("new\n", page)
+    assert page.read_text() == f"before\n{tables.BEGIN}\nnew\n{tables.END}\nafter\n"
