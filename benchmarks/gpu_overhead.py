@@ -47,7 +47,8 @@ def _suffix() -> dict[str, Any]:
 
 
 def _ngram() -> dict[str, Any]:
-    return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_max": 4}}
+    lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 16, **lookup}}
 
 
 METHODS = {
