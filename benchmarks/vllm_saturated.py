@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -120,10 +121,15 @@ def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, dict[s
     }
 
 
-def timed_calls() -> list[float]:
-    """[seconds spent in the adapter's calls to the client], counting from here on."""
-    from histospec.client.vllm.sessions import RequestSessions
+def timed_calls(owner: Any = None, hooks: Iterable[str] = HOOKS) -> list[float]:
+    """[seconds spent in the methods `hooks` of the class `owner`], counting from here on.
 
+    Without arguments, the adapter's calls to the client.
+    """
+    if owner is None:
+        from histospec.client.vllm.sessions import RequestSessions
+
+        owner = RequestSessions
     total, inside = [0.0], [False]
 
     def timed(function: Any) -> Any:
@@ -139,8 +145,8 @@ def timed_calls() -> list[float]:
 
         return call
 
-    for name in HOOKS:
-        setattr(RequestSessions, name, timed(getattr(RequestSessions, name)))
+    for name in hooks:
+        setattr(owner, name, timed(getattr(owner, name)))
     return total
 
 

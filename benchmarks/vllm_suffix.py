@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.part:
         method, seed, folder = arguments.part
-        print(json.dumps(roll_out(method, int(seed), Path(folder), arguments.quick)))
+        options = {"seed": int(seed)} | (METHODS[method][1] or drafts())
+        print(json.dumps(list(roll_out(Path(folder), settings(arguments.quick), options))))
         return
     result = compare(arguments)
     if arguments.json:
@@ -71,65 +73,83 @@ def settings(quick: bool) -> Any:
     return replace(loop.Settings(), epochs=3, problems=8) if quick else loop.Settings()
 
 
-def prompts(size: Any) -> list[list[int]]:
-    """The prompts of the run."""
+def problems(size: Any) -> list[Any]:
+    """The problems of the run."""
     import task
 
-    return [problem.prompt for problem in task.problems(size.problems, Random(size.seed))]
+    return task.problems(size.problems, Random(size.seed))
 
 
-def train(folder: Path, size: Any) -> None:
-    """Trains the demo's policy on rollouts without drafts; `folder/N` takes the policy that epoch N rolls out."""
+def prompts(size: Any) -> list[list[int]]:
+    """Their prompts."""
+    return [problem.prompt for problem in problems(size)]
+
+
+def drafts() -> dict[str, Any]:
+    """vLLM's arguments for HistoSpec."""
+    from rollout import DRAFTS
+
+    return DRAFTS
+
+
+def train(
+    folder: Path, size: Any, model: Any = None, options: dict[str, Any] | None = None, minibatches: int = 4
+) -> None:
+    """Trains a policy on rollouts without drafts; `folder/N` takes the policy that epoch N rolls out.
+
+    Args:
+        folder: where the policies go.
+        size: see `settings`.
+        model: the policy of epoch 1, in place of the demo's.
+        options: arguments of vLLM for it.
+        minibatches: updates a pass; more of them need less memory.
+    """
     import grpo
     import policy
-    import task
     import torch
     from rollout import RolloutEngine
 
     torch.manual_seed(size.seed)
-    problems = task.problems(size.problems, Random(size.seed))
-    repeated = [problem for problem in problems for _ in range(size.samples)]
-    model = policy.load()
+    repeated = [problem for problem in problems(size) for _ in range(size.samples)]
+    model = model or policy.load()
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.0)
     model.save_pretrained(folder / "1")
-    engine = RolloutEngine(folder / "1", 64, {})
+    engine = RolloutEngine(folder / "1", 64, options or {})
     for epoch in range(1, size.epochs):
-        rollouts = engine.generate([p.prompt for p in problems], size.samples, epoch)
+        rollouts = engine.generate(prompts(size), size.samples, epoch)
         rewards = [p.reward(response) for p, response in zip(repeated, rollouts.responses, strict=True)]
         table = torch.tensor(rewards).view(size.problems, size.samples)
-        grpo.update(model, optimizer, [p.prompt for p in repeated], rollouts.responses, table)
+        samples = [p.prompt for p in repeated], rollouts.responses
+        grpo.update(model, optimizer, *samples, table, minibatches=minibatches)
         engine.push(model)
         model.save_pretrained(folder / str(epoch + 1))
         print(f"trained epoch {epoch}: reward {table.mean():.3f}", file=sys.stderr)
 
 
-def roll_out(method: str, seed: int, folder: Path, quick: bool) -> list[dict[str, float]]:
-    """All epochs with one method; a dict of counts each."""
-    from rollout import DRAFTS, RolloutEngine
+def roll_out(folder: Path, size: Any, options: dict[str, Any]) -> Iterator[dict[str, float]]:
+    """All epochs on the policies of `train`, with vLLM's arguments `options`; yields the counts of each."""
+    from rollout import RolloutEngine
     from transformers import LlamaForCausalLM
 
     from histospec.client.vllm import cpu
 
     cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/cpu.py)
-    size = settings(quick)
-    options = METHODS[method][1] or DRAFTS
-    engine = RolloutEngine(folder / "1", size.concurrency, {"seed": seed, **options})
+    engine = RolloutEngine(folder / "1", size.concurrency, options)
     engine.warm_up()
-    epochs = []
+    repeated = [problem for problem in problems(size) for _ in range(size.samples)]
     for epoch in range(1, size.epochs + 1):
         engine.push(LlamaForCausalLM.from_pretrained(folder / str(epoch)))
         rollouts = engine.generate(prompts(size), size.samples, epoch)
         counts = rollouts.counts
-        epochs.append(
-            {
-                "tokens": rollouts.tokens,
-                "steps": counts.steps,
-                "drafted": counts.drafted,
-                "accepted": counts.accepted,
-                "seconds": rollouts.seconds,
-            }
-        )
-    return epochs
+        yield {
+            "tokens": rollouts.tokens,
+            "steps": counts.steps,
+            "engine_steps": counts.engine_steps,
+            "drafted": counts.drafted,
+            "accepted": counts.accepted,
+            "seconds": rollouts.seconds,
+            "reward": sum(p.reward(r) for p, r in zip(repeated, rollouts.responses, strict=True)) / len(repeated),
+        }
 
 
 def compare(arguments: argparse.Namespace) -> Any:

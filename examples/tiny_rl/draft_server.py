@@ -72,11 +72,11 @@ def running(data_dir: Path, log: Path) -> Iterator[DraftServer]:
     when the server does not become ready.
     """
     server = DraftServer(f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}")
-    command = [Path(sys.executable).with_name("histospec"), "serve", "--listen", server.endpoint]
-    command += ["--http", server.http, "--data-dir", data_dir]
+    command = [sys.executable, "-m", "histospec.server", "serve", "--listen", server.endpoint]
+    command += ["--http", server.http, "--data-dir", str(data_dir)]
     with (
         log.open("wb") as output,
-        subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
         try:
             if not _ready(server, process):

@@ -27,14 +27,15 @@ def update(
     """Improves `model` on the rollouts of one epoch.
 
     `prompts` and `responses` are one row a sample, those of a group side by side; `rewards` is
-    float32[problems, samples]. A group whose samples all did equally well teaches nothing and is left out.
+    float32[problems, samples], on the CPU wherever `model` is. A group whose samples all did equally well teaches
+    nothing and is left out.
     """
     advantage = advantages(rewards).flatten()
     useful = (rewards.std(1) > 0).repeat_interleave(rewards.shape[1]).nonzero().flatten()
     if not len(useful):
         return
     tokens, mask = policy.pack([prompts[i] for i in useful], [responses[i] for i in useful])
-    advantage = advantage[useful]
+    tokens, mask, advantage = (each.to(model.device) for each in (tokens, mask, advantage[useful]))
     with torch.no_grad():
         old = torch.cat([policy.logprobs(model, rows) for rows in tokens.split(64)])
     for _ in range(passes):

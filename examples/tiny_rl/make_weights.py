@@ -32,7 +32,7 @@ def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
     for length in range(1, width + 1):  # generate() wants prompts of one length
         same = [p for p in batch if len(p.prompt) == length]
         if same:
-            tokens = torch.tensor([p.prompt for p in same])
+            tokens = torch.tensor([p.prompt for p in same], device=model.device)
             output = model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
             )
@@ -42,17 +42,30 @@ def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
     return sum(rewards) / len(rewards)
 
 
-def train(steps: int, seed: int, console: Console) -> LlamaForCausalLM:
-    """Trains on `steps` batches of fresh problems, and says every hundred how well the policy does by then."""
+def train(
+    steps: int,
+    seed: int,
+    console: Console,
+    *,
+    size: policy.Size = policy.SMALL,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    rate: float = PEAK_RATE,
+) -> LlamaForCausalLM:
+    """Trains on `steps` batches of fresh problems, and says every hundred how well the policy does by then.
+
+    `rate` is the highest learning rate; policies much larger than the shipped one need a lower one.
+    """
     torch.manual_seed(seed)
-    rng, model = random.Random(seed), policy.fresh()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE)
+    rng, model = random.Random(seed), policy.fresh(size, device, dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     held_out = problems(128, random.Random(seed + 1))
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * min(step / WARMUP, 1.02 - step / steps)
+            group["lr"] = rate * min(step / WARMUP, 1.02 - step / steps)
         batch = problems(BATCH, rng)
         tokens, mask = policy.pack([p.prompt for p in batch], [worked_solution(p, rng, SLIPS) for p in batch])
+        tokens, mask = tokens.to(device), mask.to(device)
         loss = -(policy.logprobs(model, tokens) * mask).sum() / mask.sum()
         optimizer.zero_grad()
         loss.backward()

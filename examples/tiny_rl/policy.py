@@ -1,6 +1,7 @@
 """The policy: a Llama of about a million parameters, and what training needs from it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,16 +14,29 @@ SHIPPED = Path(__file__).parent / "weights.safetensors"
 """The warm-started policy in half precision, made by make_weights.py."""
 
 
-def fresh() -> LlamaForCausalLM:
-    """A randomly initialised policy in float32. The embeddings are untied, as small models need to learn anything."""
-    return LlamaForCausalLM(
+@dataclass(frozen=True)
+class Size:
+    """Of a policy; the shipped one's."""
+
+    hidden: int = 128
+    intermediate: int = 384
+    layers: int = 4
+    heads: int = 4
+
+
+SMALL = Size()
+
+
+def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A randomly initialised policy. The embeddings are untied, as small models need to learn anything."""
+    model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(VOCABULARY),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=4,
+            hidden_size=size.hidden,
+            intermediate_size=size.intermediate,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            num_key_value_heads=size.heads,
             max_position_embeddings=512,
             tie_word_embeddings=False,
             bos_token_id=None,
@@ -30,6 +44,7 @@ def fresh() -> LlamaForCausalLM:
             pad_token_id=END_ID,
         )
     )
+    return model.to(device, dtype)
 
 
 def load(path: Path = SHIPPED) -> LlamaForCausalLM:

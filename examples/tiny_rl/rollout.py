@@ -1,4 +1,4 @@
-"""Rollouts: a vLLM engine on the CPU, with or without drafts, and an exact count of the steps it takes."""
+"""Rollouts: a vLLM engine, with or without drafts, and an exact count of the steps it takes."""
 
 import time
 from collections.abc import Sequence
@@ -107,24 +107,23 @@ def responding(epoch: int | None, **options: Any) -> SamplingParams:
 
 
 class RolloutEngine:
-    """vLLM over the policy in `model_dir` (a transformers folder), in this process, on the CPU.
+    """vLLM over the policy in `model_dir` (a transformers folder), in this process; set for a small one on the CPU.
 
-    `options` are further arguments of vllm.LLM; DRAFTS is what turns drafting on.
+    `options` are further arguments of vllm.LLM, or others than these; DRAFTS is what turns drafting on.
     """
 
     def __init__(self, model_dir: Path, concurrency: int, options: dict[str, Any]) -> None:
-        self.llm = LLM(
-            model=str(model_dir),
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            max_model_len=512,
-            max_num_seqs=concurrency,
-            max_num_batched_tokens=4096,
-            kv_cache_memory_bytes=256 << 20,
-            use_tqdm_on_load=False,
-            **options,
-        )
+        settings: dict[str, Any] = {
+            "skip_tokenizer_init": True,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 512,
+            "max_num_seqs": concurrency,
+            "max_num_batched_tokens": 4096,
+            "kv_cache_memory_bytes": 256 << 20,
+            "use_tqdm_on_load": False,
+        }
+        self.llm = LLM(model=str(model_dir), **settings | options)
         self._counter = StepCounter(self.llm)
 
     @property

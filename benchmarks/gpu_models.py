@@ -1,0 +1,124 @@
+"""The models of the GPU measurements, and their sizes: real ones, and toys to try the programs on a CPU (dry)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ALWAYS = 40.0  # in the first hidden channel of every token; what layers add to it is far less
+PREFERENCE = 2.5  # standard deviation of the logits: the likeliest of 64 tokens comes in about a quarter of all places
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a Llama."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Of all measurements; the defaults are those of one GPU of 80 GB."""
+
+    dry: bool = False
+    shapes: dict[str, Shape] = field(
+        default_factory=lambda: {  # of Qwen2.5: few KV heads, so that many long contexts fit
+            "1.5B": Shape(1536, 8960, 28, 12, 2, 128, 151_936),
+            "7.6B": Shape(3584, 18944, 28, 28, 4, 128, 152_064),
+        }
+    )
+    batches: tuple[int, ...] = (8, 32, 64, 128, 256)
+    windows: int = 5
+    """How often each setting is timed, beside a first time that warms up."""
+    steps: int = 8
+    """Decoding steps timed at once."""
+    context: int = 7680
+    """Tokens of a prompt where the cost of a step is measured."""
+    room: int = 512
+    """Tokens that its response may have: prompts are read and steps measured within them."""
+    overhead_context: int = 2048
+    overhead_room: int = 2048
+    history: int = 256
+    """Tokens of the responses that drafters know of where their overhead is measured."""
+    engine: dict[str, Any] = field(
+        default_factory=lambda: {
+            "dtype": "bfloat16",
+            "max_num_batched_tokens": 16384,
+            # The logits of 256 x 17 tokens take 8 GB that vLLM does not foresee.
+            "gpu_memory_utilization": 0.85,
+        }
+    )
+    """vLLM's arguments."""
+
+
+DRY = Scale(
+    dry=True,
+    shapes={"toy": Shape(64, 128, 2, 2, 1, 32, 512), "larger toy": Shape(128, 256, 2, 4, 2, 32, 512)},
+    batches=(2, 4, 128),  # the last one does not fit
+    windows=2,
+    steps=3,
+    context=96,
+    room=128,
+    overhead_context=64,
+    overhead_room=512,
+    history=32,
+    engine={
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_num_batched_tokens": 8192,
+        "kv_cache_memory_bytes": 16 << 20,
+    },
+)
+
+
+def write(folder: Path, shape: Shape, letters: int = 0) -> Path:
+    """Writes a transformers folder that vLLM loads; returns it.
+
+    Without `letters` there are no weights: `load_format="dummy"` makes them up. With them, there are, and the model
+    writes only the first `letters` tokens, some much rather than others, depending on what came before: text in which
+    drafters find something.
+    """
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    if not letters:
+        config.save_pretrained(folder)
+    elif not (folder / "config.json").exists():
+        _spelling(config, letters).save_pretrained(folder)
+    return folder
+
+
+def _spelling(config: Any, letters: int) -> Any:
+    """Random weights; a hidden channel that is always high keeps the logits of all but the letters down."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model.model.embed_tokens.weight.normal_()  # the last token decides much about the next
+        model.model.embed_tokens.weight[:, 0] = ALWAYS
+        output = model.lm_head.weight
+        output[:letters, 0] = 0
+        output[letters:, 0] = -ALWAYS
+        logits = model(torch.arange(letters)[None]).logits[..., :letters]
+        output[:letters] *= PREFERENCE / logits.float().std(-1).mean()
+    return model

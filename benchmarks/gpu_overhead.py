@@ -1,0 +1,148 @@
+"""What a drafter costs a step beside what its drafts cost: milliseconds a step, and those inside its calls."""
+
+import importlib.util
+import os
+import statistics
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import gpu_models
+from gpu_models import Scale
+from gpu_results import Results
+
+LETTERS = 64  # tokens that the model writes with
+GROUP = 8  # responses a problem
+WINDOWS = 10
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to draft, or not to."""
+
+    options: Callable[[], dict[str, Any]] = dict
+    """vLLM's arguments."""
+    cost: str = ""
+    """HISTOSPEC_VERIFY_COST, where HistoSpec drafts."""
+    calls: tuple[str, str] = ("", "")
+    """Where vLLM's own drafters are called: module and class, whose `propose` is timed."""
+    needs: str = field(default="vllm")
+    """A package."""
+
+
+def _histospec() -> dict[str, Any]:
+    import vllm_suffix
+
+    return vllm_suffix.drafts()
+
+
+def _suffix() -> dict[str, Any]:
+    import vllm_suffix
+
+    return vllm_suffix.suffix()
+
+
+def _ngram() -> dict[str, Any]:
+    lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 16, **lookup}}
+
+
+METHODS = {
+    NONE: Method(),
+    "none, not async": Method(lambda: {"async_scheduling": False}),
+    "HistoSpec, cost 1": Method(_histospec, cost="1"),  # asks for nothing
+    "HistoSpec, cost 0.05": Method(_histospec, cost="0.05"),
+    "suffix": Method(
+        _suffix,
+        calls=("vllm.v1.spec_decode.suffix_decoding", "SuffixDecodingProposer"),
+        needs="arctic_inference",
+    ),
+    "ngram": Method(_ngram, calls=("vllm.v1.spec_decode.ngram_proposer", "NgramProposer")),
+}
+
+
+def jobs(scale: Scale) -> list[tuple[str, ...]]:
+    """The method of each process; all with the smallest model, where a millisecond shows most."""
+    return [(method,) for method in METHODS]
+
+
+def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
+    """Whether nothing of the job is left."""
+    return all(results.has(method=job[0], batch=batch) for batch in scale.batches)
+
+
+def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
+    """Measures one method at each batch: the second visit to problems whose first one is the history."""
+    import draft_server
+    from gpu_steps import Stepper, say
+    from vllm_saturated import timed_calls
+
+    from histospec.client.vllm import cpu
+
+    method = METHODS[job[0]]
+    model, shape = next(iter(scale.shapes.items()))
+    if importlib.util.find_spec(method.needs) is None:
+        say(f"{job[0]} is left out: no {method.needs} here")
+        for batch in scale.batches:
+            results.add({"method": job[0], "batch": batch}, {"skipped": f"no {method.needs}"})
+        return
+    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts
+    folder = gpu_models.write(work / f"{model} with {LETTERS} letters", shape, LETTERS)
+    with ExitStack() as stack:
+        if method.cost:
+            server = stack.enter_context(draft_server.running(work / "store", work / "server.log"))
+            os.environ |= {
+                "HISTOSPEC_ENDPOINT": server.endpoint,
+                "HISTOSPEC_NAMESPACE": f"overhead {os.getpid()}",
+                "HISTOSPEC_VERIFY_COST": method.cost,
+            }
+        options = scale.engine | method.options()
+        stepper = Stepper(folder, scale.overhead_context, scale.overhead_room, max(scale.batches), options)
+        ours = _timed(method, timed_calls)  # not sooner: vLLM on a CPU stumbles over numba if its drafter came first
+        fitting = [batch for batch in scale.batches if batch <= stepper.fitting]
+        prompts = _prompts(fitting[-1], scale.overhead_context)
+        sampling = stepper.sampling(1, scale.history)
+        stepper.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+        for batch in scale.batches:
+            key = {"method": job[0], "batch": batch}
+            settings = stepper.settings() | {"model": model, "context": scale.overhead_context}
+            if batch not in fitting:
+                results.add(key, settings | {"skipped": f"KV cache for {stepper.fitting} sequences"})
+            elif not results.has(**key):
+                results.add(key, settings | _measured(stepper, prompts[:batch], scale.steps, ours))
+                say(f"{job[0]}, batch {batch}: {1e3 * results.rows[-1]['seconds']:.2f} ms a step")
+        stepper.llm.llm_engine.engine_core.shutdown()
+
+
+def _timed(method: Method, timed_calls: Callable[..., list[float]]) -> list[float]:
+    module, name = method.calls
+    if module:
+        return timed_calls(getattr(importlib.import_module(module), name), ("propose",))
+    return timed_calls() if method.cost else [0.0]
+
+
+def _prompts(batch: int, length: int) -> list[list[int]]:
+    """In groups of the same."""
+    return [Random(i // GROUP).choices(range(LETTERS), k=length) for i in range(batch)]
+
+
+def _measured(stepper: Any, prompts: list[list[int]], steps: int, ours: list[float]) -> dict[str, float]:
+    """Medians over the windows."""
+    stepper.start(prompts, epoch=2)
+    stepper.window(2 * steps)
+    windows, inside = [], []
+    for _ in range(WINDOWS):
+        ours[0] = 0.0
+        windows.append(stepper.window(steps))
+        inside.append(ours[0] / windows[-1].counts.engine_steps)
+    stepper.stop()
+    return {
+        "seconds": statistics.median(window.step for window in windows),
+        "inside": statistics.median(inside),
+        "drafted": statistics.mean(window.drafted for window in windows),
+        "gained": statistics.mean(window.gained for window in windows),
+    }

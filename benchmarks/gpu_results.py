@@ -1,0 +1,47 @@
+"""What was measured, in a JSON file a part that is whole after every measurement."""
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+class Results:
+    """The measurements of one part. Raises ValueError when the file holds those of another scale."""
+
+    def __init__(self, folder: Path, part: str, dry: bool) -> None:
+        self.path = folder / f"{part}.json"
+        self.rows: list[dict[str, Any]] = []
+        self._head: dict[str, Any] = {"part": part, "dry": dry}
+        if self.path.exists():
+            stored = json.loads(self.path.read_text())
+            if stored["dry"] != dry:
+                raise ValueError(f"{self.path}: made with{'' if stored['dry'] else 'out'} --dry; name another --out")
+            self.rows = stored["measurements"]
+
+    def has(self, **key: Any) -> bool:
+        """Whether there is a measurement with these values."""
+        return self.find(**key) is not None
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        """The first measurement with these values."""
+        return next((row for row in self.rows if key.items() <= row.items()), None)
+
+    def add(self, key: dict[str, Any], values: dict[str, Any]) -> None:
+        """Keeps a measurement, in the place of an earlier one of the same key."""
+        self.rows = [row for row in self.rows if not key.items() <= row.items()]
+        self.rows.append(key | values | {"machine": machine()})
+        text = json.dumps(self._head | {"measurements": self.rows}, indent=1)
+        draft = self.path.with_suffix(".new")
+        draft.write_text(text)
+        os.replace(draft, self.path)
+
+
+def machine() -> str:
+    """The device and the versions that figures depend on."""
+    import torch
+    from vllm import version as vllm_version
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    return f"{device}, vllm {vllm_version.__version__}, torch {torch.__version__}"

@@ -1,0 +1,137 @@
+"""Rollouts of a policy of 100 million parameters that learns: seconds with and without drafts, epoch by epoch.
+
+The policy is trained on the task of examples/tiny_rl, then by RL on rollouts without drafts. The policies of all epochs
+are kept, and each method rolls out all of them.
+"""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import vllm_suffix
+from gpu_models import Scale
+from gpu_results import Results
+
+NONE, TRAINING = "no drafts", "training"
+METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
+    NONE: ({}, {}),
+    "HistoSpec, learned cost": vllm_suffix.METHODS["HistoSpec, learned cost"],
+    "suffix": vllm_suffix.METHODS["suffix, defaults"],
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of this part."""
+
+    policy: tuple[int, ...] = (768, 2048, 16, 12)  # policy.Size: 113 million parameters
+    rate: float = 3e-4
+    """Highest learning rate of the warm start."""
+    warm_start: int = 1000
+    """Its steps."""
+    problems: int = 128
+    epochs: int = 5
+    learning: float = 2e-5
+    """Learning rate of the RL run."""
+    minibatches: int = 16
+    concurrencies: tuple[int, ...] = (32, 128, 256)
+    device: str = "cuda"
+
+
+DRY = Plan((64, 128, 2, 2), warm_start=20, problems=4, epochs=2, minibatches=2, concurrencies=(2, 4), device="cpu")
+ON_GPU = {
+    "dtype": "bfloat16",
+    "enforce_eager": False,
+    "max_num_batched_tokens": 8192,
+    "kv_cache_memory_bytes": 8 << 30,
+    "gpu_memory_utilization": 0.5,  # checked, though not used: training needs the rest
+}
+
+
+def plan(scale: Scale) -> Plan:
+    """The sizes of this part."""
+    return DRY if scale.dry else Plan()
+
+
+def jobs(scale: Scale) -> list[tuple[str, ...]]:
+    """The training, then method and concurrency of each process; the methods take turns."""
+    return [(TRAINING,), *((method, str(n)) for n in reversed(plan(scale).concurrencies) for method in METHODS)]
+
+
+def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
+    """Whether nothing of the job is left; policies are needed as long as a rollout is."""
+    if job[0] == TRAINING:
+        return all(finished(other, results, scale) for other in jobs(scale) if other != job)
+    epochs = range(1, plan(scale).epochs + 1)
+    return all(results.has(method=job[0], concurrency=int(job[1]), epoch=epoch) for epoch in epochs)
+
+
+def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
+    """Trains, unless `work` has the policies already, or rolls out with one method."""
+    policies, size = work / "policies", plan(scale)
+    if job[0] != TRAINING:
+        _roll_out(job, results, size, policies, work)
+    elif not (policies / "all").exists():
+        _train(policies, size)
+        (policies / "all").touch()
+
+
+def _settings(size: Plan, concurrency: int) -> Any:
+    run = vllm_suffix.settings(quick=False)
+    sizes = {"epochs": size.epochs, "problems": size.problems, "rate": size.learning}
+    return replace(run, concurrency=concurrency, **sizes)
+
+
+def _options(size: Plan) -> dict[str, Any]:
+    return ON_GPU if size.device == "cuda" else {}
+
+
+def _train(policies: Path, size: Plan) -> None:
+    import make_weights
+    import policy
+    import torch
+    from rich.console import Console
+
+    torch.set_float32_matmul_precision("high")
+    console = Console(stderr=True)
+    model = make_weights.train(
+        size.warm_start, 0, console, size=policy.Size(*size.policy), device=size.device, rate=size.rate
+    )
+    console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    widest = max(size.concurrencies)
+    options = _options(size) | {"max_num_seqs": widest}
+    vllm_suffix.train(policies, _settings(size, widest), model, options, size.minibatches)
+
+
+def _roll_out(job: tuple[str, ...], results: Results, size: Plan, policies: Path, work: Path) -> None:
+    import draft_server
+    from gpu_steps import say
+
+    method, concurrency = job[0], int(job[1])
+    environment, options = METHODS[method]
+    if method == "suffix" and not _installed("arctic_inference"):
+        say("suffix is left out: no arctic_inference here")
+        for epoch in range(1, size.epochs + 1):
+            key = {"method": method, "concurrency": concurrency, "epoch": epoch}
+            results.add(key, {"skipped": "no arctic_inference"})
+        return
+    with ExitStack() as stack:
+        if options is None:
+            server = stack.enter_context(draft_server.running(work / "store", work / "server.log"))
+            os.environ |= environment | {
+                "HISTOSPEC_ENDPOINT": server.endpoint,
+                "HISTOSPEC_NAMESPACE": f"speedup {concurrency} {os.getpid()}",
+            }
+            options = vllm_suffix.drafts()
+        rollouts = vllm_suffix.roll_out(policies, _settings(size, concurrency), _options(size) | options | {"seed": 1})
+        for epoch, counts in enumerate(rollouts, 1):
+            results.add({"method": method, "concurrency": concurrency, "epoch": epoch}, counts)
+            say(f"{method}, {concurrency} at once, epoch {epoch}: {counts['seconds']:.2f} s")
+
+
+def _installed(package: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,128 @@
+"""A vLLM engine in this process that is stepped by hand: only decoding steps of full batches are timed."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vllm_suffix  # noqa: F401 - sets the environment that vLLM reads when it is imported, and finds the demo
+from rollout import Counts, StepCounter
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some decoding steps, one after the other."""
+
+    seconds: float
+    batch: int
+    counts: Counts
+
+    @property
+    def step(self) -> float:
+        """Seconds a step."""
+        return self.seconds / self.counts.engine_steps
+
+    @property
+    def drafted(self) -> float:
+        """Verified tokens a step and sequence."""
+        return self.counts.drafted / self.counts.steps
+
+    @property
+    def gained(self) -> float:
+        """Tokens a step and sequence."""
+        return 1 + self.counts.accepted / self.counts.steps
+
+
+class Stepper:
+    """Runs batches of requests that do not end by themselves."""
+
+    def __init__(self, folder: Path, context: int, room: int, batch: int, options: dict[str, Any]) -> None:
+        """Prompts of `context` tokens, responses of at most `room`, `batch` requests at most; `options` are vLLM's."""
+        self.llm = LLM(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            max_model_len=context + room,
+            max_num_seqs=batch,
+            use_tqdm_on_load=False,
+            **options,
+        )
+        self._each, self._room, self._running, self._started = context + room, room, 0, 0
+        self._counter = StepCounter(self.llm)
+
+    @property
+    def config(self) -> Any:
+        """As vLLM settled it."""
+        return self.llm.llm_engine.vllm_config
+
+    @property
+    def fitting(self) -> int:
+        """Requests whose contexts fit into the KV cache together."""
+        cache = self.config.cache_config
+        return (cache.num_gpu_blocks - 1) // -(-self._each // cache.block_size)  # vLLM keeps one block empty
+
+    def settings(self) -> dict[str, Any]:
+        """What of vLLM's configuration bears on the time of a step."""
+        graphs = self.config.compilation_config
+        return {
+            "async_scheduling": bool(self.config.scheduler_config.async_scheduling),
+            "model_runner": "V2" if getattr(self.config, "use_v2_model_runner", False) else "V1",
+            "graph_mode": str(graphs.cudagraph_mode),
+            "graph_sizes": list(graphs.cudagraph_capture_sizes or ()),
+            "fitting": self.fitting,
+        }
+
+    def sampling(self, epoch: int, tokens: int) -> SamplingParams:
+        """At temperature 1, as in RL; only whole responses are handed out, as by LLM.generate."""
+        return SamplingParams(
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"histospec": {"epoch": epoch}},
+        )
+
+    def start(self, prompts: Sequence[list[int]], epoch: int = 1) -> None:
+        """Adds the requests and reads their prompts; those known from before come out of the prefix cache.
+
+        Raises RuntimeError when some end before all have begun.
+        """
+        engine, self._running = self.llm.llm_engine, len(prompts)
+        sampling = self.sampling(epoch, self._room)
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(self._started + i), {"prompt_token_ids": prompt}, sampling)
+        before = self._counter.counts
+        while (self._counter.counts - before).steps < self._running:
+            before = self._counter.counts
+            engine.step()
+            if engine.get_num_unfinished_requests() < self._running:
+                raise RuntimeError(f"responses of {self._room} tokens end before {self._running} prompts are read")
+
+    def window(self, steps: int) -> Window:
+        """Times `steps` steps. Raises RuntimeError when one of them did not decode every request."""
+        before, start = self._counter.counts, time.perf_counter()
+        while (done := self._counter.counts - before).engine_steps < steps:
+            self.llm.llm_engine.step()
+        seconds = time.perf_counter() - start
+        if done.steps != done.engine_steps * self._running:
+            raise RuntimeError(
+                f"{done.steps} request steps in {done.engine_steps} steps of {self._running} requests: "
+                "some ended or were preempted"
+            )
+        return Window(seconds, self._running, done)
+
+    def stop(self) -> None:
+        """Aborts the requests."""
+        ids = [str(self._started + i) for i in range(self._running)]
+        self.llm.llm_engine.abort_request(ids)
+        self._started += self._running
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.llm.llm_engine.step()
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,76 @@
+"""HistoSpec on one large GPU: what a drafted token costs, what asking for drafts costs, what rollouts gain.
+
+    python benchmarks/gpu_vllm.py --out FOLDER                       # needs vllm and a GPU of 80 GB; about 40 minutes
+    python benchmarks/gpu_vllm.py --out FOLDER --parts cost overhead # some of it
+    python benchmarks/gpu_vllm.py --out FOLDER --dry                 # toys on vLLM's CPU build; figures mean nothing
+    python benchmarks/gpu_vllm.py --out FOLDER --draw                # only the tables and plots, once again
+
+FOLDER takes a JSON file a part, written anew as each measurement ends. What is in there is not measured again, so the
+same command goes on where it was cut off. Each engine has a process of its own.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import gpu_cost
+import gpu_overhead
+import gpu_report
+import gpu_speedup
+from gpu_models import DRY, Scale
+from gpu_results import Results
+
+PARTS: dict[str, Any] = {"cost": gpu_cost, "overhead": gpu_overhead, "speedup": gpu_speedup}
+
+
+def main() -> int:
+    """Measures what is missing; 1 when some of it failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--dry", action="store_true", help="toy sizes, on vLLM's CPU build")
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
+    parser.add_argument("--work", type=Path, help="folder of models and policies, some GB (default: OUT/work)")
+    parser.add_argument("--job", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    work = arguments.work or arguments.out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    scale = DRY if arguments.dry else Scale()
+    if arguments.job:
+        part, *job = arguments.job
+        PARTS[part].run(tuple(job), Results(arguments.out, part, arguments.dry), scale, work)
+        return 0
+    failed = [] if arguments.draw else measure(arguments, scale, work)
+    gpu_report.write(arguments.out, arguments.dry)
+    print((arguments.out / "gpu.md").read_text())
+    for what in failed:
+        print(f"failed: {what}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def measure(arguments: argparse.Namespace, scale: Scale, work: Path) -> list[str]:
+    """Runs what is missing, each job in a process of its own; returns the jobs that failed."""
+    failed = []
+    for part in arguments.parts:
+        for job in PARTS[part].jobs(scale):
+            if PARTS[part].finished(job, Results(arguments.out, part, arguments.dry), scale):
+                continue
+            command = [sys.executable, __file__, "--out", str(arguments.out), "--work", str(work)]
+            command += ["--dry"] if arguments.dry else []
+            start = time.perf_counter()
+            if subprocess.run([*command, "--job", part, *job]).returncode:
+                failed.append(f"{part}: {', '.join(job)}")
+            print(f"{part}: {', '.join(job)}: {time.perf_counter() - start:.0f} s in all", file=sys.stderr, flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
