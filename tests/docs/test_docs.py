@@ -143,5 +143,5 @@ def test_the_quickstart_runs(server, tmp_path):
     said = [runs([sys.executable, "-c", here(body)], tmp_path) for body in blocks("docs/quickstart.md", "python")]
     assert said == ["[7, 8, 9]\n3 responses\n"]
     (shown,) = (runs(["bash", "-ec", here(body)], tmp_path) for body in blocks("docs/quickstart.md", "sh"))
-    assert "quickstart" in shown  # the namespace, in the table and in the metrics
-    assert re.search(r"draft_tokens_total\{.*quickstart.*\} [1-9]", shown)
+    assert "quickstart" in shown  # the namespace
+    assert re.search("draft_tokens_total [1-9]", shown)
