@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tiny_rl"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it would give torch as many threads as there are cores
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
 os.environ.setdefault("HISTOSPEC_DEADLINE", "1")  # seconds: a busy machine must not change the counts
