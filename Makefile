@@ -62,14 +62,14 @@ test-python: setup
 	scripts/install-tools
 	$(BIN)/pytest -q -n 2 --dist loadfile tests --ignore=tests/vllm
 
-test-vllm: setup $(VENV_OLD)/.ready
-	$(MAKE) --no-print-directory -j2 --output-sync test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
-test-vllm-$(VLLM_NEW):
-	$(BIN)/pytest -q tests/vllm
+test-vllm-$(VLLM_NEW): setup
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/vllm
 
-test-vllm-$(VLLM_OLD):
-	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec $(VENV_OLD)/bin/python -m pytest -q tests/vllm
+test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
+	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
+	  $(VENV_OLD)/bin/python -m pytest -q -n 2 --dist loadfile -m "not newest" tests/vllm
 
 # Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install-verl $(VENV)/.ready

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 SPEED_UP = 2.2  # the simulated engines draft while survival >= verify_cost * this
 LONGEST = 16

@@ -3,7 +3,7 @@
 import pytest
 from waiting import eventually
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture
