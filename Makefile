@@ -57,10 +57,10 @@ test: check test-native test-python test-vllm
 test-native: setup
 	scripts/test-native
 
-# Two at a time: much of what these tests do is wait, for a process to start or a deadline to pass.
+# More at a time than cores: much of what these tests do is wait, for a process to start or a deadline to pass.
 test-python: setup
 	scripts/install-tools
-	$(BIN)/pytest -q -n 2 --dist loadfile tests --ignore=tests/vllm
+	$(BIN)/pytest -q -n 3 --dist loadfile tests --ignore=tests/vllm
 
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 

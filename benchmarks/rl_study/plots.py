@@ -24,8 +24,8 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
         figure, (left, right) = _figure("What an epoch takes, and how much of it was there before")
         _curves(left, found, [*exact, *lenient, *both], "steps", "Decoding steps, summed over the responses")
         left.set_yscale("log")
-        _curves(right, found, ["none", *lenient], "prefix", "Share of a response that is the prefix of the last one")
-        right.set_ylim(0, 1.02)
+        _curves(right, found, [*lenient, *both], "share_reused", "Share of the tokens that old responses gave")
+        right.set_ylim(-0.02, 1.02)
         figure.savefig(folder / "work.png", dpi=120)
 
 

@@ -147,13 +147,21 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
                 "reused": done.reused,
                 **asdict(done.counts),
                 "rouge_1": sum(rouge_1(*pair) for pair in pairs) / len(pairs) if pairs else None,
-                "prefix": sum(common_prefix(*pair) for pair in pairs) / tokens if pairs else None,
+                "share_reused": done.reused / tokens,
+                "prefix": sum(shared_prefixes(done.responses, old, size.samples)) / tokens if old else None,
                 "seconds": asdict(done.seconds),
             }
             old = done.responses
         answers = engine.generate([p.prompt for p in held_out], 1, None).responses
         right = [p.reward(response) for p, response in zip(held_out, answers, strict=True)]
         yield {"held_out": sum(right) / len(right)}
+
+
+def shared_prefixes(new: list[list[int]], old: list[list[int]], samples: int) -> Iterator[int]:
+    """How much of each response is the prefix of one of its problem's last ones, `samples` a problem; the longest."""
+    for i, response in enumerate(new):
+        first = i // samples * samples
+        yield max(common_prefix(response, other) for other in old[first : first + samples])
 
 
 @contextmanager

@@ -158,6 +158,7 @@ def test_the_end_of_the_model(speculative, parameters):
         assert (len(r.tokens), r.reused) == (38, 37 if epoch else 0)
 
 
+@pytest.mark.newest
 def test_the_history_holds_each_rollout_once(speculative, prompts, parameters):
     """The adapter drafts for the ends, but what it sees is not a whole response: it commits nothing."""
     rollout, client = speculative(seed=3)
@@ -187,6 +188,7 @@ def test_drafts_for_the_ends(speculative, engine, server, prompts, parameters):
     assert server.metrics()[hits] == len(prompts)
 
 
+@pytest.mark.newest
 def test_a_continued_request_may_commit_the_whole(engine, server, prompts, make_client):
     rollouts = engine(server.endpoint)
     flat = [{"histospec.generated": 2, "histospec_epoch": 4}] * len(prompts)
@@ -206,6 +208,7 @@ def test_options_that_leave_no_prompt_are_ignored(engine, server, prompts, make_
     assert [r.tokens.tolist() for p in prompts for r in client.history(p)] == [group[0] for group in written]
 
 
+@pytest.mark.newest
 def test_a_server_that_is_gone_costs_history_only(speculative, server, prompts, parameters, caplog):
     rollout, _ = speculative()
     rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
@@ -223,6 +226,7 @@ def test_a_server_that_is_gone_costs_history_only(speculative, server, prompts, 
     assert rollout.report.share_reused == 1
 
 
+@pytest.mark.newest
 def test_siblings_differ_whatever_the_seed(engine, nowhere, make_client, prompts, parameters):
     """Without drafts, which use random numbers up."""
     llm, client = engine().llm, make_client(nowhere, namespace="test")
@@ -235,6 +239,7 @@ def test_siblings_differ_whatever_the_seed(engine, nowhere, make_client, prompts
     assert texts(visits[0]) == texts(visits[2]) != texts(visits[1])
 
 
+@pytest.mark.newest
 def test_no_old_response_is_used_twice(speculative, prompts, parameters):
     """As verl asks: the prompts repeated, one response each. More than there were before are written anew."""
     rollout, _ = speculative(math.inf)
