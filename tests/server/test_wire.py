@@ -105,6 +105,7 @@ def test_sound_messages_pass_and_spoiled_ones_do_no_harm(shard: Shard):
     for method in hostile.METHODS:
         outcomes = set()
         for _ in range(100):
+            shard.forget()  # a spoiled name of a namespace is one more namespace
             message = hostile.sound(method, chance)
             outcomes.add(shard.take(framed(method, [message])))
             shard.take(framed(method, [message, hostile.spoiled(message, chance)]))
