@@ -108,6 +108,7 @@ def test_another_policy_cuts_and_scores_as_the_paper_says(speculative, other_pol
     assert 0.05 < reader.report.share_reused < 0.95
 
 
+@pytest.mark.newest
 def test_the_rejected_token_is_where_it_is_cut(speculative, prompts, parameters):
     rollout, client = speculative()
     old = rollout.generate(prompts, parameters(n=1), epoch=0, ingest=False, use_tqdm=False)
@@ -121,6 +122,7 @@ def test_the_rejected_token_is_where_it_is_cut(speculative, prompts, parameters)
     assert all(r.generated == LENGTH - r.reused for r in new)
 
 
+@pytest.mark.newest
 def test_infinite_lenience_generates_the_ends_alone(speculative, prompts, parameters):
     rollout, _ = speculative(math.inf)
     short = rollout.generate(prompts, parameters(max_tokens=LENGTH // 2), epoch=0, use_tqdm=False)
@@ -133,6 +135,7 @@ def test_infinite_lenience_generates_the_ends_alone(speculative, prompts, parame
     assert (rollout.report.reused_tokens, rollout.report.generated_tokens) == (5 * len(short), 0)
 
 
+@pytest.mark.newest
 def test_stop_tokens(speculative, prompts, parameters):
     rollout, _ = speculative(math.inf)
     long = rollout.generate(prompts, parameters(n=1), epoch=0, use_tqdm=False)
@@ -149,6 +152,7 @@ def test_stop_tokens(speculative, prompts, parameters):
     assert all(len(r.tokens) == LENGTH and stop not in r.tokens[: LENGTH - 1] for r in rewritten if r.generated)
 
 
+@pytest.mark.newest
 def test_the_end_of_the_model(speculative, parameters):
     """vLLM scores nothing that fills the model: the last token is generated again."""
     prompt = [1, 2, 3] * 30
@@ -172,6 +176,7 @@ def test_the_history_holds_each_rollout_once(speculative, prompts, parameters):
         assert [(r.epoch, r.reward) for r in held] == [(0, float(r.tokens[0])) for r in mine]
 
 
+@pytest.mark.newest
 def test_drafts_for_the_ends(speculative, engine, server, prompts, parameters):
     """A greedy model repeats itself, so all drafts are right, if the ends are drafted from the problem's history."""
     rollouts = engine(server.endpoint)
@@ -201,6 +206,7 @@ def test_a_continued_request_may_commit_the_whole(engine, server, prompts, make_
             assert held.epoch == 4
 
 
+@pytest.mark.newest
 def test_options_that_leave_no_prompt_are_ignored(engine, server, prompts, make_client):
     rollouts = engine(server.endpoint)
     written = rollouts.generate(prompts, extra_args={"histospec": {"generated": 99, "commit": "perhaps"}})
@@ -263,6 +269,7 @@ def test_thousands_of_prompts(speculative, parameters):
     assert rollout.report.whole == 2000
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
