@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python compiles what it imports, which of vLLM and torch is little.
 export PIP_NO_COMPILE := 1
 
-.PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -67,11 +67,14 @@ test-python: setup
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 test-vllm-$(VLLM_NEW): setup
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/vllm
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not long" tests/vllm
 
 test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-	  $(VENV_OLD)/bin/python -m pytest -q -n 2 --dist loadfile -m "not newest" tests/vllm
+	  $(VENV_OLD)/bin/python -m pytest -q -n 2 --dist loadfile -m "not newest and not long" tests/vllm
+
+test-long: setup
+	$(BIN)/pytest -q -m long tests
 
 # Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install-verl $(VENV)/.ready

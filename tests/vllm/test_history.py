@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 START_SECONDS = 300
 
@@ -73,7 +73,6 @@ def api(tiny_model, server, drafts, tmp_path):
                 process.kill()
 
 
-@pytest.mark.newest
 def test_over_http(api, server, tiny_model, make_client):
     prompt = [1, 2, 3, 4]
     body = {"model": tiny_model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": True}

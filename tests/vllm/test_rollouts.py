@@ -258,7 +258,7 @@ def test_no_old_response_is_used_twice(speculative, prompts, parameters):
     assert {r.old_epoch for r in again} == {0, None}  # not the ones of the same epoch
 
 
-@pytest.mark.newest
+@pytest.mark.long
 def test_thousands_of_prompts(speculative, parameters):
     prompts = [[i % 32, i // 32 % 32, i // 1024, 5] for i in range(2000)]
     rollout, _ = speculative(max_num_seqs=128)

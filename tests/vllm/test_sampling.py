@@ -30,7 +30,7 @@ def test_sampling_is_exact(tiny_model, server):
     assert max(check(tiny_model, server.endpoint, RESPONSES)) < LIMIT
 
 
-@pytest.mark.newest
+@pytest.mark.long
 def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model, server):
     """vLLM's CPU build alone is wrong (its issue 55005). When this fails, the repair can go."""
     assert max(check(tiny_model, server.endpoint, ENOUGH_TO_FAIL, HISTOSPEC_VLLM_CPU_FIX="0")) > LIMIT

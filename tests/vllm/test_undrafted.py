@@ -25,6 +25,7 @@ def verified(monkeypatch):
     return seen
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "sampling",
     [
