@@ -62,7 +62,7 @@ test-native: setup
 # More at a time than cores: much of what these tests do is wait, for a process to start or a deadline to pass.
 test-python: setup
 	scripts/install-tools
-	$(BIN)/pytest -q -n 3 --dist loadfile tests --ignore=tests/vllm
+	$(BIN)/pytest -q -n 3 --dist loadfile -m "not long" tests --ignore=tests/vllm
 
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
@@ -71,10 +71,14 @@ test-vllm-$(VLLM_NEW): setup
 
 test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-	  $(VENV_OLD)/bin/python -m pytest -q -n 2 --dist loadfile -m "not newest and not long" tests/vllm
+	  $(VENV_OLD)/bin/python -m pytest -q -n 2 --dist loadfile $(OLD_TESTS)
 
 test-long: setup
 	$(BIN)/pytest -q -m long tests
+	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='-m "not newest" tests/vllm'
+
+# What every version must keep; `make test-long` runs there whatever may differ.
+OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_greedy.py
 
 # Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install-verl $(VENV)/.ready

@@ -20,6 +20,7 @@ METHODS = {
 }
 
 
+@pytest.mark.long
 def test_stubtest_finds_no_difference() -> None:
     command = [sys.executable, "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml"]
     command += ["--allowlist", "tests/native/stubtest_allowlist.txt", "histospec.native._core"]

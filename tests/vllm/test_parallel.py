@@ -42,7 +42,7 @@ def rollout(tiny_model, server, tmp_path):
     return run
 
 
-@pytest.mark.newest
+@pytest.mark.long
 def test_tensor_parallel(rollout, prompts, expected, server, make_client):
     """
     1. Two workers write what one without drafts does, twice; the second time from drafts.

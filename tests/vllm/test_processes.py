@@ -73,6 +73,7 @@ def api(tiny_model, server, drafts, tmp_path):
                 process.kill()
 
 
+@pytest.mark.long
 def test_over_http(api, server, tiny_model, make_client):
     prompt = [1, 2, 3, 4]
     body = {"model": tiny_model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": True}
