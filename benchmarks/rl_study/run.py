@@ -53,14 +53,15 @@ def main() -> int:
     ]
     failed = [] if arguments.draw else list(roll_all(missing, folder, arguments.jobs, arguments.quick))
     found = runs.load(folder, METHODS)
-    if not found:
-        parser.error(f"--draw: there are no runs in {folder}")
-    plots.save(found, arguments.out)
-    print(tables.text(found))
-    if arguments.page:
-        tables.insert(tables.text(found), arguments.page)
     for name, reason in failed:
         print(f"{name} failed: {reason}", file=sys.stderr)
+    if not found:
+        parser.error(f"--out: there are no runs in {folder}")
+    plots.save(found, arguments.out)
+    said = tables.text(found)
+    print(said)
+    if arguments.page:
+        tables.insert(said, arguments.page)
     return bool(failed)
 
 

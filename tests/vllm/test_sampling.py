@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-RESPONSES = int(os.environ.get("HISTOSPEC_TEST_RESPONSES", "10_000"))
+RESPONSES = 20_000
 ENOUGH_TO_FAIL = 2_000
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
 
