@@ -1,5 +1,7 @@
 """The update: group-relative advantages and a clipped policy gradient (GRPO without a KL term)."""
 
+from collections.abc import Iterator
+
 import policy
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from transformers import LlamaForCausalLM
 
 CLIP = 0.2
 LARGEST_GRADIENT = 1.0
+TOGETHER = 8  # samples in a forward pass
 
 
 def advantages(rewards: Tensor) -> Tensor:
@@ -35,16 +38,26 @@ def update(
     if not len(useful):
         return
     tokens, mask = policy.pack([prompts[i] for i in useful], [responses[i] for i in useful])
+    lengths = torch.tensor([len(prompts[i]) + len(responses[i]) for i in useful])
     tokens, mask, advantage = (each.to(model.device) for each in (tokens, mask, advantage[useful]))
+    old = torch.zeros_like(mask)
     with torch.no_grad():
-        old = torch.cat([policy.logprobs(model, rows) for rows in tokens.split(64)])
+        for rows, longest in alike(torch.arange(len(useful)), lengths):
+            old[rows, : longest - 1] = policy.logprobs(model, tokens[rows, :longest])
     for _ in range(passes):
-        for rows in torch.randperm(len(useful)).chunk(minibatches):
-            ratio = (policy.logprobs(model, tokens[rows]) - old[rows]).exp()
-            weighted = advantage[rows, None]
-            gain = torch.min(ratio * weighted, ratio.clamp(1 - CLIP, 1 + CLIP) * weighted)
-            loss = -(gain * mask[rows]).sum() / mask[rows].sum()
+        for minibatch in torch.randperm(len(useful)).chunk(minibatches):
             optimizer.zero_grad()
-            loss.backward()
+            for rows, longest in alike(minibatch, lengths):
+                ratio = (policy.logprobs(model, tokens[rows, :longest]) - old[rows, : longest - 1]).exp()
+                weighted = advantage[rows, None]
+                gain = torch.min(ratio * weighted, ratio.clamp(1 - CLIP, 1 + CLIP) * weighted)
+                loss = -(gain * mask[rows, : longest - 1]).sum() / mask[minibatch].sum()
+                loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
             optimizer.step()
+
+
+def alike(rows: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """The rows, some at a time, with the longest of their lengths: those together that need little padding."""
+    for some in rows[lengths[rows].argsort()].split(TOGETHER):
+        yield some, int(lengths[some].max())
