@@ -20,6 +20,7 @@ PACKAGES = {
     "histospec.client.rollouts": "client/rollouts",
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
+    "histospec.client.vllm.coupled": "client/vllm/coupled",
     "histospec.v1": "protos/histospec/v1",
 }
 DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]
@@ -92,6 +93,7 @@ setup(
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     install_requires=DEPENDENCIES,
     extras_require={} if CLIENT_ONLY else EXTRAS,
-    entry_points={} if CLIENT_ONLY else {"console_scripts": ["histospec = histospec.server.cli:main"]},
+    entry_points={"vllm.general_plugins": ["histospec = histospec.client.vllm.coupled.plugin:register"]}
+    | ({} if CLIENT_ONLY else {"console_scripts": ["histospec = histospec.server.cli:main"]}),
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},
 )

@@ -149,6 +149,9 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
                 "rouge_1": sum(rouge_1(*pair) for pair in pairs) / len(pairs) if pairs else None,
                 "share_reused": done.reused / tokens,
                 "prefix": sum(shared_prefixes(done.responses, old, size.samples)) / tokens if old else None,
+                "prefix_in_place": sum(common_prefix(*pair) for pair in pairs) / tokens if old else None,
+                "alike": sum(alike(done.responses, size.samples)) / len(repeated),
+                "distinct": len(set(map(tuple, done.responses))) / len(repeated),
                 "seconds": asdict(done.seconds),
             }
             old = done.responses
@@ -162,6 +165,13 @@ def shared_prefixes(new: list[list[int]], old: list[list[int]], samples: int) ->
     for i, response in enumerate(new):
         first = i // samples * samples
         yield max(common_prefix(response, other) for other in old[first : first + samples])
+
+
+def alike(responses: list[list[int]], samples: int) -> Iterator[float]:
+    """ROUGE-1 of each response with the next of its group, `samples` a problem."""
+    for i, response in enumerate(responses):
+        following = i + 1 if (i + 1) % samples else i + 1 - samples
+        yield rouge_1(response, responses[following])
 
 
 @contextmanager

@@ -8,7 +8,23 @@ with HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE set. The scheduler opens a sessi
 the finished responses; the proposer only makes vLLM ask for drafts. vLLM 0.22 and later.
 """
 
-from .proposer import HistoSpecProposer
-from .scheduler import HistoSpecScheduler
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .proposer import HistoSpecProposer
+    from .scheduler import HistoSpecScheduler
 
 __all__ = ["HistoSpecProposer", "HistoSpecScheduler"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports them when they are asked for: vLLM looks into this package in processes that need neither."""
+    if name == "HistoSpecProposer":
+        from .proposer import HistoSpecProposer
+
+        return HistoSpecProposer
+    if name == "HistoSpecScheduler":
+        from .scheduler import HistoSpecScheduler
+
+        return HistoSpecScheduler
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

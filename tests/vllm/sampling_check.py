@@ -42,8 +42,11 @@ def deviation(counts, expected):
     observed = [*counts[~rare], counts[rare].sum()]
     wanted = [*expected[~rare], expected[rare].sum()]
     chi2 = sum((o - w) ** 2 / w for o, w in zip(observed, wanted, strict=True) if w > 0)
-    freedom = len(wanted) - 1
-    # Wilson and Hilferty: the cube root is nearly normal.
+    return wilson_hilferty(chi2, len(wanted) - 1)
+
+
+def wilson_hilferty(chi2, freedom):
+    """A chi-square statistic as a standard normal deviate: its cube root is nearly normal."""
     return ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
 
 

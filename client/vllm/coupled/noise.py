@@ -1,0 +1,127 @@
+"""Gumbel noise as a pure function of (seed, position, token), equal to the bit on every device.
+
+argmax(logits + noise) is an exact sample of softmax(logits) (E. J. Gumbel, 1954; C. J. Maddison et al., "A* Sampling",
+NeurIPS 2014), and the same noise makes the same choice wherever the logits are nearly the same. So nothing here may
+depend on a device: bits come from Philox4x32-10 (J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+SC 2011), and the logarithms are polynomials (S. L. Moshier's Cephes, logf) whose every operation IEEE 754 rounds alike.
+kernel.py does the same in the same order on GPUs; change one and change the other.
+
+A counter gives four words. Of 1,024 tokens, words 0 belong to the first 256, words 1 to the next, and so on, so that a
+GPU reads its logits one after the other.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # checkers would follow torch for minutes
+    torch: Any
+    Tensor = Any
+else:
+    import torch
+    from torch import Tensor
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+WORD = 0xFFFFFFFF
+
+QUARTER = 256  # counters of a tile; it has four times as many tokens
+
+# log(1 + f) = f - f²/2 + f³ * polynomial(f), the highest power first.
+POLYNOMIAL = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+LN2_LOW, LN2_HIGH = -2.12194440e-4, 0.693359375  # their sum is ln 2
+HALF_ROOT = 0.707106781186547524
+NEAR_ONE = 0.25  # below, 1 - u has lost digits of u
+
+CHUNK = 1 << 22  # numbers of a temporary tensor
+
+
+def choose(logits: Tensor, rows: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The coupled samples: argmax(logits[row] + noise(seed, position)); of equal ones the first.
+
+    Args:
+        logits: float32[any, V]; -inf is never chosen.
+        rows: int64[n], of the logits.
+        seeds: int64[n], all 64 bits count.
+        positions: int64[n], in the sequence, prompt included.
+
+    Returns:
+        int64[n].
+    """
+    vocabulary = logits.shape[1]
+    chunk = max(1, CHUNK // vocabulary)
+    chosen = [
+        (logits[some] + noise(seed, position, vocabulary)).argmax(dim=-1)
+        for some, seed, position in zip(rows.split(chunk), seeds.split(chunk), positions.split(chunk), strict=True)
+    ]
+    return torch.cat(chosen)
+
+
+def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """float32[n, vocabulary]: standard Gumbel noise for each of int64[n] seeds and positions."""
+    tiles = -(-vocabulary // (4 * QUARTER))
+    counters = torch.arange(min(vocabulary, tiles * QUARTER), device=seeds.device)
+    words = philox(
+        (counters[None, :], positions[:, None] & WORD, (positions[:, None] >> 32) & WORD, torch.zeros_like(seeds[:, None])),
+        (seeds[:, None] & WORD, (seeds[:, None] >> 32) & WORD),
+    )
+    if vocabulary <= QUARTER:
+        return gumbel(words[0])
+    laid = torch.stack([word.view(-1, tiles, QUARTER) for word in words], dim=2)
+    return gumbel(laid.view(len(seeds), -1)[:, :vocabulary])
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
+    """Philox4x32-10: four words for each counter of four words and key of two; words are int64 in [0, 2^32)."""
+    c, k = list(counter), list(key)
+    for _ in range(ROUNDS):
+        first, second = MULTIPLIERS[0] * c[0], MULTIPLIERS[1] * c[2]  # modulo 2^64; the sign is a bit like the others
+        c = [
+            ((second >> 32) & WORD) ^ c[1] ^ k[0],
+            second & WORD,
+            ((first >> 32) & WORD) ^ c[3] ^ k[1],
+            first & WORD,
+        ]
+        k = [(k[0] + WEYL[0]) & WORD, (k[1] + WEYL[1]) & WORD]
+    return c
+
+
+def gumbel(words: Tensor) -> Tensor:
+    """float32: -log(-log(1 - u)), u = (word + 1/2) / 2^32; from -3.2 to 22.9."""
+    u = (words.to(torch.float32) + 0.5) * 2.0**-32
+    rest = ((WORD - words).to(torch.float32) + 0.5) * 2.0**-32  # 1 - u
+    near = u < NEAR_ONE
+    f, exponent = _split(rest)
+    exponential = -_log(torch.where(near, -u, f), torch.where(near, torch.zeros_like(exponent), exponent))
+    return -_log(*_split(exponential))
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(f, exponent) of x = (1 + f) * 2^exponent, 1 + f between the roots of 1/2 and 2."""
+    bits = x.view(torch.int32)
+    exponent = (bits >> 23) - 126
+    mantissa = ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)
+    small = mantissa < HALF_ROOT
+    f = torch.where(small, mantissa + mantissa, mantissa) - 1.0
+    return f, torch.where(small, exponent - 1, exponent).to(torch.float32)
+
+
+def _log(f: Tensor, exponent: Tensor) -> Tensor:
+    square = f * f
+    y = torch.full_like(f, POLYNOMIAL[0])
+    for coefficient in POLYNOMIAL[1:]:
+        y = y * f + coefficient
+    y = y * f * square
+    y = y + exponent * LN2_LOW
+    y = y - 0.5 * square
+    return f + y + exponent * LN2_HIGH

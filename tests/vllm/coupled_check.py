@@ -1,0 +1,140 @@
+"""Samples with seeds, drafting in every way, and compares; prints JSON.
+
+    HISTOSPEC_SAMPLING=coupled python coupled_check.py MODEL same|distribution SIZE
+
+A process of its own, for a process samples coupled or it does not. `same`: SIZE prompts of 200 tokens each, without
+drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
+short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard deviations
+their chi-square statistic lies above what one distribution gives.
+"""
+
+import json
+import os
+import random
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+from sampling_check import PROMPT, wilson_hilferty
+
+LENGTH = 200
+DRAFTED = 24
+PAIRED = 4  # tokens of a response whose distribution is compared
+
+
+def engine(model, **options):
+    from vllm import LLM
+
+    return LLM(
+        model=model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=256,
+        max_num_seqs=128, max_num_batched_tokens=8192, kv_cache_memory_bytes=256 << 20, disable_log_stats=False,
+        seed=1, **options,
+    )  # fmt: skip
+
+
+def drafting(model):
+    """An engine whose drafts a test decides on: `drafts.propose(request)`."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import DraftTokenIds
+
+    class Drafts(Scheduler):
+        propose = None
+
+        def update_draft_token_ids(self, draft_token_ids):
+            requests = [self.requests.get(each) for each in draft_token_ids.req_ids]
+            rows = [list(Drafts.propose(request)) if request else [] for request in requests]
+            super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
+
+    speculative = {"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer"}
+    speculative["num_speculative_tokens"] = DRAFTED
+    return engine(model, speculative_config=speculative, scheduler_cls=Drafts), Drafts
+
+
+def accepted(llm):
+    return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
+
+
+def same(model, size):
+    from vllm import SamplingParams
+
+    rng = random.Random(0)
+    prompts = [[rng.randrange(32) for _ in range(rng.randrange(1, 30))] for _ in range(size)]
+
+    def sampling(i):
+        kinds = [{}, {"top_p": 0.9}, {"top_k": 5, "temperature": 0.7}, {"presence_penalty": 0.5}, {"logprobs": 2}]
+        options = {"temperature": 1.0, "seed": [i, -i - 2, 2**62 + i][i % 3], **kinds[i % len(kinds)]}
+        return SamplingParams(max_tokens=LENGTH, detokenize=False, extra_args={"i": i}, **options)
+
+    others = [SamplingParams(max_tokens=LENGTH, detokenize=False, temperature=t, extra_args={"i": -1}) for t in (0, 1)]
+
+    def roll(llm, count=size, extra=True):
+        requests = [({"prompt_token_ids": prompts[i]}, sampling(i)) for i in range(count)]
+        if extra:  # in the same batches
+            requests += [({"prompt_token_ids": prompts[0]}, other) for other in others for _ in range(4)]
+        random.Random(count).shuffle(requests)
+        outputs = llm.generate([r[0] for r in requests], [r[1] for r in requests], use_tqdm=False)
+        found = zip(requests, outputs, strict=True)
+        return {r[1].extra_args["i"]: list(o.outputs[0].token_ids) for r, o in found}
+
+    plain = engine(model)
+    truth = roll(plain)
+    result = {"tokens": sum(len(truth[i]) for i in range(size)), "distinct": len({str(t) for t in truth.values()})}
+    result["again"] = sum(len(t) for i, t in roll(plain, size // 4, extra=False).items() if t == truth[i])
+    del plain
+    llm, drafts = drafting(model)
+
+    def good(request):
+        i, done = request.sampling_params.extra_args["i"], request.num_output_tokens
+        return truth[i][done : done + min(DRAFTED, LENGTH - done - 1)]
+
+    def wrong(request):
+        return [(token + 1) % 32 for token in good(request)]
+
+    def mixed(request):
+        draft = good(request)[: rng.randrange(DRAFTED + 1)]
+        return [token if rng.random() < 0.9 else rng.randrange(32) for token in draft]
+
+    for name, propose in {"none": lambda request: [], "good": good, "wrong": wrong, "mixed": mixed}.items():
+        drafts.propose = staticmethod(propose)
+        before = accepted(llm)
+        found = roll(llm)
+        result[name] = sum(len(found[i]) for i in range(size) if found[i] == truth[i])
+        result[f"accepted {name}"] = accepted(llm) - before
+    return result
+
+
+def distribution(model, size):
+    import numpy as np
+    from vllm import SamplingParams
+
+    llm, drafts = drafting(model)
+    rng = random.Random(0)
+    drafts.propose = staticmethod(lambda request: [rng.randrange(32) for _ in range(rng.randrange(3))])
+    each = 500
+    result = {}
+    for name, options in {"plain": {}, "top_p": {"top_p": 0.8}, "penalty": {"presence_penalty": 1.5}}.items():
+        tables = []
+        for first in (None, 10**6):
+            sampling = [
+                SamplingParams(max_tokens=PAIRED, detokenize=False, n=each, seed=first and first + i * each, **options)
+                for i in range(size // each)
+            ]
+            outputs = llm.generate([{"prompt_token_ids": PROMPT}] * len(sampling), sampling, use_tqdm=False)
+            tokens = np.array([list(c.token_ids) for output in outputs for c in output.outputs])
+            tables.append([np.bincount(tokens[:, i] * 32 + tokens[:, i + 1], minlength=1024) for i in range(PAIRED - 1)])
+        for i, (one, other) in enumerate(zip(*tables, strict=True)):
+            result[f"z {name} {i}"] = between(one, other)
+    return result
+
+
+def between(one, other):
+    """Chi-square of two samples of one size, cells with fewer than ten of both merged, as a standard normal deviate."""
+    rare = one + other < 10
+    one = [*one[~rare], one[rare].sum()]
+    other = [*other[~rare], other[rare].sum()]
+    chi2 = sum((a - b) ** 2 / (a + b) for a, b in zip(one, other, strict=True) if a + b)
+    return float(wilson_hilferty(chi2, len(one) - 1))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"same": same, "distribution": distribution}[sys.argv[2]](sys.argv[1], int(sys.argv[3]))))
