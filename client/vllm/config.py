@@ -5,13 +5,24 @@ HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units o
                         `auto`, the default: learned from the time that steps take. Higher drafts shorter
 HISTOSPEC_TAIL_WEIGHT   what saving a step is worth for the requests that are expected to go on the longest, in steps of
                         the others; 1, the default: all alike
+HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of seed and position, and those without
+                        get a seed (docs/coupled.md). `vllm`, the default: nothing is changed
+HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem, 0.5 unless said
+HISTOSPEC_SEED_MAX_AGE  visits after which a seed is renewed at the latest; no limit unless said
+HISTOSPEC_SEED_EVERY    policy versions from one visit of a problem to the next; 1 unless said: versions are epochs
 HISTOSPEC_VLLM_CPU_FIX  `0` leaves vLLM's sampling on CPU as it is, which is wrong with any speculation; only to show it
 ======================= ===========================================================================
 """
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from ..seeds import DEFAULT_REFRESH, SeedPolicy
+
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True)
@@ -24,12 +35,14 @@ class AdapterConfig:
             HISTOSPEC_VERIFY_COST, a number or "auto".
         tail_weight: what saving a step is worth for those running requests that are expected to go on the longest, in
             steps of the others; they draft at verify_cost / tail_weight. 1: all alike. HISTOSPEC_TAIL_WEIGHT.
+        seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
         cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see cpu.py). Off only
             to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None
     tail_weight: float = 1.0
+    seeds: SeedPolicy | None = None
     cpu_fix: bool = True
 
     @classmethod
@@ -38,8 +51,35 @@ class AdapterConfig:
         return cls(
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
             tail_weight=_weight("HISTOSPEC_TAIL_WEIGHT", cls.tail_weight),
+            seeds=_seeds() if samples_coupled() else None,
             cpu_fix=_switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
         )
+
+
+def samples_coupled() -> bool:
+    """Whether this process is to sample coupled. Raises ValueError, naming the variable, when it cannot tell."""
+    value = os.environ.get("HISTOSPEC_SAMPLING", "")
+    if value not in ("", "vllm", "coupled"):
+        raise ValueError(f"HISTOSPEC_SAMPLING: expected 'vllm' or 'coupled', got {value!r}")
+    return value == "coupled"
+
+
+def _seeds() -> SeedPolicy:
+    refresh = _given("HISTOSPEC_SEED_REFRESH", float)
+    max_age, every = _given("HISTOSPEC_SEED_MAX_AGE", int), _given("HISTOSPEC_SEED_EVERY", int)
+    try:
+        return SeedPolicy(DEFAULT_REFRESH if refresh is None else refresh, max_age, 1 if every is None else every)
+    except ValueError as error:
+        field, _, limit = str(error).partition(":")
+        raise ValueError(f"HISTOSPEC_SEED_{field.upper()}:{limit}") from None
+
+
+def _given(name: str, kind: Callable[[str], T]) -> T | None:
+    text = os.environ.get(name, "")
+    try:
+        return kind(text) if text else None
+    except ValueError:
+        raise ValueError(f"{name}: expected a number, got {text!r}") from None
 
 
 def _cost(name: str, default: float | None) -> float | None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         """The request's settings that decide when it ends."""
 
         max_tokens: int | None
+        temperature: float
+        seed: int | None
         eos_token_id: int | None
         stop_token_ids: Sequence[int] | None
         stop: str | Sequence[str] | None

@@ -1,0 +1,125 @@
+"""What coupled sampling costs on a GPU, beside vLLM's own sampler, in one process.
+
+    python benchmarks/gpu_sampler.py            # 256 requests x (16 drafts + 1) x 151,936 tokens; a GPU of 40 GB
+    python benchmarks/gpu_sampler.py --dry      # toy sizes on the CPU; figures mean nothing
+
+Three ways to decide on the same logits: coupled (one kernel over all of them), vLLM with a seed a request, and vLLM
+without seeds. vLLM's own are its functions, called as its RejectionSampler calls them: `rejection_sample` on the
+drafted positions and the random sampler on the ones behind them. Medians of calls that take turns. First both devices
+choose on the same logits, which must agree.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+from histospec.client.vllm.coupled import noise
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a step."""
+
+    batch: int
+    drafted: int
+    vocabulary: int
+
+    @property
+    def rows(self) -> int:
+        """Positions that are decided on: the drafted ones and one behind them."""
+        return self.batch * (self.drafted + 1)
+
+
+def main() -> int:
+    """Prints the table; 1 where the devices disagree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--drafted", type=int, default=16)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--dry", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.dry and not torch.cuda.is_available():
+        parser.error("there is no GPU; --dry tries it on the CPU")
+    shape = Shape(4, 3, 1000) if arguments.dry else Shape(arguments.batch, arguments.drafted, arguments.vocabulary)
+    device = torch.device("cpu" if arguments.dry else "cuda")
+    if arguments.dry:
+        current_platform.register_triton_kernel_overrides()
+    torch.manual_seed(0)
+    logits = torch.randn(shape.rows, shape.vocabulary, device=device) * 3
+    rows = torch.arange(shape.rows, device=device)
+    seeds, positions = torch.randint(2**62, (2, shape.rows), device=device)
+    choose = noise.choose if arguments.dry else _kernel()
+    few = min(shape.rows, 64)
+    here = choose(logits, rows[:few], seeds[:few], positions[:few]).cpu()
+    there = noise.choose(*(each.cpu() for each in (logits[:few], rows[:few], seeds[:few], positions[:few])))
+    alike = bool((here == there).all())
+    print(f"{device.type} and CPU choose {'alike' if alike else 'DIFFERENTLY'} on {few} rows")
+    ways: dict[str, Callable[[], Any]] = {
+        "coupled": lambda: choose(logits, rows, seeds, positions),
+        "vLLM, a seed a request": _vllm(logits, shape, seeded=True),
+        "vLLM, no seeds": _vllm(logits, shape, seeded=False),
+    }
+    took = {name: [] for name in ways}
+    for _ in range(3 if arguments.dry else arguments.rounds + 3):
+        for name, way in ways.items():
+            took[name].append(_seconds(way, device))
+    read = shape.rows * shape.vocabulary * 4
+    print(f"{shape.batch} requests, {shape.drafted} drafts each, {shape.vocabulary} tokens: {read / 1e9:.2f} GB of logits")
+    print("| sampler | ms | GB/s of logits |\n|---|---|---|")
+    for name, all_seconds in took.items():
+        seconds = statistics.median(all_seconds[3:] or all_seconds)
+        print(f"| {name} | {seconds * 1e3:.3f} | {read / seconds / 1e9:.0f} |")
+    return not alike
+
+
+def _kernel() -> Callable[..., Any]:
+    from histospec.client.vllm.coupled import kernel
+
+    return kernel.choose
+
+
+def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], Any]:
+    """What vLLM does with the logits of a step in which every request drafted."""
+    device = logits.device
+    seeded_requests = range(shape.batch if seeded else 0)
+    generators = {i: torch.Generator(device=device).manual_seed(i) for i in seeded_requests}
+    sampler = TopKTopPSampler()
+    drafts = torch.randint(shape.vocabulary, (shape.batch * shape.drafted,), dtype=torch.int32, device=device)
+    counts = torch.arange(1, shape.batch + 1, dtype=torch.int32, device=device) * shape.drafted
+    metadata = SimpleNamespace(
+        all_greedy=False, all_random=True, generators=generators, temperature=torch.ones(shape.batch, device=device)
+    )
+    target, behind = logits.split([shape.batch * shape.drafted, shape.batch])
+
+    def sample() -> Any:
+        tokens, _ = sampler(behind, generators, None, None)
+        return rejection_sampler.rejection_sample(
+            drafts, [shape.drafted] * shape.batch, shape.drafted, counts, None, target, tokens.view(-1, 1).int(), metadata
+        )
+
+    return sample
+
+
+def _seconds(way: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    way()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Which seed a request is sampled with: its own, or one that its sample had before."""
+
+import copy
+import struct
+import uuid
+from collections import OrderedDict
+from hashlib import blake2b
+
+import numpy as np
+
+from ...seeds import SeedPolicy
+from ..interface import Request
+from ..options import RequestOptions
+
+GREEDY = 1e-5  # vLLM's: below, a temperature means no sampling
+REMEMBERED = 65_536  # problems whose siblings are being counted
+
+
+class RequestSeeds:
+    """Gives every sampled request of an engine a seed. Belongs to the scheduler's thread.
+
+    A sample is told by the number that its request names ("sample"), which the trainer then has to give to each sibling
+    once, on whichever engine it runs. Else siblings are counted as they come, and an engine has seeds of its own: two
+    siblings on two engines never share one, for then they would be one response twice.
+    """
+
+    def __init__(self, namespace: str, policy: SeedPolicy) -> None:
+        self._policy = policy
+        self._namespace = namespace.encode()
+        self._engine = uuid.uuid4().bytes
+        self._counted: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # problem -> epoch, siblings seen in it
+
+    def give(self, request: Request, options: RequestOptions, epoch: int) -> int | None:
+        """The seed of a request, which has it from here on; None where it is greedy.
+
+        Call it before the workers hear of the request. `epoch`: of the policy that will sample it.
+        """
+        parameters = request.sampling_params
+        if parameters is None or parameters.temperature < GREEDY:
+            return None
+        if parameters.seed is None:
+            seed = self._policy.seed(self._sample(request, options, epoch), epoch)
+            parameters = copy.copy(parameters)  # siblings may share them
+            parameters.seed = seed
+            getattr(parameters, "__dict__", {}).pop("sampling_type", None)  # what vLLM derives from it, kept there
+            request.sampling_params = parameters
+        return parameters.seed
+
+    def _sample(self, request: Request, options: RequestOptions, epoch: int) -> bytes:
+        problem = self._problem(request, options)
+        if options.sample is not None:
+            return problem + struct.pack("<q", options.sample)
+        of, number = self._counted.pop(problem, (epoch, 0))
+        number = number if of == epoch else 0
+        self._counted[problem] = epoch, number + 1
+        if len(self._counted) > REMEMBERED:
+            self._counted.popitem(last=False)
+        return problem + self._engine + struct.pack("<q", number)
+
+    def _problem(self, request: Request, options: RequestOptions) -> bytes:
+        digest = blake2b(struct.pack("<q", len(self._namespace)) + self._namespace, digest_size=16)
+        if options.problem is not None:
+            digest.update(b"id" + options.problem.encode())
+        else:
+            prompt = request.prompt_token_ids or []
+            digest.update(np.asarray(prompt[: len(prompt) - (options.generated or 0)], "<i4").tobytes())
+        return digest.digest()

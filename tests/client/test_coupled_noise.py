@@ -1,0 +1,105 @@
+"""Noise is what it says, on every device the same, and choices with it are samples."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+torch = pytest.importorskip("torch", reason="the noise is computed in torch")
+pytest.importorskip("triton", reason="the kernel is written in Triton")
+
+from histospec.client.vllm.coupled import noise  # noqa: E402
+
+CHECK = Path(__file__).with_name("coupled_kernel_check.py")
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [  # the known answers of the Random123 library
+        ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ([2**32 - 1] * 4, [2**32 - 1] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox(counter, key, words):
+    found = noise.philox(*([torch.tensor([word]) for word in numbers] for numbers in (counter, key)))
+    assert " ".join(f"{int(word):08x}" for word in found) == words
+
+
+def test_gumbel_is_minus_log_of_minus_log():
+    ends = torch.arange(2000)
+    words = torch.cat([ends, 2**32 - 1 - ends, 2**30 - 1000 + ends, torch.randint(2**32, (10**6,))])
+    u = (words.numpy().astype(np.float64) + 0.5) / 2**32
+    true = -np.log(-np.log1p(-u))
+    assert np.abs(noise.gumbel(words).numpy() - true).max() < 1.5e-6
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 1024, 3000])
+def test_noise_is_of_seed_position_and_token_alone(vocabulary):
+    seeds, positions = torch.tensor([3, 3, 4, -3]), torch.tensor([9, 10, 9, 2**40])
+    whole = noise.noise(seeds, positions, 3000)
+    assert torch.equal(noise.noise(seeds, positions, vocabulary), whole[:, :vocabulary])
+    assert torch.equal(noise.noise(seeds[2:], positions[2:], vocabulary), whole[2:, :vocabulary])
+    assert len(whole.unique()) > 0.999 * whole.numel()
+
+
+def test_noise_is_gumbel_over_seeds_positions_and_tokens():
+    """Kolmogorov and Smirnov; correlations of neighbours."""
+    many = torch.arange(10_000)
+    for seeds, positions in [(many, torch.zeros_like(many)), (torch.zeros_like(many), many)]:
+        values = noise.noise(seeds, positions, 18).numpy()
+        assert stats.kstest(values[:, 17], "gumbel_r").pvalue > 1e-6
+        for one, other in [(values[:-1, 3], values[1:, 3]), (values[:, 3], values[:, 4])]:
+            assert abs(np.corrcoef(one, other)[0, 1]) * np.sqrt(len(one)) < 5
+
+
+def test_choices_are_samples():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, float("-inf"), -4.0]])
+    count = 50_000
+    chosen = noise.choose(logits, torch.zeros(count, dtype=torch.int64), torch.arange(count), torch.full((count,), 5))
+    expected = logits.softmax(-1)[0].double().numpy() * count
+    found = np.bincount(chosen, minlength=6)
+    assert found[4] == 0
+    assert stats.chisquare(np.delete(found, 4), np.delete(expected, 4), sum_check=False).pvalue > 1e-6
+
+
+def test_twins_agree_as_often_as_promised():
+    """At least (1 - TV) / (1 + TV), and far more often than independent draws."""
+    torch.manual_seed(0)
+    old = torch.randn(1, 50) * 2
+    new = old + 0.2 * torch.randn(1, 50)
+    p, q = old.softmax(-1)[0], new.softmax(-1)[0]
+    distance = (p - q).abs().sum().item() / 2
+    rows, seeds = torch.zeros(5000, dtype=torch.int64), torch.arange(5000)
+    agree = (noise.choose(old, rows, seeds, rows) == noise.choose(new, rows, seeds, rows)).double().mean().item()
+    assert agree > (1 - distance) / (1 + distance) - 0.02
+    assert agree > (p * q).sum().item() + 0.2
+
+
+def check(what, **environment):
+    done = subprocess.run([sys.executable, CHECK, what], env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_kernel_chooses_alike():
+    """Run by Triton's interpreter, operation by operation."""
+    result = check("choices", TRITON_INTERPRET="1")
+    assert result["rows"] == result["alike"] > 40
+    assert result["noise"] == result["alike noise"] > 4000
+
+
+def test_the_kernel_compiles_and_rounds_as_the_cpu_does():
+    """For an H100, without one. A fused multiply-add rounds once where the CPU rounds twice."""
+    kinds = check("ptx")
+    assert kinds.pop("fma", 0) == 0
+    assert set(kinds) == {"add.rn", "mul.rn", "sub.rn"}
