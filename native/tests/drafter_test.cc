@@ -40,7 +40,7 @@ struct Scene {
   Draft draft(int max_tokens, float verify_cost) {
     Viewpoint ahead = view;
     Draft out;
-    histospec::draft(ahead, LiveSource(live, own), estimator, {max_tokens, verify_cost}, out);
+    histospec::draft(ahead, LiveSource(live, own), estimator, trust, {max_tokens, verify_cost}, out);
     CHECK_EQ(ahead.generated, view.generated + std::ssize(out.tokens));
     const Tokens tail = ahead.context.tokens();
     const std::size_t seen = std::min(tail.size(), out.tokens.size());
@@ -59,6 +59,7 @@ struct Scene {
   LiveText::TextId own;
   Viewpoint view;
   Estimator estimator;
+  TwinTrust trust;
   std::set<Token> tokens;
 };
 
@@ -72,6 +73,7 @@ TEST(drafts_are_what_they_say) {
       const Draft draft = scene.draft(max_tokens, 0.0f);
       CHECK(draft.tokens.size() <= static_cast<std::size_t>(max_tokens));
       CHECK_EQ(draft.probabilities.size(), draft.tokens.size());
+      CHECK_EQ(draft.origins.size(), draft.tokens.size());
       CHECK(draft.predictions.size() - draft.tokens.size() <= 1);
       for (std::size_t i = 0; i < draft.predictions.size(); ++i) {
         const Prediction& prediction = draft.predictions[i];
@@ -84,6 +86,7 @@ TEST(drafts_are_what_they_say) {
           different.insert(prediction.tokens[c]);
         }
         CHECK_EQ(different.size(), static_cast<std::size_t>(prediction.features.size));
+        CHECK_EQ(prediction.position, i);
         if (i == draft.tokens.size()) continue;
         CHECK_EQ(draft.tokens[i], prediction.token());
         CHECK_EQ(draft.probabilities[i], prediction.probabilities[prediction.best]);
@@ -121,11 +124,11 @@ TEST(a_draft_is_overwritten) {
   Draft draft = scene.draft(20, 0.0f);
   Viewpoint ahead = scene.view;
   const Draft before = draft;
-  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, {20, 0.0f}, draft);
+  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {20, 0.0f}, draft);
   CHECK_EQ(draft.tokens, before.tokens);
   CHECK_EQ(draft.predictions.size(), before.predictions.size());
   ahead = scene.view;
-  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, {0, 0.0f}, draft);
+  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {0, 0.0f}, draft);
   CHECK(draft.tokens.empty() && draft.probabilities.empty() && draft.predictions.empty());
 }
 
