@@ -199,13 +199,19 @@ class DraftStream:
             return
         problem = opening.problem
         number = self._engine.open(
-            problem.namespace, opening.prompt, problem=problem.name or None, generated=opening.generated
+            problem.namespace,
+            opening.prompt,
+            problem=problem.name or None,
+            generated=opening.generated,
+            seed=opening.seed,
         )
         self._ids[opening.session] = number
         # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
         named = self._engine.prompt_length(number) * opening.prompt.itemsize
+        # Its seed stays behind: there it would name what was drawn after the first prompt.
+        seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session] = _Origin(problem, opening.seed)
+        self._origins[opening.session] = _Origin(problem, seed)
         self._history.want(problem)
         self._namespaces.add(problem.namespace)
         self._counts["opened"] += 1
