@@ -16,6 +16,9 @@ constexpr float kUnlikelyShare = 0.1f;
 // A twin that is right so often is asked alone: what others say costs more than it adds.
 constexpr float kSure = 0.8f;
 
+// What a step is believed to yield, at most, for the price of one; sessions that follow twins yield more.
+constexpr float kMostSpeedUp = 4, kMostOfTwins = 32;
+
 // What is drafted at one position.
 struct Choice {
   Token token = -1;  // none
@@ -70,7 +73,8 @@ bool twin_alone(const Viewpoint& view, const TwinTrust& trust) {
 void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft) {
   draft.clear();
-  const float least = limits.verify_cost * kMargin * estimator.speed_up(limits.verify_cost) / limits.tail_weight;
+  const float speed_up = estimator.speed_up(limits.verify_cost, view.twin.empty() ? kMostSpeedUp : kMostOfTwins);
+  const float least = limits.verify_cost * kMargin * speed_up / limits.tail_weight;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     Choice choice;
