@@ -4,7 +4,7 @@ Both faces carry them out in their own way; nothing in here waits.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -48,6 +48,7 @@ def ingest(
     responses: Sequence[values.Response],
     epoch: int | None,
     problem: str | None,
+    seeds: Sequence[int | None] | None,
 ) -> list[Call[int]]:
     """Responses, in as many messages as their size needs."""
     text = tokens.token_bytes("prompt", prompt, empty=False)
@@ -56,7 +57,7 @@ def ingest(
     shard = core.shard_of(text, name)
     calls: list[Call[int]] = []
     size = 0
-    for i, response in enumerate(responses):
+    for i, response in enumerate(_seeded(responses, seeds)):
         message = _response(f"responses[{i}]", response)
         if not calls or size > core.config.limits.message_bytes:
             request = pb.IngestRequest(namespace=core.config.namespace, prompt=text, problem=name, epoch=version)
@@ -65,6 +66,18 @@ def ingest(
         calls[-1].request.responses.append(message)
         size += len(message.tokens) + len(message.logprobs) + len(message.generated)
     return calls
+
+
+def _seeded(responses: Sequence[values.Response], seeds: Sequence[int | None] | None) -> Sequence[values.Response]:
+    """The responses with these seeds, where some are given."""
+    if seeds is None:
+        return responses
+    tokens.same_length("seeds", seeds, "responses", len(responses))
+    numbers = tokens.seed_numbers("seeds", seeds)
+    return [
+        replace(response, seed=number) if isinstance(response, values.Response) else response
+        for response, number in zip(responses, numbers, strict=True)
+    ]
 
 
 def _response(name: str, response: values.Response) -> pb.Response:
@@ -77,6 +90,7 @@ def _response(name: str, response: values.Response) -> pb.Response:
         logprobs=tokens.float_bytes(f"{name}.logprobs", response.logprobs, size),
         reward=tokens.reward_number(f"{name}.reward", response.reward),
         generated=tokens.mask_bytes(f"{name}.generated", response.generated, size),
+        seed=tokens.seed_number(f"{name}.seed", response.seed),
     )
 
 
@@ -106,11 +120,17 @@ def ingest_many(
     responses: Sequence[Sequence[values.Response]],
     epoch: int | None,
     problems: Sequence[str | None] | None,
+    seeds: Sequence[Sequence[int | None] | None] | None,
 ) -> list[list[Call[int]]]:
     """`ingest` for each problem."""
     tokens.same_length("responses", responses, "prompts", len(prompts))
     names = _names(prompts, problems)
-    return [ingest(core, p, group, epoch, name) for p, group, name in zip(prompts, responses, names, strict=True)]
+    drawn: Sequence[Sequence[int | None] | None] = [None] * len(prompts) if seeds is None else seeds
+    tokens.same_length("seeds", drawn, "prompts", len(prompts))
+    return [
+        ingest(core, prompt, group, epoch, name, numbers)
+        for prompt, group, name, numbers in zip(prompts, responses, names, drawn, strict=True)
+    ]
 
 
 def _names(prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None) -> Sequence[str | None]:
@@ -128,6 +148,7 @@ def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
             reward=r.reward if r.HasField("reward") else None,
             epoch=r.epoch,
             generated=np.frombuffer(r.generated, np.bool_) if r.generated else None,
+            seed=r.seed if r.HasField("seed") else None,
         )
         for r in answer.responses
     ]

@@ -57,9 +57,10 @@ class AsyncDraftClient:
         prompts: Sequence[Tokens],
         problems: Sequence[str | None] | None = None,
         generated: Sequence[Tokens] | None = None,
+        seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """See `DraftClient.open`."""
-        return self._core.open(prompts, problems, generated)
+        return self._core.open(prompts, problems, generated, seeds)
 
     async def step(
         self,
@@ -126,9 +127,10 @@ class AsyncDraftClient:
         responses: Sequence[Response],
         epoch: int | None = None,
         problem: str | None = None,
+        seeds: Sequence[int | None] | None = None,
     ) -> None:
         """See `DraftClient.ingest`."""
-        await self._do(calls.ingest, prompt, responses, epoch, problem)
+        await self._do(calls.ingest, prompt, responses, epoch, problem, seeds)
 
     async def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """See `DraftClient.history`."""
@@ -150,10 +152,11 @@ class AsyncDraftClient:
         responses: Sequence[Sequence[Response]],
         epoch: int | None = None,
         problems: Sequence[str | None] | None = None,
+        seeds: Sequence[Sequence[int | None] | None] | None = None,
     ) -> list[bool]:
         """See `DraftClient.ingest_many`."""
         await self._find()
-        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems)
+        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems, seeds)
         return [answer is not None for answer in await carry_out_async(plan, self._call)]
 
     async def predict_length(

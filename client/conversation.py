@@ -206,6 +206,7 @@ class Conversation:
             prompt=session.prompt,
             problem=session.problem,
             generated=bytes(session.generated[: 4 * length]),
+            seed=session.seed,
         )
         self.reopened += session.opened
         session.opened = True

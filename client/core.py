@@ -100,19 +100,21 @@ class Core:
         prompts: Sequence[Tokens],
         problems: Sequence[str | None] | None = None,
         generated: Sequence[Tokens] | None = None,
+        seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """New sessions, known here alone until the next message."""
-        for name, values in (("problems", problems), ("generated", generated)):
+        for name, values in (("problems", problems), ("generated", generated), ("seeds", seeds)):
             if values is not None:
                 tokens.same_length(name, values, "prompts", len(prompts))
         texts = [tokens.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
         names = [tokens.problem_name(f"problems[{i}]", p) for i, p in enumerate(problems or [None] * len(prompts))]
         begun = [tokens.token_bytes(f"generated[{i}]", g) for i, g in enumerate(generated or [()] * len(prompts))]
+        drawn = tokens.seed_numbers("seeds", [None] * len(prompts) if seeds is None else seeds)
         with self._lock:
             opened = []
-            for prompt, problem, text in zip(texts, names, begun, strict=True):
+            for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
                 shard = self.shard_of(prompt, problem)
-                session = Session(self._next, shard, prompt, problem, text)
+                session = Session(self._next, shard, prompt, problem, text, seed)
                 self._next += 1
                 self._sessions[session.number] = session
                 shard.opens[session.number] = session

@@ -10,15 +10,24 @@ if TYPE_CHECKING:
 class Session:
     """One running generation. Its tokens are kept as they travel: little-endian int32 bytes."""
 
-    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "shard")
+    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "shard")
 
-    def __init__(self, number: int, shard: "ShardState", prompt: bytes, problem: str, generated: bytes = b"") -> None:
+    def __init__(
+        self,
+        number: int,
+        shard: "ShardState",
+        prompt: bytes,
+        problem: str,
+        generated: bytes = b"",
+        seed: int | None = None,
+    ) -> None:
         self.number = number
         self.shard = shard  # the owner of its problem
         self.prompt = prompt
         self.problem = problem
         self.generated = bytearray(generated)
         self.length = len(generated) // 4  # in tokens; kept beside, because a step reads it of every session
+        self.seed = seed
         self.opened = False
         self.refused = False
 

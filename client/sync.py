@@ -80,6 +80,7 @@ class DraftClient:
         prompts: Sequence[Tokens],
         problems: Sequence[str | None] | None = None,
         generated: Sequence[Tokens] | None = None,
+        seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """Opens a session for each prompt. Local and instant: the server hears of it with the next message.
 
@@ -87,6 +88,9 @@ class DraftClient:
             prompts: B prompts, each the tokens of the context that the generation starts from; not empty.
             problems: None, or B explicit problem ids (multi-turn RL), None where the prompt itself is the problem.
             generated: None, or B times what was generated already, for a generation that goes on after a prefix.
+            seeds: None, or B times the sampling seed (int64) that the generation is drawn with, None where nobody knows
+                it. Where the noise of each position depends on the seed alone, the latest response of the problem with
+                the same seed is the best source of drafts.
 
         Returns:
             B session ids, never used twice by one client.
@@ -94,7 +98,7 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; no session was opened.
         """
-        return self._core.open(prompts, problems, generated)
+        return self._core.open(prompts, problems, generated, seeds)
 
     def step(
         self,
@@ -199,6 +203,7 @@ class DraftClient:
         responses: Sequence[Response],
         epoch: int | None = None,
         problem: str | None = None,
+        seeds: Sequence[int | None] | None = None,
     ) -> None:
         """Adds finished responses to the history of a problem. Returns when the store has them.
 
@@ -209,12 +214,13 @@ class DraftClient:
             responses: what the policy generated for it; their `epoch` is not looked at.
             epoch: version of the policy that did; None: the newest that the namespace has seen.
             problem: explicit problem id; None: the prompt is the problem.
+            seeds: the sampling seed of each response (int64 or None), in place of their own `seed`.
 
         Raises:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        self._do(calls.ingest, prompt, responses, epoch, problem)
+        self._do(calls.ingest, prompt, responses, epoch, problem, seeds)
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """The stored responses of a problem, oldest first; at most the `limit` newest. None are stored: an empty list.
@@ -251,11 +257,12 @@ class DraftClient:
         responses: Sequence[Sequence[Response]],
         epoch: int | None = None,
         problems: Sequence[str | None] | None = None,
+        seeds: Sequence[Sequence[int | None] | None] | None = None,
     ) -> list[bool]:
         """`ingest` for many problems, several at a time.
 
         Args:
-            prompts, responses, problems: for each problem what `ingest` takes.
+            prompts, responses, problems, seeds: for each problem what `ingest` takes.
             epoch: as for `ingest`, the same for all.
 
         Returns:
@@ -267,7 +274,7 @@ class DraftClient:
             HistoSpecError: as for `ingest`, but not Unavailable.
         """
         self._find()
-        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems)
+        plan = calls.ingest_many(self._core, prompts, responses, epoch, problems, seeds)
         return [answer is not None for answer in carry_out(plan, self._call)]
 
     def predict_length(

@@ -86,16 +86,26 @@ def epoch_number(name: str, value: Any) -> int | None:
     return None if value is None else _whole_number(name, value, 63)
 
 
+def seed_number(name: str, value: Any) -> int | None:
+    """A sampling seed, any int64, or None for one that nobody knows."""
+    return None if value is None else _whole_number(name, value, 63, signed=True)
+
+
+def seed_numbers(name: str, values: Sequence[Any]) -> list[int | None]:
+    """One `seed_number` each."""
+    return [seed_number(f"{name}[{i}]", value) for i, value in enumerate(values)]
+
+
 def change_count(name: str, value: Any) -> int:
     """How often something changed; None stands for never."""
     return 0 if value is None else _whole_number(name, value, 32)
 
 
-def _whole_number(name: str, value: Any, bits: int) -> int:
+def _whole_number(name: str, value: Any, bits: int, signed: bool = False) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name}: must be an integer, is {value!r}")
-    if not 0 <= value < 1 << bits:
-        raise ValueError(f"{name}: {value} is outside [0, 2^{bits})")
+    if not (-1 << bits if signed else 0) <= value < 1 << bits:
+        raise ValueError(f"{name}: {value} is outside [{f'-2^{bits}' if signed else 0}, 2^{bits})")
     return int(value)
 
 

@@ -24,6 +24,8 @@ class Response:
     """Filled in by `history`; `ingest` takes the epoch as its own argument."""
     generated: Sequence[bool] | NDArray[np.bool_] | None = None
     """bool[n]: False for tool and user turns, which are context and never drafted. None: the policy wrote it all."""
+    seed: int | None = None
+    """int64: the sampling seed that it was drawn with. None: nobody knows it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -233,6 +233,7 @@ class History:
             rewards=[record.reward for record in records],
             problem=batch.problem.name or None,
             generated=masks,
+            seeds=[record.seed for record in records],
         )
 
     async def _in(self, executor: ThreadPoolExecutor, run: Callable[[], T]) -> T:

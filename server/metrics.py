@@ -32,6 +32,10 @@ BY_RESULT = {
         "Sessions opened, by whether their problem had history.",
         {"hit": "lookups_hit", "miss": "lookups_miss"},
     ),
+    "histospec_twin_lookups": (
+        "Sessions opened with a seed, by whether the latest response drawn with it was there.",
+        {"hit": "twins_hit", "miss": "twins_miss"},
+    ),
     "histospec_drafts": (
         "Drafts asked for, by whether there was anything to draft.",
         {"hit": "drafts_hit", "empty": "drafts_empty"},
@@ -39,7 +43,7 @@ BY_RESULT = {
 }
 BY_SOURCE = {
     "histospec_source_draft_tokens": (
-        "Tokens drafted, by the source that knew the longest context: history, own, siblings or namespace.",
+        "Tokens drafted, by the source that knew the longest context: history, own, siblings or namespace; or twin.",
         "draft_tokens",
     ),
     "histospec_source_accepted_tokens": (
@@ -47,7 +51,7 @@ BY_SOURCE = {
         "accepted_tokens",
     ),
 }
-SOURCES = ("history", "own", "siblings", "namespace")
+SOURCES = ("history", "own", "siblings", "namespace", "twin")
 BY_AGE = {
     "histospec_age_draft_tokens": (
         "Tokens drafted from history, by how many epochs older than the newest of the namespace the response is.",

@@ -16,8 +16,9 @@ RECENT = 600.0  # seconds that count as now, for the figures that say how things
 
 BY_SOURCE = tuple(f"{source}.{name}" for source in SOURCES for name in ("draft_tokens", "accepted_tokens"))
 COUNTED = (
-    "lookups_hit", "lookups_miss", "drafts_hit", "drafts_empty", "draft_tokens", "accepted_tokens", "generated_tokens",
-    "evicted_responses", "ingested_responses", "ingested_tokens", "store_errors", *BY_SOURCE,
+    "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty", "draft_tokens",
+    "accepted_tokens", "generated_tokens", "evicted_responses", "ingested_responses", "ingested_tokens", "store_errors",
+    *BY_SOURCE,
 )  # fmt: skip
 """What only grows."""
 HELD = ("sessions", "streams", "index_bytes", "history_tokens")

@@ -128,4 +128,5 @@ def _response(record: Record) -> pb.Response:
         reward=record.reward,
         epoch=record.epoch,
         generated=record.generated,
+        seed=record.seed,
     )

@@ -171,6 +171,8 @@ def _response(record: Record) -> dict[str, Any]:
         response["tokens"] = tokens
     if record.reward is not None:
         response["reward"] = record.reward
+    if record.seed is not None:
+        response["seed"] = record.seed
     if record.logprobs:
         # As float64, whose shortest decimals lead back to the same float32.
         response["logprobs"] = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
@@ -188,6 +190,7 @@ def _mask(generated: bytes) -> bytes:
 class _StoredResponse(LineResponse):
     reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
     logprobs: list[float] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
 
     @model_validator(mode="after")
     def _one_a_token(self) -> "_StoredResponse":
@@ -200,7 +203,7 @@ class _StoredResponse(LineResponse):
         tokens = [token for part, _ in self.parts() for token in part]
         generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
         logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
-        return Record(np.array(tokens, INT32).tobytes(), self.epoch, self.reward, logprobs, _mask(generated))
+        return Record(np.array(tokens, INT32).tobytes(), self.epoch, self.reward, logprobs, _mask(generated), self.seed)
 
 
 def _base64(text: object) -> bytes:

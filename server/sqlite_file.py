@@ -58,6 +58,9 @@ CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
     DELETE FROM writes WHERE prompt = old.id;
 END;
 """,
+    """
+ALTER TABLE responses ADD COLUMN seed INTEGER;  -- NULL where nobody knows it
+""",
 )
 SCHEMA_VERSION = len(SCHEMA)
 
@@ -111,6 +114,7 @@ def open_snapshot(path: Path) -> sqlite3.Connection:
         connection.execute("BEGIN")
         version = _version(connection, path)
     if version < SCHEMA_VERSION:
+        connection.close()  # it would keep a server from bringing the file up to date
         raise ConfigError(
             f"--data-dir: {path} was written by an older HistoSpec (schema {version}, this one needs "
             f"{SCHEMA_VERSION}); start this server on it once"

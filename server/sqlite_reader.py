@@ -12,7 +12,7 @@ from histospec.server.sqlite_file import FILE_NAME, open_snapshot
 from histospec.server.store import Batch, Problem, Reader, Record
 
 PAGE = 500  # prompts listed at a time
-_RECORDS = "SELECT tokens, epoch, reward, logprobs, generated FROM responses"
+_RECORDS = "SELECT tokens, epoch, reward, logprobs, generated, seed FROM responses"
 
 
 class SQLiteReader(Reader):

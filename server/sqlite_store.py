@@ -146,8 +146,9 @@ class SQLiteStore(SQLiteReader, Store):
         )
         connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
-            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated) VALUES (?, ?, ?, ?, ?, ?)",
-            [(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated) for r in records],
+            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed) for r in records],
         )
         connection.execute(
             "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "

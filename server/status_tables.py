@@ -56,6 +56,7 @@ def _counters(status: Mapping[str, Any]) -> Table:
         column.justify = "right"
     for what, show in {
         "sessions opened on a known problem": lambda c: _share(c["lookups_hit"], c["lookups_hit"] + c["lookups_miss"]),
+        "sessions with a seed that have a twin": lambda c: _share(c["twins_hit"], c["twins_hit"] + c["twins_miss"]),
         "tokens a step": lambda c: _ratio(c["generated_tokens"], c["drafts_hit"] + c["drafts_empty"]),
         "drafted tokens accepted": lambda c: _share(c["accepted_tokens"], c["draft_tokens"]),
         **{f"  of {source}": _source(source) for source in SOURCES},

@@ -27,6 +27,8 @@ class Record(NamedTuple):
     """float32, empty or [n]."""
     generated: bytes = b""
     """uint8, empty (all generated) or [n]."""
+    seed: int | None = None
+    """The sampling seed that it was drawn with, int64."""
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with thre
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -42,6 +42,13 @@ RUNNING_SHARE = 0.5
 Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
 
 
+class _Origin(NamedTuple):
+    """What a commit must know of its session."""
+
+    problem: Problem
+    seed: int | None
+
+
 class DraftStream:
     """The sessions that one client keeps on this shard."""
 
@@ -66,7 +73,7 @@ class DraftStream:
         self._peer = context.peer()
         self._over = False  # gRPC frees the call behind the context then: touching it would crash the process
         self._ids: dict[int, int] = {}  # the client's session id -> the engine's
-        self._problems: dict[int, Problem] = {}  # by the client's id; needed once, at the commit
+        self._origins: dict[int, _Origin] = {}  # by the client's id; needed once, at the commit
         self._writing = asyncio.Lock()
         self._storing: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -132,7 +139,7 @@ class DraftStream:
         for session in self._ids.values():
             self._close(session)
         self._ids.clear()
-        self._problems.clear()
+        self._origins.clear()
 
     async def _read(self) -> None:
         read = self._context.read
@@ -192,13 +199,19 @@ class DraftStream:
             return
         problem = opening.problem
         number = self._engine.open(
-            problem.namespace, opening.prompt, problem=problem.name or None, generated=opening.generated
+            problem.namespace,
+            opening.prompt,
+            problem=problem.name or None,
+            generated=opening.generated,
+            seed=opening.seed,
         )
         self._ids[opening.session] = number
         # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
         named = self._engine.prompt_length(number) * opening.prompt.itemsize
+        # Its seed stays behind: there it would name what was drawn after the first prompt.
+        seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._problems[opening.session] = problem
+        self._origins[opening.session] = _Origin(problem, seed)
         self._history.want(problem)
         self._namespaces.add(problem.namespace)
         self._counts["opened"] += 1
@@ -221,8 +234,9 @@ class DraftStream:
 
     def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int]) -> None:
         """Appends and drafts for the whole batch in one engine call, leaving out the sessions it cannot go on with."""
-        if step.sessions and (problem := self._problems.get(step.sessions[0])):
-            self._metrics.saw_verify_cost(problem.namespace, step.verify_cost)  # a stream's sessions share a namespace
+        if step.sessions and (origin := self._origins.get(step.sessions[0])):
+            namespace = origin.problem.namespace  # a stream's sessions share it
+            self._metrics.saw_verify_cost(namespace, step.verify_cost)
         find = self._ids.get
         ids = np.array([find(session, -1) for session in step.sessions], np.int64)
         held = self._engine.lengths(ids)
@@ -290,8 +304,8 @@ class DraftStream:
 
     def _close_session(self, close: wire.Close, unknown: list[int], response: pb.DraftResponse) -> Batch | None:
         """Closes one session; returns the response to store, if it commits one."""
-        session, problem = self._ids.get(close.session), self._problems.get(close.session)
-        if session is None or problem is None or not close.commit:
+        session, origin = self._ids.get(close.session), self._origins.get(close.session)
+        if session is None or origin is None or not close.commit:
             if close.commit:
                 unknown.append(close.session)
             self._forget(close.session)
@@ -303,6 +317,7 @@ class DraftStream:
         if not close.generated:
             self._forget(close.session)
             return None
+        problem = origin.problem
         if not self._permit.allows("write", problem.namespace):
             reason = f"closes: the token has no right to write in namespace {problem.namespace!r}"
             self._refuse(response, "commit", close.session, reason)
@@ -310,10 +325,10 @@ class DraftStream:
             return None
         epoch = self._epoch(problem.namespace, close)
         tokens = self._engine.generated(session).tobytes()
-        batch = Batch(problem, [Record(tokens, epoch, close.reward, close.logprobs)])
+        batch = Batch(problem, [Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed)])
         self._history.saw(batch)
         self._engine.close(session, commit=True, epoch=epoch)
-        del self._ids[close.session], self._problems[close.session]
+        del self._ids[close.session], self._origins[close.session]
         self._counts["committed"] += 1
         return batch
 
@@ -326,7 +341,7 @@ class DraftStream:
 
     def _forget(self, session: int) -> None:
         held = self._ids.pop(session, None)
-        self._problems.pop(session, None)
+        self._origins.pop(session, None)
         if held is not None:
             self._close(held)
 

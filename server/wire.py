@@ -34,6 +34,7 @@ class Open(NamedTuple):
     problem: Problem
     prompt: NDArray[np.int32]
     generated: NDArray[np.int32]
+    seed: int | None
     refusal: str
     """Why it cannot be; empty when it can."""
 
@@ -159,7 +160,12 @@ def _open(field: str, request: pb.OpenSession, config: Config) -> Open:
         refusal = f"{field}prompt: {prompt.size} tokens are more than the limit of {config.max_prompt_tokens}"
     elif generated.size > config.max_session_tokens:
         refusal = f"{field}generated: {generated.size} tokens are more than the limit of {config.max_session_tokens}"
-    return Open(request.session, who, prompt, generated, refusal)
+    return Open(request.session, who, prompt, generated, _seed(request), refusal)
+
+
+def _seed(request: pb.OpenSession | pb.Response) -> int | None:
+    """Any int64 is one."""
+    return request.seed if request.HasField("seed") else None
 
 
 def _step(request: pb.Step, config: Config) -> Step:
@@ -229,7 +235,7 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
         raise InvalidRequest(f"{field}generated: each value must be 0 or 1")
     reward = response.reward if response.HasField("reward") else None
     _check_reward(f"{field}reward", reward)
-    return Record(response.tokens, epoch, reward, response.logprobs, response.generated)
+    return Record(response.tokens, epoch, reward, response.logprobs, response.generated, _seed(response))
 
 
 def _check_number(field: str, number: int, config: Config) -> None:

@@ -5,6 +5,7 @@ problem     an explicit problem id
 epoch       the version of the policy that writes the response
 generated   how many of the last tokens of the prompt were generated before: the request goes on after them, and the
             problem is the prompt without them
+seed        the seed that the response is drawn with
 commit      false: the response is drafted for, but joins no history; whoever asked for it ingests it
 =========== =========================================================================================================
 
@@ -16,13 +17,14 @@ session, no drafts, no commit; for calls that only score a text.
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..tokens import MAX_PROBLEM
 
 logger = logging.getLogger("vllm.histospec")
 
-MAX_EPOCH = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 T = TypeVar("T")
 
@@ -36,6 +38,7 @@ class RequestOptions(NamedTuple):
     epoch: int | None = None
     generated: int | None = None
     commit: bool | None = None
+    seed: int | None = None
     enabled: bool = True
 
 
@@ -50,13 +53,14 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
         return RequestOptions()
     if given is None:
         return RequestOptions(enabled=False)
-    for name in given.keys() - {"problem", "epoch", "generated", "commit"}:
-        _warn(name, "unknown; known are 'problem', 'epoch', 'generated' and 'commit'")
+    for name in given.keys() - {"problem", "epoch", "generated", "commit", "seed"}:
+        _warn(name, "unknown; known are 'problem', 'epoch', 'generated', 'commit' and 'seed'")
     options = RequestOptions(
         problem=_use("problem", _problem, given),
-        epoch=_use("epoch", _count, given),
-        generated=_use("generated", _count, given),
+        epoch=_use("epoch", partial(_integer, least=0), given),
+        generated=_use("generated", partial(_integer, least=0), given),
         commit=_use("commit", _switch, given),
+        seed=_use("seed", partial(_integer, least=-MAX_INT64 - 1), given),
     )
     if options.generated is not None and options.generated >= prompt_tokens:
         _warn("generated", f"{options.generated} of {prompt_tokens} prompt tokens leave no prompt")
@@ -98,15 +102,15 @@ def _problem(value: Any) -> str:
     return value
 
 
-def _count(value: Any) -> int:
+def _integer(value: Any, least: int) -> int:
     try:
-        # Not int(value): it would round 2.5 and take True.
-        count = None if isinstance(value, bool) or float(value) != int(value) else int(value)
+        number = None if isinstance(value, bool) else int(value)
     except (ValueError, TypeError, OverflowError):
-        count = None
-    if count is None or not 0 <= count <= MAX_EPOCH:
-        raise ValueError(f"expected an integer from 0 to {MAX_EPOCH}, got {value!r:.80}")
-    return count
+        number = None
+    rounded = isinstance(value, float) and value != number
+    if number is None or rounded or not least <= number <= MAX_INT64:
+        raise ValueError(f"expected an integer from {least} to {MAX_INT64}, got {value!r:.80}")
+    return number
 
 
 def _switch(value: Any) -> bool:

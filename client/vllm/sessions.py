@@ -45,7 +45,7 @@ class RequestSessions:
     def open(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
         begun = len(prompt) - (options.generated or 0)
-        (session,) = self.client.open([prompt[:begun]], [options.problem], [prompt[begun:]])
+        (session,) = self.client.open([prompt[:begun]], [options.problem], [prompt[begun:]], [options.seed])
         self._sessions[request_id] = _Session(session, prompt, options)
         self._new.add(session)
 

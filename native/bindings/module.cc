@@ -12,6 +12,7 @@ using namespace py::literals;
 using histospec::Engine;
 using histospec::bindings::array_of;
 using histospec::bindings::mask_of;
+using histospec::bindings::seed_of;
 using histospec::bindings::Tokens;
 using histospec::bindings::tokens_of;
 
@@ -32,7 +33,7 @@ std::string id_of(const std::optional<std::string>& problem) {
 // `name`, like every text that the engine gives back, is a str: pybind11 would take bytes for a std::string.
 void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::sequence& responses, std::int64_t epoch,
             const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
-            const std::optional<py::sequence>& generated) {
+            const std::optional<py::sequence>& generated, const std::optional<py::sequence>& seeds) {
   const Tokens head = tokens_of("prompt", prompt);
   const std::size_t n = py::len(responses);
   const auto require_one_each = [n](const char* field, const std::optional<py::sequence>& values) {
@@ -43,6 +44,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   };
   require_one_each("rewards", rewards);
   require_one_each("generated", generated);
+  require_one_each("seeds", seeds);
   std::vector<Tokens> tokens;
   std::vector<histospec::bindings::Mask> masks;
   std::vector<histospec::ResponseView> views;
@@ -50,7 +52,8 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
     const std::string index = "[" + std::to_string(i) + "]";
     tokens.push_back(tokens_of("responses" + index, responses[i]));
     masks.push_back(generated ? mask_of("generated" + index, (*generated)[i]) : histospec::bindings::Mask());
-    views.push_back({{}, tokens.back().span(), masks.back().span(), epoch});
+    const auto seed = seeds ? seed_of("seeds" + index, (*seeds)[i]) : std::nullopt;
+    views.push_back({{}, tokens.back().span(), masks.back().span(), epoch, seed});
   }
   const std::string id = id_of(problem), space = name;
   py::gil_scoped_release release;
@@ -108,6 +111,8 @@ py::dict by_name(const histospec::NamespaceStats& s) {
   constexpr std::pair<const char*, std::uint64_t Stats::*> kNumbers[] = {
       {"lookups_hit", &Stats::lookups_hit},
       {"lookups_miss", &Stats::lookups_miss},
+      {"twins_hit", &Stats::twins_hit},
+      {"twins_miss", &Stats::twins_miss},
       {"drafts_hit", &Stats::drafts_hit},
       {"drafts_empty", &Stats::drafts_empty},
       {"drafts_tail", &Stats::drafts_tail},
@@ -169,18 +174,20 @@ PYBIND11_MODULE(_core, m) {
            "memory_bytes"_a = kDefaults.memory_bytes, py::kw_only(), "history_epochs"_a = kDefaults.history_epochs,
            "threads"_a = kDefaults.threads, "namespace_tokens"_a = kDefaults.namespace_tokens)
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
-           py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
+           py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none())
       .def(
           "open",
           [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
-             const std::optional<py::object>& generated) {
+             const std::optional<py::object>& generated, py::handle seed) {
             const Tokens head = tokens_of("prompt", prompt);
             const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
             const std::string id = id_of(problem), space = name;
+            const std::optional<std::int64_t> its_seed = seed_of("seed", seed);
             py::gil_scoped_release release;
-            return engine.open(space, head.span(), id, tokens.span());
+            return engine.open(space, head.span(), id, tokens.span(), its_seed);
           },
-          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none())
+          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
+          "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
            py::kw_only(), "positions"_a = py::none(), "tail_weight"_a = 1.0f)
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)

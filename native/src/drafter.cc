@@ -13,6 +13,39 @@ constexpr int kSureOrder = 6;
 // Of the votes of the best candidate: with less, one is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
+// A twin that is right so often is asked alone: what others say costs more than it adds.
+constexpr float kSure = 0.8f;
+
+// What a step is believed to yield, at most, for the price of one; sessions that follow twins yield more.
+constexpr float kMostSpeedUp = 4, kMostOfTwins = 32;
+
+// What is drafted at one position.
+struct Choice {
+  Token token = -1;  // none
+  float probability = 0;
+  Origin origin = {};
+};
+
+// Drafts what the evidence says, where that is more probable than what was chosen so far.
+void weigh(Viewpoint& view, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
+  const Evidence evidence = gather(view, live);
+  if (evidence.candidates().empty()) return;
+  const Tokens context = view.context.tokens();
+  Prediction& prediction = draft.predictions.emplace_back();
+  prediction.position = draft.tokens.size();
+  Estimator::describe(evidence, context.empty() ? -1 : context.back(), view.run, prediction.features);
+  estimator.estimate(prediction.features, prediction.probabilities);
+  prediction.best = 0;
+  for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
+    prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
+    if (prediction.probabilities[c] > prediction.probabilities[prediction.best]) prediction.best = c;
+  }
+  const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
+  if (probability <= choice.probability) return;
+  const Tally& best = evidence[evidence.candidates()[prediction.best]];
+  choice = {best.token, probability, {best.source, best.age}};
+}
+
 }  // namespace
 
 int Viewpoint::catch_up() {
@@ -33,36 +66,30 @@ Evidence gather(Viewpoint& view, const LiveSource& live) {
   return evidence;
 }
 
-void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, DraftLimits limits, Draft& draft) {
+bool twin_alone(const Viewpoint& view, const TwinTrust& trust) {
+  return view.next_of_twin() && trust.of(view.agreement) >= kSure;
+}
+
+void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
+           DraftLimits limits, Draft& draft) {
   draft.clear();
-  const float least = limits.verify_cost * kMargin * estimator.speed_up(limits.verify_cost) / limits.tail_weight;
+  const float speed_up = estimator.speed_up(limits.verify_cost, view.twin.empty() ? kMostSpeedUp : kMostOfTwins);
+  const float least = limits.verify_cost * kMargin * speed_up / limits.tail_weight;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
-    const Evidence evidence = gather(view, live);
-    const Tokens context = view.context.tokens();
-    if (evidence.candidates().empty()) break;
+    Choice choice;
+    if (const Token* twin = view.next_of_twin()) choice = {*twin, trust.of(view.agreement), {kTwin, 0}};
+    if (!twin_alone(view, trust)) weigh(view, live, estimator, draft, choice);
+    if (choice.token < 0) break;
 
-    Prediction& prediction = draft.predictions.emplace_back();
-    Estimator::describe(evidence, context.empty() ? -1 : context.back(), view.run, prediction.features);
-    estimator.estimate(prediction.features, prediction.probabilities);
-    prediction.best = 0;
-    for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
-      prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
-      if (prediction.probabilities[c] > prediction.probabilities[prediction.best]) prediction.best = c;
-    }
-    const Tally& best = evidence[evidence.candidates()[prediction.best]];
-    prediction.source = best.source;
-    prediction.age = best.age;
-
-    const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
-    survival *= probability;
+    survival *= choice.probability;
     if (survival < least) break;
-    draft.tokens.push_back(prediction.token());
-    draft.probabilities.push_back(probability);
-    view.context.push(prediction.token());
+    draft.tokens.push_back(choice.token);
+    draft.probabilities.push_back(choice.probability);
+    draft.origins.push_back(choice.origin);
+    view.push(choice.token);
     view.history.advance(1);
     view.elsewhere.advance(1);
-    ++view.generated;
     ++view.run;
   }
 }
@@ -70,19 +97,24 @@ void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
 int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view) {
   int accepted = 0;
   bool foreseen = true;
+  auto prediction = draft.predictions.begin();
   for (std::size_t i = 0; i < came.size(); ++i) {
-    if (!foreseen || i >= draft.predictions.size()) {
+    const bool drafted = i < draft.tokens.size();
+    const bool estimated = prediction != draft.predictions.end() && prediction->position == i;
+    if (!foreseen || !(drafted || estimated)) {
       view.run = 0;
       break;
     }
-    const Prediction& prediction = draft.predictions[i];
-    for (int c = 0; c < prediction.features.size; ++c) {
-      estimator.learn(prediction.features, c, prediction.probabilities[c], prediction.tokens[c] == came[i]);
+    foreseen = came[i] == (drafted ? draft.tokens[i] : prediction->token());
+    if (estimated) {
+      for (int c = 0; c < prediction->features.size; ++c) {
+        estimator.learn(prediction->features, c, prediction->probabilities[c], prediction->tokens[c] == came[i]);
+      }
+      estimator.saw_best(prediction->probabilities[prediction->best], prediction->token() == came[i]);
+      ++prediction;
     }
-    foreseen = prediction.token() == came[i];
-    estimator.saw_best(prediction.probabilities[prediction.best], foreseen);
     view.run = foreseen ? view.run + 1 : 0;
-    accepted += foreseen && i < draft.tokens.size();
+    accepted += foreseen && drafted;
   }
   estimator.saw_step(accepted + 1, draft.tokens.size());
   return accepted;

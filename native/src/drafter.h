@@ -6,31 +6,39 @@
 
 #include "estimator.h"
 #include "sources.h"
+#include "twin_trust.h"
 
 namespace histospec {
 
-// One drafted position, kept until the engine says which token came.
+// What was estimated for one position, kept until the engine says which token came.
 struct Prediction {
+  std::size_t position;  // in the draft; at its end: where it stopped
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
-  std::uint8_t best;  // of the candidates: the one that was drafted, if any was
-  Source source;      // of the best
-  std::uint8_t age;   // of the response that it comes from, if that is history
+  std::uint8_t best;  // of the candidates
 
   Token token() const { return tokens[best]; }
 };
 
-// What was drafted for a session, and what there is to learn from it: one prediction a drafted token, and perhaps one
-// more for the position at which it stopped.
+// Where a drafted token comes from.
+struct Origin {
+  Source source;
+  std::uint8_t age;  // of the response, if that is history
+};
+
+// What was drafted for a session, and what there is to learn from it: one prediction a position at which evidence was
+// gathered, perhaps one more for that at which it stopped.
 struct Draft {
   std::vector<Token> tokens;
   std::vector<float> probabilities;
+  std::vector<Origin> origins;
   std::vector<Prediction> predictions;
 
   void clear() {
     tokens.clear();
     probabilities.clear();
+    origins.clear();
     predictions.clear();
   }
 };
@@ -49,17 +57,34 @@ struct Viewpoint {
   std::int64_t generated = 0;  // tokens of the session so far
   int run = 0;                 // the last so many of them were foreseen
   std::int64_t newest = 0;     // epoch of the namespace
+  Tokens twin;                 // none: empty
+  Agreement agreement;         // with it
 
   // Moves what will be asked to the end of the context. Returns the longest context that the history knows.
   int catch_up();
+  // The session has one more generated token.
+  void push(Token token) {
+    if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
+    context.push(token);
+    ++generated;
+  }
+  // What the twin says next; null past its end.
+  const Token* next_of_twin() const {
+    const auto at = static_cast<std::size_t>(generated);
+    return at < twin.size() ? &twin[at] : nullptr;
+  }
 };
 
 // What is said on the token after view.context, its candidates elected.
 Evidence gather(Viewpoint& view, const LiveSource& live);
 
+// Whether the next token is drafted from the twin without asking anybody else.
+bool twin_alone(const Viewpoint& view, const TwinTrust& trust);
+
 // Drafts for a session: at each position the most probable candidate, while the probability that all of it is accepted
 // stays worth its cost. `view` is moved along the draft; `draft` is overwritten.
-void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, DraftLimits limits, Draft& draft);
+void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
+           DraftLimits limits, Draft& draft);
 
 // Trains the estimator with what came instead of (or as) the predictions, and counts view.run. Returns how many drafted
 // tokens were accepted.

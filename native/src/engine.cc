@@ -36,6 +36,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
                     const std::string& id) {
   const ProblemKey key = checked_key(name, prompt, id);
   std::vector<ResponseView> views;
+  std::vector<std::shared_ptr<const Twin>> twins;  // one a view, or null
   for (std::size_t i = 0; i < responses.size(); ++i) {
     const std::string field = "responses[" + std::to_string(i) + "]";
     require_tokens(field, responses[i].tokens);
@@ -46,6 +47,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
     if (responses[i].tokens.empty()) continue;
     views.push_back(responses[i]);
     views.back().head = prompt;
+    twins.push_back(Twins::of(views.back()));
   }
   if (views.empty()) return;
   std::shared_ptr<const Segment> fresh = Segment::build(views);
@@ -57,11 +59,15 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
     problem = state_->problem(*space, key);
   } while (!state_->add_segment(lock, *problem, fresh));
   for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (twins[i]) state_->add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]));
+  }
   if (problem->shares(views.front().epoch, views.size())) state_->share(lock, space, views.front());
   state_->enforce_budget();
 }
 
-SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated) {
+SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
+                       std::optional<std::int64_t> seed) {
   const ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
   State::Lock lock(state_->mutex);
@@ -69,6 +75,12 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   session->space = state_->space(name);
   const std::shared_ptr<Problem> problem = session->problem = state_->problem_of(*session->space, key, prompt);
   session->prompt_length = id.empty() ? problem->key.prompt.size() : prompt.size();
+  std::shared_ptr<const Twin> twin;
+  if (seed) {
+    session->name_of_twin = {*seed, prompt.size()};
+    if (problem->twins) session->twin = twin = problem->twins->find(*session->name_of_twin);
+    if (twin) session->view.twin = *twin;
+  }
   NamespaceStats& counters = session->space->counters;
   const SessionId number = state_->last_session + 1;
   std::optional<LiveText::TextId> text;
@@ -79,8 +91,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
     });
     session->text = *text;
     for (Token token : tail(prompt)) session->view.context.push(token);
-    for (Token token : generated) session->view.context.push(token);
-    session->view.generated = static_cast<std::int64_t>(generated.size());
+    for (Token token : generated) session->view.push(token);
     session->view.history.reset(*problem->segments, session->view.context.tokens());
     session->view.elsewhere.reset(*session->space->index.segments(), session->view.context.tokens());
     state_->sessions.emplace(number, std::move(session));
@@ -91,6 +102,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   }
   state_->last_session = number;
   ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
+  if (seed) ++(twin ? counters.twins_hit : counters.twins_miss);
   state_->enforce_budget();
   return number;
 }
@@ -99,17 +111,23 @@ void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch)
   State::Lock lock(state_->mutex);
   Session& session = state_->session(id);
   const std::shared_ptr<Problem> problem = session.problem;
+  const std::int64_t version = epoch.value_or(session.space->counters.newest_epoch);
+  const Tokens said = problem->live->generated(session.text);
+  const std::optional<Twins::Key> name = session.name_of_twin;
+  auto twin = commit && name ? Twins::of({{}, said, {}, version, name->seed}) : nullptr;
   state_->change_live(*problem, [&](LiveText& live) {
-    const std::size_t tokens = live.generated(session.text).size();
-    if (commit && tokens > 0) {
-      const std::int64_t version = epoch.value_or(session.space->counters.newest_epoch);
-      session.space->saw_response(tokens, version);
+    if (commit && !said.empty()) {
+      session.space->saw_response(said.size(), version);
       live.finish(session.text, version);
     } else {
       live.drop(session.text);
     }
   });
   state_->sessions.erase(id);
+  if (twin) {
+    state_->add_twin(*problem, *name, version, std::move(twin));
+    state_->enforce_budget();
+  }
   state_->schedule(problem);
 }
 

@@ -14,7 +14,6 @@ namespace {
 constexpr float kRate = 0.002f;
 constexpr float kBiasRate = 0.1f;
 constexpr float kRemembered = 1000;  // steps that count for the yield
-constexpr float kMostSpeedUp = 4;
 // Of a tenth: observations that its correction starts as if it had, and that it goes on as if it had.
 constexpr float kDoubt = 100, kMostSeen = 2000;
 constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
@@ -168,8 +167,8 @@ void Estimator::saw_best(float probability, bool right) {
   seen = std::min(seen + 1, kMostSeen);
 }
 
-float Estimator::speed_up(float verify_cost) const {
-  return std::clamp(yield_.tokens / (yield_.steps + verify_cost * yield_.drafted), 1.0f, kMostSpeedUp);
+float Estimator::speed_up(float verify_cost, float most) const {
+  return std::clamp(yield_.tokens / (yield_.steps + verify_cost * yield_.drafted), 1.0f, most);
 }
 
 void Estimator::saw_step(int tokens, std::size_t drafted) {

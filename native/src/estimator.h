@@ -59,8 +59,8 @@ class Estimator {
   void saw_best(float probability, bool right);
 
   // What steps have yielded lately, in tokens for the price of a plain step, when a drafted token costs `verify_cost`
-  // of one: what a drafted token has to compete with.
-  float speed_up(float verify_cost) const;
+  // of one, at least 1 and at `most` so much: what a drafted token has to compete with.
+  float speed_up(float verify_cost, float most) const;
   void saw_step(int tokens, std::size_t drafted);
 
   // Forgets what was learned.

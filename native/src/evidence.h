@@ -15,8 +15,8 @@
 namespace histospec {
 
 // Where a witness stands: in the problem's finished responses, in the session's own text or prompt, in that of its
-// siblings, or in other problems of the namespace.
-enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount };
+// siblings, or in other problems of the namespace. Besides witnesses there is the twin.
+enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount, kTwin = kSourceCount };
 
 inline constexpr int kMaxCandidates = 4;
 

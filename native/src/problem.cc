@@ -77,6 +77,11 @@ Holding Problem::in_live() const {
           .tokens = live->finished_tokens()};
 }
 
+Holding Problem::in_twins() const {
+  if (!twins) return {};
+  return {.bytes = twins->bytes()};
+}
+
 Holding Problem::itself() const {
   // The key stands in the map, too; a node of the map and one of the recency list are about 64 bytes each.
   return {.bytes = sizeof(*this) + sizeof(ProblemKey) +

@@ -9,6 +9,7 @@
 
 #include "live_text.h"
 #include "segments.h"
+#include "twins.h"
 
 namespace histospec {
 
@@ -40,9 +41,11 @@ struct Problem {
   Namespace* owner = nullptr;
   // Swapped as a whole, never changed: who reads outside of the lock keeps the snapshot.
   std::shared_ptr<const Segments> segments = std::make_shared<const Segments>();
-  std::unique_ptr<LiveText> live;  // while sessions run, or finished responses wait for their segment
-  bool building = false;           // a segment of its finished responses is on its way
-  std::uint64_t generation = 0;    // grows when the history is forgotten: what was on its way is then discarded
+  std::unique_ptr<LiveText> live;         // while sessions run, or finished responses wait for their segment
+  std::unique_ptr<Twins> twins;           // of responses that have a seed
+  std::list<Problem*>::iterator twinned;  // while there are twins: its place among the problems that have some
+  bool building = false;                  // a segment of its finished responses is on its way
+  std::uint64_t generation = 0;           // grows when the history is forgotten: what was on its way is then discarded
   std::list<Problem*>::iterator recency;
 
   // Whether the index of the namespace should see one of these `responses` that came: of each group it sees one,
@@ -52,9 +55,10 @@ struct Problem {
   // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
   bool continued_by(Tokens prompt) const;
   bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
-  // What its segments hold, its live text, and the problem itself without these.
+  // What its segments hold, its live text, its twins, and the problem itself without these.
   Holding in_segments() const;
   Holding in_live() const;
+  Holding in_twins() const;
   Holding itself() const;
 
  private:

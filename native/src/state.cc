@@ -31,6 +31,7 @@ void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
 void Namespace::forget() {
   index.clear();
   estimator.reset();
+  trust = TwinTrust();
   latest_lengths.clear();
 }
 
@@ -76,8 +77,10 @@ const Namespace* Engine::State::find_space(const std::string& name) const {
 std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemKey& key) {
   const auto found = space.problems.find(key);
   if (found != space.problems.end()) {
-    recency_.splice(recency_.end(), recency_, found->second->recency);
-    return found->second;
+    const std::shared_ptr<Problem>& known = found->second;
+    recency_.splice(recency_.end(), recency_, known->recency);
+    if (known->twins) twinned_.splice(twinned_.end(), twinned_, known->twinned);
+    return known;
   }
   const auto problem = std::make_shared<Problem>();
   problem->key = key;
@@ -129,6 +132,29 @@ void Engine::State::publish(Problem& problem, std::shared_ptr<const Segments> se
 void Engine::State::end_live(Problem& problem) {
   rebook(problem, live_bytes_, problem.in_live(), {});
   problem.live.reset();
+}
+
+void Engine::State::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin) {
+  const Holding before = problem.in_twins();
+  try {
+    if (!problem.twins) {
+      auto twins = std::make_unique<Twins>();
+      twinned_.push_back(&problem);
+      problem.twinned = std::prev(twinned_.end());
+      problem.twins = std::move(twins);
+    }
+    problem.twins->add(key, epoch, std::move(twin));
+  } catch (const std::bad_alloc&) {
+    // The history has the response; drafts of it are only shorter.
+  }
+  rebook(problem, twin_bytes_, before, problem.in_twins());
+}
+
+void Engine::State::end_twins(Problem& problem) {
+  if (!problem.twins) return;
+  rebook(problem, twin_bytes_, problem.in_twins(), {});
+  twinned_.erase(problem.twinned);
+  problem.twins.reset();
 }
 
 void Engine::State::rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after) {
@@ -249,6 +275,7 @@ std::size_t Engine::State::forget(Problem& problem) {
   const std::size_t responses = problem.in_segments().responses + problem.in_live().responses;
   ++problem.generation;
   publish(problem, std::make_shared<const Segments>());
+  end_twins(problem);
   if (problem.live) {
     change_live(problem, [](LiveText& live) { live.dissolve(live.finished_texts()); });
     if (problem.live->running() > 0) return responses;
@@ -280,6 +307,8 @@ void Engine::State::enforce_budget() {
     while (over() && space->index.bytes() > options.memory_bytes / kSharedPart && shrink(*space)) {
     }
   }
+  // Twins are a second copy of what the history has: nobody's history goes for them.
+  while (over() && !twinned_.empty()) end_twins(*twinned_.front());
   auto least_recent = recency_.begin();
   while (over() && least_recent != recency_.end()) {
     Problem& problem = **least_recent++;
@@ -306,11 +335,11 @@ void Engine::State::enforce_budget() {
 }
 
 std::size_t Engine::State::memory_bytes() const {
-  return segment_bytes_ + merging_bytes_ + problem_bytes_ + space_bytes_ + running_bytes();
+  return segment_bytes_ + merging_bytes_ + problem_bytes_ + twin_bytes_ + space_bytes_ + running_bytes();
 }
 
 std::size_t Engine::State::running_bytes() const {
-  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * sizeof(Prediction) + 96;
+  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * sizeof(Prediction) + 256;
   return live_bytes_ + sessions.size() * kSession;
 }
 
@@ -318,7 +347,7 @@ void Engine::State::check_books() const {
   auto require = [](bool holds, const char* invariant) {
     if (!holds) throw std::logic_error(std::string("engine: ") + invariant);
   };
-  std::size_t segments = 0, problems = 0, live = 0, booked = 0;
+  std::size_t segments = 0, problems = 0, live = 0, twins = 0, twinned = 0, booked = 0;
   Holding all;
   for (const auto& [name, space] : spaces) {
     require(space->booked == space->bytes() && !space->gone, "a namespace is not what is booked of it");
@@ -329,16 +358,23 @@ void Engine::State::check_books() const {
       segments += problem->in_segments().bytes;
       problems += problem->itself().bytes;
       live += problem->in_live().bytes;
-      for (const Holding& part : {problem->in_segments(), problem->itself(), problem->in_live()}) held += part;
+      twins += problem->in_twins().bytes;
+      twinned += problem->twins != nullptr;
+      for (const Holding& part : {problem->in_segments(), problem->itself(), problem->in_live(), problem->in_twins()}) {
+        held += part;
+      }
+      if (problem->twins) problem->twins->check_integrity();
       for (const auto& segment : *problem->segments) segment->check_integrity();
     }
     require(held == space->held, "what the problems of a namespace hold is not what is booked");
     all += held;
   }
   require(recency_.size() == all.problems, "the recency list misses problems");
+  require(twinned_.size() == twinned, "the list of problems with twins is off");
   require(segments == segment_bytes_, "segment bytes are off");
   require(problems == problem_bytes_, "problem bytes are off");
   require(live == live_bytes_, "live bytes are off");
+  require(twins == twin_bytes_, "twin bytes are off");
   require(booked == space_bytes_, "namespace bytes are off");
   require(all.sessions == sessions.size(), "sessions and live texts differ");
 }

@@ -30,6 +30,7 @@ struct Namespace {
 
   const std::string name;
   Estimator estimator;
+  TwinTrust trust;
   NamespaceIndex index;
   bool merging = false;     // its index
   NamespaceStats counters;  // what is counted; what is held stands in the books
@@ -52,6 +53,8 @@ struct Session {
   std::shared_ptr<Problem> problem;
   std::size_t prompt_length;  // how many tokens of its prompt name its problem
   LiveText::TextId text;
+  std::optional<Twins::Key> name_of_twin;  // of its own response, too
+  std::weak_ptr<const Twin> twin;          // not its own: what is forgotten is gone
   Viewpoint view;
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
@@ -89,6 +92,8 @@ class Engine::State {
   bool add_segment(Lock& lock, Problem& problem, std::shared_ptr<const Segment> fresh);
   // Shows a response to the index of its namespace; merging happens with the lock released.
   void share(Lock& lock, std::shared_ptr<Namespace> space, const ResponseView& response);
+  // Keeps the response that is named so as a twin, if there is memory for that.
+  void add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin);
   // Changes the live text of a problem under the books.
   template <typename Change>
   auto change_live(Problem& problem, Change change);
@@ -120,6 +125,7 @@ class Engine::State {
  private:
   void publish(Problem& problem, std::shared_ptr<const Segments> segments);
   void end_live(Problem& problem);
+  void end_twins(Problem& problem);
   // Part of what a problem holds has changed: so do the books of its namespace, and `bytes`, those of the engine.
   static void rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after);
   void erase(Problem& problem);
@@ -128,10 +134,12 @@ class Engine::State {
   void number_all(std::size_t batch);
 
   std::list<Problem*> recency_;  // least recently used first
+  std::list<Problem*> twinned_;  // those that have twins, in the same order
   std::size_t segment_bytes_ = 0;
   std::size_t merging_bytes_ = 0;
   std::size_t space_bytes_ = 0;
   std::size_t problem_bytes_ = 0;
+  std::size_t twin_bytes_ = 0;
   std::size_t live_bytes_ = 0;
   std::uint64_t step_ = 0;
   std::vector<Session*> batch_;       // of this step

@@ -7,7 +7,7 @@
 
 namespace histospec {
 
-static_assert(kSourceNames.size() == kSourceCount && kAgeNames.size() == kOldest + 1);
+static_assert(kSourceNames.size() == kTwin + 1 && kAgeNames.size() == kOldest + 1);
 
 namespace {
 
@@ -24,8 +24,8 @@ void fetch(const Session& session) {
 }
 
 // Counts tokens by where they come from.
-void count(NamespaceStats& counters, std::span<const Prediction> tokens, std::uint64_t SourceStats::* what) {
-  for (const Prediction& token : tokens) {
+void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64_t SourceStats::* what) {
+  for (const Origin& token : tokens) {
     ++(counters.sources[token.source].*what);
     if (token.source == kHistory) ++(counters.ages[token.age].*what);
   }
@@ -72,6 +72,8 @@ std::span<Session* const> Engine::State::batch_of(const StepRequest& request) {
       throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
                                   ", but the session has " + std::to_string(held) + " generated tokens");
     }
+    const auto twin = session.twin.lock();  // nobody forgets it while the lock is held
+    session.view.twin = twin ? Tokens(*twin) : Tokens();
     batch_.push_back(&session);
   }
   return batch_;
@@ -85,12 +87,14 @@ void Engine::State::append(Session& session, Tokens came) {
   const int accepted = learn(session.space->estimator, session.draft, came, view);
   if (session.space->estimator.bytes() != before) book(*session.space);
   counters.accepted_tokens += accepted;
-  count(counters, std::span(session.draft.predictions).first(accepted), &SourceStats::accepted_tokens);
+  count(counters, std::span(session.draft.origins).first(accepted), &SourceStats::accepted_tokens);
   session.draft.clear();
   change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
   counters.generated_tokens += came.size();
-  for (Token token : came) view.context.push(token);
-  view.generated += static_cast<std::int64_t>(came.size());
+  for (Token token : came) {
+    if (const Token* twin = view.next_of_twin()) session.space->trust.learn(view.agreement, *twin == token);
+    view.push(token);
+  }
   view.history.advance(came.size());
   view.elsewhere.advance(came.size());
 }
@@ -131,11 +135,12 @@ void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limit
       Viewpoint& view = session.view;
       view.history.follow(*session.problem->segments, view.context.tokens());
       view.elsewhere.follow(*session.space->index.segments(), view.context.tokens());
-      view.catch_up();
+      if (!twin_alone(view, session.space->trust)) view.catch_up();
       ahead = view;
       ahead.newest = session.space->counters.newest_epoch;
       const DraftLimits own = {limits.max_tokens, limits.verify_cost, session.tail ? limits.tail_weight : 1.0f};
-      draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, own, session.draft);
+      draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, session.space->trust,
+            own, session.draft);
     }
   });
 }
@@ -169,7 +174,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
       counters.drafts_tail += tails && session->tail;
       counters.draft_tokens += draft.tokens.size();
-      count(counters, std::span(draft.predictions).first(draft.tokens.size()), &SourceStats::draft_tokens);
+      count(counters, draft.origins, &SourceStats::draft_tokens);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     }

@@ -10,9 +10,9 @@ using testing::Random;
 
 namespace {
 
-// A session in the middle of its text, with a history, siblings, and other problems of its namespace.
+// A session in the middle of its text, with a history, siblings, other problems of its namespace, and perhaps a twin.
 struct Scene {
-  explicit Scene(std::uint64_t seed) {
+  explicit Scene(std::uint64_t seed, bool has_twin = false) {
     Random random(seed);
     const std::size_t alphabet = random.between(2, 12);
     const std::vector<Token> prompt = random.text(random.between(1, 40), alphabet);
@@ -30,8 +30,13 @@ struct Scene {
     const std::vector<Token> generated = random.text(random.below(100), alphabet);
     live.append(own, generated);
     for (Token token : prompt) view.context.push(token);
-    for (Token token : generated) view.context.push(token);
-    view.generated = static_cast<std::int64_t>(generated.size());
+    if (has_twin) {
+      twin = generated;
+      for (Token& token : twin) token = random.one_in(6) ? 500 : token;
+      for (std::size_t n = random.below(30); n > 0; --n) twin.push_back(static_cast<Token>(random.below(alphabet)));
+      view.twin = twin;
+    }
+    for (Token token : generated) view.push(token);
     view.history.reset(*history, view.context.tokens());
     view.elsewhere.reset(*elsewhere, view.context.tokens());
     for (Token token = 0; token < static_cast<Token>(alphabet); ++token) tokens.insert(token);
@@ -40,7 +45,7 @@ struct Scene {
   Draft draft(int max_tokens, float verify_cost) {
     Viewpoint ahead = view;
     Draft out;
-    histospec::draft(ahead, LiveSource(live, own), estimator, {max_tokens, verify_cost}, out);
+    histospec::draft(ahead, LiveSource(live, own), estimator, trust, {max_tokens, verify_cost}, out);
     CHECK_EQ(ahead.generated, view.generated + std::ssize(out.tokens));
     const Tokens tail = ahead.context.tokens();
     const std::size_t seen = std::min(tail.size(), out.tokens.size());
@@ -57,8 +62,10 @@ struct Scene {
   std::shared_ptr<const Segments> history, elsewhere;
   LiveText live;
   LiveText::TextId own;
+  std::vector<Token> twin;
   Viewpoint view;
   Estimator estimator;
+  TwinTrust trust;
   std::set<Token> tokens;
 };
 
@@ -72,6 +79,7 @@ TEST(drafts_are_what_they_say) {
       const Draft draft = scene.draft(max_tokens, 0.0f);
       CHECK(draft.tokens.size() <= static_cast<std::size_t>(max_tokens));
       CHECK_EQ(draft.probabilities.size(), draft.tokens.size());
+      CHECK_EQ(draft.origins.size(), draft.tokens.size());
       CHECK(draft.predictions.size() - draft.tokens.size() <= 1);
       for (std::size_t i = 0; i < draft.predictions.size(); ++i) {
         const Prediction& prediction = draft.predictions[i];
@@ -84,6 +92,7 @@ TEST(drafts_are_what_they_say) {
           different.insert(prediction.tokens[c]);
         }
         CHECK_EQ(different.size(), static_cast<std::size_t>(prediction.features.size));
+        CHECK_EQ(prediction.position, i);
         if (i == draft.tokens.size()) continue;
         CHECK_EQ(draft.tokens[i], prediction.token());
         CHECK_EQ(draft.probabilities[i], prediction.probabilities[prediction.best]);
@@ -92,12 +101,38 @@ TEST(drafts_are_what_they_say) {
   }
 }
 
+// At each position either the twin is drafted alone, or evidence is gathered and the more probable of both is drafted.
+TEST(twins_are_drafted_by_position) {
+  std::size_t alone = 0, rather = 0, not_twins = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Scene scene(seed, true);
+    const Draft draft = scene.draft(40, 0.0f);
+    auto prediction = draft.predictions.begin();
+    for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
+      const bool estimated = prediction != draft.predictions.end() && prediction->position == i;
+      const bool from_twin = draft.origins[i].source == kTwin;
+      const float probability = draft.probabilities[i];
+      CHECK(from_twin || estimated);
+      if (from_twin) CHECK_EQ(draft.tokens[i], scene.twin[static_cast<std::size_t>(scene.view.generated) + i]);
+      if (from_twin && estimated) CHECK(probability >= prediction->probabilities[prediction->best]);
+      if (!from_twin) CHECK_EQ(draft.tokens[i], prediction->token());
+      alone += !estimated;
+      rather += from_twin && estimated;
+      not_twins += !from_twin;
+      prediction += estimated;
+    }
+    CHECK(draft.predictions.end() - prediction <= 1);
+  }
+  CHECK(alone > 1000 && rather > 10 && not_twins > 1000);
+}
+
 // The cost decides where a draft stops, and the limit too; what it says does not depend on them.
 TEST(dear_drafts_are_beginnings_of_cheap_ones) {
   std::size_t shorter = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     check::subject = "seed " + std::to_string(seed);
-    Scene scene(seed);
+    Scene scene(seed, seed % 2 == 0);
     const Draft longest = scene.draft(30, 0.0f);
     std::size_t last = longest.tokens.size();
     for (float cost : {0.0f, 0.001f, 0.02f, 0.1f, 0.3f, 1.0f}) {
@@ -121,11 +156,11 @@ TEST(a_draft_is_overwritten) {
   Draft draft = scene.draft(20, 0.0f);
   Viewpoint ahead = scene.view;
   const Draft before = draft;
-  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, {20, 0.0f}, draft);
+  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {20, 0.0f}, draft);
   CHECK_EQ(draft.tokens, before.tokens);
   CHECK_EQ(draft.predictions.size(), before.predictions.size());
   ahead = scene.view;
-  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, {0, 0.0f}, draft);
+  histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {0, 0.0f}, draft);
   CHECK(draft.tokens.empty() && draft.probabilities.empty() && draft.predictions.empty());
 }
 
@@ -133,7 +168,7 @@ TEST(what_was_accepted_is_the_common_beginning) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     check::subject = "seed " + std::to_string(seed);
     Random random(seed);
-    Scene scene(seed);
+    Scene scene(seed, random.one_in(2));
     const Draft draft = scene.draft(16, random.one_in(2) ? 0.0f : 0.05f);
     std::vector<Token> came = draft.tokens;
     if (!came.empty()) came.resize(random.below(came.size() + 1));
@@ -146,7 +181,9 @@ TEST(what_was_accepted_is_the_common_beginning) {
     CHECK_EQ(learn(scene.estimator, draft, came, scene.view), static_cast<int>(common));
     // A run is what was foreseen without a break: all of it, or nothing since the first that was not.
     CHECK(scene.view.run == 0 || scene.view.run == std::ssize(came));
-    CHECK_EQ(scene.estimator.bytes() > 0, !came.empty() && !draft.predictions.empty());
+    // It learns where it estimated: at each position up to the first that was not foreseen.
+    CHECK_EQ(scene.estimator.bytes() > 0, !draft.predictions.empty() && draft.predictions[0].position < came.size() &&
+                                              draft.predictions[0].position <= common);
   }
 }
 

@@ -57,9 +57,13 @@ class EngineModel {
     std::int64_t epoch = 0;
   };
 
+  using Seed = std::optional<std::int64_t>;
+  using Name = std::pair<std::int64_t, std::size_t>;  // of a twin: its seed, and the length of its prompt
+
   struct Problem {
     std::vector<std::vector<Finished>> segments;
-    std::vector<Finished> waiting;  // finished, while siblings still run
+    std::vector<Finished> waiting;                      // finished, while siblings still run
+    std::vector<std::pair<Name, std::int64_t>> seeded;  // what had a seed since the last drop, and its epoch
     std::set<SessionId> sessions;
 
     std::vector<Finished> history() const {
@@ -67,6 +71,13 @@ class EngineModel {
       for (const auto& segment : segments) all.insert(all.end(), segment.begin(), segment.end());
       all.insert(all.end(), waiting.begin(), waiting.end());
       return all;
+    }
+    // Whether one of that name was of the newest two epochs that had any.
+    bool has_twin(const Name& name) const {
+      std::set<std::int64_t> epochs;
+      for (const auto& [its, epoch] : seeded) epochs.insert(epoch);
+      while (epochs.size() > 2) epochs.erase(epochs.begin());
+      return std::ranges::any_of(seeded, [&](const auto& s) { return s.first == name && epochs.contains(s.second); });
     }
   };
 
@@ -82,6 +93,7 @@ class EngineModel {
     std::size_t space;
     Key key;
     std::vector<Token> prompt, generated, draft;
+    Seed seed;
   };
 
   struct Limits {
@@ -169,6 +181,11 @@ class EngineModel {
     return c;
   }
 
+  Seed choose_seed() {
+    if (!bytes_.one_in(2)) return {};
+    return static_cast<std::int64_t>(bytes_.below(4)) - 1;
+  }
+
   void see(std::size_t space, const std::vector<Token>& tokens) {
     spaces_[space].tokens.insert(tokens.begin(), tokens.end());
   }
@@ -178,13 +195,16 @@ class EngineModel {
     const auto epoch = static_cast<std::int64_t>(bytes_.below(8));
     std::vector<Finished> responses(bytes_.below(4));
     std::vector<ResponseView> views;
+    std::vector<std::int64_t> seeded;
     for (Finished& r : responses) {
       r.tokens = text(c.space, bytes_.one_in(8) ? 2000 : bytes_.below(100));
       r.epoch = epoch;
       if (bytes_.one_in(3)) {
         for (std::size_t i = 0; i < r.tokens.size(); ++i) r.mask.push_back(i % 5 == 2 ? 0 : 1);
       }
-      views.push_back({{}, r.tokens, r.mask, r.epoch});
+      const Seed seed = choose_seed();
+      views.push_back({{}, r.tokens, r.mask, r.epoch, seed});
+      if (seed && !r.tokens.empty()) seeded.push_back(*seed);  // no mask begins with 0
     }
     engine_.ingest(name_of(c.space), c.prompt, views, c.id);
     std::erase_if(responses, [](const Finished& r) { return r.tokens.empty(); });
@@ -194,7 +214,9 @@ class EngineModel {
       see(c.space, r.tokens);
       saw_response(spaces_[c.space], r);
     }
-    add_segment(spaces_[c.space], spaces_[c.space].problems[c.key], responses);
+    Problem& problem = spaces_[c.space].problems[c.key];
+    for (std::int64_t seed : seeded) problem.seeded.push_back({{seed, c.prompt.size()}, epoch});
+    add_segment(spaces_[c.space], problem, responses);
   }
 
   // One session, or a group of them: enough for a batch that threads share.
@@ -206,13 +228,17 @@ class EngineModel {
   }
 
   void open(const Chosen& c, const std::vector<Token>& generated) {
-    const SessionId id = engine_.open(name_of(c.space), c.prompt, c.id, generated);
+    const Seed seed = choose_seed();
+    const SessionId id = engine_.open(name_of(c.space), c.prompt, c.id, generated, seed);
     CHECK(!sessions_.contains(id));
     Space& space = spaces_[c.space];
     Problem& problem = space.problems[c.key];
     ++(problem.history().empty() ? space.counters.lookups_miss : space.counters.lookups_hit);
+    if (seed) {
+      ++(problem.has_twin({*seed, c.prompt.size()}) ? space.counters.twins_hit : space.counters.twins_miss);
+    }
     problem.sessions.insert(id);
-    sessions_[id] = {c.space, c.key, c.prompt, generated, {}};
+    sessions_[id] = {c.space, c.key, c.prompt, generated, {}, seed};
     see(c.space, c.prompt);
     see(c.space, generated);
   }
@@ -315,6 +341,7 @@ class EngineModel {
       saw_response(space, finished);
       const auto later = [&](const Finished& r) { return r.epoch > finished.epoch; };
       problem.waiting.insert(std::ranges::find_if(problem.waiting, later), finished);
+      if (session.seed) problem.seeded.push_back({{*session.seed, session.prompt.size()}, finished.epoch});
     }
     CHECK_THROWS(UnknownSession, engine_.close(id));
     if (problem.sessions.empty() && !problem.waiting.empty()) {
@@ -334,6 +361,7 @@ class EngineModel {
     for (auto& [key, problem] : space.problems) {
       problem.segments.clear();
       problem.waiting.clear();
+      problem.seeded.clear();
     }
     space.latest_lengths.clear();
     space.counters.newest_epoch = 0;
@@ -514,19 +542,11 @@ class EngineModel {
   };
 
   static std::vector<std::uint64_t> numbers(const NamespaceStats& s) {
-    return {s.lookups_hit,
-            s.lookups_miss,
-            s.drafts_hit,
-            s.drafts_empty,
-            s.draft_tokens,
-            s.accepted_tokens,
-            s.generated_tokens,
-            s.evicted_responses,
-            s.problems,
-            s.sessions,
-            s.history_responses,
-            s.history_tokens,
-            static_cast<std::uint64_t>(s.newest_epoch)};
+    return {s.lookups_hit,       s.lookups_miss,    s.twins_hit,
+            s.twins_miss,        s.drafts_hit,      s.drafts_empty,
+            s.draft_tokens,      s.accepted_tokens, s.generated_tokens,
+            s.evicted_responses, s.problems,        s.sessions,
+            s.history_responses, s.history_tokens,  static_cast<std::uint64_t>(s.newest_epoch)};
   }
 
   Snapshot snapshot() const {

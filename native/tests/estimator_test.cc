@@ -123,9 +123,10 @@ TEST(speed_up_follows_what_steps_yield) {
     bad.saw_step(1, 5);
   }
   for (float cost : {0.0f, 0.05f, 0.5f}) {
-    CHECK(good.speed_up(cost) > bad.speed_up(cost));
-    CHECK(bad.speed_up(cost) >= 1);
-    CHECK(good.speed_up(cost) >= good.speed_up(cost + 0.1f));
+    CHECK(good.speed_up(cost, 4) > bad.speed_up(cost, 4));
+    CHECK(bad.speed_up(cost, 4) >= 1);
+    CHECK_EQ(good.speed_up(cost, 1.2f), 1.2f);
+    CHECK(good.speed_up(cost, 4) >= good.speed_up(cost + 0.1f, 4));
   }
 }
 

@@ -9,6 +9,7 @@ const SOURCES = {
   own: "Own text",
   siblings: "Siblings",
   namespace: "Other problems",
+  twin: "Twins",
 };
 const LEVELS = { bad: "Broken", warn: "Attention", info: "Note" };
 const at = (id) => document.getElementById(id);

@@ -34,6 +34,13 @@ BAD_TOKENS = [
     (None, "must be"),
 ]
 
+BAD_SEEDS = [
+    (2**63, r"9223372036854775808 is outside \[-2\^63, 2\^63\)"),
+    (-(2**63) - 1, r"-9223372036854775809 is outside"),
+    (1.5, "must be an integer, is 1.5"),
+    (True, "must be an integer, is True"),
+]
+
 
 @pytest.fixture
 def client():
@@ -72,7 +79,12 @@ def test_bad_prompt_opens_nothing(client):
         client.open([[1], [2]], generated=[[3]])
     with pytest.raises(ValueError, match=r"generated\[1\]: token -3 is outside"):
         client.open([[1], [2]], generated=[[3], [-3]])
-    assert client.open([[1]]) == [1]
+    with pytest.raises(ValueError, match="seeds: 1 values for 2 prompts"):
+        client.open([[1], [2]], seeds=[3])
+    for seed, message in BAD_SEEDS:
+        with pytest.raises(ValueError, match=rf"seeds\[1\]: {message}"):
+            client.open([[1], [2]], seeds=[None, seed])
+    assert client.open([[1]] * 2, seeds=np.array([-(2**63), 2**63 - 1])) == [1, 2]
 
 
 def test_bad_step_changes_nothing(client):
@@ -126,6 +138,7 @@ def test_bad_close_closes_nothing(client):
         (Response([1], logprobs=[1.0, 2.0]), r"responses\[1\]\.logprobs: must have one value for each of the 1 tokens"),
         (Response([1], reward=math.nan), r"responses\[1\]\.reward: must be a finite number"),
         (Response([1], generated=[2]), r"responses\[1\]\.generated: every value must be True or False"),
+        (Response([1], seed=2**63), r"responses\[1\]\.seed: 9223372036854775808 is outside"),
         ([1, 2], r"responses\[1\]: must be a Response, is list"),
     ],
 )
@@ -133,6 +146,19 @@ def test_bad_response_is_not_sent(client, response, message):
     with pytest.raises(ValueError, match=message) as caught:
         client.ingest([1], [Response([1]), response])
     assert not isinstance(caught.value, HistoSpecError)  # the server was never asked
+
+
+def test_bad_seeds_are_not_sent(client):
+    with pytest.raises(ValueError, match="seeds: 1 values for 2 responses"):
+        client.ingest([1], [Response([1]), Response([2])], seeds=[1])
+    with pytest.raises(ValueError, match="seeds: 1 values for 2 prompts"):
+        client.ingest_many([[1], [2]], [[Response([1])], [Response([2])]], seeds=[[1]])
+    with pytest.raises(ValueError, match=r"responses\[1\]: must be a Response"):
+        client.ingest([1], [Response([1]), [2]], seeds=[1, 2])
+    for seed, message in BAD_SEEDS:
+        with pytest.raises(ValueError, match=rf"seeds\[1\]: {message}") as caught:
+            client.ingest([1], [Response([1]), Response([2])], seeds=[None, seed])
+        assert not isinstance(caught.value, HistoSpecError)
 
 
 def test_configuration_from_environment(monkeypatch):

@@ -117,6 +117,20 @@ def test_ingest_keeps_everything_about_a_response(client):
     assert client.history([99]) == []
 
 
+def test_seeds_travel_with_responses(client):
+    """Ingested with their own, in place of their own, and with those of many problems; committed with the session's."""
+    client.ingest(PROMPT, [Response([1], seed=-(2**63)), Response([2])])
+    client.ingest(PROMPT, [Response([3], seed=5), Response([4], seed=6)], seeds=np.array([2**63 - 1, 0]))
+    client.ingest(PROMPT, [Response([5], seed=5)], seeds=[None])
+    client.ingest_many([PROMPT, [9]], [[Response([6], seed=8)], [Response([7])]], seeds=[None, [9]])
+    sessions = client.open([PROMPT] * 2, seeds=[-3, None])
+    client.step(sessions, [[8], [9]], max_tokens=0)
+    client.close(sessions)
+    seeds = {r.tokens[0]: r.seed for r in client.history(PROMPT)}
+    assert seeds == {1: -(2**63), 2: None, 3: 2**63 - 1, 4: 0, 5: None, 6: 8, 8: -3, 9: None}
+    assert [r.seed for r in client.history([9])] == [9]
+
+
 def test_close_says_epoch_reward_and_logprobs(client):
     a, b, c = client.open([PROMPT] * 3)
     client.step([a, b, c], [[1, 2], [3], [4]])
@@ -200,13 +214,13 @@ def test_inside_a_running_loop(client):
 @pytest.mark.asyncio
 async def test_async_face(shared_server):
     async with AsyncDraftClient(shared_server.endpoint, "async", deadline=PATIENT) as client:
-        await client.ingest(PROMPT, [Response(TEXT)], epoch=1)
-        sessions = await client.open([PROMPT] * 4)
+        await client.ingest(PROMPT, [Response(TEXT)], epoch=1, seeds=[1])
+        sessions = await client.open([PROMPT] * 4, seeds=range(2, 6))
         steps = [client.step([s], [TEXT[: i + 3]]) for i, s in enumerate(sessions)]
         drafts = await asyncio.gather(*steps)  # at once, each in its own message
         assert [d.tokens[0] for (d,) in drafts] == TEXT[3:7]
         await client.close(sessions)
-        assert len(await client.history(PROMPT)) == 5
+        assert sorted(r.seed for r in await client.history(PROMPT)) == [1, 2, 3, 4, 5]
         assert (await client.predict_length(PROMPT)).observations == 5
         assert await client.topology()
         assert await client.drop_namespace() == 5

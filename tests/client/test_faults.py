@@ -325,12 +325,14 @@ def test_stream_reset_reopens_from_the_workers_context(odd_server, eventually):
 
     odd_server.answer = reset
     with DraftClient(odd_server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
-        sessions = client.open([PROMPT, PROMPT])
+        sessions = client.open([PROMPT, PROMPT], seeds=[-5, None])
         for i in range(3):
             one_step(client, sessions, [i])
         until_drafts(client, sessions, eventually)
         assert odd_server.streams == 2
         assert odd_server.opened() == [(1, []), (2, []), (1, [0, 1, 2]), (2, [0, 1, 2])]
+        seeds = [o.seed if o.HasField("seed") else None for r in odd_server.requests for o in r.opens]
+        assert seeds == [-5, None, -5, None]
 
 
 def test_unknown_sessions_are_reopened_alone(odd_server):

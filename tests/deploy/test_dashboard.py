@@ -46,7 +46,7 @@ class Rollouts:
     def _run(self) -> None:
         while not self._stop.is_set():
             texts = [text for task in self._tasks for text in (task.history[EPOCHS], *task.texts)]
-            sessions = self._client.open([task.prompt for task in self._tasks for _ in range(2)])
+            sessions = self._client.open([t.prompt for t in self._tasks for _ in range(2)], seeds=range(len(texts)))
             done = [0] * len(sessions)
             new = [text[:1] for text in texts]
             while any(map(len, new)) and not self._stop.is_set():

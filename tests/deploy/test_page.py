@@ -196,7 +196,7 @@ def test_the_numbers_are_those_of_metrics(busy, view):
     )
     assert shown.tile("memory").endswith(f" {percent(size, 64 << 20)} of 64 MiB")
 
-    for source in ("history", "own", "siblings", "namespace"):
+    for source in ("history", "own", "siblings", "namespace", "twin"):
         tried, right = (total(f"source_{n}_tokens_total", f'source="{source}"') for n in ("draft", "accepted"))
         figure = f"{percent(right, tried) if right else '0 %'} of {tried:,.0f}" if tried else "nothing drafted"
         assert shown.text(f"#source-{source}").endswith(figure)

@@ -142,12 +142,13 @@ def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, dis
     assert wire.history([1, 2, 3]) == [response(number) * 10 for number in acknowledged]
 
 
-def test_logprobs_rewards_masks_and_names_survive(start_server, connect):
+def test_logprobs_rewards_masks_seeds_and_names_survive(start_server, connect):
     server = start_server()
     wire = connect(server.endpoint)
     sent = pb.Response(
-        tokens=wire.i32([5, 6, 7]), logprobs=np.array([-0.5, -1, -2], "<f4").tobytes(), reward=0.25, generated=b"\1\0\1"
-    )
+        tokens=wire.i32([5, 6, 7]), logprobs=np.array([-0.5, -1, -2], "<f4").tobytes(), reward=0.25,
+        generated=b"\1\0\1", seed=-7,
+    )  # fmt: skip
     wire.stub.Ingest(
         pb.IngestRequest(namespace="run", prompt=wire.i32([1]), problem="named", responses=[sent], epoch=2**40)
     )

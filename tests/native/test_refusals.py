@@ -126,6 +126,11 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
         ValueError,
         "generated: has 1 entries, must have 2",
     ),
+    "too few seeds": (
+        lambda e: e.ingest("new", PROMPT, [RESPONSE, RESPONSE], seeds=[7]),
+        ValueError,
+        "seeds: has 1 entries, must have 2",
+    ),
     "too many rewards": (
         lambda e: e.ingest("new", PROMPT, [RESPONSE], rewards=[1.0, 2.0]),
         ValueError,
@@ -147,6 +152,22 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
         lambda e: e.ingest("new", PROMPT, [RESPONSE, i32(1, 2, -7)], epoch=9),
         ValueError,
         r"responses\[1\]: token -7 at 2 is outside \[0, 2147483647\]",
+    ),
+    "seed of more than 64 bits": (
+        lambda e: e.open("new", PROMPT, seed=2**63),
+        ValueError,
+        r"seed: is outside \[-2\*\*63, 2\*\*63 - 1\]",
+    ),
+    "float for a seed": (lambda e: e.open("new", PROMPT, seed=1.0), ValueError, "seed: must be an integer or None"),
+    "bool for a seed": (
+        lambda e: e.ingest("new", PROMPT, [RESPONSE, RESPONSE], seeds=[-(2**63), True]),
+        ValueError,
+        r"seeds\[1\]: must be an integer or None, is a bool",
+    ),
+    "far too small a seed": (
+        lambda e: e.ingest("new", PROMPT, [RESPONSE], seeds=[-(10**30)]),
+        ValueError,
+        r"seeds\[0\]: is outside",
     ),
     "negative prompt": (lambda e: e.open("new", i32(-1)), ValueError, "prompt: token -1 at 0 is outside"),
     "negative generated": (

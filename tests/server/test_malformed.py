@@ -230,7 +230,14 @@ STEPS = st.builds(
 REQUESTS = st.builds(
     pb.DraftRequest,
     opens=st.lists(
-        st.builds(pb.OpenSession, session=IDS, namespace=st.text(max_size=3), prompt=SMALL, generated=SMALL)
+        st.builds(
+            pb.OpenSession,
+            session=IDS,
+            namespace=st.text(max_size=3),
+            prompt=SMALL,
+            generated=SMALL,
+            seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+        )
     ),
     step=STEPS,
     closes=st.lists(st.builds(pb.CloseSession, session=IDS, commit=st.booleans(), logprobs=SMALL)),
@@ -246,6 +253,7 @@ def test_whatever_arrives_is_either_checked_or_refused(request: pb.DraftRequest)
     except (InvalidRequest, LimitExceeded):
         return
     assert all(opening.prompt.size and opening.prompt.min() >= 0 for opening in message.opens)
+    assert [o.seed for o in message.opens] == [o.seed if o.HasField("seed") else None for o in request.opens]
     assert message.step is not None
     step = message.step
     assert len(step.sessions) == len(set(step.sessions)) == len(step.positions) == len(step.offsets) - 1 <= 8

@@ -18,6 +18,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
     text = server.get("/metrics")[1]
     for name, kind in {
         "problem_lookups_total": "counter",
+        "twin_lookups_total": "counter",
         "drafts_total": "counter",
         "draft_tokens_total": "counter",
         "tail_drafts_total": "counter",
@@ -94,6 +95,27 @@ def test_counts_equal_what_was_done(server, wire):
     }
     assert {name: samples[f"histospec_{name}"] for name in expected} == expected
     assert samples["histospec_index_bytes"] > 0
+
+
+def test_twins_are_counted(server, wire):
+    """Of the sessions with a seed alone, with and without one; what is drafted from them, and what of it was right."""
+    text = [*RESPONSE[:10], *range(500, 540)]
+    wire.ingest([1, 2, 3], [RESPONSE])
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1, seed=7)], step=wire.step([1], [text]))
+    stream.ask(closes=[wire.commit(1, len(text))])
+    opens = [wire.open(2, seed=7), wire.open(3, seed=8), wire.open(4)]
+    (draft, _, _) = wire.drafts(stream.ask(opens=opens, step=wire.step([2, 3, 4], [text[:1]] * 3)))
+    assert draft == text[1 : 1 + len(draft)]
+    stream.ask(step=wire.step([2], [[*draft[:3], 9]], [1], max_tokens=0))
+    samples = server.metrics()
+    expected = {
+        'twin_lookups_total{namespace="run",result="hit"}': 1,
+        'twin_lookups_total{namespace="run",result="miss"}': 2,
+        'source_draft_tokens_total{namespace="run",source="twin"}': len(draft),
+        'source_accepted_tokens_total{namespace="run",source="twin"}': 3,
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
 
 
 def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server, wire):

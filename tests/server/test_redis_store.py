@@ -80,13 +80,38 @@ def test_a_server_over_tls_is_checked_and_wants_a_password(tmp_path, open_store)
     st.none() | st.floats(allow_nan=False),
     st.booleans(),
     st.booleans(),
+    st.none() | st.integers(-(2**63), 2**63 - 1),
 )
-def test_a_packed_record_comes_back(tokens, epoch, reward, scored, masked):
+def test_a_packed_record_comes_back(tokens, epoch, reward, scored, masked, seed):
     size = len(tokens)
     logprobs = np.arange(size, dtype="<f4").tobytes() if scored else b""
     mask = bytes(i % 2 for i in range(size)) if masked else b""
-    record = Record(np.array(tokens, "<i4").tobytes(), epoch, reward, logprobs, mask)
+    record = Record(np.array(tokens, "<i4").tobytes(), epoch, reward, logprobs, mask, seed)
     assert records.unpack(records.pack(record)) == record
+
+
+# A response with a reward, logprobs and a mask as servers wrote it before there were seeds.
+WITHOUT_SEEDS = bytes.fromhex(
+    "0107030700000000000000000000000000e03f03000000010000701101030000000080bf000000c0000000bfa0"
+)
+
+
+def test_records_from_before_seeds_are_read_and_without_a_seed_still_written():
+    scores = np.array([-1, -2, -0.5], "<f4").tobytes()
+    record = Record(np.array([1, 70_000, 3], "<i4").tobytes(), 7, 0.5, scores, b"\1\0\1")
+    assert records.unpack(WITHOUT_SEEDS) == record
+    assert records.pack(record) == WITHOUT_SEEDS
+
+
+def test_a_record_of_another_version_is_refused_by_its_number():
+    """As a server from before seeds refuses a response with one, which is of version 2."""
+    seeded = records.pack(Record(b"1234", 0, seed=-1))
+    assert seeded[0] == 2
+    assert len(seeded) == len(records.pack(Record(b"1234", 0))) + 8
+    with pytest.raises(StoreError, match="a response of version 3; this server knows 1 and 2"):
+        records.unpack(b"\3" + seeded[1:])
+    with pytest.raises(StoreError, match=f"a response of {len(seeded) - 1} bytes should have {len(seeded)}"):
+        records.unpack(seeded[:-1])
 
 
 @given(st.binary(max_size=80))

@@ -55,11 +55,14 @@ def logprobs(count: int) -> bytes:
 
 BATCHES = [
     Batch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
-    Batch(Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**62, -1e-300, logprobs(300))]),
+    Batch(Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**62, -1e-300, logprobs(300), seed=-(2**63))]),
     Batch(Problem("run", tokens(1, 2), "a name ❤"), [Record(tokens(9), 3, None, b"", b"\0")]),
     Batch(
         Problem("run", tokens(3), "turns"),
-        [Record(tokens(1, 2, 3, 2**31 - 1), 1, 2.0, logprobs(4), bytes([1, 0, 0, 1])), Record(tokens(8, 9), 1)],
+        [
+            Record(tokens(1, 2, 3, 2**31 - 1), 1, 2.0, logprobs(4), bytes([1, 0, 0, 1]), 7),
+            Record(tokens(8, 9), 1, seed=0),
+        ],
     ),
     Batch(Problem("other ❤", tokens(1, 2), "turns"), [Record(tokens(4), 1)]),
     Batch(Problem("empty", tokens(1)), [Record(tokens(4), 1)]),
@@ -141,7 +144,9 @@ def test_a_snapshot_may_go_to_the_standard_output(data):
             {"role": "assistant", "tokens": [2**31 - 1]},
         ],
         "reward": 2.0,
+        "seed": 7,
     }
+    assert lines[3]["responses"][1] == {"epoch": 1, "tokens": [8, 9], "seed": 0}
 
 
 def test_a_store_of_an_older_version_is_not_read(run, data, tmp_path):
@@ -149,7 +154,7 @@ def test_a_store_of_an_older_version_is_not_read(run, data, tmp_path):
         connection.execute("PRAGMA user_version = 2")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
     assert code == 2
-    assert "was written by an older HistoSpec (schema 2, this one needs 3); start" in text
+    assert "was written by an older HistoSpec (schema 2, this one needs 4); start" in text
 
 
 def test_namespaces_are_chosen_by_a_pattern(run, data, tmp_path):
@@ -260,6 +265,8 @@ GOOD = {"namespace": "run", "prompt": [1], "responses": [{"epoch": 0, "tokens": 
         ({**GOOD, "estimator": "!"}, "estimator: should be base64"),
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "reward": "x"}]}, "responses[0].reward: should be"),
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "logprobs": [0.5, 1]}]}, "responses[0]: has 2 logprobs"),
+        ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "seed": 2**63}]}, f"responses[0].seed: {2**63} is above"),
+        ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "seed": 0.5}]}, "responses[0].seed: should be a valid int"),
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [-1]}]}, "responses[0].tokens[0]: -1 is below the limit 0"),
     ],
 )

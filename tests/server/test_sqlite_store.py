@@ -15,7 +15,7 @@ from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.sqlite_file import FILE_NAME
 from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Problem, Record
+from histospec.server.store import Batch, Problem, Record
 
 FIRST_VERSION = """
 PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
@@ -31,6 +31,25 @@ CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
 INSERT INTO prompts VALUES (1, 'run', '', X'DIGEST', CAST('prompt..' AS BLOB));
 INSERT INTO responses VALUES (1, 1, 0, NULL, CAST('old.' AS BLOB), X'', X'');
 """.replace("DIGEST", hashlib.blake2b(b"prompt..", digest_size=8).hexdigest())
+
+# What the second and third version added, and a bit of everything in it.
+THIRD_VERSION = (
+    FIRST_VERSION
+    + """
+PRAGMA user_version = 3;
+CREATE TABLE estimators (namespace TEXT PRIMARY KEY, state BLOB NOT NULL);
+CREATE TABLE namespaces (namespace TEXT PRIMARY KEY, newest_epoch INTEGER NOT NULL);
+CREATE TABLE writes (prompt INTEGER PRIMARY KEY REFERENCES prompts (id), latest REAL NOT NULL);
+CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
+    DELETE FROM responses WHERE prompt = old.id;
+    DELETE FROM writes WHERE prompt = old.id;
+END;
+INSERT INTO estimators VALUES ('run', CAST('learned' AS BLOB));
+INSERT INTO namespaces VALUES ('run', 9);
+INSERT INTO writes VALUES (1, 1e9);
+INSERT INTO responses VALUES (7, 1, 9, 0.5, CAST('12345678' AS BLOB), CAST('scores..' AS BLOB), X'0001');
+"""
+)
 
 
 @pytest.fixture
@@ -274,8 +293,8 @@ def test_a_damaged_file_is_reported(open_store, tmp_path):
 def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 4")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 4, this one knows 3\)"):
+        connection.execute("PRAGMA user_version = 5")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 5, this one knows 4\)"):
         SQLiteStore(tmp_path, 8)
 
 
@@ -290,6 +309,31 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(open_store, tmp_path)
     store = open_store()
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"old.", b"new."]
     assert store.estimators() == {"run": b"learned"}
+
+
+def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(open_store, tmp_path):
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.executescript(THIRD_VERSION)
+    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 4\); start this server on it"):
+        SQLiteReader.snapshot(tmp_path)
+    kept = [Record(b"old.", 0), Record(b"12345678", 9, 0.5, b"scores..", b"\0\1")]
+    problem = Problem("run", b"prompt..")
+    store = open_store()
+    assert store.history(problem) == kept
+    assert (store.newest_epochs(), store.estimators()) == ({"run": 9}, {"run": b"learned"})
+    assert store._read("SELECT latest FROM writes") == [(1e9,)]
+    seeded = Record(b"new.", 9, seed=-5)
+    store.append(Batch(problem, [seeded])).result()
+    store.close()
+    store = open_store()
+    assert store.history(problem) == [*kept, seeded]
+    assert [record for loaded in store.load() for record in loaded.records] == [*kept, seeded]
+    store.close()
+    store = open_store(retention=60.0)
+    assert store.count() == 3
+    age(store, "namespace = 'run'", 100)
+    store.close()
+    assert open_store(retention=60.0).count() == 0  # the trigger is there
 
 
 def test_an_update_that_does_not_succeed_changes_nothing(tmp_path):

@@ -42,6 +42,9 @@ def test_a_record_comes_back_as_it_was(open_store):
         Record(b"12345678", 2**62),
         Record(b"0000", 2**62, 0.0),
         Record(bytes(range(128)), 2**62, None, bytes(128), bytes([0, 1, 1] * 10 + [1, 0])),
+        Record(b"zero", 2**62, seed=0),
+        Record(b"1234", 2**62, -0.5, b"5678", b"\1", 2**63 - 1),
+        Record(b"12345678", 2**62, None, b"", b"\0\1", -(2**63)),
     ]
     store = open_store()
     store.append(Batch(problem, records)).result()
@@ -52,7 +55,7 @@ def test_a_record_comes_back_as_it_was(open_store):
     assert store.history(problem) == records
     assert list(store.load()) == [Batch(problem, records)]
     assert store.newest_epochs() == {"ns ❤": 2**62}
-    assert store.count() == 4
+    assert store.count() == 7
 
 
 def test_namespaces_and_names_keep_problems_apart(open_store):

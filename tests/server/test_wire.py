@@ -51,10 +51,11 @@ WHO = {
 }
 NUMBERS = st.floats(width=32)
 EPOCHS = mostly(st.none() | st.integers(0, 3), st.integers(-(2**63), 2**63 - 1))
+SEEDS = st.none() | st.integers(0, 2) | st.integers(-(2**63), 2**63 - 1)
 REWARDS = mostly(st.none() | st.just(0.5), NUMBERS)
 LOGPROBS = mostly(st.just(b""), packed("<f4", NUMBERS) | st.binary(max_size=9))
 
-OPEN = st.builds(pb.OpenSession, session=ID, generated=st.just(b"") | TOKENS, **WHO)
+OPEN = st.builds(pb.OpenSession, session=ID, generated=st.just(b"") | TOKENS, seed=SEEDS, **WHO)
 ROWS = st.lists(
     st.tuples(ID, st.sampled_from([0, 0, 1, 3]), st.lists(st.integers(0, 2), max_size=6)),
     max_size=3, unique_by=lambda row: row[0],
@@ -74,8 +75,9 @@ DRAFT = st.builds(
     closes=st.lists(CLOSE, max_size=2, unique_by=lambda c: c.session),
 )  # fmt: skip
 RESPONSE = st.builds(
-    pb.Response, tokens=TOKENS, logprobs=LOGPROBS, reward=REWARDS, generated=mostly(st.just(b""), st.binary(max_size=4))
-)
+    pb.Response, tokens=TOKENS, logprobs=LOGPROBS, reward=REWARDS, seed=SEEDS,
+    generated=mostly(st.just(b""), st.binary(max_size=4)),
+)  # fmt: skip
 REQUESTS = {
     "Ingest": st.builds(pb.IngestRequest, responses=st.lists(RESPONSE, max_size=3), epoch=EPOCHS, **WHO),
     "History": st.builds(pb.HistoryRequest, limit=st.integers(0, 2**32 - 1), **WHO),

@@ -28,7 +28,7 @@ def sound(method: str, chance: random.Random) -> bytes:
     """A message that the server would take, in a namespace of its own."""
     who = {"namespace": "hostile", "prompt": i32(chance.randrange(50), 2)}
     if method == "Ingest":
-        responses = [{"tokens": i32(*range(chance.randrange(1, 30)))}]
+        responses = [{"tokens": i32(*range(chance.randrange(1, 30))), "seed": chance.randrange(-2, 2)}]
         return pb.IngestRequest(**who, responses=responses, epoch=chance.randrange(3)).SerializeToString()
     if method == "History":
         return pb.HistoryRequest(**who).SerializeToString()
@@ -39,7 +39,9 @@ def sound(method: str, chance: random.Random) -> bytes:
         max_tokens=chance.choice([0, 16, 2**32 - 1]), verify_cost=chance.choice([0.0, 0.05, float("nan")]),
     )  # fmt: skip
     close = pb.CloseSession(session=1, commit=True, generated=chance.choice([3, 4, 2**32 - 1]))
-    return pb.DraftRequest(opens=[{"session": 1, **who}], step=step, closes=[close]).SerializeToString()
+    return pb.DraftRequest(
+        opens=[{"session": 1, "seed": chance.randrange(-2, 2), **who}], step=step, closes=[close]
+    ).SerializeToString()
 
 
 def spoiled(message: bytes, chance: random.Random) -> bytes:

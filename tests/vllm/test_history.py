@@ -134,17 +134,18 @@ def test_aborted_requests_are_not_committed(engine, server, prompts, check):
     assert server.metrics()["histospec_sessions"] == 0
 
 
-def test_problems_and_epochs(engine, server, prompts, check):
-    """Requests of one problem with different prompts share a history; epochs are kept with the responses."""
+def test_problems_epochs_and_seeds(engine, server, prompts, check):
+    """Requests of one problem with different prompts share a history; epochs and seeds are kept with the responses."""
     rollouts = engine(server.endpoint)
-    extra = [{"histospec": {"problem": f"p{i % 3}", "epoch": i // 6}} for i in range(len(prompts))]
+    seeds = [0, -(2**63), 2**63 - 1, 2**60 + 1, 7, 7, *[None] * len(prompts)][: len(prompts)]
+    extra = [{"histospec": {"problem": f"p{i % 3}", "epoch": i // 6, "seed": seed}} for i, seed in enumerate(seeds)]
     responses = rollouts.generate(prompts, extra_args=extra)
     problems = [f"p{i}" for i in range(3)]
     groups = [[r for group in responses[i::3] for r in group] for i in range(3)]
     client = check(prompts[:3], groups, problems)
-    for problem, prompt, group in zip(problems, prompts, groups, strict=False):
-        epochs = {tuple(r.tokens.tolist()): r.epoch for r in client.history(prompt, problem=problem)}
-        assert [epochs[tuple(r)] for r in group] == [0, 0, 1, 1]
+    for i, (problem, prompt, group) in enumerate(zip(problems, prompts, groups, strict=False)):
+        stored = {tuple(r.tokens.tolist()): (r.epoch, r.seed) for r in client.history(prompt, problem=problem)}
+        assert [stored[tuple(r)] for r in group] == list(zip([0, 0, 1, 1], seeds[i::3], strict=True))
 
 
 def test_requests_left_alone(engine, server, prompts, check):
@@ -156,7 +157,12 @@ def test_requests_left_alone(engine, server, prompts, check):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"histospec": 7}, {"histospec": "{"}, {"histospec": {"epoch": "soon", "problem": "x" * 1025}}, {"histospec": [1]}],
+    [
+        {"histospec": 7},
+        {"histospec": "{"},
+        {"histospec": {"epoch": "soon", "problem": "x" * 1025, "seed": 2.5}},
+        {"histospec": [1]},
+    ],
 )
 def test_useless_options_are_ignored(engine, server, prompts, check, arguments):
     rollouts = engine(server.endpoint)

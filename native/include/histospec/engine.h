@@ -48,8 +48,8 @@ struct EngineOptions {
   std::size_t namespace_tokens = std::size_t{1} << 19;
 };
 
-// Where a drafted token came from: where the witness for it stands that shares the most with the context.
-inline constexpr std::array<const char*, 4> kSourceNames = {"history", "own", "siblings", "namespace"};
+// Where a drafted token came from: where the witness for it stands that shares the most with the context, or the twin.
+inline constexpr std::array<const char*, 5> kSourceNames = {"history", "own", "siblings", "namespace", "twin"};
 
 // How many epochs older than the newest of its namespace the response is that a token of history came from.
 inline constexpr std::array<const char*, 5> kAgeNames = {"0", "1", "2", "3", "4+"};
@@ -62,6 +62,8 @@ struct SourceStats {
 struct NamespaceStats {
   std::uint64_t lookups_hit = 0;  // sessions opened on a problem that has finished responses
   std::uint64_t lookups_miss = 0;
+  std::uint64_t twins_hit = 0;  // sessions opened with a seed that has given a response of the problem lately
+  std::uint64_t twins_miss = 0;
   std::uint64_t drafts_hit = 0;  // drafts with at least one token
   std::uint64_t drafts_empty = 0;
   std::uint64_t drafts_tail = 0;  // for sessions expected to go on the longest, where a step weighed them
@@ -111,16 +113,20 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Adds finished responses to the history of the problem; they are in the index on return. `id` names the problem, or
-  // is empty and the prompt does. Throws std::invalid_argument and changes nothing if a token is negative, the prompt
-  // is empty, or a mask has another length than its response.
+  // is empty and the prompt does. One that has a seed becomes the twin of later sessions with that seed. Throws
+  // std::invalid_argument and changes nothing if a token is negative, the prompt is empty, or a mask has another length
+  // than its response.
   void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
               const std::string& id = {});
 
   // Starts a session behind `prompt`; `generated` is what it generated before. Without an id, a prompt that is not
   // known may be a later turn of a problem: it begins with the prompt of the problem, and goes on as one of its
   // responses began. Then the session belongs to the problem with the longest such prompt, and so will its response.
-  // The siblings of a session are the other open sessions of its problem. Throws std::invalid_argument.
-  SessionId open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {});
+  // The siblings of a session are the other open sessions of its problem. With the `seed` of coupled sampling, it
+  // drafts first from its twin: the newest response of the problem that the same seed gave behind a prompt as long.
+  // Throws std::invalid_argument.
+  SessionId open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {},
+                 std::optional<std::int64_t> seed = {});
 
   // Appends what each session generated, learns from it, and drafts. Where `positions` says that a session has some of
   // the tokens already, only the rest is appended. Throws UnknownSession or std::invalid_argument and changes nothing.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct ResponseView {
   Tokens tokens;
   std::span<const std::uint8_t> generated;  // empty: all of them; else one a token, 0 for tool and user turns
   std::int64_t epoch = 0;
+  std::optional<std::int64_t> seed = {};  // of coupled sampling, if that made it
 };
 
 // A response that owns its tokens, as the index gives it back.

@@ -1,0 +1,73 @@
+"""Seeds of coupled sampling, as Python gives them: sessions that draft what their seed gave last. Takes about 1 s."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from histospec.native import Engine
+
+PROMPT = [11, 12, 13]
+RNG = np.random.default_rng(0)
+FIRST, SECOND = RNG.integers(0, 5000, (2, 400), dtype=np.int32)
+
+
+def advance(engine: Engine, session: int, tokens: np.ndarray, max_tokens: int = 64) -> list[int]:
+    ids, offsets = np.array([session]), np.array([0, len(tokens)])
+    draft: list[int] = engine.step(ids, tokens.astype(np.int32), offsets, max_tokens, 0.02)[0].tolist()
+    return draft
+
+
+def counted(engine: Engine) -> Any:
+    return engine.stats()["namespaces"]["run"]
+
+
+@pytest.mark.parametrize("seeds", [[-(2**63), 2**63 - 1], (np.int64(0), 1), np.array([5, -5])])
+def test_a_session_drafts_what_its_seed_gave(seeds: list[int]) -> None:
+    engine = Engine()
+    engine.ingest("run", PROMPT, [FIRST, SECOND], epoch=1, seeds=seeds)
+    for seed, said in zip(seeds, (FIRST, SECOND), strict=True):
+        session = engine.open("run", PROMPT, seed=seed)
+        draft = advance(engine, session, said[:5])
+        assert len(draft) > 30
+        assert draft == said[5 : 5 + len(draft)].tolist()
+    run = counted(engine)
+    assert (run["twins_hit"], run["twins_miss"]) == (2, 0)
+    assert run["sources"]["twin"]["draft_tokens"] == run["draft_tokens"]
+    engine.check_integrity()
+
+
+def test_the_newest_response_of_a_seed_counts() -> None:
+    engine = Engine()
+    engine.ingest("run", PROMPT, [FIRST, SECOND], epoch=3, seeds=[7, None])
+    engine.ingest("run", PROMPT, [SECOND], epoch=2, seeds=[7])
+    session = engine.open("run", PROMPT, seed=7)
+    assert advance(engine, session, FIRST[:0])[:3] == FIRST[:3].tolist()
+    advance(engine, session, SECOND)
+    engine.close(session, epoch=4)
+    assert advance(engine, engine.open("run", PROMPT, seed=7), FIRST[:0])[:3] == SECOND[:3].tolist()
+    engine.open("run", PROMPT, seed=8)
+    engine.open("run", PROMPT)
+    assert (counted(engine)["twins_hit"], counted(engine)["twins_miss"]) == (2, 1)
+
+
+def test_a_twin_ends_where_a_tool_speaks() -> None:
+    engine = Engine(namespace_tokens=0)
+    mask = np.arange(400) < 40
+    engine.ingest("run", PROMPT, [FIRST], seeds=[7], generated=[mask])
+    session = engine.open("run", PROMPT, seed=7)
+    assert advance(engine, session, FIRST[:10]) == FIRST[10:40].tolist()
+
+
+def test_it_is_followed_by_position() -> None:
+    """Where every context is new, only the position is left to follow."""
+    engine = Engine(namespace_tokens=0)
+    engine.ingest("run", PROMPT, [FIRST], seeds=[7])
+    with_seed, without = engine.open("run", PROMPT, seed=7), engine.open("run", PROMPT)
+    now = FIRST.copy()
+    now[::2] = 6000 + np.arange(200)
+    assert advance(engine, without, now) == []
+    right = 0
+    for i in range(399):
+        right += advance(engine, with_seed, now[i : i + 1], max_tokens=1) == [now[i + 1]]
+    assert right > 150
