@@ -75,7 +75,9 @@ def main() -> int:
         for name, way in ways.items():
             took[name].append(_seconds(way, device))
     read = shape.rows * shape.vocabulary * 4
-    print(f"{shape.batch} requests, {shape.drafted} drafts each, {shape.vocabulary} tokens: {read / 1e9:.2f} GB of logits")
+    print(
+        f"{shape.batch} requests, {shape.drafted} drafts each, {shape.vocabulary} tokens: {read / 1e9:.2f} GB of logits"
+    )
     print("| sampler | ms | GB/s of logits |\n|---|---|---|")
     for name, all_seconds in took.items():
         seconds = statistics.median(all_seconds[3:] or all_seconds)
@@ -105,7 +107,14 @@ def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], Any]
     def sample() -> Any:
         tokens, _ = sampler(behind, generators, None, None)
         return rejection_sampler.rejection_sample(
-            drafts, [shape.drafted] * shape.batch, shape.drafted, counts, None, target, tokens.view(-1, 1).int(), metadata
+            drafts,
+            [shape.drafted] * shape.batch,
+            shape.drafted,
+            counts,
+            None,
+            target,
+            tokens.view(-1, 1).int(),
+            metadata,
         )
 
     return sample

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DRAFTED = 16  # tokens, at most
+FROM_TWIN = 64  # the same where they may come from a twin
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Method:
     """Whether HistoSpec drafts: vLLM's arguments are then the example's own."""
     lenience: float | None = None
     """Of SPEC-RL; None samples every response anew."""
+    refresh: float | None = None
+    """Of coupled sampling: share of the seeds renewed each epoch; None samples as vLLM does."""
 
     @property
     def file(self) -> str:
@@ -45,6 +48,7 @@ METHODS = {
         Method("suffix", _speculative("suffix", num_speculative_tokens=DRAFTED)),
         Method("HistoSpec", drafts=True),
         *(Method(f"SPEC-RL {name}", lenience=lenience) for name, lenience in LENIENCES.items()),
+        *(Method(f"coupled {refresh}", drafts=True, refresh=refresh) for refresh in (0, 0.25, 0.5, 0.75)),
         *(Method(f"both {name}", drafts=True, lenience=LENIENCES[name]) for name in ("1", "e^0.5")),
     )
 }

@@ -31,7 +31,7 @@ import grpo
 import policy
 import task
 import torch
-from methods import METHODS, Method
+from methods import FROM_TWIN, METHODS, Method
 from overlap import common_prefix, rouge_1
 from rollout import DRAFTS, Counts, RolloutEngine, responding
 
@@ -120,7 +120,10 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
     repeated = [problem for problem in problems for _ in range(size.samples)]
     model = policy.load()
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.0)
-    options = DRAFTS if method.drafts else method.options
+    options = dict(DRAFTS if method.drafts else method.options)
+    if method.refresh is not None:
+        os.environ |= {"HISTOSPEC_SAMPLING": "coupled", "HISTOSPEC_SEED_REFRESH": str(method.refresh)}
+        options["speculative_config"] = {**options["speculative_config"], "num_speculative_tokens": FROM_TWIN}
     old: list[list[int]] = []
     with tempfile.TemporaryDirectory() as folder, _client(method) as client:
         model.save_pretrained(folder)

@@ -5,7 +5,8 @@ problem     an explicit problem id
 epoch       the version of the policy that writes the response
 generated   how many of the last tokens of the prompt were generated before: the request goes on after them, and the
             problem is the prompt without them
-seed        the seed that the response is drawn with
+seed        the seed that the response is drawn with, where `SamplingParams.seed` does not say it
+sample      which of its siblings the response is, from 0: with coupled sampling it keeps a seed of its own
 commit      false: the response is drafted for, but joins no history; whoever asked for it ingests it
 =========== =========================================================================================================
 
@@ -25,6 +26,7 @@ from ..tokens import MAX_PROBLEM
 logger = logging.getLogger("vllm.histospec")
 
 MAX_INT64 = 2**63 - 1
+KNOWN = ("problem", "epoch", "generated", "commit", "seed", "sample")
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ class RequestOptions(NamedTuple):
     generated: int | None = None
     commit: bool | None = None
     seed: int | None = None
+    sample: int | None = None
     enabled: bool = True
 
 
@@ -53,14 +56,15 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
         return RequestOptions()
     if given is None:
         return RequestOptions(enabled=False)
-    for name in given.keys() - {"problem", "epoch", "generated", "commit", "seed"}:
-        _warn(name, "unknown; known are 'problem', 'epoch', 'generated', 'commit' and 'seed'")
+    for name in given.keys() - set(KNOWN):
+        _warn(name, f"unknown; known are {', '.join(KNOWN)}")
     options = RequestOptions(
         problem=_use("problem", _problem, given),
         epoch=_use("epoch", partial(_integer, least=0), given),
         generated=_use("generated", partial(_integer, least=0), given),
         commit=_use("commit", _switch, given),
         seed=_use("seed", partial(_integer, least=-MAX_INT64 - 1), given),
+        sample=_use("sample", partial(_integer, least=0), given),
     )
     if options.generated is not None and options.generated >= prompt_tokens:
         _warn("generated", f"{options.generated} of {prompt_tokens} prompt tokens leave no prompt")

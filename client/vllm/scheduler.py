@@ -22,8 +22,9 @@ from .. import Draft, DraftClient
 from . import parallel, versions
 from .config import AdapterConfig
 from .cost import DEFAULT, FixedCost, LearnedCost
+from .coupled.seeding import RequestSeeds
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
-from .options import read_options
+from .options import RequestOptions, read_options
 from .sessions import RequestSessions
 from .stops import StopStrings
 
@@ -56,6 +57,7 @@ class HistoSpecScheduler(Scheduler):
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.tail_weight)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
+        self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = versions.WeightVersions()
         versions.install()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
@@ -173,7 +175,14 @@ class HistoSpecScheduler(Scheduler):
         prompt = request.prompt_token_ids or ()
         options = read_options(parameters.extra_args, len(prompt))
         if options.enabled and prompt:
+            if self._seeds is not None:
+                options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
             self._sessions.open(request.request_id, prompt, options)
+
+    def _epoch(self, options: RequestOptions) -> int:
+        """The version of the policy that will sample a request, as far as it is known; it names when seeds change."""
+        known = (options.epoch, self._versions.current.epoch, self._versions.current.changes)
+        return next(epoch for epoch in known if epoch is not None)
 
     def _response(self, request: Request) -> Sequence[int] | None:
         """What the finished request adds to the history, cut exactly; None when it is not a whole response."""

@@ -19,8 +19,8 @@ from histospec.client.vllm.coupled import kernel, noise
 
 
 @triton.jit
-def gumbels(words, values, SIZE: tl.constexpr):
-    at = tl.arange(0, SIZE)
+def gumbels(words, values, size: tl.constexpr):
+    at = tl.arange(0, size)
     tl.store(values + at, kernel._gumbel(tl.load(words + at).to(tl.uint32)))
 
 
@@ -41,7 +41,7 @@ def choices():
     words = torch.randint(2**32, (size,))
     words[:64], words[64:128] = torch.arange(64), 2**32 - 1 - torch.arange(64)
     values = torch.empty(size)
-    gumbels[(1,)](words, values, SIZE=size, enable_fp_fusion=False)
+    gumbels[(1,)](words, values, size=size, enable_fp_fusion=False)
     return result | {"noise": size, "alike noise": int((values == noise.gumbel(words)).sum())}
 
 
@@ -51,9 +51,9 @@ def ptx():
 
     signature = {
         "logits": "*fp32", "stride": "i32", "rows": "*i64", "seeds": "*i64", "positions": "*i64", "best": "*fp32",
-        "token": "*i64", "vocabulary": "i32", "tiles": "i32", "splits": "i32", "QUARTER": "constexpr",
+        "token": "*i64", "vocabulary": "i32", "tiles": "i32", "splits": "i32", "quarter": "constexpr",
     }  # fmt: skip
-    source = ASTSource(fn=kernel._choose, signature=signature, constexprs={"QUARTER": noise.QUARTER})
+    source = ASTSource(fn=kernel._choose, signature=signature, constexprs={"quarter": noise.QUARTER})
     options = {"enable_fp_fusion": False}
     text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     kinds = Counter(re.findall(r"\b((?:add|sub|mul|fma)(?:\.[a-z]+)*)\.f32\b", text))

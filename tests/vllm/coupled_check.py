@@ -121,7 +121,9 @@ def distribution(model, size):
             ]
             outputs = llm.generate([{"prompt_token_ids": PROMPT}] * len(sampling), sampling, use_tqdm=False)
             tokens = np.array([list(c.token_ids) for output in outputs for c in output.outputs])
-            tables.append([np.bincount(tokens[:, i] * 32 + tokens[:, i + 1], minlength=1024) for i in range(PAIRED - 1)])
+            tables.append(
+                [np.bincount(tokens[:, i] * 32 + tokens[:, i + 1], minlength=1024) for i in range(PAIRED - 1)]
+            )
         for i, (one, other) in enumerate(zip(*tables, strict=True)):
             result[f"z {name} {i}"] = between(one, other)
     return result
@@ -137,4 +139,6 @@ def between(one, other):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"same": same, "distribution": distribution}[sys.argv[2]](sys.argv[1], int(sys.argv[3]))))
+    sys.stdout.write(
+        json.dumps({"same": same, "distribution": distribution}[sys.argv[2]](sys.argv[1], int(sys.argv[3])))
+    )

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Triton compiles these functions and gives their arguments their types.
 """noise.choose on GPUs: one pass over the logits, and no noise in memory.
 
 Operation for operation what noise.py does, in its order and without fused multiply-adds, so that both choose alike to
@@ -40,30 +42,28 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, positions: Tensor) -> Te
     if count:
         _choose[(count, splits)](
             logits, logits.stride(0), rows, seeds, positions, best, token, vocabulary, tiles, splits,
-            QUARTER=noise.QUARTER, enable_fp_fusion=False,
+            quarter=noise.QUARTER, enable_fp_fusion=False,
         )  # fmt: skip
     # Each split has its first best token; of equal ones the first is wanted, whichever split has it.
     return torch.where(best == best.amax(1, keepdim=True), token, vocabulary).amin(1).clamp(max=vocabulary - 1)
 
 
 @triton.jit
-def _choose(
-    logits, stride, rows, seeds, positions, best, token, vocabulary, tiles, splits, QUARTER: tl.constexpr
-):  # fmt: skip
+def _choose(logits, stride, rows, seeds, positions, best, token, vocabulary, tiles, splits, quarter: tl.constexpr):
     """A program: one row, and of its tiles every `splits`-th."""
     number, split = tl.program_id(0), tl.program_id(1)
     row = logits + tl.load(rows + number) * stride
     seed, position = tl.load(seeds + number), tl.load(positions + number)
-    lane = tl.arange(0, QUARTER)
-    lane_best = tl.full([QUARTER], float("-inf"), tl.float32)
-    lane_token = tl.full([QUARTER], 0, tl.int32)
+    lane = tl.arange(0, quarter)
+    lane_best = tl.full([quarter], float("-inf"), tl.float32)
+    lane_token = tl.full([quarter], 0, tl.int32)
     for tile in range(split, tiles, splits):
-        word_0, word_1, word_2, word_3 = _philox(tile * QUARTER + lane, position, seed)
-        at = tile * 4 * QUARTER + lane
+        word_0, word_1, word_2, word_3 = _philox(tile * quarter + lane, position, seed)
+        at = tile * 4 * quarter + lane
         lane_best, lane_token = _better(row, at, word_0, vocabulary, lane_best, lane_token)
-        lane_best, lane_token = _better(row, at + QUARTER, word_1, vocabulary, lane_best, lane_token)
-        lane_best, lane_token = _better(row, at + 2 * QUARTER, word_2, vocabulary, lane_best, lane_token)
-        lane_best, lane_token = _better(row, at + 3 * QUARTER, word_3, vocabulary, lane_best, lane_token)
+        lane_best, lane_token = _better(row, at + quarter, word_1, vocabulary, lane_best, lane_token)
+        lane_best, lane_token = _better(row, at + 2 * quarter, word_2, vocabulary, lane_best, lane_token)
+        lane_best, lane_token = _better(row, at + 3 * quarter, word_3, vocabulary, lane_best, lane_token)
     most = tl.max(lane_best, axis=0)
     first = tl.min(tl.where(lane_best == most, lane_token, vocabulary), axis=0)
     tl.store(best + number * splits + split, most)

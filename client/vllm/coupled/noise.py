@@ -72,7 +72,12 @@ def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     tiles = -(-vocabulary // (4 * QUARTER))
     counters = torch.arange(min(vocabulary, tiles * QUARTER), device=seeds.device)
     words = philox(
-        (counters[None, :], positions[:, None] & WORD, (positions[:, None] >> 32) & WORD, torch.zeros_like(seeds[:, None])),
+        (
+            counters[None, :],
+            positions[:, None] & WORD,
+            (positions[:, None] >> 32) & WORD,
+            torch.zeros_like(seeds[:, None]),
+        ),
         (seeds[:, None] & WORD, (seeds[:, None] >> 32) & WORD),
     )
     if vocabulary <= QUARTER:

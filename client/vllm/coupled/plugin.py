@@ -8,8 +8,8 @@ from ..config import samples_coupled
 def register() -> None:
     """Prepares this process as HISTOSPEC_SAMPLING says; does nothing unless it says so.
 
-    Raises ValueError where it cannot tell, RuntimeError where this vLLM does not fit: what was asked for is missing then,
-    and a run that goes on without it would not show that.
+    Raises ValueError where it cannot tell, RuntimeError where this vLLM does not fit: a run that went on without what
+    was asked for would not show it.
     """
     if samples_coupled():
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other model runner has a sampler of its own
