@@ -7,7 +7,7 @@ namespace histospec {
 namespace {
 
 // How many tokens the starting values are worth, and how many are remembered.
-constexpr float kDoubt = 30, kMostSeen = 1000;
+constexpr float kDoubt = 8, kMostSeen = 1000;
 
 // Nothing is ever quite certain.
 constexpr float kLeast = 0.001f, kMost = 0.999f;
