@@ -21,8 +21,10 @@ CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles what it imports, which of vLLM and torch is little.
-export PIP_NO_COMPILE := 1
+# Python compiles what it imports, which of vLLM and torch is little, and keeps it for the next process, whoever told it
+# not to. pip reads PIP_NO_COMPILE the wrong way round.
+export PIP_NO_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 

@@ -18,6 +18,7 @@ START_SECONDS = 300
 
 def test_the_engine_in_a_process_of_its_own(engine, server, prompts, expected, make_client):
     rollouts = engine(server.endpoint, in_process=False)
+    assert rollouts.scheduler is None  # it is elsewhere
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
