@@ -1,8 +1,8 @@
 """vLLM engines in the tests' own process: each is started once and then lent to one test after the other.
 
-What takes the time of a start, importing, loading and warming up a model, is done once for every configuration. Whoever
-borrows an engine gets what a start gives: a new scheduler, which reads the adapter's environment, the first weights, empty
-caches, no request, and counters at zero.
+What takes the time of a start, loading and warming up a model, is done once for every configuration. Whoever borrows an
+engine gets what a start gives: a new scheduler, which reads the adapter's environment, the first weights, empty caches,
+no request, and counters at zero.
 """
 
 import functools

@@ -123,7 +123,7 @@ def start_engine(tiny_model):
     """start_engine(stack, ...) -> Rollouts on an engine that closes with the stack; arguments as those of `engine`."""
     shared = Engines()
 
-    def start(stack, endpoint=None, namespace="test", in_process=True, fresh=False, **arguments):
+    def start(stack, endpoint=None, namespace="", in_process=True, fresh=False, **arguments):
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
         if endpoint is not None:
@@ -160,13 +160,19 @@ def _engines(start_engine):
 
 
 @pytest.fixture
-def engine(start_engine):
+def namespace(request):
+    """What a test writes is its own, in a server that others use."""
+    return request.node.name
+
+
+@pytest.fixture
+def engine(start_engine, namespace):
     """engine(endpoint) -> Rollouts, as if its engine had just started; without an endpoint no drafts.
 
     fresh: it really has. in_process: not in a process of its own. Further arguments are vLLM's.
     """
     with _engines(start_engine) as start:
-        yield start
+        yield functools.partial(start, namespace=namespace)
 
 
 @pytest.fixture(scope="session")
@@ -177,12 +183,12 @@ def expected(start_engine, prompts):
 
 
 @pytest.fixture
-def make_client():
-    """make_client(endpoint, namespace=...) -> DraftClient, shut down at the end."""
+def make_client(namespace):
+    """make_client(endpoint) -> DraftClient in the namespace of the test's engines, shut down at the end."""
     from histospec.client import DraftClient
 
     with contextlib.ExitStack() as stack:
-        yield lambda *args, **kwargs: stack.enter_context(DraftClient(*args, **kwargs))
+        yield lambda endpoint: stack.enter_context(DraftClient(endpoint, namespace=namespace))
 
 
 @pytest.fixture
