@@ -17,12 +17,16 @@ VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
+# In the order of their names. xdist's own order has files with few tests last, among them the slowest.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles what it imports, which of vLLM and torch is little.
-export PIP_NO_COMPILE := 1
+# Python compiles what it imports, which of vLLM and torch is little, and keeps it for the next process, whoever told it
+# not to. pip reads PIP_NO_COMPILE the wrong way round.
+export PIP_NO_COMPILE := 0
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
@@ -62,16 +66,16 @@ test-native: setup
 # More at a time than cores: much of what these tests do is wait, for a process to start or a deadline to pass.
 test-python: setup
 	scripts/install-tools
-	$(BIN)/pytest -q -n 3 --dist loadfile -m "not long" tests --ignore=tests/vllm
+	$(BIN)/pytest -q -n 3 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
 
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 test-vllm-$(VLLM_NEW): setup
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not long" tests/vllm
+	$(BIN)/pytest -q -n 2 $(BY_FILE) -m "not long" tests/vllm
 
 test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-	  $(VENV_OLD)/bin/python -m pytest -q -n 2 --dist loadfile $(OLD_TESTS)
+	  $(VENV_OLD)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
 
 test-long: setup
 	$(BIN)/pytest -q -m long tests

@@ -32,7 +32,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, Pydant
 from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
 from histospec.server.group_commit import MAX_BACKLOG
-from histospec.server.redis_servers import SCHEMES, Location
+from histospec.server.redis_location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters

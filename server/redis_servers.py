@@ -1,26 +1,18 @@
-"""Connections to Redis or Valkey, alone or as a Cluster: where a URL leads, and many commands in one round trip.
-
-    redis://[user:password@]host:port[/database]        one server; rediss:// over TLS
-    redis+cluster://[user:password@]host:port,host:port Cluster, found from any of its nodes; rediss+cluster:// over TLS
-
-`?replicas=1` has a write count only once so many replicas have it, so that it survives the loss of their master.
-`?ca=FILE` is who may have signed the servers' certificates, where that is not one of the system's.
-"""
+"""Connections to Redis or Valkey, alone or as a Cluster: many commands in one round trip."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any
 
 import redis
 import redis.cluster
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from histospec.server.redis_location import Location
+
 # Long enough for a server that forks to save itself, short enough to notice one that is gone.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 5.0
 REPLICA_MILLISECONDS = 2000
-
-SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster")
 
 Command = tuple[Any, ...]
 """Its name, its key, and what follows."""
@@ -42,59 +34,6 @@ TRANSIENT = (
 
 class TooFewReplicas(redis.ConnectionError):
     """The write is on fewer replicas than asked for."""
-
-
-class Location(NamedTuple):
-    """A checked URL."""
-
-    nodes: tuple[tuple[str, int], ...]
-    cluster: bool
-    tls: bool
-    ca: str | None
-    username: str | None
-    password: str | None
-    database: int
-    replicas: int
-
-    @classmethod
-    def parse(cls, url: str) -> "Location":
-        """Raises ValueError with a sentence that does not repeat the password."""
-        parts = urlsplit(url)
-        if parts.scheme not in SCHEMES:
-            raise ValueError(f"a Redis store starts with one of {', '.join(f'{s}://' for s in SCHEMES)}")
-        who, _, where = parts.netloc.rpartition("@")
-        username, _, password = who.partition(":")
-        options = parse_qs(parts.query)
-        if unknown := options.keys() - {"replicas", "ca"}:
-            raise ValueError(f"unknown option {min(unknown)!r}; known are replicas and ca")
-        replicas = options.get("replicas", ["0"])[-1]
-        database = parts.path.strip("/") or "0"
-        cluster = parts.scheme.endswith("+cluster")
-        if not replicas.isdecimal():
-            raise ValueError(f"replicas: expected a number, got {replicas!r}")
-        if not database.isdecimal() or (cluster and database != "0"):
-            raise ValueError(f"database: expected {'0, the only one of a Cluster' if cluster else 'a number'}")
-        nodes = tuple(_node(node) for node in where.split(","))
-        if not cluster and len(nodes) > 1:
-            raise ValueError("several servers are a Cluster: redis+cluster://")
-        return cls(
-            nodes, cluster, parts.scheme.startswith("rediss"), options.get("ca", [None])[-1], unquote(username) or None,
-            unquote(password) or None, int(database), int(replicas),
-        )  # fmt: skip
-
-    def __str__(self) -> str:
-        """Without secrets."""
-        nodes = ",".join(f"{host}:{port}" for host, port in self.nodes)
-        return f"redis{'s' * self.tls}{'+cluster' * self.cluster}://{nodes}/{self.database}"
-
-
-def _node(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        host, port = text, "6379"
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{text!r} is not of the form host:port")
-    return host.strip("[]"), int(port)
 
 
 class Servers:

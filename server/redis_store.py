@@ -39,7 +39,8 @@ from histospec.server.redis_keys import (
     records_of,
     same,
 )
-from histospec.server.redis_servers import TRANSIENT, Command, Location, Servers
+from histospec.server.redis_location import Location
+from histospec.server.redis_servers import TRANSIENT, Command, Servers
 from histospec.server.store import Batch, Problem, Record, Store, total_size
 
 log = structlog.get_logger()

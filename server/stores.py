@@ -2,8 +2,7 @@
 
 from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
-from histospec.server.redis_servers import Location
-from histospec.server.redis_store import RedisStore
+from histospec.server.redis_location import Location
 from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Reader, Store
@@ -20,6 +19,8 @@ def open_store(config: StoreConfig, shard: str) -> Store:
     window, retention, backlog = config.history_epochs, config.retention * DAY, config.max_backlog
     if config.store == "sqlite":
         return SQLiteStore(config.data_dir, window, retention=retention, disk=config.disk, max_backlog=backlog)
+    from histospec.server.redis_store import RedisStore  # a sixth of what a server imports, and few need it
+
     location = Location.parse(config.store)
     store = RedisStore(location, window, shard, retention=retention, max_backlog=backlog)
     try:

@@ -15,7 +15,7 @@ from waiting import eventually
 
 from histospec.server import records, redis_keys, redis_servers, redis_store
 from histospec.server.errors import StoreError, StoreFull
-from histospec.server.redis_servers import Location
+from histospec.server.redis_location import Location
 from histospec.server.redis_store import RedisStore
 from histospec.server.store import Problem, Record
 

@@ -15,7 +15,7 @@ from waiting import eventually
 
 from histospec.server import cli, snapshot
 from histospec.server.errors import StoreFull
-from histospec.server.redis_servers import Location
+from histospec.server.redis_location import Location
 from histospec.server.redis_store import RedisStore
 from histospec.server.sqlite_file import FILE_NAME
 from histospec.server.sqlite_store import SQLiteStore

@@ -7,7 +7,7 @@ import pytest
 from batches import batch, put
 from waiting import eventually
 
-from histospec.server.redis_servers import Location
+from histospec.server.redis_location import Location
 from histospec.server.redis_store import RedisStore
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Batch, Problem, Record

@@ -1,14 +1,16 @@
 """A tiny trained policy, and vLLM engines on it with and without drafts.
 
-Engines run in the tests' own process unless a test says otherwise: 2 s to start instead of 15, and the scheduler can be
-looked at. vLLM is imported by the first test that needs an engine, not when tests are collected.
+Engines run in the tests' own process unless a test says otherwise: 2 s to start instead of 15, once for each
+configuration, and the scheduler can be looked at. vLLM is imported by the first test that needs an engine, not when
+tests are collected.
 """
 
 import contextlib
-import gc
+import functools
 import os
 
 import pytest
+from engines import Engines
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"  # a token is a letter
 VOCABULARY = len(ALPHABET)
@@ -62,10 +64,11 @@ def tiny_model(tmp_path_factory):
 
 
 class Rollouts:
-    """An engine with what the tests want to know of it."""
+    """An engine with what the tests want to know of it. close: ends it, for good or for this test."""
 
-    def __init__(self, llm):
+    def __init__(self, llm, close):
         self.llm = llm
+        self.close = close
         self.verified = 0  # pairs of a request and a step that gave it tokens
         core = getattr(llm.llm_engine.engine_core, "engine_core", None)  # in the tests' process only
         self.scheduler = core.scheduler if core is not None else None
@@ -114,60 +117,78 @@ class Rollouts:
         """A counter of vLLM's, such as spec_decode_num_accepted_tokens."""
         return next((m.value for m in self.llm.get_metrics() if m.name == f"vllm:{name}"), 0)
 
-    def close(self):
-        self.llm.llm_engine.engine_core.shutdown()
+
+@pytest.fixture(scope="session")
+def start_engine(tiny_model):
+    """start_engine(stack, ...) -> Rollouts on an engine that closes with the stack; arguments as those of `engine`."""
+    shared = Engines()
+
+    def start(stack, endpoint=None, namespace="", in_process=True, fresh=False, **arguments):
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
+        if endpoint is not None:
+            environment.setenv("HISTOSPEC_ENDPOINT", endpoint)
+            environment.setenv("HISTOSPEC_NAMESPACE", namespace)
+            arguments = DRAFTS | arguments
+        defaults = {
+            "model": tiny_model, "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True,
+            "max_model_len": 512, "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False,
+            "seed": 0,
+        }  # fmt: skip
+        arguments = defaults | arguments
+        closing = contextlib.ExitStack()
+        stack.callback(closing.close)
+        llm = (shared.borrow if in_process and not fresh else shared.start)(**arguments)
+        if in_process:
+            closing.callback(shared.give_back, llm, **arguments)
+        else:
+            closing.callback(llm.llm_engine.engine_core.shutdown)
+        return Rollouts(llm, closing.close)
+
+    yield start
+    shared.close()
 
 
 @contextlib.contextmanager
-def engines(tiny_model):
-    """A factory of engines that close together at the end."""
+def _engines(start_engine):
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         # The tests are about what is drafted, not about how fast a busy machine answers or computes.
         environment.setenv("HISTOSPEC_DEADLINE", "5")
         environment.setenv("HISTOSPEC_VERIFY_COST", "0.05")
-
-        def start(endpoint=None, namespace="test", in_process=True, **arguments):
-            environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
-            if endpoint is not None:
-                environment.setenv("HISTOSPEC_ENDPOINT", endpoint)
-                environment.setenv("HISTOSPEC_NAMESPACE", namespace)
-                arguments = DRAFTS | arguments
-            from vllm import LLM
-
-            defaults = {
-                "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 512,
-                "max_num_seqs": 16, "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False, "seed": 0,
-            }  # fmt: skip
-            rollouts = Rollouts(LLM(**({"model": tiny_model} | defaults | arguments)))
-            stack.callback(gc.collect)
-            stack.callback(rollouts.close)
-            return rollouts
-
-        yield start
+        yield functools.partial(start_engine, stack)
 
 
 @pytest.fixture
-def engine(tiny_model):
-    """engine(endpoint) -> Rollouts; without an endpoint no drafts. Further arguments are vLLM's."""
-    with engines(tiny_model) as start:
-        yield start
+def namespace(request):
+    """What a test writes is its own, in a server that others use."""
+    return request.node.name
+
+
+@pytest.fixture
+def engine(start_engine, namespace):
+    """engine(endpoint) -> Rollouts, as if its engine had just started; without an endpoint no drafts.
+
+    fresh: it really has. in_process: not in a process of its own. Further arguments are vLLM's.
+    """
+    with _engines(start_engine) as start:
+        yield functools.partial(start, namespace=namespace)
 
 
 @pytest.fixture(scope="session")
-def expected(tiny_model, prompts):
+def expected(start_engine, prompts):
     """What the engine writes to `prompts` without drafts."""
-    with engines(tiny_model) as start:
+    with _engines(start_engine) as start:
         return start().generate(prompts)
 
 
 @pytest.fixture
-def make_client():
-    """make_client(endpoint, namespace=...) -> DraftClient, shut down at the end."""
+def make_client(namespace):
+    """make_client(endpoint) -> DraftClient in the namespace of the test's engines, shut down at the end."""
     from histospec.client import DraftClient
 
     with contextlib.ExitStack() as stack:
-        yield lambda *args, **kwargs: stack.enter_context(DraftClient(*args, **kwargs))
+        yield lambda endpoint: stack.enter_context(DraftClient(endpoint, namespace=namespace))
 
 
 @pytest.fixture

@@ -41,9 +41,9 @@ def name(rollouts, version):
 
 
 @pytest.fixture
-def kept(server, make_client):
+def kept(shared_server, make_client):
     """kept(prompts) -> for every prompt what is stored, as (epoch, tokens) in the order of the epochs."""
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(shared_server.endpoint)
 
     def read(prompts):
         return [sorted((r.epoch, r.tokens.tolist()) for r in client.history(prompt)) for prompt in prompts]
@@ -55,8 +55,8 @@ def epochs(histories):
     return [[epoch for epoch, _ in history] for history in histories]
 
 
-def test_vllm_says_the_version(engine, server, prompts, weights, kept):
-    rollouts = engine(server.endpoint)
+def test_vllm_says_the_version(engine, shared_server, prompts, weights, kept):
+    rollouts = engine(shared_server.endpoint)
     written = []
     for version, path in zip(("step3", "step4", "step6"), weights, strict=True):
         push(rollouts, path, version)
@@ -66,16 +66,16 @@ def test_vllm_says_the_version(engine, server, prompts, weights, kept):
     assert kept(prompts) == [list(zip((3, 4, 6), texts, strict=True)) for texts in by_prompt]
 
 
-def test_the_request_knows_better(engine, server, prompts, weights, kept):
-    rollouts = engine(server.endpoint)
+def test_the_request_knows_better(engine, shared_server, prompts, weights, kept):
+    rollouts = engine(shared_server.endpoint)
     push(rollouts, weights[1], "step3")
     rollouts.generate(prompts, extra_args={"histospec": {"epoch": 2}})
     assert epochs(kept(prompts)) == [[2]] * len(prompts)
 
 
-def test_nobody_says_anything(engine, server, prompts, weights, kept):
+def test_nobody_says_anything(engine, shared_server, prompts, weights, kept):
     """New weights are known by the prefix cache, which is emptied; twice in a row, for sleep and for the update."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
     for path in weights[1:]:
         assert rollouts.llm.reset_prefix_cache()
@@ -85,8 +85,8 @@ def test_nobody_says_anything(engine, server, prompts, weights, kept):
     assert epochs(kept(prompts)) == [[0, 1, 1, 2, 2]] * len(prompts)
 
 
-def test_versions_without_a_number_are_counted(engine, server, prompts, weights, kept):
-    rollouts = engine(server.endpoint)
+def test_versions_without_a_number_are_counted(engine, shared_server, prompts, weights, kept):
+    rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
     for version, path in zip(("9f86d08", "60303ae"), weights[1:], strict=True):
         push(rollouts, path, version)
@@ -95,12 +95,12 @@ def test_versions_without_a_number_are_counted(engine, server, prompts, weights,
     assert epochs(kept(prompts)) == [[0, 1, 2]] * len(prompts)
 
 
-def test_engines_of_one_run_agree(engine, server, prompts, weights, kept):
+def test_engines_of_one_run_agree(engine, shared_server, prompts, weights, kept):
     """One that starts later is as far as the others, before it is told anything and after."""
-    first = engine(server.endpoint)
+    first = engine(shared_server.endpoint)
     push(first, weights[1], "step5")
     first.generate(prompts[:2])
-    second = engine(server.endpoint)
+    second = engine(shared_server.endpoint)
     second.generate(prompts[2:4])
     for rollouts, some in ((second, prompts[4:6]), (first, prompts[6:8])):
         push(rollouts, weights[2], "step6")
@@ -109,14 +109,14 @@ def test_engines_of_one_run_agree(engine, server, prompts, weights, kept):
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "counted"])
-def test_weights_change_in_the_middle(engine, server, prompts, weights, kept, named):
+def test_weights_change_in_the_middle(engine, shared_server, prompts, weights, kept, named):
     """
     1. A visit under the old weights, and half of another one: some responses end, the others are running.
     2. New weights: the running requests are thrown out of the cache and go on where they were.
     3. Their first parts are the old policy's and their ends the new one's. Each is kept once, as the new one's, and the
        others as the old one's. Later requests have drafts.
     """
-    plain, rollouts = engine(), engine(server.endpoint)  # vLLM counts for the engine that started last
+    plain, rollouts = engine(), engine(shared_server.endpoint)  # vLLM counts for the engine that started last
     if named:
         name(rollouts, "step1")
     old, new = (1, 2) if named else (0, 1)

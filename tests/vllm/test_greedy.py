@@ -5,8 +5,8 @@ import pytest
 pytestmark = pytest.mark.vllm
 
 
-def test_with_drafts(engine, server, prompts, expected):
-    rollouts = engine(server.endpoint)
+def test_with_drafts(engine, shared_server, prompts, expected):
+    rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected  # first visit: wrong drafts and none
     assert rollouts.generate(prompts) == expected  # second: right ones
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
@@ -36,9 +36,9 @@ def test_with_no_server_from_the_start(engine, prompts, expected, nowhere):
     assert rollouts.counter("spec_decode_num_draft_tokens") == 0
 
 
-def test_with_a_client_that_fails(engine, server, prompts, expected, monkeypatch):
+def test_with_a_client_that_fails(engine, shared_server, prompts, expected, monkeypatch):
     """A bug of ours costs drafts, never the engine, and not for long."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
 
     def fail(*args, **kwargs):

@@ -6,11 +6,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture
-def check(server, make_client):
+def check(shared_server, make_client):
     """Compares the history of every prompt with the responses that the engine returned for it."""
 
     def compare(prompts, responses, problems=None):
-        client = make_client(server.endpoint, namespace="test")
+        client = make_client(shared_server.endpoint)
         for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
             history = client.history(prompt, problem=problems[i] if problems else None)
             assert sorted(response.tokens.tolist() for response in history) == sorted(group)
@@ -19,8 +19,11 @@ def check(server, make_client):
     return compare
 
 
-def lookups(server):
-    return sum(v for name, v in server.metrics().items() if name.startswith("histospec_problem_lookups_total{"))
+@pytest.fixture
+def lookups(shared_server, namespace):
+    """lookups() -> how many problems of this test the server looked up."""
+    name = f'histospec_problem_lookups_total{{namespace="{namespace}",'
+    return lambda: sum(v for sample, v in shared_server.metrics().items() if sample.startswith(name))
 
 
 def twice(rollouts, prompts, **sampling):
@@ -30,20 +33,20 @@ def twice(rollouts, prompts, **sampling):
     return [first + second for first, second in zip(*visits, strict=True)]
 
 
-def test_max_tokens(engine, server, prompts, check):
-    responses = twice(engine(server.endpoint), prompts, max_tokens=19)
+def test_max_tokens(engine, shared_server, prompts, check):
+    responses = twice(engine(shared_server.endpoint), prompts, max_tokens=19)
     assert all(len(r) == 19 for group in responses for r in group)
     check(prompts, responses)
 
 
-def test_one_token(engine, server, prompts, check):
-    rollouts = engine(server.endpoint)
+def test_one_token(engine, shared_server, prompts, check):
+    rollouts = engine(shared_server.endpoint)
     check(prompts, rollouts.generate(prompts, max_tokens=1))
 
 
-def test_stop_tokens(engine, server, prompts, check):
+def test_stop_tokens(engine, shared_server, prompts, check):
     """Stop tokens in the middle of an accepted draft, too: the second visit drafts past where it must end."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     long = rollouts.generate(prompts, max_tokens=40)
     stops = sorted({group[0][20] for group in long})[:3]
     short = rollouts.generate(prompts, max_tokens=40, stop_token_ids=stops)
@@ -52,9 +55,9 @@ def test_stop_tokens(engine, server, prompts, check):
     check(prompts, [a + b for a, b in zip(long, short, strict=True)])
 
 
-def test_stop_strings(engine, server, prompts, check):
+def test_stop_strings(engine, shared_server, prompts, check):
     """vLLM finds them in its front end, after the engine core has gone on; the history ends where the text does."""
-    rollouts = engine(server.endpoint, skip_tokenizer_init=False)
+    rollouts = engine(shared_server.endpoint, skip_tokenizer_init=False)
     long = rollouts.generate(prompts, max_tokens=40, detokenize=True)
     stops = [text(group[0][18:20]) for group in long[:4]]
     short = rollouts.generate(prompts, max_tokens=40, detokenize=True, stop=stops)
@@ -71,22 +74,22 @@ def text(tokens):
     return "".join("abcdefghijklmnopqrstuvwxyz012345"[token] for token in tokens)
 
 
-def test_siblings(engine, server, prompts, check):
-    rollouts = engine(server.endpoint)
+def test_siblings(engine, shared_server, prompts, check):
+    rollouts = engine(shared_server.endpoint)
     responses = twice(rollouts, prompts[:4], n=4, temperature=1, max_tokens=24)
     assert all(len(group) == 8 for group in responses)
     check(prompts[:4], responses)
 
 
-def test_chunked_prefill(engine, server, check):
+def test_chunked_prefill(engine, shared_server, check):
     prompts = [[(3 * i + j) % 32 for j in range(100 + i)] for i in range(6)]
-    rollouts = engine(server.endpoint, max_num_batched_tokens=32, max_num_seqs=8)
+    rollouts = engine(shared_server.endpoint, max_num_batched_tokens=32, max_num_seqs=8)
     check(prompts, twice(rollouts, prompts, max_tokens=24))
 
 
-def test_preemption(engine, server, prompts, check):
+def test_preemption(engine, shared_server, prompts, check, lookups):
     """A cache too small for all: requests are thrown out half-way, and computed again."""
-    rollouts = engine(server.endpoint, num_gpu_blocks_override=20, block_size=32, enable_prefix_caching=False)
+    rollouts = engine(shared_server.endpoint, num_gpu_blocks_override=20, block_size=32, enable_prefix_caching=False)
     preempted = []
     preempt = rollouts.scheduler._preempt_request
 
@@ -98,12 +101,12 @@ def test_preemption(engine, server, prompts, check):
     responses = twice(rollouts, prompts, max_tokens=120)
     assert preempted
     check(prompts, responses)
-    assert lookups(server) == 2 * len(prompts)
+    assert lookups() == 2 * len(prompts)
 
 
-def test_reset_of_running_requests(engine, server, prompts, check):
+def test_reset_of_running_requests(engine, shared_server, prompts, check):
     """As after new weights in the middle of a rollout: every running request is preempted at once."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
     first = rollouts.generate(prompts)
     rollouts.start(prompts)
@@ -115,15 +118,15 @@ def test_reset_of_running_requests(engine, server, prompts, check):
     check(prompts, [a * 3 for a in first])
 
 
-def test_end_of_the_model(engine, server, check):
+def test_end_of_the_model(engine, shared_server, check):
     prompts = [[1, 2, 3] * 30, [4, 5, 6] * 30]
-    responses = twice(engine(server.endpoint, max_model_len=128), prompts, max_tokens=None)
+    responses = twice(engine(shared_server.endpoint, max_model_len=128), prompts, max_tokens=None)
     assert all(len(r) == 38 for group in responses for r in group)
     check(prompts, responses)
 
 
-def test_aborted_requests_are_not_committed(engine, server, prompts, check):
-    rollouts = engine(server.endpoint)
+def test_aborted_requests_are_not_committed(engine, shared_server, prompts, check):
+    rollouts = engine(shared_server.endpoint)
     rollouts.start(prompts)
     rollouts.step(5)
     aborted = rollouts.ids[: len(prompts) // 2]
@@ -131,12 +134,12 @@ def test_aborted_requests_are_not_committed(engine, server, prompts, check):
     responses = [group or [] for group in rollouts.finish()]
     assert [not group for group in responses] == [True] * len(aborted) + [False] * (len(prompts) - len(aborted))
     check(prompts, responses)
-    assert server.metrics()["histospec_sessions"] == 0
+    assert shared_server.metrics()["histospec_sessions"] == 0
 
 
-def test_problems_epochs_and_seeds(engine, server, prompts, check):
+def test_problems_epochs_and_seeds(engine, shared_server, prompts, check):
     """Requests of one problem with different prompts share a history; epochs and seeds are kept with the responses."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     seeds = [0, -(2**63), 2**63 - 1, 2**60 + 1, 7, 7, *[None] * len(prompts)][: len(prompts)]
     extra = [{"histospec": {"problem": f"p{i % 3}", "epoch": i // 6, "seed": seed}} for i, seed in enumerate(seeds)]
     responses = rollouts.generate(prompts, extra_args=extra)
@@ -148,11 +151,11 @@ def test_problems_epochs_and_seeds(engine, server, prompts, check):
         assert [stored[tuple(r)] for r in group] == list(zip([0, 0, 1, 1], seeds[i::3], strict=True))
 
 
-def test_requests_left_alone(engine, server, prompts, check):
-    rollouts = engine(server.endpoint)
+def test_requests_left_alone(engine, shared_server, prompts, check, lookups):
+    rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts, extra_args={"histospec": False})
     check(prompts, [[] for _ in prompts])
-    assert lookups(server) == 0
+    assert lookups() == 0
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,6 @@ def test_requests_left_alone(engine, server, prompts, check):
         {"histospec": [1]},
     ],
 )
-def test_useless_options_are_ignored(engine, server, prompts, check, arguments):
-    rollouts = engine(server.endpoint)
+def test_useless_options_are_ignored(engine, shared_server, prompts, check, arguments):
+    rollouts = engine(shared_server.endpoint)
     check(prompts, rollouts.generate(prompts, extra_args=arguments))

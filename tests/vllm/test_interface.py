@@ -31,27 +31,27 @@ def _private(name):
     return name.startswith("_")
 
 
-def test_a_proposer_without_the_scheduler_says_what_to_add(adapter, engine):
+def test_a_proposer_without_the_scheduler_says_what_to_add(adapter, engine, nowhere):
     with pytest.raises(Exception, match="--scheduler-cls histospec"):
-        engine("127.0.0.1:9", scheduler_cls=None)
+        engine(nowhere, fresh=True, scheduler_cls=None)
 
 
-def test_a_scheduler_without_the_proposer_says_what_to_add(adapter, engine):
+def test_a_scheduler_without_the_proposer_says_what_to_add(adapter, engine, nowhere):
     with pytest.raises(ValueError, match="--speculative-config"):
-        engine("127.0.0.1:9", speculative_config=None)
+        engine(nowhere, fresh=True, speculative_config=None)
 
 
-def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, monkeypatch):
+def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, nowhere, monkeypatch):
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "cheap")
     with pytest.raises(Exception, match="HISTOSPEC_VERIFY_COST"):
-        engine("127.0.0.1:9")
+        engine(nowhere, fresh=True)
 
 
 @pytest.mark.parametrize("value", ["0.5", "nan", "inf", "much"])
-def test_a_tail_weight_that_cannot_be_is_refused(adapter, engine, monkeypatch, value):
+def test_a_tail_weight_that_cannot_be_is_refused(adapter, engine, nowhere, monkeypatch, value):
     monkeypatch.setenv("HISTOSPEC_TAIL_WEIGHT", value)
     with pytest.raises(Exception, match="HISTOSPEC_TAIL_WEIGHT: expected a number of at least 1"):
-        engine("127.0.0.1:9")
+        engine(nowhere, fresh=True)
 
 
 def test_a_tail_weight_reaches_the_server(engine, server, prompts, expected, monkeypatch):

@@ -4,7 +4,11 @@ import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
-GAUGE = 'histospec_verify_cost{namespace="test"}'
+
+@pytest.fixture
+def shown(shared_server, namespace):
+    """The cost as the server shows it now."""
+    return lambda: shared_server.metrics()[f'histospec_verify_cost{{namespace="{namespace}"}}']
 
 
 @pytest.fixture
@@ -13,8 +17,8 @@ def engine(engine, monkeypatch):
     return engine
 
 
-def test_learned_and_shown(engine, server, prompts):
-    rollouts = engine(server.endpoint)
+def test_learned_and_shown(engine, shared_server, prompts, shown):
+    rollouts = engine(shared_server.endpoint)
     cost = rollouts.scheduler._cost
     assert not cost.learned
     for _ in range(60):
@@ -23,19 +27,19 @@ def test_learned_and_shown(engine, server, prompts):
             break
     assert cost.learned
     assert 0.01 <= cost.value <= 1
-    assert 0.0099 <= server.metrics()[GAUGE] <= 1  # a float32 on the wire
+    assert 0.0099 <= shown() <= 1  # a float32 on the wire
 
 
-def test_fixed(engine, server, prompts, monkeypatch):
+def test_fixed(engine, shared_server, prompts, shown, monkeypatch):
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0.125")
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
-    assert server.metrics()[GAUGE] == 0.125
+    assert shown() == 0.125
 
 
-def test_no_time_is_taken_across_idleness(engine, server, prompts):
+def test_no_time_is_taken_across_idleness(engine, shared_server, prompts):
     """Between two rollouts a trainer learns for minutes; the first step after it has no duration."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     told = []
     observe = rollouts.scheduler._cost.observe
     rollouts.scheduler._cost.observe = lambda *args, **kwargs: (told.append(args[0]), observe(*args, **kwargs))
@@ -47,30 +51,30 @@ def test_no_time_is_taken_across_idleness(engine, server, prompts):
     assert sum(0 < s < float("inf") for s in told if s != "idle") == len(told) - 4
 
 
-def test_a_cost_that_no_draft_can_pay(engine, server, prompts, expected, make_client, monkeypatch):
+def test_a_cost_that_no_draft_can_pay(engine, shared_server, prompts, expected, make_client, shown, monkeypatch):
     """Nothing is drafted, hardly anything is said, and every response is in the history."""
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_draft_tokens") == 0
     assert rollouts.scheduler._sessions.client.stats().steps < 2 * 40 / 4
-    assert server.metrics()[GAUGE] == 1
+    assert shown() == 1
     rollouts.close()  # the last commits are out by now
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(shared_server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert [response.tokens.tolist() for response in client.history(prompt)] == group * 2
 
 
-def test_drafts_come_and_go(engine, server, prompts, expected, make_client):
+def test_drafts_come_and_go(engine, shared_server, prompts, expected, make_client):
     """Runs of steps with and without drafts, of every length: sessions catch up, exactly."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     told = (0.02 if (step // run) % 2 else None for run in range(1, 30) for step in range(6 * run))
     rollouts.scheduler._cost.next = lambda: next(told)
     for _ in range(3):
         assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
     rollouts.close()
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(shared_server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert [response.tokens.tolist() for response in client.history(prompt)] == group * 3

@@ -5,12 +5,13 @@ import pytest
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
-def test_one_lookup_a_request(engine, server, prompts):
+def test_one_lookup_a_request(engine, shared_server, namespace, prompts):
     def lookups():
-        name = "histospec_problem_lookups_total"
-        return [server.metrics().get(f'{name}{{namespace="test",result="{result}"}}', 0) for result in ("miss", "hit")]
+        metrics = shared_server.metrics()
+        name = f'histospec_problem_lookups_total{{namespace="{namespace}",result="%s"}}'
+        return [metrics.get(name % result, 0) for result in ("miss", "hit")]
 
-    rollouts = engine(server.endpoint, max_num_seqs=4)  # most wait while the first ones finish
+    rollouts = engine(shared_server.endpoint, max_num_seqs=4)  # most wait while the first ones finish
     rollouts.generate(prompts, n=3, temperature=1, max_tokens=12)
     assert lookups() == [3 * len(prompts), 0]
     rollouts.generate(prompts[:5], n=3, temperature=1, max_tokens=12)

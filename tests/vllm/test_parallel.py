@@ -17,12 +17,12 @@ LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
 
 
 @pytest.fixture
-def rollout(tiny_model, server, tmp_path):
+def rollout(tiny_model, server, namespace, tmp_path):
     """rollout(prompts, version) -> what parallel_engine.py writes, as a dict."""
 
     def run(prompts, version):
         settings = {
-            "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "test", "HISTOSPEC_DEADLINE": "5",
+            "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
         script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
@@ -52,7 +52,7 @@ def test_tensor_parallel(rollout, prompts, expected, server, make_client):
     assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
     assert result["accepted"] > len(prompts)
     epoch = 7 if result["version"] else 0
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert [(r.epoch, r.tokens.tolist()) for r in client.history(prompt)] == [(epoch, group[0])] * 2
 

@@ -18,17 +18,18 @@ START_SECONDS = 300
 
 def test_the_engine_in_a_process_of_its_own(engine, server, prompts, expected, make_client):
     rollouts = engine(server.endpoint, in_process=False)
+    assert rollouts.scheduler is None  # it is elsewhere
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
     rollouts.close()  # the last commits are out by now
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert [response.tokens.tolist() for response in client.history(prompt)] == group * 2
 
 
 @pytest.fixture
-def api(tiny_model, server, drafts, tmp_path):
+def api(tiny_model, server, namespace, drafts, tmp_path):
     """POST to vLLM's server with drafts: api(path, body) -> the answer; api(path) is a GET."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -40,7 +41,7 @@ def api(tiny_model, server, drafts, tmp_path):
     command += ["--speculative-config", json.dumps(drafts["speculative_config"])]
     command += ["--scheduler-cls", drafts["scheduler_cls"]]
     settings = {
-        "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "test", "HISTOSPEC_DEADLINE": "5",
+        "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }  # fmt: skip
 
@@ -87,6 +88,6 @@ def test_over_http(api, server, tiny_model, make_client):
     written = [answer["choices"][0]["token_ids"] for answer in answers]
     assert written[0] == written[1] == written[2] == written[3]
     assert len(written[0]) == 30
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(server.endpoint)
     assert [r.tokens.tolist() for r in client.history(prompt)] == written[:1]
     assert [(r.tokens.tolist(), r.epoch) for r in client.history(prompt, problem="p")] == [(written[0], 2)] * 2

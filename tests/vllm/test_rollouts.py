@@ -28,12 +28,12 @@ def parameters():
 
 
 @pytest.fixture
-def speculative(engine, server, make_client):
+def speculative(engine, shared_server, make_client):
     """speculative(lenience) -> (SpeculativeRollout on an engine with drafts, its client)."""
 
     def make(lenience=1.0, seed=0, **arguments):
-        client = make_client(server.endpoint, namespace="test")
-        return SpeculativeRollout(engine(server.endpoint, **arguments).llm, client, lenience, seed=seed), client
+        client = make_client(shared_server.endpoint)
+        return SpeculativeRollout(engine(shared_server.endpoint, **arguments).llm, client, lenience, seed=seed), client
 
     return make
 
@@ -177,9 +177,9 @@ def test_the_history_holds_each_rollout_once(speculative, prompts, parameters):
 
 
 @pytest.mark.newest
-def test_drafts_for_the_ends(speculative, engine, server, prompts, parameters):
+def test_drafts_for_the_ends(engine, shared_server, namespace, prompts):
     """A greedy model repeats itself, so all drafts are right, if the ends are drafted from the problem's history."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     whole = [group[0] for group in rollouts.generate(prompts)]
     before = rollouts.counter("spec_decode_num_accepted_tokens"), rollouts.verified
     kept = 10
@@ -189,17 +189,17 @@ def test_drafts_for_the_ends(speculative, engine, server, prompts, parameters):
     assert [group[0] for group in ends] == [w[kept:] for w in whole]
     assert rollouts.counter("spec_decode_num_accepted_tokens") > before[0]
     assert rollouts.verified - before[1] < len(prompts) * (40 - kept) / 2
-    hits = 'histospec_problem_lookups_total{namespace="test",result="hit"}'
-    assert server.metrics()[hits] == len(prompts)
+    hits = f'histospec_problem_lookups_total{{namespace="{namespace}",result="hit"}}'
+    assert shared_server.metrics()[hits] == len(prompts)
 
 
 @pytest.mark.newest
-def test_a_continued_request_may_commit_the_whole(engine, server, prompts, make_client):
-    rollouts = engine(server.endpoint)
+def test_a_continued_request_may_commit_the_whole(engine, shared_server, prompts, make_client):
+    rollouts = engine(shared_server.endpoint)
     flat = [{"histospec.generated": 2, "histospec_epoch": 4}] * len(prompts)
     ends = rollouts.generate(prompts, extra_args=flat)
     rollouts.generate(prompts, extra_args={"histospec_generated": 2, "histospec.commit": "false"})
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(shared_server.endpoint)
     for prompt, (end,) in zip(prompts, ends, strict=True):
         if len(prompt) > 2:
             (held,) = [r for r in client.history(prompt[:-2]) if r.tokens.tolist() == [*prompt[-2:], *end]]
@@ -207,16 +207,16 @@ def test_a_continued_request_may_commit_the_whole(engine, server, prompts, make_
 
 
 @pytest.mark.newest
-def test_options_that_leave_no_prompt_are_ignored(engine, server, prompts, make_client):
-    rollouts = engine(server.endpoint)
+def test_options_that_leave_no_prompt_are_ignored(engine, shared_server, prompts, make_client):
+    rollouts = engine(shared_server.endpoint)
     written = rollouts.generate(prompts, extra_args={"histospec": {"generated": 99, "commit": "perhaps"}})
-    client = make_client(server.endpoint, namespace="test")
+    client = make_client(shared_server.endpoint)
     assert [r.tokens.tolist() for p in prompts for r in client.history(p)] == [group[0] for group in written]
 
 
 @pytest.mark.newest
-def test_a_server_that_is_gone_costs_history_only(speculative, server, prompts, parameters, caplog):
-    rollout, _ = speculative()
+def test_a_server_that_is_gone_costs_history_only(engine, server, make_client, prompts, parameters, caplog):
+    rollout = SpeculativeRollout(engine(server.endpoint).llm, make_client(server.endpoint), seed=0)
     rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
     server.kill()
     caplog.clear()
@@ -235,7 +235,7 @@ def test_a_server_that_is_gone_costs_history_only(speculative, server, prompts, 
 @pytest.mark.newest
 def test_siblings_differ_whatever_the_seed(engine, nowhere, make_client, prompts, parameters):
     """Without drafts, which use random numbers up."""
-    llm, client = engine().llm, make_client(nowhere, namespace="test")
+    llm, client = engine().llm, make_client(nowhere)
     visits = []
     for _ in range(2):
         rollout = SpeculativeRollout(llm, client, 0)

@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import sampling_check
 
 pytestmark = pytest.mark.vllm
 
@@ -15,22 +15,23 @@ ENOUGH_TO_FAIL = 2_000
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
 
 
-def check(tiny_model, endpoint, responses, **environment):
-    settings = {"HISTOSPEC_ENDPOINT": endpoint, "HISTOSPEC_NAMESPACE": "test", "HISTOSPEC_VERIFY_COST": "0"}
-    settings |= {"HISTOSPEC_DEADLINE": "5"}
-    command = [sys.executable, str(Path(__file__).with_name("sampling_check.py")), tiny_model, str(responses)]
-    done = subprocess.run(command, env=os.environ | settings | environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+def test_sampling_is_exact(engine, server, tiny_model, monkeypatch):
+    monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0")
+    result = sampling_check.check(engine(server.endpoint, **sampling_check.ENGINE).llm, tiny_model, RESPONSES)
     assert 0 < result["accepted"] < result["drafted"]
-    return [value for name, value in result.items() if name.startswith("z")]
-
-
-def test_sampling_is_exact(tiny_model, server):
-    assert max(check(tiny_model, server.endpoint, RESPONSES)) < LIMIT
+    assert max(result["z"]) < LIMIT
 
 
 @pytest.mark.long
-def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model, server):
+def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model, server, namespace):
     """vLLM's CPU build alone is wrong (its issue 55005). When this fails, the repair can go."""
-    assert max(check(tiny_model, server.endpoint, ENOUGH_TO_FAIL, HISTOSPEC_VLLM_CPU_FIX="0")) > LIMIT
+    settings = {
+        "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_VERIFY_COST": "0",
+        "HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VLLM_CPU_FIX": "0",
+    }  # fmt: skip
+    command = [sys.executable, sampling_check.__file__, tiny_model, str(ENOUGH_TO_FAIL)]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < result["accepted"] < result["drafted"]
+    assert max(result["z"]) > LIMIT

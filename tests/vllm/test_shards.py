@@ -17,11 +17,13 @@ def endpoint(shards):
     return ",".join(f"{name}={shard.endpoint}" for name, shard in shards.items())
 
 
-def hits(shard):
-    return shard.metrics().get('histospec_drafts_total{namespace="test",result="hit"}', 0)
+@pytest.fixture
+def hits(namespace):
+    """hits(shard) -> how often it had a draft."""
+    return lambda shard: shard.metrics().get(f'histospec_drafts_total{{namespace="{namespace}",result="hit"}}', 0)
 
 
-def test_every_shard_drafts_its_part(engine, shards, endpoint, prompts, expected):
+def test_every_shard_drafts_its_part(engine, shards, endpoint, hits, prompts, expected):
     rollouts = engine(endpoint)
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
@@ -29,7 +31,7 @@ def test_every_shard_drafts_its_part(engine, shards, endpoint, prompts, expected
 
 
 @pytest.mark.parametrize("fault", ["killed", "hanging"])
-def test_a_shard_fails_half_way(engine, shards, endpoint, prompts, expected, make_client, monkeypatch, fault):
+def test_a_shard_fails_half_way(engine, shards, endpoint, hits, prompts, expected, make_client, monkeypatch, fault):
     """
     1. Each shard has written and stored its problems; half-way through the next visit one of them fails.
     2. The engine goes on, and writes the same; so it does for a whole visit without that shard.
@@ -63,9 +65,15 @@ def test_a_shard_fails_half_way(engine, shards, endpoint, prompts, expected, mak
         return hits(failing) > before
 
     eventually(drafts_again, "the shard does not draft again")
+    said = rollouts.scheduler._sessions.client
+
+    def all_acknowledged():
+        said.flush(1)
+        return said.stats().commits == visits[0] * len(prompts)
+
+    eventually(all_acknowledged, "the store does not get every response")
     monkeypatch.setenv("HISTOSPEC_DEADLINE", "5")
-    rollouts.close()
-    client = make_client(endpoint, namespace="test")
+    client = make_client(endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         kept = [response.tokens.tolist() for response in client.history(prompt)]
         assert len(kept) >= visits[0]  # one whose acknowledgement was lost with its shard may be there twice

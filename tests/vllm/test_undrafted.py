@@ -37,26 +37,26 @@ def verified(monkeypatch):
     ],
     ids=["greedy", "temperature", "cut", "penalties", "stops"],
 )
-def test_same_tokens_as_without_speculation(engine, server, prompts, monkeypatch, verified, sampling):
+def test_same_tokens_as_without_speculation(engine, shared_server, prompts, monkeypatch, verified, sampling):
     """Every request has a seed, so random numbers that are drawn otherwise would show."""
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
-    plain, silent = engine(), engine(server.endpoint)
+    plain, silent = engine(), engine(shared_server.endpoint)
     for seed in range(2):
         assert silent.generate(prompts, seed=seed, **sampling) == plain.generate(prompts, seed=seed, **sampling)
     assert verified == []
 
 
-def test_drafts_are_verified_by_vllm(engine, server, prompts, expected, verified):
-    rollouts = engine(server.endpoint)
+def test_drafts_are_verified_by_vllm(engine, shared_server, prompts, expected, verified):
+    rollouts = engine(shared_server.endpoint)
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
     assert verified
     assert all(verified)
 
 
-def test_logprobs_are_left_to_vllm(engine, server, prompts, monkeypatch, verified):
+def test_logprobs_are_left_to_vllm(engine, shared_server, prompts, monkeypatch, verified):
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
-    plain, silent = engine(), engine(server.endpoint)
+    plain, silent = engine(), engine(shared_server.endpoint)
     chosen = []
     for rollouts in (plain, silent):
         rollouts.start(prompts, temperature=1, seed=3, logprobs=2)

@@ -11,17 +11,17 @@ def tokens_a_step(rollouts, prompts, **sampling):
     return sum(len(r) for group in responses for r in group) / (rollouts.verified - before)
 
 
-def test_second_visit(engine, server, prompts):
-    rollouts = engine(server.endpoint)
+def test_second_visit(engine, shared_server, prompts):
+    rollouts = engine(shared_server.endpoint)
     first = tokens_a_step(rollouts, prompts)
     second = tokens_a_step(rollouts, prompts)
     assert second > 1.5
     assert second > first
 
 
-def test_second_visit_at_temperature_one(engine, server, prompts):
+def test_second_visit_at_temperature_one(engine, shared_server, prompts):
     """Other samples of the same policy: the drafts are sometimes right and sometimes not."""
-    rollouts = engine(server.endpoint)
+    rollouts = engine(shared_server.endpoint)
     for _ in range(2):
         tokens_a_step(rollouts, prompts, temperature=1, n=4)
     accepted = rollouts.counter("spec_decode_num_accepted_tokens")
@@ -29,10 +29,10 @@ def test_second_visit_at_temperature_one(engine, server, prompts):
     assert 0 < accepted < drafted
 
 
-def test_near_the_end_of_the_model(engine, server):
+def test_near_the_end_of_the_model(engine, shared_server):
     """One request about to reach max_model_len takes no drafts from the others."""
     long, short = [1, 2, 3] * 70, [4, 5, 6]
-    rollouts = engine(server.endpoint, max_model_len=256)
+    rollouts = engine(shared_server.endpoint, max_model_len=256)
     rollouts.generate([short], max_tokens=30)
     responses = rollouts.generate([long], max_tokens=46)
     before, drafted = rollouts.verified, rollouts.counter("spec_decode_num_draft_tokens")

@@ -1,10 +1,9 @@
-"""Samples many short responses with drafts and compares them with the model's own probabilities; prints JSON.
+"""Samples many short responses with drafts and compares them with the model's own probabilities.
 
     python sampling_check.py MODEL RESPONSES
 
-A process of its own, because whether vLLM's CPU sampling is repaired is decided once a process. It reads the adapter's
-environment. `z` is how many standard deviations the chi-square statistic of consecutive token pairs lies above what
-exact sampling gives.
+prints it as JSON from a process of its own, because whether vLLM's CPU sampling is repaired is decided once a process.
+It reads the adapter's environment.
 """
 
 import itertools
@@ -13,10 +12,18 @@ import math
 import os
 import sys
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 LENGTH = 4
 PROMPT = [3, 1, 4, 1, 5]
+ENGINE = {
+    "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 256,
+    "kv_cache_memory_bytes": 64 << 20, "disable_log_stats": False, "seed": 1,
+    "speculative_config": {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": LENGTH,
+    },
+    "scheduler_cls": "histospec.client.vllm.HistoSpecScheduler",
+}  # fmt: skip
 
 
 def joint(model_path):
@@ -50,34 +57,36 @@ def wilson_hilferty(chi2, freedom):
     return ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
 
 
-def main(model_path, responses):
-    import numpy as np
-    from vllm import LLM, SamplingParams
+def check(llm, model_path, responses):
+    """Samples with an engine of `ENGINE`'s settings.
 
-    llm = LLM(
-        model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64,
-        max_num_seqs=256, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=1,
-        speculative_config={
-            "method": "custom_class",
-            "model": "histospec.client.vllm.HistoSpecProposer",
-            "num_speculative_tokens": LENGTH,
-        },
-        scheduler_cls="histospec.client.vllm.HistoSpecScheduler",
-    )  # fmt: skip
+    Returns:
+        dict: `drafted` and `accepted` tokens; `z`: for each pair of consecutive positions, how many standard deviations
+        the chi-square statistic of their tokens lies above what exact sampling gives.
+    """
+    import numpy as np
+    from vllm import SamplingParams
+
     sampling = SamplingParams(temperature=1, max_tokens=LENGTH, detokenize=False, n=500)
     outputs = llm.generate([{"prompt_token_ids": PROMPT}] * (responses // 500), sampling, use_tqdm=False)
     tokens = np.array([list(c.token_ids) for output in outputs for c in output.outputs])
     probability = joint(model_path)
-    result = {"samples": tokens.size}
+    z = []
     for first in range(LENGTH - 1):
         pair = probability.sum(tuple(a for a in range(LENGTH) if a not in (first, first + 1)))
         counts = np.zeros(pair.shape)
         np.add.at(counts, (tokens[:, first], tokens[:, first + 1]), 1)
-        result[f"z{first}"] = float(deviation(counts, pair * len(tokens)))
+        z.append(float(deviation(counts, pair * len(tokens))))
     metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
-    result["drafted"] = metrics["vllm:spec_decode_num_draft_tokens"]
-    result["accepted"] = metrics["vllm:spec_decode_num_accepted_tokens"]
-    sys.stdout.write(json.dumps(result) + "\n")
+    drafted, accepted = (metrics[f"vllm:spec_decode_num_{what}_tokens"] for what in ("draft", "accepted"))
+    return {"z": z, "drafted": drafted, "accepted": accepted}
+
+
+def main(model_path, responses):
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM
+
+    sys.stdout.write(json.dumps(check(LLM(model=model_path, **ENGINE), model_path, responses)) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""vLLM engines in the tests' own process: each is started once and then lent to one test after the other.
+
+What takes the time of a start, loading and warming up a model, is done once for every configuration. Whoever borrows an
+engine gets what a start gives: a new scheduler, which reads the adapter's environment, the first weights, empty caches,
+no request, and counters at zero.
+"""
+
+import functools
+import json
+from collections import defaultdict
+
+FIRST_VERSION = "default"  # vLLM's own name of weights that nobody named
+
+
+class Engines:
+    """vLLM's LLM objects by their arguments. They stay until the end: ending one spoils what vLLM's others share."""
+
+    def __init__(self):
+        self._idle = defaultdict(list)
+
+    def borrow(self, **arguments):
+        """An engine of these arguments of vLLM's that nobody else has, as if it had just started."""
+        idle = self._idle[json.dumps(arguments, sort_keys=True)]
+        if not idle:
+            return self.start(**arguments)
+        _renew(idle[-1], arguments)  # which fails as a start does, and then nobody has it
+        return idle.pop()
+
+    def start(self, **arguments):
+        """A new engine, in the tests' process or not."""
+        from vllm import LLM, envs
+
+        _remember_arguments()
+        envs.disable_envs_cache()  # which an earlier engine filled; this one may be told otherwise
+        return LLM(**arguments)
+
+    def give_back(self, llm, **arguments):
+        """Ends what the engine still does, and its scheduler."""
+        engine = llm.llm_engine
+        core = engine.engine_core.engine_core
+        engine.abort_request(list(engine.output_processor.request_states), internal=True)
+        while core.scheduler.has_requests():  # until the workers know, too
+            core.step_fn()
+        core.scheduler.shutdown()
+        self._idle[json.dumps(arguments, sort_keys=True)].append(llm)
+
+    def close(self):
+        """Ends what all engines share; they end with the process."""
+        if self._idle:
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+
+
+def _remember_arguments():
+    """Lets schedulers know what they were made of, so that another one can be made of the same."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    make = Scheduler.__init__
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def remembering(self, *args, **kwargs):
+        self.made_of = args, kwargs
+        make(self, *args, **kwargs)
+
+    Scheduler.__init__ = remembering
+
+
+def _renew(llm, arguments):
+    import torch
+
+    engine = llm.llm_engine
+    core = engine.engine_core.engine_core
+    if hasattr(core, "set_weight_version"):
+        core.set_weight_version(FIRST_VERSION)
+    args, kwargs = core.scheduler.made_of
+    core.scheduler = type(core.scheduler)(*args, **kwargs)
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": arguments["model"]})
+    engine.logger_manager = type(engine.logger_manager)(vllm_config=engine.vllm_config)  # counts from zero
+    torch.manual_seed(arguments["seed"])
