@@ -1,13 +1,15 @@
 """Samples with seeds, drafting in every way, and compares; prints JSON.
 
-    HISTOSPEC_SAMPLING=coupled python coupled_check.py MODEL same|distribution SIZE
+    HISTOSPEC_SAMPLING=coupled python coupled_check.py MODEL same|distribution|visits SIZE
 
 A process of its own, for a process samples coupled or it does not. `same`: SIZE prompts of 200 tokens each, without
 drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
 short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard deviations
-their chi-square statistic lies above what one distribution gives.
+their chi-square statistic lies above what one distribution gives. `visits`: three visits of SIZE problems, drafted for
+by the server that the environment names.
 """
 
+import itertools
 import json
 import os
 import random
@@ -129,6 +131,33 @@ def distribution(model, size):
     return result
 
 
+def visits(model, size):
+    from vllm import SamplingParams
+
+    speculative = {"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer"}
+    speculative["num_speculative_tokens"] = 64
+    scheduler = "histospec.client.vllm.HistoSpecScheduler"
+    llm = engine(model, speculative_config=speculative, scheduler_cls=scheduler)
+    prompts = [{"prompt_token_ids": [i % 32, i // 32, 5]} for i in range(size)]
+    found, steps = [], []
+    for epoch in range(3):
+        before = drafts(llm)
+        sampling = SamplingParams(max_tokens=LENGTH, detokenize=False, n=4, extra_args={"histospec": {"epoch": epoch}})
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        found.append([tuple(c.token_ids) for output in outputs for c in output.outputs])
+        steps.append(drafts(llm) - before)
+    return {
+        "responses": len(found[0]),
+        "distinct": len(set(found[0])),
+        "again": [sum(a == b for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(found)],
+        "drafts": steps,
+    }
+
+
+def drafts(llm):
+    return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_drafts")
+
+
 def between(one, other):
     """Chi-square of two samples of one size, cells with fewer than ten of both merged, as a standard normal deviate."""
     rare = one + other < 10
@@ -139,6 +168,5 @@ def between(one, other):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(
-        json.dumps({"same": same, "distribution": distribution}[sys.argv[2]](sys.argv[1], int(sys.argv[3])))
-    )
+    check = {"same": same, "distribution": distribution, "visits": visits}[sys.argv[2]]
+    sys.stdout.write(json.dumps(check(sys.argv[1], int(sys.argv[3]))))

@@ -54,6 +54,25 @@ def test_a_tail_weight_that_cannot_be_is_refused(adapter, engine, nowhere, monke
         engine(nowhere, fresh=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SAMPLING", "paired", "expected 'vllm' or 'coupled', got 'paired'"),
+        ("SEED_REFRESH", "1.5", "expected a share from 0 to 1, got 1.5"),
+        ("SEED_REFRESH", "half", "expected a number, got 'half'"),
+        ("SEED_MAX_AGE", "0", "expected at least 1 visit, got 0"),
+        ("SEED_EVERY", "0.5", "expected a number, got '0.5'"),
+    ],
+)
+def test_how_to_sample_is_said_clearly(monkeypatch, name, value, said):
+    from histospec.client.vllm.config import AdapterConfig
+
+    monkeypatch.setenv("HISTOSPEC_SAMPLING", "coupled")
+    monkeypatch.setenv(f"HISTOSPEC_{name}", value)
+    with pytest.raises(ValueError, match=f"^HISTOSPEC_{name}: {said}$"):
+        AdapterConfig.from_environment()
+
+
 def test_a_tail_weight_reaches_the_server(engine, server, prompts, expected, monkeypatch):
     monkeypatch.setenv("HISTOSPEC_TAIL_WEIGHT", "2")
     rollouts = engine(server.endpoint)

@@ -1,0 +1,62 @@
+"""With coupled sampling, seeded output does not depend on what was drafted, and comes again with its seed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import coupled_check
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+LIMIT = 5  # standard deviations
+
+
+def check(tiny_model, what, size, **environment):
+    command = [sys.executable, coupled_check.__file__, tiny_model, what, str(size)]
+    settings = {"HISTOSPEC_SAMPLING": "coupled", "PYTHONPATH": str(Path(coupled_check.__file__).parent)}
+    done = subprocess.run(command, env=os.environ | settings | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_drafts_change_no_token(tiny_model, prompts):
+    """At temperature 1, with top-k, top-p, penalties and logprobs, in batches with requests that have no seed."""
+    result = check(tiny_model, "same", prompts)
+    assert result["tokens"] == 200 * prompts
+    assert result["distinct"] > prompts
+    assert result["again"] == 200 * (prompts // 4)  # alone in a smaller batch
+    for drafts in ("none", "good", "wrong", "mixed"):
+        assert result[drafts] == result["tokens"], drafts
+    assert result["accepted good"] > 0.9 * result["tokens"]
+    assert result["accepted none"] == 0
+    assert result["accepted wrong"] < result["accepted mixed"] < result["accepted good"]
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("responses", [3000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_it_samples_what_vllm_samples(tiny_model, responses):
+    """Plain, with top-p, with penalties."""
+    result = check(tiny_model, "distribution", responses)
+    assert len(result) == 9
+    assert max(result.values()) < LIMIT, result
+
+
+def test_a_seed_kept_is_a_response_again(tiny_model, server):
+    """The policy does not move, so every response whose seed is kept comes again, in a few long drafts."""
+    settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "twins", "HISTOSPEC_DEADLINE": "5"}
+    settings |= {"HISTOSPEC_VERIFY_COST": "0.01"}
+    result = check(tiny_model, "visits", 16, HISTOSPEC_SEED_REFRESH="0.25", **settings)
+    assert result["responses"] == result["distinct"] == 64
+    for again in result["again"]:
+        assert 64 * 0.75 - 18 < again < 64  # five standard deviations
+    metrics = server.metrics()
+    assert metrics['histospec_twin_lookups_total{namespace="twins",result="hit"}'] == sum(result["again"])
+    drafted, accepted = (
+        metrics[f'histospec_source_{what}_tokens_total{{namespace="twins",source="twin"}}']
+        for what in ("draft", "accepted")
+    )
+    assert accepted > 0.9 * drafted > 0
