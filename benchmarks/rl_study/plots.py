@@ -12,9 +12,10 @@ EXACT = {"none": "#8a95a1", "ngram": "#c9a227", "suffix": "#e07a1f", "HistoSpec"
 
 
 def save(found: dict[str, list[Run]], folder: Path) -> None:
-    """Draws `rewards.png` and `work.png` into the folder."""
+    """Draws `rewards.png`, `work.png` and `coupled.png` into the folder."""
     lenient = [name for name in found if name.startswith("SPEC-RL")]
     both = [name for name in found if name.startswith("both")]
+    coupled = [name for name in found if name.startswith("coupled")]
     exact = [name for name in found if name in EXACT]
     with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 10}):
         figure, (left, right) = _figure("Reward: means of the seeds, with 95 % confidence bands")
@@ -27,6 +28,11 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
         _curves(right, found, [*lenient, *both], "share_reused", "Share of the tokens that old responses gave")
         right.set_ylim(-0.02, 1.02)
         figure.savefig(folder / "work.png", dpi=120)
+        figure, (left, right) = _figure("Coupled sampling by the share of seeds renewed each epoch")
+        _curves(left, found, ["HistoSpec", *coupled], "reward", "Reward on the training problems, with their noise")
+        _curves(right, found, ["HistoSpec", *coupled], "steps", "Decoding steps, summed over the responses")
+        right.set_yscale("log")
+        figure.savefig(folder / "coupled.png", dpi=120)
 
 
 def _figure(title: str) -> tuple[Figure, np.ndarray]:

@@ -18,8 +18,8 @@ def insert(tables: str, page: Path) -> None:
 
 
 def text(found: dict[str, list[Run]]) -> str:
-    """Both tables."""
-    return f"{work(found)}\n{time(found)}"
+    """All tables."""
+    return "\n".join(table(found) for table in (work, time, repetition))
 
 
 def work(found: dict[str, list[Run]]) -> str:
@@ -42,9 +42,7 @@ def work(found: dict[str, list[Run]]) -> str:
             _fewer("generated", runs, plain),
             f"{sum(r.total('reused', FIRST) for r in runs) / sum(r.total('tokens', FIRST) for r in runs):.0%}",
             f"{accepted / drafted:.0%}" if drafted else "",
-            _with_width([run.curve("reward").mean() for run in runs]),
-            _with_width([run.curve("reward")[-LAST:].mean() for run in runs]),
-            _with_width([run.held_out for run in runs]),
+            *_rewards(runs),
             f"{mean(run.curve('rouge_1')[1:].mean() for run in runs)[0]:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -66,14 +64,46 @@ def time(found: dict[str, list[Run]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def repetition(found: dict[str, list[Run]]) -> str:
+    """What coupled sampling repeats and what that brings, beside independent draws with the same drafter."""
+    independent = {run.seed: run for run in found.get("HistoSpec", [])}
+    lines = [
+        "| method | decoding steps, k | fewer than HistoSpec | prefix of the last response | like the last "
+        "| like its sibling | reward, all epochs | at the end | held out |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method, runs in found.items():
+        if method != "HistoSpec" and not method.startswith(("coupled", "SPEC-RL")):
+            continue
+        cells = [
+            method,
+            f"{mean(run.total('steps', FIRST) for run in runs)[0] / 1000:.1f}",
+            _fewer("steps", runs, independent),
+            *(
+                f"{mean(run.curve(name)[1:].mean() for run in runs)[0]:.2f}"
+                for name in ("prefix_in_place", "rouge_1", "alike")
+            ),
+            *_rewards(runs),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rewards(runs: list[Run]) -> list[str]:
+    """Over all epochs, at the end, and on held-out problems."""
+    over_all = [run.curve("reward").mean() for run in runs]
+    at_the_end = [run.curve("reward")[-LAST:].mean() for run in runs]
+    return [_with_width(values) for values in (over_all, at_the_end, [run.held_out for run in runs])]
+
+
 def _sampling(run: Run) -> float:
     """Seconds from prompts to responses, whatever they went into."""
     return sum(run.total(part, FIRST) for part in ("verification", "rollout", "assembly"))
 
 
-def _fewer(what: str, runs: list[Run], plain: dict[int, Run]) -> str:
-    """How many times fewer than without anything; nothing where there were none."""
-    pairs = [(run.total(what, FIRST), plain[run.seed].total(what, FIRST)) for run in runs if run.seed in plain]
+def _fewer(what: str, runs: list[Run], others: dict[int, Run]) -> str:
+    """How many times fewer than in the others of the same seeds; nothing where there were none."""
+    pairs = [(run.total(what, FIRST), others[run.seed].total(what, FIRST)) for run in runs if run.seed in others]
     return _ratio([most / less for less, most in pairs]) if all(less for less, _ in pairs) else ""
 
 

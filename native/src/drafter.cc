@@ -1,5 +1,7 @@
 #include "drafter.h"
 
+#include <algorithm>
+
 namespace histospec {
 namespace {
 
@@ -53,6 +55,23 @@ int Viewpoint::catch_up() {
   const int depth = history.depth();
   if (depth < kSureOrder) elsewhere.catch_up(context.tokens());
   return depth;
+}
+
+void Viewpoint::synchronise() {
+  const Tokens said = context.tokens();
+  const std::int64_t at = generated + shift, end = static_cast<std::int64_t>(twin.size());
+  if (generated < kInStep) return;
+  const Tokens last = said.last(kInStep);
+  const auto stands = [&](std::int64_t before) {
+    return before >= kInStep && before <= end && std::ranges::equal(twin.subspan(before - kInStep, kInStep), last);
+  };
+  for (std::int64_t distance = 1; distance <= kReach; ++distance) {
+    const std::int64_t by = stands(at + distance) ? distance : stands(at - distance) ? -distance : 0;
+    if (by == 0) continue;
+    shift += by;
+    agreement = {kInStep, false, shift != 0};
+    return;
+  }
 }
 
 Evidence gather(Viewpoint& view, const LiveSource& live) {

@@ -58,6 +58,7 @@ struct Viewpoint {
   int run = 0;                 // the last so many of them were foreseen
   std::int64_t newest = 0;     // epoch of the namespace
   Tokens twin;                 // none: empty
+  std::int64_t shift = 0;      // how far ahead of the session it is followed
   Agreement agreement;         // with it
 
   // Moves what will be asked to the end of the context. Returns the longest context that the history knows.
@@ -67,12 +68,19 @@ struct Viewpoint {
     if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
     context.push(token);
     ++generated;
+    if (agreement.streak < kInStep && !twin.empty()) synchronise();
   }
   // What the twin says next; null past its end.
   const Token* next_of_twin() const {
-    const auto at = static_cast<std::size_t>(generated);
-    return at < twin.size() ? &twin[at] : nullptr;
+    const std::int64_t at = generated + shift;
+    return at >= 0 && at < static_cast<std::int64_t>(twin.size()) ? &twin[at] : nullptr;
   }
+
+ private:
+  // Tokens that have to agree before a twin is followed elsewhere, and how far away that may be.
+  static constexpr int kInStep = 4, kReach = 64;
+  // Follows the twin from the nearest place where the last tokens stand in it, too, if there is one.
+  void synchronise();
 };
 
 // What is said on the token after view.context, its candidates elected.

@@ -21,8 +21,8 @@ std::size_t TwinTrust::class_of(int streak) {
 
 void TwinTrust::learn(const Agreement& agreement, bool right) {
   const std::size_t streak = class_of(agreement.streak);
-  float& probability = right_[agreement.faithful][streak];
-  float& seen = seen_[agreement.faithful][streak];
+  float& probability = right_[kind_of(agreement)][streak];
+  float& seen = seen_[kind_of(agreement)][streak];
   probability += ((right ? 1.0f : 0.0f) - probability) / (kDoubt + seen);
   probability = std::clamp(probability, kLeast, kMost);
   seen = std::min(seen + 1, kMostSeen);

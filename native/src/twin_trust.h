@@ -13,6 +13,7 @@ namespace histospec {
 struct Agreement {
   int streak = 0;        // the last so many tokens did
   bool faithful = true;  // all did, from the first on
+  bool shifted = false;  // it is followed at another position than the session's own
 
   void saw(bool agreed) {
     streak = agreed ? streak + 1 : 0;
@@ -26,18 +27,21 @@ class TwinTrust {
   static constexpr int kClasses = 9;
 
   // The probability that the twin is right about the next token.
-  float of(const Agreement& agreement) const { return right_[agreement.faithful][class_of(agreement.streak)]; }
+  float of(const Agreement& agreement) const { return right_[kind_of(agreement)][class_of(agreement.streak)]; }
   // It was, or was not, when they agreed so far.
   void learn(const Agreement& agreement, bool right);
 
  private:
-  using Table = std::array<std::array<float, kClasses>, 2>;  // [faithful][class of the streak]
+  using Table = std::array<std::array<float, kClasses>, 3>;  // [kind][class of the streak]
 
+  // Diverged, faithful, shifted: noise of the position knows the first two, noise of the text the last one, too.
+  static std::size_t kind_of(const Agreement& agreement) { return agreement.faithful ? 1 : agreement.shifted ? 2 : 0; }
   static std::size_t class_of(int streak);
 
   // What it starts from: typical of a policy between two epochs.
-  Table right_ = {
-      {{.3f, .5f, .65f, .8f, .88f, .93f, .96f, .98f, .985f}, {.9f, .92f, .94f, .95f, .96f, .97f, .975f, .98f, .985f}}};
+  Table right_ = {{{.3f, .5f, .65f, .8f, .88f, .93f, .96f, .98f, .985f},
+                   {.9f, .92f, .94f, .95f, .96f, .97f, .975f, .98f, .985f},
+                   {.3f, .5f, .65f, .7f, .8f, .88f, .92f, .95f, .97f}}};
   Table seen_{};  // tokens that taught, up to what is remembered
 };
 

@@ -1,5 +1,6 @@
 #include "drafter.h"
 
+#include <numeric>
 #include <set>
 
 #include "check.h"
@@ -101,12 +102,49 @@ TEST(drafts_are_what_they_say) {
   }
 }
 
+// A twin is followed at the session's position; where the text went on elsewhere, from there.
+TEST(twins_are_found_again_by_text) {
+  std::vector<Token> twin(200);
+  std::iota(twin.begin(), twin.end(), 1000);
+  const auto after = [&](const std::vector<Token>& said) {
+    Viewpoint view;
+    view.twin = twin;
+    for (Token token : said) view.push(token);
+    return view;
+  };
+  const auto text = [&](std::size_t first, std::size_t last) { return std::vector(&twin[first], &twin[last]); };
+  const auto joined = [](std::vector<Token> a, const std::vector<Token>& b, const std::vector<Token>& c) {
+    a.insert(a.end(), b.begin(), b.end());
+    a.insert(a.end(), c.begin(), c.end());
+    return a;
+  };
+  const Viewpoint faithful = after(text(0, 50));
+  CHECK(*faithful.next_of_twin() == 1050 && faithful.agreement.faithful && faithful.agreement.streak == 50);
+  const Viewpoint replaced = after(joined(text(0, 50), {1, 2, 3}, text(53, 60)));
+  CHECK(*replaced.next_of_twin() == 1060 && !replaced.agreement.faithful && !replaced.agreement.shifted);
+  CHECK_EQ(replaced.agreement.streak, 7);
+  const Viewpoint inserted = after(joined(text(0, 50), {1, 2, 3}, text(50, 60)));
+  CHECK(*inserted.next_of_twin() == 1060 && inserted.agreement.shifted);
+  CHECK_EQ(inserted.agreement.streak, 10);
+  const Viewpoint left_out = after(joined(text(0, 50), {}, text(90, 100)));
+  CHECK(*left_out.next_of_twin() == 1100 && left_out.agreement.shifted);
+  const Viewpoint returned = after(joined(joined(text(0, 50), {1, 2, 3}, text(50, 60)), {4}, text(64, 70)));
+  CHECK(*returned.next_of_twin() == 1070 && !returned.agreement.shifted);
+  const Viewpoint too_far = after(joined(text(0, 50), {}, text(130, 140)));
+  CHECK(*too_far.next_of_twin() == 1060 && too_far.agreement.streak == 0);
+  const Viewpoint too_short = after(joined(text(0, 50), {1}, text(50, 53)));
+  CHECK(*too_short.next_of_twin() == 1054 && too_short.agreement.streak == 0);
+  const Viewpoint past_the_end = after(joined(text(0, 200), {1, 2}, {}));
+  CHECK(past_the_end.next_of_twin() == nullptr);
+}
+
 // At each position either the twin is drafted alone, or evidence is gathered and the more probable of both is drafted.
-TEST(twins_are_drafted_by_position) {
+TEST(twins_are_drafted_where_they_are_followed) {
   std::size_t alone = 0, rather = 0, not_twins = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     check::subject = "seed " + std::to_string(seed);
     Scene scene(seed, true);
+    Viewpoint ahead = scene.view;
     const Draft draft = scene.draft(40, 0.0f);
     auto prediction = draft.predictions.begin();
     for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
@@ -114,7 +152,8 @@ TEST(twins_are_drafted_by_position) {
       const bool from_twin = draft.origins[i].source == kTwin;
       const float probability = draft.probabilities[i];
       CHECK(from_twin || estimated);
-      if (from_twin) CHECK_EQ(draft.tokens[i], scene.twin[static_cast<std::size_t>(scene.view.generated) + i]);
+      if (from_twin) CHECK_EQ(draft.tokens[i], *ahead.next_of_twin());
+      ahead.push(draft.tokens[i]);
       if (from_twin && estimated) CHECK(probability >= prediction->probabilities[prediction->best]);
       if (!from_twin) CHECK_EQ(draft.tokens[i], prediction->token());
       alone += !estimated;

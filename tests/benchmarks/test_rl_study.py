@@ -35,18 +35,22 @@ def epoch(number, steps, reused, seconds):
         "epoch": number, "reward": number / 10, "tokens": 100, "generated": 100 - reused, "reused": reused,
         "steps": steps, "engine_steps": steps, "drafted": 2 * reused, "accepted": reused,
         "rouge_1": None if number == 1 else 0.5, "prefix": None if number == 1 else 0.25,
+        "prefix_in_place": None if number == 1 else 0.125, "alike": 0.75,
         "seconds": dict.fromkeys(tables.PARTS, seconds),
     }  # fmt: skip
+
+
+def write(folder, name, epochs):
+    records = [*epochs, {"held_out": 0.75}, {"server_seconds": 1.5}]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    runs.file_of(folder, name, 1).write_bytes(gzip.compress(text.encode()))
 
 
 def test_tables_leave_the_first_epoch_out(tmp_path):
     """Nothing can be reused in it, or drafted from history."""
     made = {"none": [(100, 0, 4.0)] * 3, "SPEC-RL 1": [(100, 0, 4.0), (20, 60, 1.0), (30, 40, 1.0)]}
     for name, rows in made.items():
-        lines = [epoch(number, *row) for number, row in enumerate(rows, 1)]
-        file = runs.file_of(tmp_path, name, 1)
-        records = [*lines, {"held_out": 0.75}, {"server_seconds": 1.5}]
-        file.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+        write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
     found = runs.load(tmp_path, METHODS)
     assert list(found) == ["none", "SPEC-RL 1"]
     work = [cell.strip() for cell in tables.work(found).splitlines()[3].split("|")[1:-1]]
@@ -54,6 +58,15 @@ def test_tables_leave_the_first_epoch_out(tmp_path):
     time = [cell.strip() for cell in tables.time(found).splitlines()[3].split("|")[1:-1]]
     # Of nothing's rollout of 4 s an epoch, 1 s of verification, 1 of rollout, 1 of assembly are left.
     assert time == ["SPEC-RL 1", *["2.0"] * 5, "10.0", "1.33x", "1.5"]
+
+
+def test_repetition_is_beside_independent_draws(tmp_path):
+    made = {"HistoSpec": [(100, 0, 1.0), (60, 0, 1.0)], "coupled 0.5": [(100, 0, 1.0), (20, 0, 1.0)]}
+    for name, rows in made.items():
+        write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
+    found = runs.load(tmp_path, METHODS)
+    cells = [cell.strip() for cell in tables.repetition(found).splitlines()[3].split("|")[1:-1]]
+    assert cells == ["coupled 0.5", "0.0", "3.00x", "0.12", "0.50", "0.75", "0.150", "0.150", "0.750"]
 
 
 def test_the_page_says_what_its_runs_say():

@@ -60,7 +60,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 def test_wheel_is_pure_and_holds_the_client_alone(wheel):
     assert wheel.name.endswith("-py3-none-any.whl")
-    files = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
+    archive = zipfile.ZipFile(wheel)
+    files = [Path(name) for name in archive.namelist()]
     code = [f for f in files if not f.parts[0].endswith(".dist-info")]
     assert {f.parts[:2] for f in code} == {("histospec", "client"), ("histospec", "v1")}
     assert {f.suffix for f in code} == {".py", ".pyi", ".typed", ".proto"}
