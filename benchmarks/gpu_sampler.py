@@ -58,15 +58,15 @@ def main() -> int:
     torch.manual_seed(0)
     logits = torch.randn(shape.rows, shape.vocabulary, device=device) * 3
     rows = torch.arange(shape.rows, device=device)
-    seeds, positions = torch.randint(2**62, (2, shape.rows), device=device)
+    where = torch.randint(2**31, (3, shape.rows), device=device)  # seeds, and two numbers of the place
     choose = noise.choose if arguments.dry else _kernel()
     few = min(shape.rows, 64)
-    here = choose(logits, rows[:few], seeds[:few], positions[:few]).cpu()
-    there = noise.choose(*(each.cpu() for each in (logits[:few], rows[:few], seeds[:few], positions[:few])))
+    here = choose(logits, rows[:few], *where[:, :few]).cpu()
+    there = noise.choose(logits[:few].cpu(), rows[:few].cpu(), *where[:, :few].cpu())
     alike = bool((here == there).all())
     print(f"{device.type} and CPU choose {'alike' if alike else 'DIFFERENTLY'} on {few} rows")
     ways: dict[str, Callable[[], Any]] = {
-        "coupled": lambda: choose(logits, rows, seeds, positions),
+        "coupled": lambda: choose(logits, rows, *where),
         "vLLM, a seed a request": _vllm(logits, shape, seeded=True),
         "vLLM, no seeds": _vllm(logits, shape, seeded=False),
     }

@@ -21,12 +21,14 @@ from random import Random
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_rl"))
+sys.path.insert(0, str(Path(__file__).parent / "rl_study"))
 
 import grpo
 import numpy as np
 import policy
 import task
 import torch
+from overlap import common_prefix
 from transformers import LlamaForCausalLM
 
 from histospec.client.vllm.coupled import noise
@@ -54,7 +56,7 @@ def by_last(k: int) -> Key:
     return key
 
 
-KINDS: dict[str, Key] = {"position": by_position, **{f"last {k}": by_last(k) for k in (2, 4, 8)}}
+KINDS: dict[str, Key] = {"position": by_position, **{f"last {k}": by_last(k) for k in (1, 2, 3, 4, 8)}}
 
 
 @torch.no_grad()
@@ -73,7 +75,8 @@ def sample(model: LlamaForCausalLM, prompts: list[list[int]], seeds: torch.Tenso
         out = model(tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         keys = torch.tensor([key(responses[i], seen[i]) for i in range(len(prompts))])
-        chosen = noise.choose(out.logits[:, -1].float(), torch.arange(len(prompts)), seeds, keys)
+        rows = torch.arange(len(prompts))
+        chosen = noise.choose(out.logits[:, -1].float(), rows, seeds, keys, torch.zeros_like(rows))
         for i in running:
             responses[i].append(int(chosen[i]))
         running = [i for i in running if responses[i][-1] != task.END_ID]
@@ -148,7 +151,7 @@ def main() -> None:
                     steps[name] += taken
                     tokens[name] += sum(map(len, responses))
                     pairs = zip(responses, old[name], strict=True)
-                    prefix[name] += sum(len(os.path.commonprefix(pair)) for pair in pairs)
+                    prefix[name] += sum(common_prefix(*pair) for pair in pairs)
                 old[name] = responses
             rewards = [p.reward(r) for p, r in zip(repeated, old["independent"], strict=True)]
             table = torch.tensor(rewards).view(PROBLEMS, SAMPLES)

@@ -5,7 +5,7 @@ HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units o
                         `auto`, the default: learned from the time that steps take. Higher drafts shorter
 HISTOSPEC_TAIL_WEIGHT   what saving a step is worth for the requests that are expected to go on the longest, in steps of
                         the others; 1, the default: all alike
-HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of seed and position, and those without
+HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of that seed, and those without
                         get a seed (docs/coupled.md). `vllm`, the default: nothing is changed
 HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem, 0.5 unless said
 HISTOSPEC_SEED_MAX_AGE  visits after which a seed is renewed at the latest; no limit unless said

@@ -33,8 +33,8 @@ def choices():
         logits[2] = 0
         logits[3] = torch.randint(3, (vocabulary,))
         rows = torch.randint(9, (12,))
-        seeds, positions = torch.randint(-(2**63), 2**63 - 1, (12,)), torch.randint(2**34, (12,))
-        here, there = (each.choose(logits, rows, seeds, positions) for each in (noise, kernel))
+        seeds, pairs = torch.randint(-(2**63), 2**63 - 1, (2, 12))
+        here, there = (each.choose(logits, rows, seeds, pairs, torch.arange(12)) for each in (noise, kernel))
         result["rows"] += len(rows)
         result["alike"] += int((here == there).sum())
     size = 4096
@@ -50,7 +50,8 @@ def ptx():
     from triton.compiler import ASTSource
 
     signature = {
-        "logits": "*fp32", "stride": "i32", "rows": "*i64", "seeds": "*i64", "positions": "*i64", "best": "*fp32",
+        "logits": "*fp32", "stride": "i32", "rows": "*i64", "seeds": "*i64", "pairs": "*i64", "times": "*i64",
+        "best": "*fp32",
         "token": "*i64", "vocabulary": "i32", "tiles": "i32", "splits": "i32", "quarter": "constexpr",
     }  # fmt: skip
     source = ASTSource(fn=kernel._choose, signature=signature, constexprs={"quarter": noise.QUARTER})

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the noise is computed in torch")
 pytest.importorskip("triton", reason="the kernel is written in Triton")
 
 from histospec.client.vllm.coupled import noise  # noqa: E402
+from histospec.client.vllm.coupled import places as places_module  # noqa: E402
 
 CHECK = Path(__file__).with_name("coupled_kernel_check.py")
 
@@ -44,19 +45,20 @@ def test_gumbel_is_minus_log_of_minus_log():
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 1024, 3000])
-def test_noise_is_of_seed_position_and_token_alone(vocabulary):
-    seeds, positions = torch.tensor([3, 3, 4, -3]), torch.tensor([9, 10, 9, 2**40])
-    whole = noise.noise(seeds, positions, 3000)
-    assert torch.equal(noise.noise(seeds, positions, vocabulary), whole[:, :vocabulary])
-    assert torch.equal(noise.noise(seeds[2:], positions[2:], vocabulary), whole[2:, :vocabulary])
+def test_noise_is_of_seed_place_and_token_alone(vocabulary):
+    where = torch.tensor([[3, 3, 4, -3, 3], [9, 10, 9, 2**40, 9], [0, 0, 0, 0, 1]])
+    whole = noise.noise(*where, 3000)
+    assert torch.equal(noise.noise(*where, vocabulary), whole[:, :vocabulary])
+    assert torch.equal(noise.noise(*where[:, 2:], vocabulary), whole[2:, :vocabulary])
     assert len(whole.unique()) > 0.999 * whole.numel()
 
 
-def test_noise_is_gumbel_over_seeds_positions_and_tokens():
+def test_noise_is_gumbel_over_seeds_places_and_tokens():
     """Kolmogorov and Smirnov; correlations of neighbours."""
-    many = torch.arange(10_000)
-    for seeds, positions in [(many, torch.zeros_like(many)), (torch.zeros_like(many), many)]:
-        values = noise.noise(seeds, positions, 18).numpy()
+    for varied in range(3):
+        where = torch.zeros(3, 10_000, dtype=torch.int64)
+        where[varied] = torch.arange(10_000)
+        values = noise.noise(*where, 18).numpy()
         assert stats.kstest(values[:, 17], "gumbel_r").pvalue > 1e-6
         for one, other in [(values[:-1, 3], values[1:, 3]), (values[:, 3], values[:, 4])]:
             assert abs(np.corrcoef(one, other)[0, 1]) * np.sqrt(len(one)) < 5
@@ -65,7 +67,8 @@ def test_noise_is_gumbel_over_seeds_positions_and_tokens():
 def test_choices_are_samples():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, float("-inf"), -4.0]])
     count = 50_000
-    chosen = noise.choose(logits, torch.zeros(count, dtype=torch.int64), torch.arange(count), torch.full((count,), 5))
+    same = torch.zeros(count, dtype=torch.int64)
+    chosen = noise.choose(logits, same, torch.arange(count), same, same)
     expected = logits.softmax(-1)[0].double().numpy() * count
     found = np.bincount(chosen, minlength=6)
     assert found[4] == 0
@@ -80,9 +83,43 @@ def test_twins_agree_as_often_as_promised():
     p, q = old.softmax(-1)[0], new.softmax(-1)[0]
     distance = (p - q).abs().sum().item() / 2
     rows, seeds = torch.zeros(5000, dtype=torch.int64), torch.arange(5000)
-    agree = (noise.choose(old, rows, seeds, rows) == noise.choose(new, rows, seeds, rows)).double().mean().item()
+    where = (rows, seeds, rows, rows)
+    agree = (noise.choose(old, *where) == noise.choose(new, *where)).double().mean().item()
     assert agree > (1 - distance) / (1 + distance) - 0.02
     assert agree > (p * q).sum().item() + 0.2
+
+
+def naive_places(text, first, last):
+    """Of the draws [first, last]: counted by looking at all of the text each time."""
+    padded = [-1, -1, *text]
+    pairs = [(padded[i], padded[i + 1]) for i in range(last + 1)]  # pairs[i]: before token i
+    places = [(pairs[i], sum(pairs[j] == pairs[i] for j in range(i))) for i in range(first, last + 1)]
+    return [before << 32 | after & places_module.WORD for (before, after), _ in places], [times for _, times in places]
+
+
+def test_places_are_those_of_the_whole_text():
+    """Of texts that grow by what survives of their drafts, stop for a while, and are set back."""
+    rng = np.random.default_rng(0)
+    texts = places_module.Texts()
+    rows = {name: rng.integers(0, 3, 400).astype(np.int32) for name in ("a", "b", "c")}
+    known = dict.fromkeys(rows, 1)
+    for _ in range(150):
+        running = [name for name in rows if rng.random() < 0.8]
+        drafted = [int(rng.integers(0, 6)) for _ in running]
+        found = texts.places((n, rows[n], known[n], d) for n, d in zip(running, drafted, strict=True))
+        for name, count, places in zip(running, drafted, found, strict=True):
+            assert tuple(places) == naive_places(rows[name].tolist(), known[name], known[name] + count)
+            known[name] += int(rng.integers(0, count + 2))
+            if rng.random() < 0.05:
+                known[name] = max(1, known[name] - 7)
+            rows[name][known[name] :] = rng.integers(0, 3, 400 - known[name])  # what was drafted did not come
+    assert min(known.values()) > 50
+
+
+def test_no_place_comes_twice_in_a_text():
+    text = np.tile(np.arange(3, dtype=np.int32), 50)
+    (places,) = places_module.Texts().places([("a", text, 1, 149)])
+    assert len(set(zip(*places, strict=True))) == 150
 
 
 def check(what, **environment):

@@ -30,7 +30,7 @@ def engine(model, **options):
     return LLM(
         model=model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=256,
         max_num_seqs=128, max_num_batched_tokens=8192, kv_cache_memory_bytes=256 << 20, disable_log_stats=False,
-        seed=1, **options,
+        seed=1, async_scheduling=False, **options,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ LN2_LOW, LN2_HIGH = tl.constexpr(noise.LN2_LOW), tl.constexpr(noise.LN2_HIGH)
 HALF_ROOT, NEAR_ONE = tl.constexpr(noise.HALF_ROOT), tl.constexpr(noise.NEAR_ONE)
 
 
-def choose(logits: Tensor, rows: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Tensor) -> Tensor:
     """See noise.choose; all tensors are on one GPU."""
     vocabulary, count = logits.shape[1], len(rows)
     tiles = -(-vocabulary // (4 * noise.QUARTER))
@@ -41,7 +41,7 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, positions: Tensor) -> Te
     token = torch.empty(count, splits, dtype=torch.int64, device=logits.device)
     if count:
         _choose[(count, splits)](
-            logits, logits.stride(0), rows, seeds, positions, best, token, vocabulary, tiles, splits,
+            logits, logits.stride(0), rows, seeds, pairs, times, best, token, vocabulary, tiles, splits,
             quarter=noise.QUARTER, enable_fp_fusion=False,
         )  # fmt: skip
     # Each split has its first best token; of equal ones the first is wanted, whichever split has it.
@@ -49,16 +49,18 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, positions: Tensor) -> Te
 
 
 @triton.jit
-def _choose(logits, stride, rows, seeds, positions, best, token, vocabulary, tiles, splits, quarter: tl.constexpr):
+def _choose(
+    logits, stride, rows, seeds, pairs, times, best, token, vocabulary, tiles, splits, quarter: tl.constexpr
+):  # fmt: skip
     """A program: one row, and of its tiles every `splits`-th."""
     number, split = tl.program_id(0), tl.program_id(1)
     row = logits + tl.load(rows + number) * stride
-    seed, position = tl.load(seeds + number), tl.load(positions + number)
+    seed, pair, again = tl.load(seeds + number), tl.load(pairs + number), tl.load(times + number)
     lane = tl.arange(0, quarter)
     lane_best = tl.full([quarter], float("-inf"), tl.float32)
     lane_token = tl.full([quarter], 0, tl.int32)
     for tile in range(split, tiles, splits):
-        word_0, word_1, word_2, word_3 = _philox(tile * quarter + lane, position, seed)
+        word_0, word_1, word_2, word_3 = _philox(tile * quarter + lane, pair, again, seed)
         at = tile * 4 * quarter + lane
         lane_best, lane_token = _better(row, at, word_0, vocabulary, lane_best, lane_token)
         lane_best, lane_token = _better(row, at + quarter, word_1, vocabulary, lane_best, lane_token)
@@ -79,11 +81,11 @@ def _better(row, at, word, vocabulary, best, token):
 
 
 @triton.jit
-def _philox(counter, position, seed):
+def _philox(counter, pair, again, seed):
     c0 = counter.to(tl.uint32)
-    c1 = tl.zeros_like(c0) + (position & WORD).to(tl.uint32)
-    c2 = tl.zeros_like(c0) + ((position >> 32) & WORD).to(tl.uint32)
-    c3 = tl.zeros_like(c0)
+    c1 = tl.zeros_like(c0) + (pair & WORD).to(tl.uint32)
+    c2 = tl.zeros_like(c0) + ((pair >> 32) & WORD).to(tl.uint32)
+    c3 = tl.zeros_like(c0) + (again & WORD).to(tl.uint32)
     k0, k1 = (seed & WORD).to(tl.uint32), ((seed >> 32) & WORD).to(tl.uint32)
     for _ in tl.static_range(ROUNDS):
         m0, m1 = tl.full([], MULTIPLIER_0, tl.uint32), tl.full([], MULTIPLIER_1, tl.uint32)

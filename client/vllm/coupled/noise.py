@@ -1,4 +1,4 @@
-"""Gumbel noise as a pure function of (seed, position, token), equal to the bit on every device.
+"""Gumbel noise as a pure function of (seed, place, token), equal to the bit on every device.
 
 argmax(logits + noise) is an exact sample of softmax(logits) (E. J. Gumbel, 1954; C. J. Maddison et al., "A* Sampling",
 NeurIPS 2014), and the same noise makes the same choice wherever the logits are nearly the same. So nothing here may
@@ -46,39 +46,33 @@ NEAR_ONE = 0.25  # below, 1 - u has lost digits of u
 CHUNK = 1 << 22  # numbers of a temporary tensor
 
 
-def choose(logits: Tensor, rows: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The coupled samples: argmax(logits[row] + noise(seed, position)); of equal ones the first.
+def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Tensor) -> Tensor:
+    """The coupled samples: argmax(logits[row] + noise(seed, place)); of equal ones the first.
 
     Args:
         logits: float32[any, V]; -inf is never chosen.
         rows: int64[n], of the logits.
         seeds: int64[n], all 64 bits count.
-        positions: int64[n], in the sequence, prompt included.
+        pairs: int64[n], and
+        times: int64[n], of which 32 bits count: the place, see places.py.
 
     Returns:
         int64[n].
     """
     vocabulary = logits.shape[1]
     chunk = max(1, CHUNK // vocabulary)
-    chosen = [
-        (logits[some] + noise(seed, position, vocabulary)).argmax(dim=-1)
-        for some, seed, position in zip(rows.split(chunk), seeds.split(chunk), positions.split(chunk), strict=True)
-    ]
-    return torch.cat(chosen)
+    parts = zip(*(each.split(chunk) for each in (rows, seeds, pairs, times)), strict=True)
+    return torch.cat([(logits[r] + noise(s, p, t, vocabulary)).argmax(dim=-1) for r, s, p, t in parts])
 
 
-def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """float32[n, vocabulary]: standard Gumbel noise for each of int64[n] seeds and positions."""
+def noise(seeds: Tensor, pairs: Tensor, times: Tensor, vocabulary: int) -> Tensor:
+    """float32[n, vocabulary]: standard Gumbel noise for each of int64[n] seeds and places."""
     tiles = -(-vocabulary // (4 * QUARTER))
     counters = torch.arange(min(vocabulary, tiles * QUARTER), device=seeds.device)
+    seeds, pairs, times = seeds[:, None], pairs[:, None], times[:, None]
     words = philox(
-        (
-            counters[None, :],
-            positions[:, None] & WORD,
-            (positions[:, None] >> 32) & WORD,
-            torch.zeros_like(seeds[:, None]),
-        ),
-        (seeds[:, None] & WORD, (seeds[:, None] >> 32) & WORD),
+        (counters[None], pairs & WORD, (pairs >> 32) & WORD, times & WORD),
+        (seeds & WORD, (seeds >> 32) & WORD),
     )
     if vocabulary <= QUARTER:
         return gumbel(words[0])

@@ -1,10 +1,10 @@
 """Coupled sampling inside vLLM: what its model runner samples with, exchanged after all of its own processing.
 
-A token of a request with a seed is argmax(log p + noise(seed, position)), p being what vLLM would have sampled from:
+A token of a request with a seed is argmax(log p + noise(seed, place)), p being what vLLM would have sampled from:
 after temperature, top-k, top-p, min-p, penalties, bias and grammar. A drafted token is accepted while it is that token.
 Requests without a seed, and greedy ones, take vLLM's own way. Three places are exchanged:
 
-- GPUModelRunner._sample: remembers, while it samples, which seeds and positions the rows of the batch have;
+- GPUModelRunner._sample: remembers, while it samples, which seeds and places (places.py) the rows of the batch have;
 - TopKTopPSampler.forward, of its sampler: draws the token behind every draft, and where there are no drafts;
 - rejection_sampler.rejection_sample: decides on drafted tokens.
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import noise
+from .places import Texts
 
 if TYPE_CHECKING:
     torch: Any
@@ -42,17 +43,21 @@ _step: "Step | None" = None  # what is being sampled; a worker samples in one th
 class Step:
     """The coupled rows of a batch that is being sampled."""
 
-    def __init__(self, generators: Mapping[int, Any], known: Sequence[int], drafted: Sequence[int] | None) -> None:
-        """Takes the requests' generators by row, and how many tokens each row has and how many were drafted for it."""
+    def __init__(self, batch: Any, drafted: Sequence[int] | None, texts: Texts) -> None:
+        """Takes vLLM's InputBatch, how many tokens were drafted for each of its rows, and the texts of its requests."""
+        generators: Mapping[int, Any] = batch.generators
         self.rows = sorted(generators)
         self._seeds = [_signed(generators[row].initial_seed()) for row in self.rows]
-        self._known = [int(known[row]) for row in self.rows]
         self._drafted = [drafted[row] if drafted else 0 for row in self.rows]
+        self._places = texts.places(
+            (batch.req_ids[row], batch.token_ids_cpu[row], int(batch.num_tokens_no_spec[row]), count)
+            for row, count in zip(self.rows, self._drafted, strict=True)
+        )
 
     def choose(self, logits: Tensor) -> Tensor:
         """The tokens int64[rows] behind the drafts; logits are float32[batch, V], one row a request."""
-        behind = [known + drafted for known, drafted in zip(self._known, self._drafted, strict=True)]
-        return _choose(logits, self.rows, self._seeds, behind)
+        pairs, times = ([numbers[-1] for numbers in each] for each in zip(*self._places, strict=True))
+        return _choose(logits, self.rows, self._seeds, pairs, times)
 
     def verify(self, logits: Tensor, drafts: Tensor, starts: Sequence[int], behind: Tensor, output: Tensor) -> None:
         """Writes what becomes of the drafts of the coupled rows.
@@ -68,8 +73,8 @@ class Step:
         places = [(i, j) for i, drafted in enumerate(self._drafted) for j in range(drafted)]
         flat = [starts[self.rows[i]] + j for i, j in places]
         device = output.device
-        seeds, positions = [self._seeds[i] for i, _ in places], [self._known[i] + j for i, j in places]
-        chosen = _choose(logits, flat, seeds, positions)
+        pairs, times = ([self._places[i][what][j] for i, j in places] for what in (0, 1))
+        chosen = _choose(logits, flat, [self._seeds[i] for i, _ in places], pairs, times)
         rows, within = (torch.tensor(each, dtype=torch.int64, device=device).view(-1) for each in _columns(places))
         counts = torch.tensor(self._drafted, device=device)
         coupled = torch.tensor(self.rows, device=device)
@@ -91,8 +96,8 @@ def _signed(seed: int) -> int:
     return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
-def _choose(logits: Tensor, rows: Sequence[int], seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    arguments = torch.tensor([rows, seeds, positions], dtype=torch.int64).to(logits.device, non_blocking=True)
+def _choose(logits: Tensor, *numbers: Sequence[int]) -> Tensor:
+    arguments = torch.tensor(numbers, dtype=torch.int64).to(logits.device, non_blocking=True)
     implementation: Any = noise
     if logits.is_cuda:
         implementation = importlib.import_module(".kernel", __package__)
@@ -110,7 +115,7 @@ def install() -> None:
     _require(rejection.rejection_sample, VERIFYING)
     runner._sample = _remembering(runner._sample)
     rejection.rejection_sample = _verifying(rejection.rejection_sample)
-    logger.info("HistoSpec samples requests that have a seed with noise of that seed and the position")
+    logger.info("HistoSpec samples requests that have a seed with noise of that seed and of their text")
 
 
 def _require(function: Callable[..., Any], first: list[str]) -> None:
@@ -131,9 +136,15 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
         batch = self.input_batch
         if not batch.generators:
             return sample(self, logits, spec_decode_metadata)
+        if self.use_async_scheduling:
+            raise RuntimeError(
+                "HISTOSPEC_SAMPLING=coupled needs async_scheduling=False (--no-async-scheduling): the noise of a token "
+                "depends on the one before it, which the scheduler does not know yet. With drafts vLLM never does that."
+            )
         _exchange(self.sampler.topk_topp_sampler)
+        texts = self.__dict__.setdefault("_histospec_texts", Texts())
         drafted = None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens
-        _step = Step(batch.generators, batch.num_tokens_no_spec, drafted)
+        _step = Step(batch, drafted, texts)
         try:
             return sample(self, logits, spec_decode_metadata)
         finally:
