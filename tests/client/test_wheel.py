@@ -69,7 +69,10 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel):
     assert {p.parent.relative_to(ROOT / "client") for p in (ROOT / "client").rglob("*.py")} == {
         f.parent.relative_to("histospec/client") for f in code if f.parts[1] == "client" and f.suffix == ".py"
     }
-    assert not any("entry_points" in f.name for f in files)
+    (entry_points,) = (f for f in files if f.name == "entry_points.txt")
+    assert zipfile.ZipFile(wheel).read(str(entry_points)).decode().split("\n", 1)[1].strip() == (
+        "histospec = histospec.client.vllm.coupled.plugin:register"
+    )
 
 
 def test_wheel_asks_for_three_packages(wheel):
