@@ -28,11 +28,12 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
         _curves(right, found, [*lenient, *both], "share_reused", "Share of the tokens that old responses gave")
         right.set_ylim(-0.02, 1.02)
         figure.savefig(folder / "work.png", dpi=120)
-        figure, (left, right) = _figure("Coupled sampling by the share of seeds renewed each epoch")
-        _curves(left, found, ["HistoSpec", *coupled], "reward", "Reward on the training problems, with their noise")
-        _curves(right, found, ["HistoSpec", *coupled], "steps", "Decoding steps, summed over the responses")
-        right.set_yscale("log")
-        figure.savefig(folder / "coupled.png", dpi=120)
+        if coupled:
+            figure, (left, right) = _figure("Coupled sampling by the share of seeds renewed each epoch")
+            _curves(left, found, ["HistoSpec", *coupled], "reward", "Reward on the training problems, with their noise")
+            _curves(right, found, ["HistoSpec", *coupled], "steps", "Decoding steps, summed over the responses")
+            right.set_yscale("log")
+            figure.savefig(folder / "coupled.png", dpi=120)
 
 
 def _figure(title: str) -> tuple[Figure, np.ndarray]:

@@ -7,6 +7,7 @@ from runs import Run, mean
 PARTS = ("verification", "rollout", "assembly", "update", "other")
 FIRST = 2  # the epoch from which there is something to draft from, or to reuse
 LAST = 3  # so many epochs' rewards are the reward at the end
+BESIDE_COUPLED = ("HistoSpec", "SPEC-RL 1", "SPEC-RL e^0.5")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
@@ -68,21 +69,18 @@ def repetition(found: dict[str, list[Run]]) -> str:
     """What coupled sampling repeats and what that brings, beside independent draws with the same drafter."""
     independent = {run.seed: run for run in found.get("HistoSpec", [])}
     lines = [
-        "| method | decoding steps, k | fewer than HistoSpec | prefix of the last response | like the last "
+        "| method | decoding steps, k | fewer than HistoSpec | prefix of a last response | like the last "
         "| like its sibling | reward, all epochs | at the end | held out |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for method, runs in found.items():
-        if method != "HistoSpec" and not method.startswith(("coupled", "SPEC-RL")):
+        if method not in BESIDE_COUPLED and not method.startswith("coupled"):
             continue
         cells = [
             method,
             f"{mean(run.total('steps', FIRST) for run in runs)[0] / 1000:.1f}",
             _fewer("steps", runs, independent),
-            *(
-                f"{mean(run.curve(name)[1:].mean() for run in runs)[0]:.2f}"
-                for name in ("prefix_in_place", "rouge_1", "alike")
-            ),
+            *(f"{mean(run.curve(name)[1:].mean() for run in runs)[0]:.2f}" for name in ("prefix", "rouge_1", "alike")),
             *_rewards(runs),
         ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -152,7 +152,6 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
                 "rouge_1": sum(rouge_1(*pair) for pair in pairs) / len(pairs) if pairs else None,
                 "share_reused": done.reused / tokens,
                 "prefix": sum(shared_prefixes(done.responses, old, size.samples)) / tokens if old else None,
-                "prefix_in_place": sum(common_prefix(*pair) for pair in pairs) / tokens if old else None,
                 "alike": sum(alike(done.responses, size.samples)) / len(repeated),
                 "distinct": len(set(map(tuple, done.responses))) / len(repeated),
                 "seconds": asdict(done.seconds),

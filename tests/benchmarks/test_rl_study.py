@@ -35,7 +35,7 @@ def epoch(number, steps, reused, seconds):
         "epoch": number, "reward": number / 10, "tokens": 100, "generated": 100 - reused, "reused": reused,
         "steps": steps, "engine_steps": steps, "drafted": 2 * reused, "accepted": reused,
         "rouge_1": None if number == 1 else 0.5, "prefix": None if number == 1 else 0.25,
-        "prefix_in_place": None if number == 1 else 0.125, "alike": 0.75,
+        "alike": 0.75,
         "seconds": dict.fromkeys(tables.PARTS, seconds),
     }  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_repetition_is_beside_independent_draws(tmp_path):
         write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
     found = runs.load(tmp_path, METHODS)
     cells = [cell.strip() for cell in tables.repetition(found).splitlines()[3].split("|")[1:-1]]
-    assert cells == ["coupled 0.5", "0.0", "3.00x", "0.12", "0.50", "0.75", "0.150", "0.150", "0.750"]
+    assert cells == ["coupled 0.5", "0.0", "3.00x", "0.25", "0.50", "0.75", "0.150", "0.150", "0.750"]
 
 
 def test_the_page_says_what_its_runs_say():
