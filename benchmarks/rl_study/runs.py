@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
+FEWEST = 3  # values with an interval: that of two is as wide as the page
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
 
 
 def mean(values: Iterable[float]) -> tuple[float, float]:
-    """The mean, and half the width of its confidence interval (Student's t); not a number for a single value."""
+    """The mean, and half the width of its confidence interval (Student's t); not a number for fewer than three values."""
     each = np.fromiter(values, float)
-    if len(each) < 2:
+    if len(each) < FEWEST:
         return float(each.mean()), float("nan")
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(each) - 1) * each.std(ddof=1) / np.sqrt(len(each))
     return float(each.mean()), float(half)

@@ -27,7 +27,7 @@ def test_mean_is_student_s():
     middle, half = runs.mean([1, 2, 3])
     assert middle == 2
     assert half == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
-    assert math.isnan(runs.mean([1])[1])
+    assert math.isnan(runs.mean([1, 2])[1])
 
 
 def epoch(number, steps, reused, seconds):
