@@ -37,7 +37,7 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
 
 
 def _figure(title: str) -> tuple[Figure, np.ndarray]:
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
+    figure = Figure(figsize=(13, 5.4), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
     return figure, figure.subplots(1, 2)
 
@@ -56,4 +56,4 @@ def _curves(axes: Axes, found: dict[str, list[Run]], names: list[str], what: str
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     if shown:
-        axes.legend(frameon=False, fontsize=8, ncols=2)
+        axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))

@@ -55,7 +55,7 @@ def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
 
 
 def mean(values: Iterable[float]) -> tuple[float, float]:
-    """The mean, and half the width of its confidence interval (Student's t); not a number for fewer than three values."""
+    """The mean, and half the width of its confidence interval (Student's t), which fewer than three values have not."""
     each = np.fromiter(values, float)
     if len(each) < FEWEST:
         return float(each.mean()), float("nan")
