@@ -89,8 +89,8 @@ class DraftClient:
             problems: None, or B explicit problem ids (multi-turn RL), None where the prompt itself is the problem.
             generated: None, or B times what was generated already, for a generation that goes on after a prefix.
             seeds: None, or B times the sampling seed (int64) that the generation is drawn with, None where nobody knows
-                it. Where the noise of each position depends on the seed alone, the latest response of the problem with
-                the same seed is the best source of drafts.
+                it. With coupled sampling, the latest response of the problem with the same seed is the best source of
+                drafts.
 
         Returns:
             B session ids, never used twice by one client.

@@ -1,5 +1,6 @@
 """The tables of the study, in Markdown."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from runs import Run, mean
@@ -7,6 +8,7 @@ from runs import Run, mean
 PARTS = ("verification", "rollout", "assembly", "update", "other")
 FIRST = 2  # the epoch from which there is something to draft from, or to reuse
 LAST = 3  # so many epochs' rewards are the reward at the end
+REWARDS = ("reward, all epochs", "at the end", "held out")
 BESIDE_COUPLED = ("HistoSpec", "SPEC-RL 1", "SPEC-RL e^0.5")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
@@ -26,11 +28,8 @@ def text(found: dict[str, list[Run]]) -> str:
 def work(found: dict[str, list[Run]]) -> str:
     """What was decoded, and what was learned."""
     plain = {run.seed: run for run in found.get("none", [])}
-    lines = [
-        "| method | seeds | decoding steps, k | fewer | generated tokens, k | fewer | reused | accepted drafts "
-        "| reward, all epochs | at the end | held out | overlap |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    counted = ("decoding steps, k", "fewer", "generated tokens, k", "fewer", "reused", "accepted drafts")
+    rows = []
     for method, runs in found.items():
         drafted = sum(run.total("drafted", FIRST) for run in runs)
         accepted = sum(run.total("accepted", FIRST) for run in runs)
@@ -46,14 +45,14 @@ def work(found: dict[str, list[Run]]) -> str:
             *_rewards(runs),
             f"{mean(run.curve('rouge_1')[1:].mean() for run in runs)[0]:.2f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return _table(("seeds", *counted, *REWARDS, "overlap"), rows)
 
 
 def time(found: dict[str, list[Run]]) -> str:
     """Where the CPU seconds went."""
     names = [*PARTS, "all", "responses faster", "draft server"]
-    lines = [f"| method | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    rows = []
     plain = {run.seed: run for run in found.get("none", [])}
     for method, runs in found.items():
         parts = [mean(run.total(part, FIRST) for run in runs)[0] for part in PARTS]
@@ -61,18 +60,15 @@ def time(found: dict[str, list[Run]]) -> str:
         faster = [b.total("rollout", FIRST) / _sampling(a) for a, b in pairs]
         served = mean(run.server_seconds for run in runs)[0]
         cells = [method, *(f"{p:.1f}" for p in (*parts, sum(parts))), _ratio(faster), f"{served:.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return _table(names, rows)
 
 
 def repetition(found: dict[str, list[Run]]) -> str:
     """What coupled sampling repeats and what that brings, beside independent draws with the same drafter."""
     independent = {run.seed: run for run in found.get("HistoSpec", [])}
-    lines = [
-        "| method | decoding steps, k | fewer than HistoSpec | prefix of a last response | like the last "
-        "| like its sibling | reward, all epochs | at the end | held out |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    repeated = ("prefix of a last response", "like the last", "like its sibling")
+    rows = []
     for method, runs in found.items():
         if method not in BESIDE_COUPLED and not method.startswith("coupled"):
             continue
@@ -83,8 +79,14 @@ def repetition(found: dict[str, list[Run]]) -> str:
             *(f"{mean(run.curve(name)[1:].mean() for run in runs)[0]:.2f}" for name in ("prefix", "rouge_1", "alike")),
             *_rewards(runs),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return _table(("decoding steps, k", "fewer than HistoSpec", *repeated, *REWARDS), rows)
+
+
+def _table(names: Sequence[str], rows: list[list[str]]) -> str:
+    """In Markdown; the first cell of a row is its method."""
+    head, *body = (f"| {' | '.join(cells)} |\n" for cells in (["method", *names], *rows))
+    return "".join([head, "|---" * (len(names) + 1), "|\n", *body])
 
 
 def _rewards(runs: list[Run]) -> list[str]:

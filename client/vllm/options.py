@@ -5,7 +5,7 @@ problem     an explicit problem id
 epoch       the version of the policy that writes the response
 generated   how many of the last tokens of the prompt were generated before: the request goes on after them, and the
             problem is the prompt without them
-seed        the seed that the response is drawn with, where `SamplingParams.seed` does not say it
+seed        the seed that the response is drawn with; with coupled sampling vLLM's own counts instead
 sample      which of its siblings the response is, from 0: with coupled sampling it keeps a seed of its own
 commit      false: the response is drafted for, but joins no history; whoever asked for it ingests it
 =========== =========================================================================================================

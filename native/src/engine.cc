@@ -78,7 +78,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   std::shared_ptr<const Twin> twin;
   if (seed) {
     session->name_of_twin = {*seed, prompt.size()};
-    if (problem->twins) session->twin = twin = problem->twins->find(*session->name_of_twin);
+    session->twin = twin = problem->twin(*session->name_of_twin);
     if (twin) session->view.twin = *twin;
   }
   NamespaceStats& counters = session->space->counters;

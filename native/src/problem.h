@@ -54,6 +54,8 @@ struct Problem {
 
   // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
   bool continued_by(Tokens prompt) const;
+  // The newest response that is named so; null if there is none.
+  std::shared_ptr<const Twin> twin(Twins::Key name) const { return twins ? twins->find(name) : nullptr; }
   bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
   // What its segments hold, its live text, its twins, and the problem itself without these.
   Holding in_segments() const;

@@ -74,8 +74,8 @@ std::span<Session* const> Engine::State::batch_of(const StepRequest& request) {
     }
     auto twin = session.twin.lock();  // nobody forgets it while the lock is held
     // Who was opened before its problem was read from the store looks again, until it has text of its own.
-    if (!twin && held == 0 && session.name_of_twin && session.problem->twins) {
-      session.twin = twin = session.problem->twins->find(*session.name_of_twin);
+    if (!twin && held == 0 && session.name_of_twin) {
+      session.twin = twin = session.problem->twin(*session.name_of_twin);
     }
     session.view.twin = twin ? Tokens(*twin) : Tokens();
     batch_.push_back(&session);

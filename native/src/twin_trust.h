@@ -34,7 +34,7 @@ class TwinTrust {
  private:
   using Table = std::array<std::array<float, kClasses>, 3>;  // [kind][class of the streak]
 
-  // Diverged, faithful, shifted: noise of the position knows the first two, noise of the text the last one, too.
+  // Diverged, faithful, shifted.
   static std::size_t kind_of(const Agreement& agreement) { return agreement.faithful ? 1 : agreement.shifted ? 2 : 0; }
   static std::size_t class_of(int streak);
 

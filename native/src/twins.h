@@ -1,9 +1,8 @@
 // The twins of a problem: what each seed gave last.
 //
-// With coupled sampling the noise depends on the seed and on where it is, alone. So a session says, wherever
-// the policy has not moved, what its seed gave the last time: that response is its twin. After a divergence the noise
-// at the next position is the same again, so the twin is followed by position; where the noise depends on the text, it
-// is the same again where the text is, so the twin is found again by that, too.
+// With coupled sampling the noise of a token depends on the seed and on where it stands, alone. So a session says,
+// wherever the policy has not moved, what its seed gave the last time: that response is its twin. Where they diverge,
+// the noise is the same again behind the same text: there the twin is found again.
 //
 // A twin is one piece of text that never changes, 4 bytes a token: drafting from it is reading on. It is named by the
 // seed and by the position at which it begins, which tells apart the turns of one trajectory. It ends where the first

@@ -51,8 +51,7 @@ def ptx():
 
     signature = {
         "logits": "*fp32", "stride": "i32", "rows": "*i64", "seeds": "*i64", "pairs": "*i64", "times": "*i64",
-        "best": "*fp32",
-        "token": "*i64", "vocabulary": "i32", "tiles": "i32", "splits": "i32", "quarter": "constexpr",
+        "best": "*fp32", "token": "*i64", "vocabulary": "i32", "tiles": "i32", "splits": "i32", "quarter": "constexpr",
     }  # fmt: skip
     source = ASTSource(fn=kernel._choose, signature=signature, constexprs={"quarter": noise.QUARTER})
     options = {"enable_fp_fusion": False}

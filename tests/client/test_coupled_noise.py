@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the noise is computed in torch")
 pytest.importorskip("triton", reason="the kernel is written in Triton")
 
 from histospec.client.vllm.coupled import noise  # noqa: E402
-from histospec.client.vllm.coupled import places as places_module  # noqa: E402
+from histospec.client.vllm.coupled.places import WORD, Texts  # noqa: E402
 
 CHECK = Path(__file__).with_name("coupled_kernel_check.py")
 
@@ -94,13 +94,13 @@ def naive_places(text, first, last):
     padded = [-1, -1, *text]
     pairs = [(padded[i], padded[i + 1]) for i in range(last + 1)]  # pairs[i]: before token i
     places = [(pairs[i], sum(pairs[j] == pairs[i] for j in range(i))) for i in range(first, last + 1)]
-    return [before << 32 | after & places_module.WORD for (before, after), _ in places], [times for _, times in places]
+    return [before << 32 | after & WORD for (before, after), _ in places], [times for _, times in places]
 
 
 def test_places_are_those_of_the_whole_text():
     """Of texts that grow by what survives of their drafts, stop for a while, and are set back."""
     rng = np.random.default_rng(0)
-    texts = places_module.Texts()
+    texts = Texts()
     rows = {name: rng.integers(0, 3, 400).astype(np.int32) for name in ("a", "b", "c")}
     known = dict.fromkeys(rows, 1)
     for _ in range(150):
@@ -118,7 +118,7 @@ def test_places_are_those_of_the_whole_text():
 
 def test_no_place_comes_twice_in_a_text():
     text = np.tile(np.arange(3, dtype=np.int32), 50)
-    (places,) = places_module.Texts().places([("a", text, 1, 149)])
+    (places,) = Texts().places([("a", text, 1, 149)])
     assert len(set(zip(*places, strict=True))) == 150
 
 

@@ -9,6 +9,7 @@ the bit. Of the logits every byte is read once, and nothing of their size is wri
 from typing import TYPE_CHECKING, Any
 
 from . import noise
+from .places import WORD as WORD_MASK
 
 if TYPE_CHECKING:  # checkers would follow torch for minutes
     torch: Any
@@ -26,7 +27,7 @@ PROGRAMS = 1024  # at the least, where the vocabulary allows: a small batch keep
 ROUNDS = tl.constexpr(noise.ROUNDS)
 MULTIPLIER_0, MULTIPLIER_1 = (tl.constexpr(number) for number in noise.MULTIPLIERS)
 WEYL_0, WEYL_1 = (tl.constexpr(number) for number in noise.WEYL)
-WORD = tl.constexpr(noise.WORD)
+WORD = tl.constexpr(WORD_MASK)
 C0, C1, C2, C3, C4, C5, C6, C7, C8 = (tl.constexpr(number) for number in noise.POLYNOMIAL)
 LN2_LOW, LN2_HIGH = tl.constexpr(noise.LN2_LOW), tl.constexpr(noise.LN2_HIGH)
 HALF_ROOT, NEAR_ONE = tl.constexpr(noise.HALF_ROOT), tl.constexpr(noise.NEAR_ONE)

@@ -13,6 +13,8 @@ GPU reads its logits one after the other.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .places import WORD
+
 if TYPE_CHECKING:  # checkers would follow torch for minutes
     torch: Any
     Tensor = Any
@@ -23,7 +25,6 @@ else:
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
-WORD = 0xFFFFFFFF
 
 QUARTER = 256  # counters of a tile; it has four times as many tokens
 

@@ -17,6 +17,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from . import noise
@@ -70,12 +71,12 @@ class Step:
             output: int[batch, longest + 1], overwritten in the coupled rows: the tokens up to the first that differs
                 from its draft, or up to the one behind the draft; then REJECTED.
         """
-        places = [(i, j) for i, drafted in enumerate(self._drafted) for j in range(drafted)]
-        flat = [starts[self.rows[i]] + j for i, j in places]
+        drawn = [(i, j) for i, drafted in enumerate(self._drafted) for j in range(drafted)]
+        flat = [starts[self.rows[i]] + j for i, j in drawn]
         device = output.device
-        pairs, times = ([self._places[i][what][j] for i, j in places] for what in (0, 1))
-        chosen = _choose(logits, flat, [self._seeds[i] for i, _ in places], pairs, times)
-        rows, within = (torch.tensor(each, dtype=torch.int64, device=device).view(-1) for each in _columns(places))
+        pairs, times = ([self._places[i][what][j] for i, j in drawn] for what in (0, 1))
+        chosen = _choose(logits, flat, [self._seeds[i] for i, _ in drawn], pairs, times)
+        rows, within = torch.tensor(drawn, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
         counts = torch.tensor(self._drafted, device=device)
         coupled = torch.tensor(self.rows, device=device)
         tokens = output.new_full((len(self.rows), output.shape[1]), REJECTED)
@@ -85,10 +86,6 @@ class Step:
         first = counts.scatter_reduce(0, rows, torch.where(differs, within, counts[rows]), "amin")
         kept = torch.arange(output.shape[1], device=device) <= first[:, None]
         output[coupled] = torch.where(kept, tokens, REJECTED)
-
-
-def _columns(places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [i for i, _ in places], [j for _, j in places]
 
 
 def _signed(seed: int) -> int:
@@ -194,9 +191,7 @@ def _verifying(rejection_sample: Callable[..., Any]) -> Callable[..., Any]:
         else:
             output = bonus_token_ids.new_empty((len(num_draft_tokens), max_spec_len + 1), dtype=torch.int32)
         if step is not None:
-            starts = [0]
-            for drafted in num_draft_tokens:
-                starts.append(starts[-1] + drafted)
+            starts = list(accumulate(num_draft_tokens, initial=0))
             step.verify(target_logits, draft_token_ids, starts, bonus_token_ids, output)
         return output
 
