@@ -98,7 +98,11 @@ void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     Choice choice;
     if (const Token* twin = view.next_of_twin()) choice = {*twin, trust.of(view.agreement), {kTwin, 0}};
-    if (choice.probability < kSure) weigh(view, live, estimator, draft, choice);
+    if (choice.probability < kSure) {
+      weigh(view, live, estimator, draft, choice);
+      view.history.mark(draft.history, draft.tokens.size());
+      view.elsewhere.mark(draft.elsewhere, draft.tokens.size());
+    }
     if (choice.token < 0) break;
 
     survival *= choice.probability;

@@ -34,12 +34,16 @@ struct Draft {
   std::vector<float> probabilities;
   std::vector<Origin> origins;
   std::vector<Prediction> predictions;
+  Trail history;
+  Trail elsewhere;
 
   void clear() {
     tokens.clear();
     probabilities.clear();
     origins.clear();
     predictions.clear();
+    history.clear();
+    elsewhere.clear();
   }
 };
 
@@ -52,14 +56,14 @@ struct DraftLimits {
 // What a session looks at when it drafts.
 struct Viewpoint {
   ContextTail context;
-  HistorySource history;       // of the problem
-  HistorySource elsewhere{8};  // of the whole namespace: rarely asked
-  std::int64_t generated = 0;  // tokens of the session so far
-  int run = 0;                 // the last so many of them were foreseen
-  std::int64_t newest = 0;     // epoch of the namespace
-  Tokens twin;                 // none: empty
-  std::int64_t shift = 0;      // how far ahead of the session it is followed
-  Agreement agreement;         // with it
+  HistorySource history;          // of the problem
+  HistorySource elsewhere{8, 3};  // of the whole namespace: rarely asked, and not for much
+  std::int64_t generated = 0;     // tokens of the session so far
+  int run = 0;                    // the last so many of them were foreseen
+  std::int64_t newest = 0;        // epoch of the namespace
+  Tokens twin;                    // none: empty
+  std::int64_t shift = 0;         // how far ahead of the session it is followed
+  Agreement agreement;            // with it
 
   // Moves what will be asked to the end of the context. Returns the longest context that the history knows.
   int catch_up();

@@ -104,9 +104,8 @@ void Segment::extend(Place& place, Token token) const {
   place = moved;
 }
 
-Segment::Near Segment::neighbours(const Place& place, std::span<Neighbour, 2 * kNear> found) const {
+Segment::Near Segment::neighbours(const Place& place, int most, std::span<Neighbour, 2 * kNear> found) const {
   Near near{0, 0};
-  const int most = most_near(place);
   std::uint8_t shared = place.above;
   for (std::uint32_t r = place.row; near.above < most && shared > 0;) {
     const Row row = rows_[--r];

@@ -101,8 +101,7 @@ class Segment {
   void extend(Place& place, Token token) const;
 
   std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
-  // The rows nearest to a place that share anything with its context: at most most_near() above it, nearest first, then
-  // as many below. Returns how many of either. Where much is shared, fewer rows tell as much.
+  // Rows on either side of a place that are worth a look: where much is shared, fewer tell as much.
   static constexpr int kNear = 6;
   static int most_near(const Place& place) {
     constexpr int kMuch = 11, kFew = 4;
@@ -112,7 +111,9 @@ class Segment {
     int above;
     int below;
   };
-  Near neighbours(const Place& place, std::span<Neighbour, 2 * kNear> found) const;
+  // The rows nearest to a place that share anything with its context: at most `most` above it, nearest first, then as
+  // many below. Returns how many of either.
+  Near neighbours(const Place& place, int most, std::span<Neighbour, 2 * kNear> found) const;
 
   // Re-derives every invariant above; throws std::logic_error naming the first that fails.
   void check_integrity() const;

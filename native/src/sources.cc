@@ -42,20 +42,37 @@ void HistorySource::catch_up(Tokens context) {
   behind_ = 0;
 }
 
+void HistorySource::mark(Trail& trail, std::size_t drafted) const {
+  if (behind_ > 0) return;
+  trail.followed_ = followed_;
+  trail.places_.insert(trail.places_.end(), places_.begin(), places_.end());
+  trail.drafted_.push_back(drafted);
+}
+
+void HistorySource::resume(const Trail& trail, std::size_t accepted) {
+  behind_ += accepted;
+  const auto marks = std::ranges::upper_bound(trail.drafted_, accepted) - trail.drafted_.begin();
+  if (marks == 0 || trail.followed_ != followed_) return;
+  const auto segments = static_cast<std::ptrdiff_t>(places_.size());
+  std::copy_n(trail.places_.begin() + (marks - 1) * segments, segments, places_.begin());
+  behind_ = accepted - trail.drafted_[marks - 1];
+}
+
 void HistorySource::testify(Source source, std::int64_t offset, std::int64_t newest, Evidence& evidence) const {
   std::array<Neighbour, 2 * Segment::kNear> found;
   for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
-    const Segment::Near near = segment.neighbours(places_[s], found);
+    const int most = std::min(rows_, Segment::most_near(places_[s]));
+    const Segment::Near near = segment.neighbours(places_[s], most, found);
     const std::span<const Neighbour> all(found);
-    testify(segment, all.first(near.above), source, offset, newest, evidence);
-    testify(segment, all.subspan(near.above, near.below), source, offset, newest, evidence);
+    testify_side(segment, all.first(near.above), source, offset, newest, evidence);
+    testify_side(segment, all.subspan(near.above, near.below), source, offset, newest, evidence);
   }
 }
 
 // One side, nearest first.
-void HistorySource::testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
-                            std::int64_t newest, Evidence& evidence) {
+void HistorySource::testify_side(const Segment& segment, std::span<const Neighbour> side, Source source,
+                                 std::int64_t offset, std::int64_t newest, Evidence& evidence) {
   for (std::size_t i = 0; i < side.size();) {
     const std::uint32_t next = side[i].next;
     const std::uint8_t level = kLevelOf[side[i].shared];

@@ -32,13 +32,30 @@ class ContextTail {
   std::size_t end_ = 0;
 };
 
+// Where a source was along a draft: what is accepted of it need not be followed again.
+class Trail {
+ public:
+  void clear() {
+    places_.clear();
+    drafted_.clear();
+  }
+
+ private:
+  friend class HistorySource;
+  std::uint64_t followed_ = 0;        // what the source looked at
+  std::vector<Place> places_;         // one a segment, mark by mark
+  std::vector<std::size_t> drafted_;  // tokens before each mark, ascending
+};
+
 // Finished responses: of the problem, or of its whole namespace. It does not keep the segments that it looks at: they
 // are the engine's, which may evict them while a session is idle. After that, follow() has to come before anything
 // else.
 class HistorySource {
  public:
-  // Who is further behind than `patience` tokens starts anew, with a context of that many.
-  explicit HistorySource(std::size_t patience = kMaxOrder) : patience_(patience) {}
+  // Who is further behind than `patience` tokens starts anew, with a context of that many. At most so many rows are
+  // asked on either side of a place.
+  explicit HistorySource(std::size_t patience = kMaxOrder, int rows = Segment::kNear)
+      : patience_(patience), rows_(rows) {}
   // Looks at these segments from now on, at the end of this context.
   void reset(const Segments& segments, Tokens context);
   // Looks at these segments from now on, where they are others than so far.
@@ -49,6 +66,10 @@ class HistorySource {
   void advance(std::size_t tokens) { behind_ += tokens; }
   // Moves to the end of this context; testify() and depth() speak of where it last was.
   void catch_up(Tokens context);
+  // Leaves a mark behind so many drafted tokens, if this is where it is.
+  void mark(Trail& trail, std::size_t drafted) const;
+  // The context has grown by so many tokens that had been drafted: goes on at the last mark among them.
+  void resume(const Trail& trail, std::size_t accepted);
 
   // Adds the rows nearest to the context in each segment, as witnesses of `source`. `offset`: how many tokens the
   // session has generated. `newest`: the epoch that their age is counted from.
@@ -58,10 +79,11 @@ class HistorySource {
 
  private:
   void find(Tokens context);
-  static void testify(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
-                      std::int64_t newest, Evidence& evidence);
+  static void testify_side(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
+                           std::int64_t newest, Evidence& evidence);
 
   std::size_t patience_;
+  int rows_;
   std::uint64_t followed_ = 0;  // the number of these
   const Segments* segments_ = nullptr;
   std::vector<Place> places_;  // one a segment

@@ -339,7 +339,9 @@ std::size_t Engine::State::memory_bytes() const {
 }
 
 std::size_t Engine::State::running_bytes() const {
-  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * sizeof(Prediction) + 256;
+  // A position of a draft: what was estimated there, and the marks of both sources.
+  constexpr std::size_t kPosition = sizeof(Prediction) + 4 * sizeof(Place) + 2 * sizeof(std::size_t);
+  constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * kPosition + 256;
   return live_bytes_ + sessions.size() * kSession;
 }
 

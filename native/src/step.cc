@@ -92,6 +92,10 @@ void Engine::State::append(Session& session, Tokens came) {
   if (session.space->estimator.bytes() != before) book(*session.space);
   counters.accepted_tokens += accepted;
   count(counters, std::span(session.draft.origins).first(accepted), &SourceStats::accepted_tokens);
+  view.history.resume(session.draft.history, accepted);
+  view.elsewhere.resume(session.draft.elsewhere, accepted);
+  view.history.advance(came.size() - accepted);
+  view.elsewhere.advance(came.size() - accepted);
   session.draft.clear();
   change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
   counters.generated_tokens += came.size();
@@ -99,8 +103,6 @@ void Engine::State::append(Session& session, Tokens came) {
     if (const Token* twin = view.next_of_twin()) session.space->trust.learn(view.agreement, *twin == token);
     view.push(token);
   }
-  view.history.advance(came.size());
-  view.elsewhere.advance(came.size());
 }
 
 void Engine::State::number_all(std::size_t batch) {

@@ -79,8 +79,8 @@ using Seen = std::tuple<int, Token, std::int64_t>;
 
 std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
   std::array<Neighbour, 2 * Segment::kNear> found;
-  const Segment::Near near = segment.neighbours(place, found);
   const int most = Segment::most_near(place);
+  const Segment::Near near = segment.neighbours(place, most, found);
   CHECK(near.above >= 0 && near.above <= most && near.below >= 0 && near.below <= most);
   return {found.begin(), found.begin() + near.above + near.below};
 }
@@ -99,10 +99,10 @@ void check_side(std::span<const Neighbour> side, int shared) {
 // that side was left out; where it is, what was left out shares no more than the last one listed. So of all places, the
 // ones left out share no more than the last of the full sides.
 void check_context(const std::vector<Response>& responses, const Segment& segment, const Place& place,
-                   const std::vector<Token>& context) {
+                   const std::vector<Token>& context, int most_rows = Segment::kNear) {
+  const int full = std::min(most_rows, Segment::most_near(place));
   std::array<Neighbour, 2 * Segment::kNear> found;
-  const Segment::Near near = segment.neighbours(place, found);
-  const int full = Segment::most_near(place);
+  const Segment::Near near = segment.neighbours(place, full, found);
   CHECK(near.above <= full && near.below <= full);
   const std::span<const Neighbour> above(found.data(), near.above), below(found.data() + near.above, near.below);
   check_side(above, place.above);
@@ -167,6 +167,7 @@ TEST(finds_every_context_of_every_order) {
     for (int i = 0; i < 12; ++i) {
       const std::vector<Token> context = random_context(random, responses);
       check_context(responses, *segment, segment->find(context), context);
+      check_context(responses, *segment, segment->find(context), context, 2);
     }
   }
 }

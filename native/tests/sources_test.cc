@@ -166,6 +166,74 @@ TEST(a_source_without_patience_starts_anew) {
   }
 }
 
+TEST(fewer_rows_are_the_nearest) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    const Corpus corpus = random_corpus(random);
+    const int rows = static_cast<int>(random.between(1, Segment::kNear));
+    HistorySource all, few(kMaxOrder, rows);
+    const std::vector<Token> context = random.text(random.below(8), 5);
+    all.reset(*corpus.segments, context), few.reset(*corpus.segments, context);
+    Evidence by_all, by_few;
+    all.testify(kNamespace, 0, 0, by_all), few.testify(kNamespace, 0, 0, by_few);
+    CHECK_EQ(by_few.matched(kNamespace), by_all.matched(kNamespace));
+    const std::map<Token, std::size_t> heard = counts(by_all);
+    std::size_t witnesses = 0;
+    for (const auto& [token, count] : counts(by_few)) {
+      CHECK(heard.contains(token) && count <= heard.at(token));
+      witnesses += count;
+    }
+    CHECK(witnesses <= 2 * static_cast<std::size_t>(rows) * corpus.texts.size());
+  }
+}
+
+// What was drafted and came true is not walked again: the marks say the same as walking.
+TEST(a_trail_leads_where_walking_does) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    Corpus corpus = random_corpus(random);
+    HistorySource walks, resumes;
+    walks.reset(*corpus.segments, {}), resumes.reset(*corpus.segments, {});
+    std::vector<Token> context;
+    for (int step = 0; step < 8; ++step) {
+      const bool lazy = random.one_in(3);  // caught up at some positions only, as other problems are
+      if (!lazy) resumes.catch_up(context);
+      HistorySource ahead = resumes;
+      Trail trail;
+      const std::vector<Token> drafted = random.text(random.below(10), 5);
+      std::vector<Token> seen = context;
+      for (std::size_t i = 0; i <= drafted.size(); ++i) {
+        if (!lazy || random.one_in(3)) ahead.catch_up(tail(seen));
+        ahead.mark(trail, i);
+        if (i == drafted.size()) break;
+        seen.push_back(drafted[i]);
+        ahead.advance(1);
+      }
+      const std::size_t accepted = random.below(drafted.size() + 1);
+      std::vector<Token> came(drafted.begin(), drafted.begin() + static_cast<std::ptrdiff_t>(accepted));
+      resumes.resume(trail, accepted);
+      if (random.one_in(5)) {  // nothing marked before is true of other segments
+        corpus = random_corpus(random);
+        walks.follow(*corpus.segments, context), resumes.follow(*corpus.segments, context);
+        HistorySource fresh = resumes;
+        fresh.resume(trail, 0);
+        CHECK_EQ(fresh.depth(), resumes.depth());
+        resumes.advance(accepted);
+      }
+      if (random.one_in(2)) came.push_back(static_cast<Token>(random.below(5))), resumes.advance(1);
+      context.insert(context.end(), came.begin(), came.end());
+      walks.advance(came.size());
+      walks.catch_up(tail(context)), resumes.catch_up(tail(context));
+      Evidence one, other;
+      walks.testify(kHistory, 0, 0, one), resumes.testify(kHistory, 0, 0, other);
+      CHECK_EQ(counts(one), counts(other));
+      CHECK_EQ(walks.depth(), resumes.depth());
+    }
+  }
+}
+
 TEST(segments_that_are_gone_are_not_looked_at) {
   const std::vector<Token> old_text = {1, 2, 3}, new_text = {1, 2, 4}, context = {1, 2};
   const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
