@@ -30,8 +30,9 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
         figure.savefig(folder / "work.png", dpi=120)
         if coupled:
             figure, (left, right) = _figure("Coupled sampling by the share of seeds renewed each epoch")
-            _curves(left, found, ["HistoSpec", *coupled], "reward", "Reward on the training problems, with their noise")
-            _curves(right, found, ["HistoSpec", *coupled], "steps", "Decoding steps, summed over the responses")
+            shown = ["HistoSpec", *coupled]
+            _curves(left, found, shown, "reward", "Reward on the training problems, with their noise", "plasma")
+            _curves(right, found, shown, "steps", "Decoding steps, summed over the responses", "plasma")
             right.set_yscale("log")
             figure.savefig(folder / "coupled.png", dpi=120)
 
@@ -42,14 +43,17 @@ def _figure(title: str) -> tuple[Figure, np.ndarray]:
     return figure, figure.subplots(1, 2)
 
 
-def _curves(axes: Axes, found: dict[str, list[Run]], names: list[str], what: str, title: str) -> None:
+def _curves(
+    axes: Axes, found: dict[str, list[Run]], names: list[str], what: str, title: str, shade: str = "viridis"
+) -> None:
     shown = [name for name in names if name in found]
-    shades = iter(colormaps["viridis"](np.linspace(0, 0.92, max(1, sum(n not in EXACT for n in shown)))))
+    shades = iter(colormaps[shade](np.linspace(0, 0.92, max(1, sum(n not in EXACT for n in shown)))))
     for name in shown:
         middle, half = band(found[name], what)
         epochs = np.arange(1, len(middle) + 1)
         color = EXACT[name] if name in EXACT else next(shades)
         style = "--" if name.startswith("both") else "-"
+        middle = np.where((what == "steps") & (middle == 0), np.nan, middle)  # on a logarithmic axis
         axes.plot(epochs, middle, style, color=color, linewidth=2, label=name)
         axes.fill_between(epochs, middle - half, middle + half, color=color, alpha=0.12, linewidth=0)
     axes.set(title=title, xlabel="epoch")
