@@ -112,7 +112,7 @@ class EngineMachine(RuleBasedStateMachine):
     def key(self, name: str, prompt: tuple[int, ...], problem: str | None) -> Key:
         return (problem, () if problem else shifted(name, prompt))
 
-    @rule(place=places, visits=st.lists(st.tuples(epochs, st.lists(parts, max_size=3)), min_size=1, max_size=4))
+    @rule(place=places, visits=st.lists(st.tuples(epochs, st.lists(parts, max_size=3)), min_size=1, max_size=6))
     def ingest(self, place: Place, visits: list[tuple[int, list[Part]]]) -> None:
         name, prompt, problem = place
         for epoch, responses in visits:
