@@ -49,13 +49,13 @@ void HistorySource::mark(Trail& trail, std::size_t drafted) const {
   trail.drafted_.push_back(drafted);
 }
 
-void HistorySource::resume(const Trail& trail, std::size_t accepted) {
-  behind_ += accepted;
+void HistorySource::advance(std::size_t tokens, const Trail& trail, std::size_t accepted) {
+  advance(tokens);
   const auto marks = std::ranges::upper_bound(trail.drafted_, accepted) - trail.drafted_.begin();
   if (marks == 0 || trail.followed_ != followed_) return;
   const auto segments = static_cast<std::ptrdiff_t>(places_.size());
   std::copy_n(trail.places_.begin() + (marks - 1) * segments, segments, places_.begin());
-  behind_ = accepted - trail.drafted_[marks - 1];
+  behind_ = tokens - trail.drafted_[marks - 1];
 }
 
 void HistorySource::testify(Source source, std::int64_t offset, std::int64_t newest, Evidence& evidence) const {

@@ -64,12 +64,12 @@ class HistorySource {
   }
   // The context has grown by so many tokens. Cheap: nothing is looked up before it is asked for, by catch_up().
   void advance(std::size_t tokens) { behind_ += tokens; }
+  // The same, where the first `accepted` of them had been drafted: goes on at the last mark among those.
+  void advance(std::size_t tokens, const Trail& trail, std::size_t accepted);
   // Moves to the end of this context; testify() and depth() speak of where it last was.
   void catch_up(Tokens context);
   // Leaves a mark behind so many drafted tokens, if this is where it is.
   void mark(Trail& trail, std::size_t drafted) const;
-  // The context has grown by so many tokens that had been drafted: goes on at the last mark among them.
-  void resume(const Trail& trail, std::size_t accepted);
 
   // Adds the rows nearest to the context in each segment, as witnesses of `source`. `offset`: how many tokens the
   // session has generated. `newest`: the epoch that their age is counted from.

@@ -92,17 +92,19 @@ void Engine::State::append(Session& session, Tokens came) {
   if (session.space->estimator.bytes() != before) book(*session.space);
   counters.accepted_tokens += accepted;
   count(counters, std::span(session.draft.origins).first(accepted), &SourceStats::accepted_tokens);
-  view.history.resume(session.draft.history, accepted);
-  view.elsewhere.resume(session.draft.elsewhere, accepted);
-  view.history.advance(came.size() - accepted);
-  view.elsewhere.advance(came.size() - accepted);
-  session.draft.clear();
+  // Learned from once, even if there is no memory for the text and the same tokens come again.
+  const struct Spent {
+    Draft& draft;
+    ~Spent() { draft.clear(); }
+  } spent{session.draft};
   change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
   counters.generated_tokens += came.size();
   for (Token token : came) {
     if (const Token* twin = view.next_of_twin()) session.space->trust.learn(view.agreement, *twin == token);
     view.push(token);
   }
+  view.history.advance(came.size(), spent.draft.history, accepted);
+  view.elsewhere.advance(came.size(), spent.draft.elsewhere, accepted);
 }
 
 void Engine::State::number_all(std::size_t batch) {

@@ -106,6 +106,31 @@ TEST(opening) {
   }
 }
 
+// Three letters, one a step: whoever loses its place in the history drafts something else.
+TEST(drafting_after_memory_ran_out) {
+  Random random(4);
+  Engine engine;
+  const std::vector<Token> response = random.text(300, 3);
+  const std::vector<ResponseView> views = {{{}, response, {}, 1}};
+  engine.ingest("run", kPrompt, views);
+  const std::vector<SessionId> ids = {engine.open("run", kPrompt)};
+  const std::vector<std::int64_t> offsets = {0, 1};
+  for (std::size_t i = 0; i < 250; ++i) {
+    const Tokens came = Tokens(response).subspan(i, 1);
+    const std::vector<std::int64_t> positions = {static_cast<std::int64_t>(i)};
+    StepResult result;
+    bool drafted = false;
+    fail_each_allocation(
+        [&] {
+          engine.step({ids, came, offsets, positions, 16, 0.0f}, result);
+          drafted = true;
+        },
+        [] {}, [] {});
+    CHECK(drafted);
+    if (i >= kMaxOrder) CHECK(std::ranges::equal(result.tokens, Tokens(response).subspan(i + 1, 16)));
+  }
+}
+
 TEST(stepping_and_closing) {
   Random random(3);
   Engine engine;

@@ -136,7 +136,6 @@ TEST(history_testifies_what_is_there) {
   }
 }
 
-// What was there stays as it was while a source does not follow; then it looks at what is there now.
 // Who asks rarely may look at less of the context, and never claims more.
 TEST(a_source_without_patience_starts_anew) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
@@ -213,12 +212,12 @@ TEST(a_trail_leads_where_walking_does) {
       }
       const std::size_t accepted = random.below(drafted.size() + 1);
       std::vector<Token> came(drafted.begin(), drafted.begin() + static_cast<std::ptrdiff_t>(accepted));
-      resumes.resume(trail, accepted);
+      resumes.advance(accepted, trail, accepted);
       if (random.one_in(5)) {  // nothing marked before is true of other segments
         corpus = random_corpus(random);
         walks.follow(*corpus.segments, context), resumes.follow(*corpus.segments, context);
         HistorySource fresh = resumes;
-        fresh.resume(trail, 0);
+        fresh.advance(0, trail, 0);
         CHECK_EQ(fresh.depth(), resumes.depth());
         resumes.advance(accepted);
       }
@@ -234,6 +233,7 @@ TEST(a_trail_leads_where_walking_does) {
   }
 }
 
+// What was there stays as it was while a source does not follow; then it looks at what is there now.
 TEST(segments_that_are_gone_are_not_looked_at) {
   const std::vector<Token> old_text = {1, 2, 3}, new_text = {1, 2, 4}, context = {1, 2};
   const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
