@@ -24,7 +24,7 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
         figure.savefig(folder / "rewards.png", dpi=120)
         figure, (left, right) = _figure("What an epoch takes, and how much of it was there before")
         _curves(left, found, [*exact, *lenient, *both], "steps", "Decoding steps, summed over the responses")
-        left.set_yscale("log")
+        left.set_yscale("log", nonpositive="mask")
         _curves(right, found, [*lenient, *both], "share_reused", "Share of the tokens that old responses gave")
         right.set_ylim(-0.02, 1.02)
         figure.savefig(folder / "work.png", dpi=120)
@@ -33,7 +33,7 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
             shown = ["HistoSpec", *coupled]
             _curves(left, found, shown, "reward", "Reward on the training problems, with their noise", "plasma")
             _curves(right, found, shown, "steps", "Decoding steps, summed over the responses", "plasma")
-            right.set_yscale("log")
+            right.set_yscale("log", nonpositive="mask")
             figure.savefig(folder / "coupled.png", dpi=120)
 
 
@@ -53,7 +53,6 @@ def _curves(
         epochs = np.arange(1, len(middle) + 1)
         color = EXACT[name] if name in EXACT else next(shades)
         style = "--" if name.startswith("both") else "-"
-        middle = np.where((what == "steps") & (middle == 0), np.nan, middle)  # on a logarithmic axis
         axes.plot(epochs, middle, style, color=color, linewidth=2, label=name)
         axes.fill_between(epochs, middle - half, middle + half, color=color, alpha=0.12, linewidth=0)
     axes.set(title=title, xlabel="epoch")
