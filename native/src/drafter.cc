@@ -45,7 +45,9 @@ void weigh(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
   const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
   if (probability <= choice.probability) return;
   const Tally& best = evidence[evidence.candidates()[prediction.best]];
-  choice = {best.token, probability, {best.source, best.age}};
+  const Source source = best.best.source();
+  const std::uint8_t age = source == kHistory ? view.history.age(best.best.where(), view.newest) : 0;
+  choice = {best.token, probability, {source, age}};
 }
 
 }  // namespace
@@ -78,9 +80,9 @@ Evidence gather(Viewpoint& view, const LiveSource& live) {
   Evidence evidence;
   const Tokens context = view.context.tokens();
   const int depth = view.catch_up();
-  view.history.testify(kHistory, view.generated, view.newest, evidence);
+  view.history.testify(kHistory, view.generated, evidence);
   if (depth < kSureOrder || !evidence.unanimous()) live.testify(context, evidence);
-  if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, view.newest, evidence);
+  if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, evidence);
   evidence.elect(kUnlikelyShare);
   return evidence;
 }

@@ -19,28 +19,29 @@ constexpr float kDoubt = 100, kMostSeen = 2000;
 constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
 constexpr float kMostWeight = 1e6f;
 
-// Eight at a time: what a candidate is weighed by.
-using Floats [[gnu::vector_size(32)]] = float;
-using Bits [[gnu::vector_size(32)]] = std::uint32_t;
-using Integers [[gnu::vector_size(32)]] = std::int32_t;
-
-// x = log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
-void to_log2(Floats& x) {
-  const Floats exponent = __builtin_convertvector(reinterpret_cast<Integers>(x) >> 23, Floats) - 127;
-  const auto m = reinterpret_cast<Floats>((reinterpret_cast<Bits>(x) & 0x7fffff) | 0x3f800000);
-  x = exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
+// log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
+Eight log2(const Eight& x) {
+  return halves(x, [](Eight::Half half) {
+    const auto bits = reinterpret_cast<Eight::Bits>(half);
+    const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
+    const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
+    return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
+  });
 }
 
-// The log-odds of what got `n` of `total`; 0 where nobody got any. `n` is lost.
-void stretch(Floats& n, const Floats& total, Floats& log_odds) {
-  constexpr float kPrior = 0.3f, kLn2 = 0.6931472f;
-  Floats others = total - n;
-  others = (others > 0 ? others : Floats{}) + kPrior;
-  n += kPrior;
-  to_log2(n);
-  to_log2(others);
-  log_odds = kLn2 * (n - others);
+// The log-odds of what got `n` of `total`; 0 where nobody got any.
+Eight stretch(const Eight& n, const Eight& total) {
+  constexpr float kLn2 = 0.6931472f;
+  const Eight prior = Eight::all(0.3f), others = total - n;
+  return kLn2 * (log2(n + prior) - log2(where_positive(others, others) + prior));
 }
+
+Eight load(const float* x) {
+  Eight eight;
+  std::memcpy(&eight, x, sizeof(eight));
+  return eight;
+}
+void store(float* x, const Eight& eight) { std::memcpy(x, &eight, sizeof(eight)); }
 
 std::uint16_t slot(std::uint32_t key) {
   return static_cast<std::uint16_t>((key * 2654435761u) >> (32 - Estimator::kBiasBits));
@@ -76,15 +77,15 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
     for (int source = 0; source < kSourceCount; ++source) votes[source] += tally.votes[source];
     aligned += tally.aligned;
     count += tally.count;
-    if (tally.level > deepest) {
-      second = deepest, deepest = tally.level, deepest_count = 0;
+    if (tally.level() > deepest) {
+      second = deepest, deepest = tally.level(), deepest_count = 0;
     } else {
-      second = std::max<int>(second, tally.level);
+      second = std::max<int>(second, tally.level());
     }
-    if (tally.level == deepest) deepest_count += tally.at_level;
+    if (tally.level() == deepest) deepest_count += tally.at_level;
   });
   for (float v : votes) all += v;
-  const Floats totals = {all, aligned, votes[0], votes[1], votes[2], votes[3], count, deepest_count};
+  const Eight totals = {{all, aligned, votes[0], votes[1]}, {votes[2], votes[3], count, deepest_count}};
 
   features.size = static_cast<int>(evidence.candidates().size());
   for (int source = 0; source < kSourceCount; ++source) {
@@ -96,34 +97,31 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
     const Tally& tally = evidence[evidence.candidates()[c]];
     const auto token = static_cast<std::uint32_t>(tally.token);
     features.slots[c] = {slot(token), slot(static_cast<std::uint32_t>(previous) * 70001u + token)};
-    const bool at_top = tally.level == deepest;
+    const bool at_top = tally.level() == deepest;
     const auto& v = tally.votes;
-    Floats got = {tally.all(), tally.aligned, v[0], v[1], v[2], v[3], tally.count, at_top ? tally.at_level : 0};
-    Floats log_odds;
-    stretch(got, totals, log_odds);
-    std::memcpy(features.x[c].data(), &log_odds, sizeof(log_odds));
-    features.x[c][8] = static_cast<float>(tally.level - (at_top ? second : deepest)) * 0.2f;
-    features.x[c][9] = static_cast<float>(tally.level) * 0.2f;
+    const Eight got = {{tally.all(), tally.aligned, v[0], v[1]},
+                       {v[2], v[3], static_cast<float>(tally.count), at_top ? static_cast<float>(tally.at_level) : 0}};
+    store(features.x[c].data(), stretch(got, totals));
+    features.x[c][8] = static_cast<float>(tally.level() - (at_top ? second : deepest)) * 0.2f;
+    features.x[c][9] = static_cast<float>(tally.level()) * 0.2f;
   }
 }
 
 void Estimator::estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const {
   const Weights& w = weights();
-  Hidden position{};
+  Eight position{};
   float odds_of_position = 0;
   for (int row : features.rows) {
     position += w.rows[row];
     odds_of_position += w.row_odds[row];
   }
   for (int c = 0; c < features.size; ++c) {
-    Hidden hidden = position;
-    float odds = odds_of_position;
-    for (int i = 0; i < kInputs; ++i) {
-      hidden += features.x[c][i] * w.inputs[i];
-      odds += features.x[c][i] * w.direct[i];
-    }
-    hidden = hidden > 0 ? hidden * w.output : Hidden{};
-    for (int j = 0; j < kHidden; ++j) odds += hidden[j];
+    const auto& x = features.x[c];
+    Eight hidden = position;
+    for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
+    const Eight parts = where_positive(hidden, hidden * w.output) + load(x.data()) * load(w.direct.data());
+    float odds = odds_of_position + parts.sum();
+    for (int i = 8; i < kInputs; ++i) odds += x[i] * w.direct[i];
     for (int b = 0; net_ && b < 2; ++b) odds += net_->biases[b][features.slots[c][b]];
     probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(odds, -12.0f, 12.0f)));
   }
@@ -138,15 +136,14 @@ void Estimator::learn(const Features& features, int candidate, float probability
   const auto& x = features.x[candidate];
   const float error = (right ? 1.0f : 0.0f) - probability;
   const float step = kRate * error;
-  Hidden hidden{};
+  Eight hidden{};
   for (int row : features.rows) hidden += w.rows[row];
   for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
-  const Hidden back = hidden > 0 ? step * w.output : Hidden{};
-  w.output += hidden > 0 ? step * hidden : Hidden{};
-  for (int i = 0; i < kInputs; ++i) {
-    w.inputs[i] += x[i] * back;
-    w.direct[i] += x[i] * step;
-  }
+  const Eight back = where_positive(hidden, step * w.output);
+  w.output += where_positive(hidden, step * hidden);
+  for (int i = 0; i < kInputs; ++i) w.inputs[i] += x[i] * back;
+  store(w.direct.data(), load(w.direct.data()) + step * load(x.data()));
+  for (int i = 8; i < kInputs; ++i) w.direct[i] += step * x[i];
   for (int row : features.rows) {
     w.rows[row] += back;
     w.row_odds[row] += step;

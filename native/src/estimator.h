@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 
+#include "eight.h"
 #include "evidence.h"
 
 namespace histospec {
@@ -33,7 +34,7 @@ class Estimator {
  public:
   static constexpr int kInputs = 10;
   static constexpr int kContexts = 5;
-  static constexpr int kHidden = 8;
+  static constexpr int kHidden = 8;  // an Eight
   static constexpr int kRunClasses = 6;
   static constexpr int kRows = kSourceCount * kLevels + kRunClasses;
   static constexpr int kBiasBits = 14;
@@ -77,11 +78,10 @@ class Estimator {
   void restore(std::string_view state);
 
  private:
-  using Hidden [[gnu::vector_size(4 * kHidden)]] = float;
   struct Weights {
-    std::array<Hidden, kInputs> inputs;
-    std::array<Hidden, kRows> rows;
-    Hidden output;
+    std::array<Eight, kInputs> inputs;
+    std::array<Eight, kRows> rows;
+    Eight output;
     std::array<float, kRows> row_odds;
     std::array<float, kInputs> direct;
   };

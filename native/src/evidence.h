@@ -34,19 +34,33 @@ inline constexpr std::array<std::uint8_t, kMaxOrder + 1> kLevelOf = [] {
   return t;
 }();
 
+// Who speaks for a token: what it shares with the context, and where it stands.
+class Witness {
+ public:
+  Witness() = default;
+  // `shared`: tokens of the context that stand before it, 1 ... kMaxOrder. `where`: the source's own name for its
+  // response.
+  Witness(std::uint8_t shared, Source source, std::uint16_t where = 0)
+      : all_(std::uint32_t{shared} << 24 | std::uint32_t{source} << 16 | where) {}
+
+  std::uint8_t shared() const { return static_cast<std::uint8_t>(all_ >> 24); }
+  Source source() const { return static_cast<Source>(all_ >> 16 & 0xff); }
+  std::uint16_t where() const { return static_cast<std::uint16_t>(all_); }
+
+ private:
+  std::uint32_t all_ = 0;  // in one piece, so that one can be chosen of two without a branch
+};
+
 // What was said for one token.
 struct Tally {
-  Token token;
-  std::uint8_t level;   // of the witness that shares the most
-  std::uint8_t shared;  // tokens that the best witness shares
-  Source source;        // where it stands
-  std::uint8_t age;     // in history: of its response, in epochs, at most kOldest
-  float at_level;       // witnesses at the level
-  float count;          // witnesses
-  float aligned;        // votes of the history, less the further they stand from the session's own offset
-  std::array<float, kSourceCount> votes;
+  Token token = -1;
+  Witness best = {};           // of the witnesses, the first that shares the most
+  std::uint16_t count = 0;     // witnesses
+  std::uint16_t at_level = 0;  // of them, at the level of the best
+  float aligned = 0;           // votes of the history, less the further they stand from the session's own offset
+  std::array<float, kSourceCount> votes = {};
 
-  static Tally of(Token token) { return {token, 0, 0, kHistory, 0, 0, 0, 0, {}}; }
+  std::uint8_t level() const { return kLevelOf[best.shared()]; }
   float all() const { return votes[0] + votes[1] + votes[2] + votes[3]; }
 };
 
@@ -56,41 +70,32 @@ class Evidence {
   // Of what followed where a response ended, or where the text was not generated; and of a token too many.
   static constexpr Name kNoToken = 15;
 
-  Evidence() { tallies_[kNoToken] = Tally::of(-1); }  // the others begin when they are named
+  Evidence() {  // the other tallies begin when they are named
+    guesses_.fill(kNoToken);
+    tallies_[kNoToken] = Tally();
+  }
 
   // What witnesses of this token call it.
   Name name(Token token) {
-    int i = 0;
-    while (i < named_ && tallies_[i].token != token) ++i;
-    if (i == named_ && named_ < kNoToken) tallies_[named_++] = Tally::of(token);
-    return static_cast<Name>(i);
+    Name& guess = guesses_[static_cast<std::uint32_t>(token) % kGuesses];
+    if (tallies_[guess].token == token) return guess;
+    const Name name = guess == kNoToken ? add(token) : find(token);
+    if (name != kNoToken) guess = name;
+    return name;
   }
 
-  // Witnesses of one source that speak for one token, the best of them first.
-  struct Voices {
-    Name name;
-    Source source;
-    std::uint8_t shared;    // tokens of the context that stand before the first, the best: 1 ... kMaxOrder
-    std::uint8_t count;     // how many they are
-    std::uint8_t at_level;  // of them, at the level of the first
-    float votes;
-    float aligned;
-    std::uint8_t age = 0;  // of the response of the first
-  };
-  void add(const Voices& voices) {
-    Tally& tally = tallies_[voices.name];
-    tally.votes[voices.source] += voices.votes;
-    tally.aligned += voices.aligned;
-    tally.count += voices.count;
-    const std::uint8_t level = kLevelOf[voices.shared];
-    if (level > tally.level) tally.level = level, tally.at_level = 0;
-    if (level == tally.level) tally.at_level += voices.at_level;
-    if (voices.shared > tally.shared) {
-      tally.shared = voices.shared;
-      tally.source = voices.source;
-      tally.age = voices.age;
-    }
-    matched_[voices.source] = std::max(matched_[voices.source], level);
+  // A witness of the source shares so many tokens with the context.
+  void match(Source source, std::uint8_t shared) { matched_[source] = std::max(matched_[source], kLevelOf[shared]); }
+
+  // A witness speaks for a token. What they say follows no pattern, so nothing branches on it.
+  void hear(Name name, Witness witness, float vote, float aligned = 0) {
+    Tally& tally = tallies_[name];
+    tally.votes[witness.source()] += vote;
+    tally.aligned += aligned;
+    ++tally.count;
+    const int level = kLevelOf[witness.shared()], known = tally.level();
+    tally.at_level = static_cast<std::uint16_t>((tally.at_level & -(level <= known)) + (level >= known));
+    tally.best = witness.shared() > tally.best.shared() ? witness : tally.best;
   }
 
   // The vote of the witness that comes after `nearness` others of its kind.
@@ -104,16 +109,20 @@ class Evidence {
   // Of the tokens named, keeps the best by votes: at most kMaxCandidates, and those with less than `share` of the votes
   // of the first are almost never right. Ties: the one named first.
   void elect(float share) {
-    std::array<float, kNoToken> votes;
-    for (int i = 0; i < named_; ++i) votes[i] = tallies_[i].all();
-    float least = 0;
-    for (elected_ = 0; elected_ < std::min(named_, kMaxCandidates); ++elected_) {
-      const auto best = static_cast<Name>(std::max_element(votes.begin(), votes.begin() + named_) - votes.begin());
-      if (votes[best] < least) break;
-      if (elected_ == 0) least = share * votes[best];
-      votes[best] = -1;
-      candidates_[elected_] = best;
+    std::array<float, kMaxCandidates> votes;
+    elected_ = 0;
+    for (int i = 0; i < named_; ++i) {
+      const float own = tallies_[i].all();
+      if (elected_ == kMaxCandidates && own <= votes[kMaxCandidates - 1]) continue;
+      int at = elected_ < kMaxCandidates ? elected_++ : kMaxCandidates - 1;
+      for (; at > 0 && votes[at - 1] < own; --at) {
+        votes[at] = votes[at - 1];
+        candidates_[at] = candidates_[at - 1];
+      }
+      votes[at] = own;
+      candidates_[at] = static_cast<Name>(i);
     }
+    while (elected_ > 1 && votes[elected_ - 1] < share * votes[0]) --elected_;
   }
 
   bool unanimous() const { return named_ == 1; }
@@ -128,6 +137,20 @@ class Evidence {
   }
 
  private:
+  static constexpr std::size_t kGuesses = 16;
+
+  Name find(Token token) {
+    for (int i = 0; i < named_; ++i) {
+      if (tallies_[i].token == token) return static_cast<Name>(i);
+    }
+    return add(token);
+  }
+  Name add(Token token) {
+    if (named_ == kNoToken) return kNoToken;
+    tallies_[named_] = {.token = token};
+    return static_cast<Name>(named_++);
+  }
+
   static constexpr std::array<float, 16> kInverse = [] {
     std::array<float, 16> t{};
     for (int i = 0; i < 16; ++i) t[i] = 1.0f / static_cast<float>(1 + i);
@@ -138,6 +161,7 @@ class Evidence {
   int elected_ = 0;
   std::array<std::uint8_t, kSourceCount> matched_{};
   std::array<Name, kMaxCandidates> candidates_;
+  std::array<Name, kGuesses> guesses_;  // who was named last, by the end of the token
   std::array<Tally, kNoToken + 1> tallies_;
 };
 

@@ -40,17 +40,13 @@ class Rows {
 
   std::size_t size() const { return size_; }
   // Row size() shares nothing with the one above it; the rest of it means nothing.
+  // use(rows), which are these, of the width that they have: so that loops need not ask for every row.
+  template <typename Use>
+  decltype(auto) read(Use use) const {
+    return wide_ ? use(Wide{data_}) : use(Narrow{data_});
+  }
   Row operator[](std::uint32_t r) const {
-    if (wide_) {
-      const std::byte* const at = data_ + r * kWide;
-      const auto both = load<std::uint8_t>(at + 10);
-      return {load<std::uint32_t>(at), load<std::uint32_t>(at + 4), load<std::uint16_t>(at + 8), shared_of(both),
-              epoch_of(both)};
-    }
-    const auto row = load<std::uint64_t>(data_ + r * kNarrow);
-    const auto both = static_cast<std::uint8_t>(row >> 48);
-    return {static_cast<std::uint16_t>(row), static_cast<std::uint16_t>(row >> 16),
-            static_cast<std::uint16_t>(row >> 32), shared_of(both), epoch_of(both)};
+    return read([r](auto rows) { return rows[r]; });
   }
   // Row r is about to be looked at, and those around it.
   void prefetch(std::uint32_t r) const {
@@ -80,19 +76,41 @@ class Rows {
     return true;
   }
 
-  // The least `shared` of the rows [first, last), and of `bound`.
+  // The least `shared` of the rows [first, last), and of `bound`. Whole blocks first: with what they say, hardly ever a
+  // row has to be looked at.
   std::uint8_t least(std::uint32_t first, std::uint32_t last, std::uint8_t bound) const {
-    if (last - first <= 2 * kBlock) return least_of(first, last, bound);
     const std::uint32_t first_block = (first + kBlock - 1) / kBlock, last_block = last / kBlock;
-    bound = least_of(first, first_block * kBlock, bound);
+    if (first_block > last_block) return bound > 0 ? least_of(first, last, bound) : bound;
     for (std::uint32_t b = first_block; b < last_block && bound > 0;) {
       const std::uint32_t end = std::min(last_block, b + 64);
       for (; b < end; ++b) bound = std::min(bound, blocks_[b]);
     }
-    return least_of(last_block * kBlock, last, bound);
+    const auto may_be_less = [&](std::uint32_t b) { return b >= blocks_.size() || blocks_[b] < bound; };
+    if (first < first_block * kBlock && may_be_less(first_block - 1))
+      bound = least_of(first, first_block * kBlock, bound);
+    if (last_block * kBlock < last && may_be_less(last_block)) bound = least_of(last_block * kBlock, last, bound);
+    return bound;
   }
 
  private:
+  struct Narrow {
+    Row operator[](std::uint32_t r) const {
+      const auto row = load<std::uint64_t>(data + r * kNarrow);
+      const auto both = static_cast<std::uint8_t>(row >> 48);
+      return {static_cast<std::uint16_t>(row), static_cast<std::uint16_t>(row >> 16),
+              static_cast<std::uint16_t>(row >> 32), shared_of(both), epoch_of(both)};
+    }
+    const std::byte* data;
+  };
+  struct Wide {
+    Row operator[](std::uint32_t r) const {
+      const std::byte* const at = data + r * kWide;
+      const auto both = load<std::uint8_t>(at + 10);
+      return {load<std::uint32_t>(at), load<std::uint32_t>(at + 4), load<std::uint16_t>(at + 8), shared_of(both),
+              epoch_of(both)};
+    }
+    const std::byte* data;
+  };
   static_assert(std::endian::native == std::endian::little);
   static constexpr std::size_t kNarrow = 7, kWide = 11;
   static constexpr std::uint32_t kBlock = 8;

@@ -1,6 +1,7 @@
 #include "segment.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -66,8 +67,28 @@ Place Segment::find(Tokens context) const {
   return place;
 }
 
+std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::uint32_t rank) const {
+  constexpr std::uint32_t kNearby = 3;
+  return rows_.read([&](auto rows) -> std::optional<std::uint32_t> {
+    // What followed a row that ends may only be hidden: nothing is known of the rows beyond.
+    const std::uint32_t top = place.row - std::min(place.row, place.above > 0 ? kNearby : 0);
+    for (std::uint32_t r = place.row; r > top;) {
+      const Row row = rows[--r];
+      if (row.next == rank) return row.to + 1;
+      if (row.next == kSeparator) break;
+    }
+    const std::uint32_t end = std::min(this->rows(), place.row + (place.below > 0 ? kNearby : 0));
+    for (std::uint32_t r = place.row; r < end; ++r) {
+      const Row row = rows[r];
+      if (row.next == rank) return row.to;
+      if (row.next == kSeparator) break;
+    }
+    return {};
+  });
+}
+
 void Segment::extend(Place& place, Token token) const {
-  // Where a row next to the place goes on with `token`, so does the place, to the same side of the row that it leads
+  // Where the row next to the place goes on with `token`, so does the place, to the same side of the row that it leads
   // to. What it shares with the row beyond follows from what those two rows share, unless that is as much.
   const auto longer = [](std::uint8_t shared) { return std::min<std::uint8_t>(shared + 1, kMaxOrder); };
   if (place.below > 0) {
@@ -97,30 +118,13 @@ void Segment::extend(Place& place, Token token) const {
   }
   // The neighbours of the new place continue the nearest rows on either side of the old one that the token followed.
   const std::uint32_t first = first_[c], last = first_[c + 1];
-  const std::uint32_t row = from_.lower_bound(first, last, place.row);
+  const std::optional<std::uint32_t> nearby = continued_nearby(place, c);
+  const std::uint32_t row = nearby ? *nearby : from_.lower_bound(first, last, place.row);
+  rows_.prefetch(row);  // while what is shared is being looked for
   Place moved{row, 0, 0};
   if (row > first) moved.above = longer(rows_.least(from_[row - 1] + 1, place.row, place.above));
   if (row < last) moved.below = longer(rows_.least(place.row + 1, from_[row] + 1, place.below));
   place = moved;
-}
-
-Segment::Near Segment::neighbours(const Place& place, int most, std::span<Neighbour, 2 * kNear> found) const {
-  Near near{0, 0};
-  std::uint8_t shared = place.above;
-  for (std::uint32_t r = place.row; near.above < most && shared > 0;) {
-    const Row row = rows_[--r];
-    if (near.above == 0) rows_.prefetch(row.to);
-    found[near.above++] = {row.next, row.offset, shared, row.epoch};
-    shared = std::min(shared, row.shared);
-  }
-  shared = place.below;
-  for (std::uint32_t r = place.row; near.below < most && shared > 0;) {
-    const Row row = rows_[r];
-    if (near.below == 0) rows_.prefetch(row.to);
-    found[near.above + near.below++] = {row.next, row.offset, shared, row.epoch};
-    shared = std::min(shared, rows_[++r].shared);
-  }
-  return near;
 }
 
 void Segment::check_integrity() const {

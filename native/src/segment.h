@@ -42,6 +42,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -107,13 +108,29 @@ class Segment {
     constexpr int kMuch = 11, kFew = 4;
     return place.depth() < kMuch ? kNear : kFew;
   }
-  struct Near {
-    int above;
-    int below;
-  };
-  // The rows nearest to a place that share anything with its context: at most `most` above it, nearest first, then as
-  // many below. Returns how many of either.
-  Near neighbours(const Place& place, int most, std::span<Neighbour, 2 * kNear> found) const;
+  // Calls visit(neighbour, nearness) for the rows nearest to a place that share anything with its context: at most
+  // `most` above it, nearest first, then as many below. The nearest has nearness 0.
+  template <typename Visit>
+  void each_near(const Place& place, int most, Visit visit) const {
+    if (place.above > 0) rows_.prefetch(rows_[place.row - 1].to);
+    if (place.below > 0) rows_.prefetch(rows_[place.row].to);
+    rows_.read([&](auto rows) {
+      std::uint8_t shared = place.above;
+      std::uint32_t r = place.row;
+      for (int i = 0; i < most && shared > 0; ++i) {
+        const Row row = rows[--r];
+        visit(Neighbour{row.next, row.offset, shared, row.epoch}, i);
+        shared = std::min(shared, row.shared);
+      }
+      shared = place.below;
+      r = place.row;
+      for (int i = 0; i < most && shared > 0; ++i) {
+        const Row row = rows[r];
+        visit(Neighbour{row.next, row.offset, shared, row.epoch}, i);
+        shared = std::min(shared, rows[++r].shared);
+      }
+    });
+  }
 
   // Re-derives every invariant above; throws std::logic_error naming the first that fails.
   void check_integrity() const;
@@ -144,6 +161,8 @@ class Segment {
   std::uint8_t epoch_name(std::int64_t epoch) const;
   // Rank by rank, in the order in which the responses lie.
   std::vector<std::uint32_t> text() const;
+  // The row below the place to which this token moves a place, if it followed one of the nearest rows.
+  std::optional<std::uint32_t> continued_nearby(const Place& place, std::uint32_t rank) const;
   Place nowhere() const { return {rows() / 2, 0, 0}; }
 
   std::size_t tokens_ = 0;

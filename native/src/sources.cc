@@ -7,13 +7,7 @@ namespace histospec {
 namespace {
 
 // Where witnesses stand in their responses is asked of the nearest ones only.
-constexpr std::size_t kAlignedRows = 4;
-
-std::uint8_t age(std::int64_t newest, std::int64_t epoch) {
-  if (epoch >= newest) return 0;
-  return static_cast<std::uint8_t>(
-      std::min<std::uint64_t>(static_cast<std::uint64_t>(newest) - static_cast<std::uint64_t>(epoch), kOldest));
-}
+constexpr int kAlignedRows = 4;
 
 }  // namespace
 
@@ -58,43 +52,28 @@ void HistorySource::advance(std::size_t tokens, const Trail& trail, std::size_t 
   behind_ = tokens - trail.drafted_[marks - 1];
 }
 
-void HistorySource::testify(Source source, std::int64_t offset, std::int64_t newest, Evidence& evidence) const {
-  std::array<Neighbour, 2 * Segment::kNear> found;
+void HistorySource::testify(Source source, std::int64_t offset, Evidence& evidence) const {
   for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
-    const int most = std::min(rows_, Segment::most_near(places_[s]));
-    const Segment::Near near = segment.neighbours(places_[s], most, found);
-    const std::span<const Neighbour> all(found);
-    testify_side(segment, all.first(near.above), source, offset, newest, evidence);
-    testify_side(segment, all.subspan(near.above, near.below), source, offset, newest, evidence);
+    evidence.match(source, static_cast<std::uint8_t>(places_[s].depth()));
+    segment.each_near(
+        places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int nearness) {
+          const auto name =
+              row.next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next));
+          const float vote = Evidence::vote(row.shared, nearness);
+          const bool asked = source == kHistory && nearness < kAlignedRows;
+          const auto where = static_cast<std::uint16_t>(s * Rows::kEpochs + row.epoch);
+          evidence.hear(name, Witness(row.shared, source, where), vote,
+                        asked ? vote * Evidence::alignment(row.offset - offset) : 0.0f);
+        });
   }
 }
 
-// One side, nearest first.
-void HistorySource::testify_side(const Segment& segment, std::span<const Neighbour> side, Source source,
-                                 std::int64_t offset, std::int64_t newest, Evidence& evidence) {
-  for (std::size_t i = 0; i < side.size();) {
-    const std::uint32_t next = side[i].next;
-    const std::uint8_t level = kLevelOf[side[i].shared];
-    Evidence::Voices voices{next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(next)),
-                            source,
-                            side[i].shared,
-                            0,
-                            0,
-                            0,
-                            0,
-                            age(newest, segment.epoch(side[i].epoch))};
-    for (; i < side.size() && side[i].next == next; ++i) {
-      const float vote = Evidence::vote(side[i].shared, static_cast<int>(i));
-      voices.votes += vote;
-      ++voices.count;
-      voices.at_level += kLevelOf[side[i].shared] == level;
-      if (source == kHistory && i < kAlignedRows) {
-        voices.aligned += vote * Evidence::alignment(side[i].offset - offset);
-      }
-    }
-    evidence.add(voices);
-  }
+std::uint8_t HistorySource::age(std::uint16_t where, std::int64_t newest) const {
+  const std::int64_t epoch = (*segments_)[where / Rows::kEpochs]->epoch(where % Rows::kEpochs);
+  if (epoch >= newest) return 0;
+  return static_cast<std::uint8_t>(
+      std::min<std::uint64_t>(static_cast<std::uint64_t>(newest) - static_cast<std::uint64_t>(epoch), kOldest));
 }
 
 int HistorySource::depth() const {
@@ -107,9 +86,10 @@ void LiveSource::testify(Tokens context, Evidence& evidence) const {
   std::array<LiveText::Match, LiveText::kCandidates> matches;
   const int found = live_.find(own_, context, matches);
   for (int i = 0; i < found; ++i) {
-    const auto length = static_cast<std::uint8_t>(matches[i].length);
-    evidence.add({evidence.name(matches[i].next), matches[i].own ? kOwn : kSiblings, length, 1, 1,
-                  Evidence::vote(length, i), 0});
+    const auto shared = static_cast<std::uint8_t>(matches[i].length);
+    evidence.match(matches[i].own ? kOwn : kSiblings, shared);
+    evidence.hear(evidence.name(matches[i].next), Witness(shared, matches[i].own ? kOwn : kSiblings),
+                  Evidence::vote(shared, i));
   }
 }
 

@@ -72,15 +72,15 @@ class HistorySource {
   void mark(Trail& trail, std::size_t drafted) const;
 
   // Adds the rows nearest to the context in each segment, as witnesses of `source`. `offset`: how many tokens the
-  // session has generated. `newest`: the epoch that their age is counted from.
-  void testify(Source source, std::int64_t offset, std::int64_t newest, Evidence& evidence) const;
+  // session has generated.
+  void testify(Source source, std::int64_t offset, Evidence& evidence) const;
+  // How many epochs older than `newest` the response is that a witness of this source is of, at most kOldest.
+  std::uint8_t age(std::uint16_t where, std::int64_t newest) const;
   // The longest context known to any of the segments.
   int depth() const;
 
  private:
   void find(Tokens context);
-  static void testify_side(const Segment& segment, std::span<const Neighbour> side, Source source, std::int64_t offset,
-                           std::int64_t newest, Evidence& evidence);
 
   std::size_t patience_;
   int rows_;

@@ -18,7 +18,9 @@ Evidence random_evidence(Random& random) {
     const auto name = random.one_in(6) ? Evidence::kNoToken : evidence.name(static_cast<Token>(random.below(alphabet)));
     const auto shared = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
     const float vote = Evidence::vote(shared, static_cast<int>(random.below(8)));
-    evidence.add({name, static_cast<Source>(random.below(kSourceCount)), shared, 1, 1, vote, 0});
+    const auto source = static_cast<Source>(random.below(kSourceCount));
+    evidence.match(source, shared);
+    evidence.hear(name, Witness(shared, source), vote);
   }
   evidence.elect(0.1f);
   return evidence;
@@ -27,11 +29,12 @@ Evidence random_evidence(Random& random) {
 // `agree` witnesses of the history say one token, `differ` another.
 Evidence history(int agree, int differ, std::uint8_t shared) {
   Evidence evidence;
-  const auto a = evidence.name(1);
-  for (int i = 0; i < agree; ++i) evidence.add({a, kHistory, shared, 1, 1, Evidence::vote(shared, i), 0});
-  for (int i = 0; i < differ; ++i) {
-    evidence.add({evidence.name(2), kHistory, shared, 1, 1, Evidence::vote(shared, i), 0});
-  }
+  evidence.match(kHistory, shared);
+  const auto say = [&](Token token, int nearness) {
+    evidence.hear(evidence.name(token), Witness(shared, kHistory), Evidence::vote(shared, nearness));
+  };
+  for (int i = 0; i < agree; ++i) say(1, i);
+  for (int i = 0; i < differ; ++i) say(2, i);
   evidence.elect(0.0f);
   return evidence;
 }

@@ -1,7 +1,6 @@
 #include "evidence.h"
 
-#include <map>
-#include <numeric>
+#include <algorithm>
 
 #include "check.h"
 #include "random_text.h"
@@ -19,32 +18,33 @@ class Model {
  public:
   struct Said {
     Token token;
-    Evidence::Voices voices;
+    Witness witness;
+    float vote;
+    float aligned;
   };
 
-  void add(Token token, const Evidence::Voices& voices) {
-    if (token != kNothing && std::ranges::find(named, token) == named.end()) {
+  void hear(Said said) {
+    if (said.token != kNothing && std::ranges::find(named, said.token) == named.end()) {
       if (named.size() < kNamed) {
-        named.push_back(token);
+        named.push_back(said.token);
       } else {
-        token = kNothing;
+        said.token = kNothing;
       }
     }
-    heard.push_back({token, voices});
+    heard.push_back(said);
   }
 
   Tally tally(Token token) const {
-    Tally out = Tally::of(token);
-    for (const auto& [said, v] : heard) {
-      if (said != token) continue;
-      out.votes[v.source] += v.votes;
-      out.aligned += v.aligned;
-      out.count += v.count;
-      out.level = std::max(out.level, kLevelOf[v.shared]);
-      if (v.shared > out.shared) out.shared = v.shared, out.source = v.source;  // the first of the best
+    Tally out{.token = token};
+    for (const Said& said : heard) {
+      if (said.token != token) continue;
+      out.votes[said.witness.source()] += said.vote;
+      out.aligned += said.aligned;
+      ++out.count;
+      if (said.witness.shared() > out.best.shared()) out.best = said.witness;  // the first of the best
     }
-    for (const auto& [said, v] : heard) {
-      if (said == token && kLevelOf[v.shared] == out.level) out.at_level += v.at_level;
+    for (const Said& said : heard) {
+      out.at_level += said.token == token && kLevelOf[said.witness.shared()] == out.level();
     }
     return out;
   }
@@ -80,21 +80,14 @@ void check_same(Evidence& evidence, const Model& model, float share) {
     CHECK_EQ(tally.votes, expected.votes);
     CHECK_EQ(tally.aligned, expected.aligned);
     CHECK_EQ(tally.count, expected.count);
-    CHECK_EQ(tally.level, expected.level);
     CHECK_EQ(tally.at_level, expected.at_level);
-    CHECK_EQ(tally.shared, expected.shared);
-    CHECK_EQ(tally.source, expected.source);
+    CHECK_EQ(tally.best.shared(), expected.best.shared());
+    CHECK_EQ(tally.best.source(), expected.best.source());
+    CHECK_EQ(tally.best.where(), expected.best.where());
   });
   std::vector<Token> expected = model.named;
   expected.push_back(kNothing);
   CHECK_EQ(tokens, expected);
-  for (int source = 0; source < kSourceCount; ++source) {
-    std::uint8_t level = 0;
-    for (const auto& [token, v] : model.heard) {
-      if (v.source == source) level = std::max(level, kLevelOf[v.shared]);
-    }
-    CHECK_EQ(evidence.matched(static_cast<Source>(source)), level);
-  }
   CHECK_EQ(elected(evidence, share), model.elected(share));
 }
 
@@ -110,22 +103,24 @@ TEST(against_plain_lists) {
     constexpr float kShares[] = {0.0f, 0.125f, 0.5f, 1.0f};
     for (std::size_t n = random.below(60); n > 0; --n) {
       const Token token = random.one_in(8) ? kNothing : static_cast<Token>(random.below(alphabet) * 1000);
-      const auto shared = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
-      const auto count = static_cast<std::uint8_t>(random.between(1, 4));
-      Evidence::Voices voices{Evidence::kNoToken,
-                              static_cast<Source>(random.below(kSourceCount)),
-                              shared,
-                              count,
-                              static_cast<std::uint8_t>(random.between(1, count)),
-                              static_cast<float>(random.below(1000)) / 8,
-                              static_cast<float>(random.below(100)) / 4};
-      if (token != kNothing) voices.name = evidence.name(token);
-      evidence.add(voices);
-      model.add(token, voices);
+      const Witness witness(static_cast<std::uint8_t>(random.between(1, kMaxOrder)),
+                            static_cast<Source>(random.below(kSourceCount)),
+                            static_cast<std::uint16_t>(random.below(UINT16_MAX + 1)));
+      const float vote = static_cast<float>(random.below(1000)) / 8,
+                  aligned = static_cast<float>(random.below(100)) / 4;
+      evidence.hear(token == kNothing ? Evidence::kNoToken : evidence.name(token), witness, vote, aligned);
+      model.hear({token, witness, vote, aligned});
       if (random.one_in(20)) check_same(evidence, model, kShares[random.below(4)]);  // an election can be repeated
     }
     check_same(evidence, model, kShares[random.below(4)]);
   }
+}
+
+TEST(what_a_source_knows_is_what_its_best_witness_shares) {
+  Evidence evidence;
+  for (std::uint8_t shared : {3, 9, 5}) evidence.match(kOwn, shared);
+  CHECK_EQ(evidence.matched(kOwn), kLevelOf[9]);
+  CHECK_EQ(evidence.matched(kHistory), 0);
 }
 
 TEST(levels_ascend_to_the_largest_order) {
@@ -153,7 +148,7 @@ TEST(nobody_says_anything) {
   Evidence evidence;
   CHECK(elected(evidence, 0.1f).empty());
   CHECK(!evidence.unanimous());
-  evidence.add({Evidence::kNoToken, kHistory, 32, 8, 8, 100, 0});
+  for (int i = 0; i < 8; ++i) evidence.hear(Evidence::kNoToken, Witness(32, kHistory), 100);
   CHECK(elected(evidence, 0.0f).empty());
   CHECK(!evidence.unanimous());
   CHECK_EQ(evidence[Evidence::kNoToken].count, 8);
@@ -163,7 +158,7 @@ TEST(more_tokens_than_can_be_named) {
   Evidence evidence;
   for (Token token = 0; token < 40; ++token) {
     const float votes = token < static_cast<Token>(kNamed) ? 1 : 32;
-    evidence.add({evidence.name(token), kOwn, 1, 1, 1, votes, 0});
+    evidence.hear(evidence.name(token), Witness(1, kOwn), votes);
     CHECK_EQ(evidence.name(token), std::min<std::size_t>(token, kNamed));
   }
   CHECK_EQ(elected(evidence, 0.0f), (std::vector<Token>{0, 1, 2, 3}));  // ties: the one named first

@@ -77,12 +77,32 @@ void check_round_trip(const std::vector<Response>& responses, const Segment& seg
 // A row as the reference model sees it: how much of the context stands there, what followed, and where.
 using Seen = std::tuple<int, Token, std::int64_t>;
 
+// The rows nearest to a place, nearest first.
+struct Near {
+  std::vector<Neighbour> above, below;
+
+  std::vector<Neighbour> all() const {
+    std::vector<Neighbour> both = above;
+    both.insert(both.end(), below.begin(), below.end());
+    return both;
+  }
+};
+
+Near near_to(const Segment& segment, const Place& place, int most) {
+  Near near;
+  segment.each_near(place, most, [&](const Neighbour& neighbour, int nearness) {
+    // Of each side the nearest comes first, of both the one above.
+    const bool above = near.below.empty() && static_cast<int>(near.above.size()) == nearness && place.above > 0;
+    std::vector<Neighbour>& side = above ? near.above : near.below;
+    CHECK_EQ(static_cast<int>(side.size()), nearness);
+    side.push_back(neighbour);
+  });
+  CHECK(static_cast<int>(near.above.size()) <= most && static_cast<int>(near.below.size()) <= most);
+  return near;
+}
+
 std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
-  std::array<Neighbour, 2 * Segment::kNear> found;
-  const int most = Segment::most_near(place);
-  const Segment::Near near = segment.neighbours(place, most, found);
-  CHECK(near.above >= 0 && near.above <= most && near.below >= 0 && near.below <= most);
-  return {found.begin(), found.begin() + near.above + near.below};
+  return near_to(segment, place, Segment::most_near(place)).all();
 }
 
 // One side of a place: its rows share less and less, the further they are.
@@ -101,12 +121,9 @@ void check_side(std::span<const Neighbour> side, int shared) {
 void check_context(const std::vector<Response>& responses, const Segment& segment, const Place& place,
                    const std::vector<Token>& context, int most_rows = Segment::kNear) {
   const int full = std::min(most_rows, Segment::most_near(place));
-  std::array<Neighbour, 2 * Segment::kNear> found;
-  const Segment::Near near = segment.neighbours(place, full, found);
-  CHECK(near.above <= full && near.below <= full);
-  const std::span<const Neighbour> above(found.data(), near.above), below(found.data() + near.above, near.below);
-  check_side(above, place.above);
-  check_side(below, place.below);
+  const Near near = near_to(segment, place, full);
+  check_side(near.above, place.above);
+  check_side(near.below, place.below);
 
   std::vector<Seen> left_out, listed;
   int depth = 0;
@@ -115,10 +132,8 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
     depth = std::max(depth, o.length);
   }
   CHECK_EQ(place.depth(), depth);
-  for (int i = 0; i < near.above + near.below; ++i) {
-    const std::uint32_t next = found[i].next;
-    listed.emplace_back(found[i].shared, next == Segment::kSeparator ? testing::kNothing : segment.token(next),
-                        found[i].offset);
+  for (const Neighbour& n : near.all()) {
+    listed.emplace_back(n.shared, n.next == Segment::kSeparator ? testing::kNothing : segment.token(n.next), n.offset);
   }
   for (const Seen& seen : listed) {
     const auto known = std::ranges::find(left_out, seen);
@@ -126,7 +141,7 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
     left_out.erase(known);
   }
   int most = 0;
-  for (const auto& side : {above, below}) {
+  for (const auto& side : {near.above, near.below}) {
     if (static_cast<int>(side.size()) == full) most = std::max<int>(most, side.back().shared);
   }
   for (const auto& [shared, next, offset] : left_out) CHECK(shared <= most);

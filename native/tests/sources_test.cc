@@ -58,7 +58,7 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
     HistorySource alone;
     alone.reset(*segment, context);
     Evidence evidence;
-    alone.testify(kHistory, offset, 0, evidence);
+    alone.testify(kHistory, offset, evidence);
     std::map<Token, std::size_t> there;
     std::size_t all = 0, heard = 0;
     int longest = 0;
@@ -79,7 +79,7 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
     CHECK_EQ(evidence.matched(kHistory), kLevelOf[longest]);
     int shared = 0;
     evidence.each([&](const Tally& tally) {
-      shared = std::max<int>(shared, tally.shared);
+      shared = std::max<int>(shared, tally.best.shared());
       CHECK(tally.at_level <= tally.count);
       CHECK(tally.all() <= static_cast<float>(kMaxOrder) * tally.count);
       CHECK_EQ(tally.all() > 0, tally.count > 0);
@@ -92,7 +92,7 @@ void check_history(const Corpus& corpus, const HistorySource& source, Tokens con
   CHECK_EQ(source.depth(), depth);
   // And all of them together: each segment says what it says alone, for the source that was asked for.
   Evidence together;
-  source.testify(kNamespace, offset, 0, together);
+  source.testify(kNamespace, offset, together);
   std::size_t heard = 0;
   for (const auto& [token, count] : counts(together)) heard += count;
   CHECK_EQ(heard, heard_alone);
@@ -175,7 +175,7 @@ TEST(fewer_rows_are_the_nearest) {
     const std::vector<Token> context = random.text(random.below(8), 5);
     all.reset(*corpus.segments, context), few.reset(*corpus.segments, context);
     Evidence by_all, by_few;
-    all.testify(kNamespace, 0, 0, by_all), few.testify(kNamespace, 0, 0, by_few);
+    all.testify(kNamespace, 0, by_all), few.testify(kNamespace, 0, by_few);
     CHECK_EQ(by_few.matched(kNamespace), by_all.matched(kNamespace));
     const std::map<Token, std::size_t> heard = counts(by_all);
     std::size_t witnesses = 0;
@@ -226,7 +226,7 @@ TEST(a_trail_leads_where_walking_does) {
       walks.advance(came.size());
       walks.catch_up(tail(context)), resumes.catch_up(tail(context));
       Evidence one, other;
-      walks.testify(kHistory, 0, 0, one), resumes.testify(kHistory, 0, 0, other);
+      walks.testify(kHistory, 0, one), resumes.testify(kHistory, 0, other);
       CHECK_EQ(counts(one), counts(other));
       CHECK_EQ(walks.depth(), resumes.depth());
     }
@@ -242,7 +242,7 @@ TEST(segments_that_are_gone_are_not_looked_at) {
   source.reset(*segments, context);
   const auto next = [&] {
     Evidence evidence;
-    source.testify(kHistory, 0, 0, evidence);
+    source.testify(kHistory, 0, evidence);
     evidence.elect(0);
     std::vector<Token> tokens;
     for (Evidence::Name name : evidence.candidates()) tokens.push_back(evidence[name].token);

@@ -1,0 +1,43 @@
+// Eight floats at a time, as two vectors of the size that every x86-64 and Arm has: what is larger, compilers take
+// apart element by element.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace histospec {
+
+struct Eight {
+  using Half [[gnu::vector_size(16)]] = float;
+  using Bits [[gnu::vector_size(16)]] = std::int32_t;
+
+  Half low, high;
+
+  static Eight all(float x) { return {Half{x, x, x, x}, Half{x, x, x, x}}; }
+
+  Eight& operator+=(const Eight& other) { return low += other.low, high += other.high, *this; }
+  friend Eight operator+(const Eight& a, const Eight& b) { return {a.low + b.low, a.high + b.high}; }
+  friend Eight operator-(const Eight& a, const Eight& b) { return {a.low - b.low, a.high - b.high}; }
+  friend Eight operator*(const Eight& a, const Eight& b) { return {a.low * b.low, a.high * b.high}; }
+  friend Eight operator*(float x, const Eight& a) { return {x * a.low, x * a.high}; }
+  float sum() const {
+    const Half half = low + high;
+    return (half[0] + half[2]) + (half[1] + half[3]);
+  }
+};
+
+// Each half of it changed by `change`.
+template <typename Change>
+Eight halves(const Eight& x, Change change) {
+  return {change(x.low), change(x.high)};
+}
+
+// What of x stands where `sign` is above 0; 0 elsewhere.
+inline Eight where_positive(const Eight& sign, const Eight& x) {
+  const auto keep = [](Eight::Half s, Eight::Half y) {
+    return reinterpret_cast<Eight::Half>((s > Eight::Half{}) & reinterpret_cast<Eight::Bits>(y));
+  };
+  return {keep(sign.low, x.low), keep(sign.high, x.high)};
+}
+
+}  // namespace histospec
