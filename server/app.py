@@ -23,6 +23,7 @@ from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError
 from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, SPECRL, Accounting
+from histospec.server.machine import cpu_limit
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
 from histospec.server.service import DraftService
@@ -37,6 +38,7 @@ from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
 
+MOST_THREADS = 2  # where nobody says how many: more were not measured
 NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
 
 
@@ -79,7 +81,7 @@ class Server:
         engine = Engine(
             config.memory,
             history_epochs=config.history_epochs,
-            threads=config.threads,
+            threads=config.threads or min(MOST_THREADS, cpu_limit()),
             namespace_tokens=config.namespace_tokens,
         )
         self._metrics = Metrics(engine)

@@ -236,10 +236,10 @@ class Config(StoreConfig):
     )
 
     # How it drafts
-    threads: Annotated[int, Field(ge=1, le=64)] = Field(
-        1,
-        description="threads that draft for one batch of 32 sessions or more; what they draft does not depend on it; "
-        "they stay awake for a millisecond after a step",
+    threads: Annotated[int, Field(ge=0, le=64)] = Field(
+        0,
+        description="threads that draft for one batch of 32 sessions or more, 0 for two where the process may use two "
+        "CPUs; what they draft does not depend on it; they stay awake for a millisecond after a step",
     )
 
     # Limits: what one caller may ask for

@@ -1,20 +1,16 @@
 """How close a server is to its limits: what it was given, and how much of that is in use. Read at every scrape."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from histospec.server.config import Config
+from histospec.server.machine import memory_limit
 from histospec.server.store import Store
 from histospec.server.tls import Certificates
-
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Vitals(Collector):
@@ -68,19 +64,3 @@ class Vitals(Collector):
                 "When the first certificate of the server's chain expires, in seconds since 1970.",
                 self._certificates.expiry(),
             )
-
-
-def memory_limit(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes that this process may hold: the least limit of its control groups (version 2), or all the machine has."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
-        names = [line[3:] for line in membership.read_text().splitlines() if line.startswith("0::")]
-    except OSError:
-        names = []
-    for name in names:
-        group = cgroups / name.lstrip("/")
-        while group.is_relative_to(cgroups):
-            with suppress(OSError, ValueError):  # no such group here, or no limit: "max"
-                limits.append(int((group / "memory.max").read_text()))
-            group = group.parent
-    return min(limits)

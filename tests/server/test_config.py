@@ -33,7 +33,7 @@ def test_the_defaults_are_safe():
     assert str(config.listen) == "127.0.0.1:6378"
     assert str(config.http) == "127.0.0.1:9464"
     assert (config.memory, config.history_epochs, config.store) == (8 << 30, 8, "sqlite")
-    assert (config.threads, config.namespace_tokens) == (1, 1 << 19)
+    assert (config.threads, config.namespace_tokens) == (0, 1 << 19)
     assert (config.retention, config.disk, config.max_backlog) == (0, None, 256 << 20)
     assert config.insecure is False
 
@@ -110,7 +110,7 @@ WRONG = {
     "redis cluster": (["--store", "redis+cluster://a/1"], "--store: database: expected 0, the only one of a Cluster"),
     "store": (["--store", "files"], "--store: there is no such store; use sqlite, redis://HOST:PORT or"),
     "zero": (["--history-epochs", "0"], "--history-epochs: input should be greater than or equal to 1, is '0'"),
-    "no thread": (["--threads", "0"], "--threads: input should be greater than or equal to 1, is '0'"),
+    "less than no thread": (["--threads", "-1"], "--threads: input should be greater than or equal to 0, is '-1'"),
     "threads": (["--threads", "65"], "--threads: input should be less than or equal to 64, is '65'"),
     "below nothing": (["--namespace-tokens", "-1"], "--namespace-tokens: input should be greater than or equal to 0"),
     "too much text": (["--namespace-tokens", "2000000000"], "input should be less than or equal to 1073741824"),

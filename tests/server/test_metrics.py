@@ -7,7 +7,6 @@ from waiting import eventually
 
 from histospec.native import Engine
 from histospec.server.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
-from histospec.server.vitals import memory_limit
 from histospec.v1 import draft_pb2 as pb
 
 RESPONSE = list(range(10, 40))
@@ -167,19 +166,6 @@ def test_a_server_that_drains_is_not_ready(server, wire):
     eventually(lambda: server.metrics()["histospec_ready"] == 0)
     stream.end()
     assert server.wait() == 0
-
-
-def test_the_least_limit_of_the_control_groups_counts(tmp_path):
-    group = tmp_path / "fs" / "pods" / "one"
-    group.mkdir(parents=True)
-    (tmp_path / "cgroup").write_text("0::/pods/one\n")
-    machine = memory_limit(tmp_path / "fs", tmp_path / "cgroup")
-    assert machine > 1 << 20
-    (group / "memory.max").write_text("max\n")
-    assert memory_limit(tmp_path / "fs", tmp_path / "cgroup") == machine
-    (group.parent / "memory.max").write_text("1048576\n")
-    assert memory_limit(tmp_path / "fs", tmp_path / "cgroup") == 1 << 20
-    assert memory_limit(tmp_path / "fs", tmp_path / "absent") == machine
 
 
 def test_refused_rpcs_are_counted_by_code(server, wire):

@@ -1,0 +1,41 @@
+"""What the process may use, where control groups limit it."""
+
+import os
+
+import pytest
+
+from histospec.server.machine import cpu_limit, memory_limit
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """A process in the group pods/one: (its group, the arguments that say so)."""
+    group = tmp_path / "fs" / "pods" / "one"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup").write_text("0::/pods/one\n")
+    return group, (tmp_path / "fs", tmp_path / "cgroup")
+
+
+def test_the_least_memory_of_the_control_groups_counts(groups, tmp_path):
+    group, here = groups
+    machine = memory_limit(*here)
+    assert machine > 1 << 20
+    (group / "memory.max").write_text("max\n")
+    assert memory_limit(*here) == machine
+    (group.parent / "memory.max").write_text("1048576\n")
+    assert memory_limit(*here) == 1 << 20
+    assert memory_limit(tmp_path / "fs", tmp_path / "absent") == machine
+
+
+def test_the_least_quota_of_the_control_groups_counts(groups, tmp_path):
+    group, here = groups
+    machine = len(os.sched_getaffinity(0))
+    assert cpu_limit(*here) == machine
+    (group / "cpu.max").write_text("max 100000\n")
+    assert cpu_limit(*here) == machine
+    (group / "cpu.max").write_text(f"{100000 * (machine + 8)} 100000\n")
+    assert cpu_limit(*here) == machine
+    for quota in ("150000 100000", "50000 50000", "10000 100000"):  # what is left of a CPU keeps no thread busy
+        (group.parent / "cpu.max").write_text(f"{quota}\n")
+        assert cpu_limit(*here) == 1
+    assert cpu_limit(tmp_path / "fs", tmp_path / "absent") == machine
