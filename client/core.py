@@ -316,7 +316,7 @@ class Core:
     def wrote(self, conversation: Conversation, sequence: int) -> None:
         """gRPC has taken a message."""
         conversation.written = sequence
-        if not conversation.outbox:
+        if not (conversation.outbox or conversation.owes):  # else the answer says so
             self._changed()
 
     def received(self, shard: ShardState, conversation: Conversation, response: pb.DraftResponse, now: float) -> None:

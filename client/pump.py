@@ -36,11 +36,10 @@ class Pump:
             ran.set()
             self.wake()
 
-        loop.call_soon_threadsafe(first)
-        self.wait(ran.is_set, timeout)
+        self.wait(ran.is_set, timeout, first)
 
-    def wait(self, done: Callable[[], bool], timeout: float) -> None:
-        """Turns the loop, or lets another thread do so, until done() or the time is up.
+    def wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None = None) -> None:
+        """Turns the loop, or lets another thread do so, until done() or the time is up; the loop calls `first` before.
 
         Whoever changes what done() says must `wake` the pump.
         """
@@ -48,10 +47,12 @@ class Pump:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._wait(loop, done, timeout)
+            self._wait(loop, done, timeout, first)
             return
         # Two loops cannot run in one thread. The caller blocks its own loop either way; this costs it one thread more.
-        helper = threading.Thread(target=self._wait, args=(loop, done, timeout), name="histospec-wait", daemon=True)
+        helper = threading.Thread(
+            target=self._wait, args=(loop, done, timeout, first), name="histospec-wait", daemon=True
+        )
         helper.start()
         helper.join()
 
@@ -70,8 +71,7 @@ class Pump:
             tasks.append(loop.create_task(last))
             tasks[0].add_done_callback(lambda _: self.wake())
 
-        loop.call_soon_threadsafe(first)
-        self.wait(lambda: bool(tasks) and tasks[0].done(), timeout)
+        self.wait(lambda: bool(tasks) and tasks[0].done(), timeout, first)
         with self._free:
             while self._driven:
                 self._free.wait()
@@ -87,15 +87,27 @@ class Pump:
                     self._loop = loop
         return self._loop
 
-    def _wait(self, loop: asyncio.AbstractEventLoop, done: Callable[[], bool], timeout: float) -> None:
+    def _wait(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        done: Callable[[], bool],
+        timeout: float,
+        first: Callable[[], None] | None,
+    ) -> None:
         until = time.monotonic() + timeout
         while not done() and (left := until - time.monotonic()) > 0:
             with self._free:
                 if self._driven:
+                    if first is not None:
+                        loop.call_soon_threadsafe(first)
+                        first = None
                     if not done():
                         self._free.wait(left)
                     continue
                 self._driven = True
+            if first is not None:
+                loop.call_soon(first)  # nobody else drives: there is no loop to be woken, which costs two system calls
+                first = None
             try:
                 alarm = loop.call_later(left, loop.stop)
                 loop.run_forever()
@@ -104,6 +116,8 @@ class Pump:
                 with self._free:
                     self._driven = False
                     self._free.notify_all()
+        if first is not None:  # no time to drive the loop: whoever drives it next
+            loop.call_soon_threadsafe(first)
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
     try:
         if kinds <= {list, tuple, range}:
             flat = np.array(list(chain.from_iterable(values)))
+        elif kinds == {np.ndarray} and all(v.dtype.kind in "iu" for v in values):  # type: ignore[union-attr]
+            flat = np.concatenate(values)
         else:
             flat = np.concatenate([_integers(name, v) for v in values])
         if not flat.size:

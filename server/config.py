@@ -239,7 +239,7 @@ class Config(StoreConfig):
     threads: Annotated[int, Field(ge=0, le=64)] = Field(
         0,
         description="threads that draft for one batch of 32 sessions or more, 0 for two where the process may use two "
-        "CPUs; what they draft does not depend on it; they stay awake for a millisecond after a step",
+        "CPUs; what they draft does not depend on it",
     )
 
     # Limits: what one caller may ask for

@@ -240,13 +240,13 @@ class DraftStream:
         find = self._ids.get
         ids = np.array([find(session, -1) for session in step.sessions], np.int64)
         held = self._engine.lengths(ids)
-        new = np.diff(step.offsets)
+        new = step.offsets[1:] - step.offsets[:-1]
         known = (held >= 0) & (step.positions <= held)
         short = step.positions + new <= self._config.max_session_tokens
         fits = known & short
         if fits.all():
             tokens, offsets, probs = self._draft(ids, step.tokens, step.offsets, step.positions, step)
-            lengths = np.diff(offsets)
+            lengths = offsets[1:] - offsets[:-1]
         else:
             offsets = np.concatenate(([0], np.cumsum(new[fits])))
             kept = step.tokens[np.repeat(fits, new)]

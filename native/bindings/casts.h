@@ -34,14 +34,14 @@ using Mask = Array<std::uint8_t>;
 // A one-dimensional numpy array of exactly this dtype (copied if it is not contiguous).
 template <typename T>
 Array<T> array_of(const std::string& field, py::handle value) {
-  const std::string wanted = py::str(py::dtype::of<T>());
+  const auto wanted = [] { return std::string(py::str(py::dtype::of<T>())); };  // written out where it is needed: slow
   if (!py::isinstance<py::array>(value)) {
-    throw py::value_error(field + ": must be a numpy array of " + wanted + ", is a " +
+    throw py::value_error(field + ": must be a numpy array of " + wanted() + ", is a " +
                           std::string(py::str(py::type::of(value).attr("__name__"))));
   }
   const auto array = py::reinterpret_borrow<py::array>(value);
   if (!array.dtype().equal(py::dtype::of<T>())) {
-    throw py::value_error(field + ": has dtype " + std::string(py::str(array.dtype())) + ", must be " + wanted);
+    throw py::value_error(field + ": has dtype " + std::string(py::str(array.dtype())) + ", must be " + wanted());
   }
   if (array.ndim() != 1) {
     throw py::value_error(field + ": has " + std::to_string(array.ndim()) + " dimensions, must have 1");

@@ -101,7 +101,7 @@ class Evidence {
   // The vote of the witness that comes after `nearness` others of its kind.
   static float vote(int shared, int nearness) { return static_cast<float>(shared) * kInverse[nearness]; }
   // How much of a vote counts as aligned, so many tokens from the session's offset.
-  static float alignment(std::int64_t distance) {
+  static float alignment(int distance) {
     constexpr float kReach = 16;
     return kReach / (kReach + static_cast<float>(std::abs(distance)));
   }

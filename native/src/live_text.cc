@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <new>
 
 namespace histospec {
@@ -12,6 +13,18 @@ constexpr LiveText::TextId kNoText = PairTable::kNoText;
 constexpr std::size_t kDeadTokens = 4096;
 // How many places holds() looks at.
 constexpr int kHeldPlaces = 64;
+
+// How many tokens two texts that end there have in common at their ends, at least 2 and at most `most`.
+int common_end(const Token* a, const Token* b, int most) {
+  int length = 2;
+  for (; length + 2 <= most; length += 2) {  // two at a time
+    std::uint64_t x, y;
+    std::memcpy(&x, a - length - 2, sizeof(x));
+    std::memcpy(&y, b - length - 2, sizeof(y));
+    if (x != y) return length + ((x ^ y) >> 32 == 0);
+  }
+  return length < most && a[-1 - length] == b[-1 - length] ? length + 1 : length;
+}
 
 }  // namespace
 
@@ -173,11 +186,8 @@ int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
     const bool relevant = place.text == own || text.state == State::kRunning || text.state == State::kFinished ||
                           (text.state == State::kPrompt && place.text == texts_[own].prompt);
     if (relevant && end < text.tokens.size()) {
-      int length = 2;
-      while (length < longest && static_cast<std::uint32_t>(length) < end &&
-             text.tokens[end - 1 - length] == context[context.size() - 1 - length]) {
-        ++length;
-      }
+      const int most = std::min(longest, static_cast<int>(end));
+      const int length = common_end(text.tokens.data() + end, context.data() + context.size(), most);
       matches[found++] = {text.tokens[end], length, place.text == own || text.state == State::kPrompt};
     }
     place = text.previous[end - 1];

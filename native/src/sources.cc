@@ -53,18 +53,20 @@ void HistorySource::advance(std::size_t tokens, const Trail& trail, std::size_t 
 }
 
 void HistorySource::testify(Source source, std::int64_t offset, Evidence& evidence) const {
+  const int aligned_rows = source == kHistory ? kAlignedRows : 0;  // of a side
+  const int at = static_cast<int>(std::min<std::int64_t>(offset, UINT16_MAX));
   for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
     evidence.match(source, static_cast<std::uint8_t>(places_[s].depth()));
+    const auto first = static_cast<std::uint16_t>(s * Rows::kEpochs);
     segment.each_near(
         places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int nearness) {
           const auto name =
               row.next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next));
           const float vote = Evidence::vote(row.shared, nearness);
-          const bool asked = source == kHistory && nearness < kAlignedRows;
-          const auto where = static_cast<std::uint16_t>(s * Rows::kEpochs + row.epoch);
-          evidence.hear(name, Witness(row.shared, source, where), vote,
-                        asked ? vote * Evidence::alignment(row.offset - offset) : 0.0f);
+          const float aligned = nearness < aligned_rows ? vote * Evidence::alignment(row.offset - at) : 0.0f;
+          evidence.hear(name, Witness(row.shared, source, static_cast<std::uint16_t>(first + row.epoch)), vote,
+                        aligned);
         });
   }
 }

@@ -7,11 +7,11 @@
 namespace histospec {
 namespace {
 
-// To sleep and to wake takes longer than what is waited for, mostly: the last piece, the run that was announced, or the
-// next one where step follows step.
+// To sleep and to wake takes longer than what is waited for, mostly: the last piece, or the run that was announced. More
+// patience is taken from whoever else needs the core: the next step of a worker is a round trip away.
 template <typename Done>
 bool wait_awake(Done done) {
-  constexpr std::chrono::microseconds kPatience{1000};
+  constexpr std::chrono::microseconds kPatience{50};
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (!done()) {
     if (std::chrono::steady_clock::now() >= end) return false;
