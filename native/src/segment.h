@@ -31,10 +31,11 @@
 // of shorter contexts end. Neither the text nor the positions are stored: walking `from` gives them back.
 //
 // Cost. 9 bytes a token up to 65,535 tokens a segment, 15 beyond, and about 10 bytes a distinct token. Building: ranks
-// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token: where the next row below was
-// followed by it, as it is along a repeated text, two rows are looked at, and all that is asked of a row lies in one
-// line of memory (rows.h); else one binary search in one contiguous piece of `from`, and the least of `shared` over the
-// rows that it jumps.
+// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token: where the next row was followed
+// by it, as it is along a repeated text, two rows are looked at, and all that is asked of a row lies in one line of
+// memory (rows.h). Else it is looked for among the nearest rows, where what was drafted mostly comes from; else by one
+// binary search in one contiguous piece of `from`. What is shared is then the least of `shared` over the rows that were
+// jumped.
 //
 // Threads. Immutable once built: any number of readers, no lock.
 #pragma once

@@ -7,8 +7,8 @@
 namespace histospec {
 namespace {
 
-// To sleep and to wake takes longer than what is waited for, mostly: the last piece, or the run that was announced. More
-// patience is taken from whoever else needs the core: the next step of a worker is a round trip away.
+// To sleep and to wake takes longer than what is waited for, mostly: the last piece, or the run that was announced.
+// More patience is taken from whoever else needs the core: the next step of a worker is a round trip away.
 template <typename Done>
 bool wait_awake(Done done) {
   constexpr std::chrono::microseconds kPatience{50};
