@@ -2,7 +2,6 @@
 // apart element by element.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace histospec {

@@ -70,10 +70,7 @@ class Evidence {
   // Of what followed where a response ended, or where the text was not generated; and of a token too many.
   static constexpr Name kNoToken = 15;
 
-  Evidence() {  // the other tallies begin when they are named
-    guesses_.fill(kNoToken);
-    tallies_[kNoToken] = Tally();
-  }
+  Evidence() { guesses_.fill(kNoToken); }
 
   // What witnesses of this token call it.
   Name name(Token token) {
@@ -147,7 +144,7 @@ class Evidence {
   }
   Name add(Token token) {
     if (named_ == kNoToken) return kNoToken;
-    tallies_[named_] = {.token = token};
+    tallies_[named_].token = token;
     return static_cast<Name>(named_++);
   }
 

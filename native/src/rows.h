@@ -39,12 +39,12 @@ class Rows {
         blocks_(layout.take_array<std::uint8_t>(rows / kBlock)) {}
 
   std::size_t size() const { return size_; }
-  // Row size() shares nothing with the one above it; the rest of it means nothing.
   // use(rows), which are these, of the width that they have: so that loops need not ask for every row.
   template <typename Use>
   decltype(auto) read(Use use) const {
     return wide_ ? use(Wide{data_}) : use(Narrow{data_});
   }
+  // Row size() shares nothing with the one above it; the rest of it means nothing.
   Row operator[](std::uint32_t r) const {
     return read([r](auto rows) { return rows[r]; });
   }
@@ -86,9 +86,9 @@ class Rows {
       for (; b < end; ++b) bound = std::min(bound, blocks_[b]);
     }
     const auto may_be_less = [&](std::uint32_t b) { return b >= blocks_.size() || blocks_[b] < bound; };
-    if (first < first_block * kBlock && may_be_less(first_block - 1))
-      bound = least_of(first, first_block * kBlock, bound);
-    if (last_block * kBlock < last && may_be_less(last_block)) bound = least_of(last_block * kBlock, last, bound);
+    const std::uint32_t begin = first_block * kBlock, end = last_block * kBlock;
+    if (first < begin && may_be_less(first_block - 1)) bound = least_of(first, begin, bound);
+    if (end < last && may_be_less(last_block)) bound = least_of(end, last, bound);
     return bound;
   }
 
