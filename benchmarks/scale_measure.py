@@ -128,6 +128,7 @@ def service(shards: int) -> Iterator[tuple[list[str], list[str]]]:
         endpoints, http = [], []
         for name in (f"shard-{i}" for i in range(shards)):
             command = [sys.executable, "-m", "histospec.server", "serve", "--log-format", "json", "--shard-name", name]
+            command += ["--threads", "1"]  # what the model computes with
             command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", name, "--store", store]
             with (folder / f"{name}.log").open("wb") as log:
                 stack.enter_context(_process(command, log, folder))
