@@ -105,10 +105,10 @@ class Pump:
                         self._free.wait(left)
                     continue
                 self._driven = True
-            if first is not None:
-                loop.call_soon(first)  # nobody else drives: there is no loop to be woken, which costs two system calls
-                first = None
             try:
+                if first is not None:  # nobody else drives: there is no loop to be woken, which costs system calls
+                    loop.call_soon(first)
+                    first = None
                 alarm = loop.call_later(left, loop.stop)
                 loop.run_forever()
                 alarm.cancel()

@@ -78,10 +78,11 @@ class Server:
         self._name = config.shard_name or str(config.listen)
         self._traces = open_traces(config.traces, self._name)
         store = open_store(config, self._name)
+        self._threads = config.threads or min(MOST_THREADS, cpu_limit())
         engine = Engine(
             config.memory,
             history_epochs=config.history_epochs,
-            threads=config.threads or min(MOST_THREADS, cpu_limit()),
+            threads=self._threads,
             namespace_tokens=config.namespace_tokens,
         )
         self._metrics = Metrics(engine)
@@ -147,7 +148,14 @@ class Server:
             raise ConfigError(f"--http: cannot listen on {config.http} ({error}); give another address") from None
         http = config.http._replace(port=self._web.addresses[0][1])
         await self._grpc.start()
-        log.info("listening", grpc=str(listen), http=str(http), data_dir=str(config.data_dir.resolve()), **about)
+        log.info(
+            "listening",
+            grpc=str(listen),
+            http=str(http),
+            data_dir=str(config.data_dir.resolve()),
+            threads=self._threads,
+            **about,
+        )
         self._loading = asyncio.create_task(self._load())
 
     def _open_port(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from histospec.server.machine import cpu_limit
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Batch, Problem, Record
 
@@ -29,6 +30,12 @@ def test_the_log_says_where_it_listens(server):
     assert listening["grpc"] == server.endpoint
     assert not server.endpoint.endswith(":0")
     assert listening["data_dir"] == str(server.data_dir)
+
+
+@pytest.mark.parametrize(("flags", "threads"), [((), min(2, cpu_limit())), (("--threads", "3"), 3)])
+def test_the_log_says_how_many_threads_draft(start_server, flags, threads):
+    server = start_server(*flags)
+    assert [entry["threads"] for entry in server.log if entry["event"] == "listening"] == [threads]
 
 
 def test_health_pages(server):
