@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,13 @@ def percent(part: float, whole: float) -> str:
     return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.{1 if 0 < share < 0.9995 else 0}f} %"
 
 
+def binary(size: float) -> str:
+    """Whole KiB or tenths of a MiB; halves go up, as in the browser."""
+    kilo = size < 1 << 20
+    number = Decimal(int(size)) / (1 << (10 if kilo else 20))
+    return f"{number.quantize(Decimal(1 if kilo else '0.1'), ROUND_HALF_UP)} {'K' if kilo else 'M'}iB"
+
+
 def test_a_server_that_nobody_has_found_yet(start_server, view):
     shown = view(start_server("--shard-name", "shard-0"))
     assert shown.text("#shard") == "shard-0"
@@ -190,10 +198,7 @@ def test_the_numbers_are_those_of_metrics(busy, view):
     assert shown.tile("sessions") == "1 on 2 streams"
     assert (mine["sessions"], mine["streams"]) == (1, 2)
     size = mine["index_bytes"]
-    kilo = size < 1 << 20
-    assert shown.tile("memory").startswith(
-        f"{size / (1 << (10 if kilo else 20)):.{0 if kilo else 1}f} {'K' if kilo else 'M'}iB"
-    )
+    assert shown.tile("memory").startswith(binary(size))
     assert shown.tile("memory").endswith(f" {percent(size, 64 << 20)} of 64 MiB")
 
     for source in ("history", "own", "siblings", "namespace", "twin"):

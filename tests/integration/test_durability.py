@@ -72,7 +72,7 @@ def test_a_server_killed_amid_ingests_has_every_acknowledged_response(start_serv
 
     server.start()
     wire = connect(server.endpoint)
-    found = [tokens for shared in range(100) for tokens in wire.history(prompt(shared))]
+    found = [tokens for shared in range(100) for tokens in wire.history(prompt(shared), wait=True)]
     numbers = [tokens[0] for tokens in found]
     assert set(acknowledged) <= set(numbers)
     assert len(numbers) == len(set(numbers))
