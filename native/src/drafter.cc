@@ -9,6 +9,10 @@ namespace {
 // estimated from text that may not come.
 constexpr float kMargin = 1.1f;
 
+// Nobody is asked for a next token where one of so much probability would not be drafted: most that come last are less
+// probable, and what the others add to a draft is worth little more than its cost.
+constexpr float kHopeful = 0.7f;
+
 // A history that knows a context of so many tokens is not helped by what other problems say, and that costs the most.
 constexpr int kSureOrder = 6;
 
@@ -101,6 +105,7 @@ void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
     Choice choice;
     if (const Token* twin = view.next_of_twin()) choice = {*twin, trust.of(view.agreement), {kTwin, 0}};
     if (choice.probability < kSure) {
+      if (drafted > 0 && survival * std::max(kHopeful, choice.probability) < least) break;
       weigh(view, live, estimator, draft, choice);
       view.history.mark(draft.history, draft.tokens.size());
       view.elsewhere.mark(draft.elsewhere, draft.tokens.size());
