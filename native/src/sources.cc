@@ -89,9 +89,9 @@ void LiveSource::testify(Tokens context, Evidence& evidence) const {
   const int found = live_.find(own_, context, matches);
   for (int i = 0; i < found; ++i) {
     const auto shared = static_cast<std::uint8_t>(matches[i].length);
-    evidence.match(matches[i].own ? kOwn : kSiblings, shared);
-    evidence.hear(evidence.name(matches[i].next), Witness(shared, matches[i].own ? kOwn : kSiblings),
-                  Evidence::vote(shared, i));
+    const Source source = matches[i].own ? kOwn : kSiblings;
+    evidence.match(source, shared);
+    evidence.hear(evidence.name(matches[i].next), Witness(shared, source), Evidence::vote(shared, i));
   }
 }
 
