@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from histospec.native import Engine
-from histospec.server.errors import LimitExceeded, StoreError
+from histospec.server.errors import LimitExceeded, StoreError, StoreFull
 from histospec.server.learning import Learning
 from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
@@ -25,6 +25,12 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 LOG_EVERY_SECONDS = 5.0
+LOOK_SECONDS = 0.005  # between two looks whether the index has room again
+LONGEST_WAIT = 10.0  # seconds for that; then the caller is told to come back
+CROWDED = (
+    f"store: the index has taken nothing for {LONGEST_WAIT:g} seconds, because it builds or frees memory; try later"
+)
+INDEX_TOKENS = 1 << 20  # of one call: building takes 48 bytes a token meanwhile
 WATCH_SECONDS = 3.0  # between looks at what other shards have stored
 
 
@@ -75,8 +81,19 @@ class History:
             raise LimitExceeded(f"{text}--max-namespaces")
         self._namespaces.add(namespace)
 
+    async def room(self) -> bool:
+        """Waits while responses come faster than the index takes them. False: they still do."""
+        until = time.monotonic() + LONGEST_WAIT
+        while self._engine.congested():
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(LOOK_SECONDS)
+        return True
+
     async def add(self, batch: Batch) -> None:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
+        if not await self.room():
+            raise StoreFull(CROWDED)
         await self._to_the_end(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
@@ -223,15 +240,25 @@ class History:
         log.info("loaded", responses=responses, tokens=tokens, seconds=round(time.monotonic() - started, 3))
 
     def _index(self, batch: Batch) -> None:
-        records = batch.records
+        some: list[Record] = []
+        size = 0
+        for record in batch.records:
+            if some and size + len(record.tokens) > INDEX_TOKENS * INT32.itemsize:
+                self._ingest(batch.problem, some)
+                some, size = [], 0
+            some.append(record)
+            size += len(record.tokens)
+        self._ingest(batch.problem, some)
+
+    def _ingest(self, problem: Problem, records: list[Record]) -> None:
         masks = [np.frombuffer(r.generated, np.uint8) if r.generated else None for r in records]
         self._engine.ingest(
-            batch.problem.namespace,
-            np.frombuffer(batch.problem.prompt, INT32),
+            problem.namespace,
+            np.frombuffer(problem.prompt, INT32),
             [np.frombuffer(record.tokens, INT32) for record in records],
             epoch=records[0].epoch,
             rewards=[record.reward for record in records],
-            problem=batch.problem.name or None,
+            problem=problem.name or None,
             generated=masks,
             seeds=[record.seed for record in records],
         )

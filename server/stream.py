@@ -5,10 +5,12 @@ response; the messages behind it do not wait for that.
 
 The engine is called on the event loop, not in a thread: a step is as long as the engine works either way, and the way
 to a thread and back costs more than the little of Python beside it would gain. Measured at 256 sessions a step on two
-shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with three at once.
+shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with three at once. What is larger is done in
+slices (`slices.py`), between which other streams have their turn.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,11 +22,11 @@ import structlog
 from numpy.typing import NDArray
 
 from histospec.native import Engine
-from histospec.server import wire
+from histospec.server import slices, wire
 from histospec.server.access import Permit
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError, Unavailable
-from histospec.server.history import History
+from histospec.server.history import CROWDED, History
 from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
 from histospec.server.store import Batch, Problem, Record
@@ -34,12 +36,13 @@ log = structlog.get_logger()
 
 THROTTLE = Throttle(lines=200)
 
-OPENS_AT_ONCE = 64  # then the steps of other streams have their turn
 # Of the memory budget, for what no eviction frees. Beyond it, streams with more sessions than others open no more, so
 # that nobody's sessions drive out everybody's history.
 RUNNING_SHARE = 0.5
-
-Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
+# What a message with an open or a close costs at least, in tokens.
+SESSION_WORK = 256
+# Tokens of a session that is opened in a thread: the event loop turns meanwhile.
+LONG_OPEN = 4 * slices.TOKENS
 
 
 class _Origin(NamedTuple):
@@ -155,16 +158,19 @@ class DraftStream:
         self._check_late(message.step)
         response = pb.DraftResponse(sequence=message.sequence)
         unknown: list[int] = []
-        for i, opening in enumerate(message.opens, 1):
-            self._open(opening, response)
-            if i % OPENS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        turns = slices.Turns()
+        # Who commits faster than the index takes it waits here, and is not read meanwhile.
+        crowded = any(close.commit for close in message.closes) and not await self._history.room()
+        for opening in message.opens:
+            await self._open(opening, response)
+            await turns.after(opening.prompt.size + opening.generated.size + SESSION_WORK)
         if message.step is not None:
-            self._step(message.step, response, unknown)
+            await self._step(message.step, response, unknown, turns)
         commits = {}
         for close in message.closes:
-            if batch := self._close_session(close, unknown, response):
+            if batch := self._close_session(close, unknown, response, crowded):
                 commits[close.session] = batch
+            await turns.after(close.generated + SESSION_WORK)
         if unknown:
             response.unknown = np.array(unknown, wire.UINT64).tobytes()
         self._counts["messages"] += 1
@@ -187,7 +193,7 @@ class DraftStream:
         if step is not None and step.late > unreported:
             raise InvalidRequest(f"step.late: {step.late} are more than the {unreported} steps not reported so far")
 
-    def _open(self, opening: wire.Open, response: pb.DraftResponse) -> None:
+    async def _open(self, opening: wire.Open, response: pb.DraftResponse) -> None:
         refusal = opening.refusal or self._too_many()
         if not refusal:
             try:
@@ -198,13 +204,7 @@ class DraftStream:
             self._refuse(response, "open", opening.session, refusal)
             return
         problem = opening.problem
-        number = self._engine.open(
-            problem.namespace,
-            opening.prompt,
-            problem=problem.name or None,
-            generated=opening.generated,
-            seed=opening.seed,
-        )
+        number = await self._open_in_engine(opening)
         self._ids[opening.session] = number
         # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
         named = self._engine.prompt_length(number) * opening.prompt.itemsize
@@ -215,6 +215,24 @@ class DraftStream:
         self._history.want(problem)
         self._namespaces.add(problem.namespace)
         self._counts["opened"] += 1
+
+    async def _open_in_engine(self, opening: wire.Open) -> int:
+        open_session = functools.partial(
+            self._engine.open,
+            opening.problem.namespace,
+            opening.prompt,
+            problem=opening.problem.name or None,
+            generated=opening.generated,
+            seed=opening.seed,
+        )
+        if opening.prompt.size + opening.generated.size <= LONG_OPEN:
+            return open_session()
+        opened = asyncio.ensure_future(asyncio.to_thread(open_session))
+        try:
+            return await asyncio.shield(opened)
+        except asyncio.CancelledError:  # the stream is over, but the thread goes on
+            opened.add_done_callback(lambda done: self._close(done.result()))
+            raise
 
     def _refuse(self, response: pb.DraftResponse, what: str, session: int, reason: str, later: bool = False) -> None:
         response.refusals.add(session=session, reason=reason, later=later)
@@ -232,8 +250,8 @@ class DraftStream:
             )
         return ""
 
-    def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int]) -> None:
-        """Appends and drafts for the whole batch in one engine call, leaving out the sessions it cannot go on with."""
+    async def _step(self, step: wire.Step, response: pb.DraftResponse, unknown: list[int], turns: slices.Turns) -> None:
+        """Appends and drafts for the whole batch, leaving out the sessions it cannot go on with."""
         if step.sessions and (origin := self._origins.get(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
             self._metrics.saw_verify_cost(namespace, step.verify_cost)
@@ -243,17 +261,23 @@ class DraftStream:
         new = step.offsets[1:] - step.offsets[:-1]
         known = (held >= 0) & (step.positions <= held)
         short = step.positions + new <= self._config.max_session_tokens
-        fits = known & short
+        full = self._full() if step.tokens.size else ""
+        fits = known & short & ((new == 0) if full else True)
         if fits.all():
-            tokens, offsets, probs = self._draft(ids, step.tokens, step.offsets, step.positions, step)
+            tokens, offsets, probs = await self._draft(ids, step.tokens, step.offsets, step.positions, step, turns)
             lengths = offsets[1:] - offsets[:-1]
         else:
             offsets = np.concatenate(([0], np.cumsum(new[fits])))
             kept = step.tokens[np.repeat(fits, new)]
-            tokens, offsets, probs = self._draft(ids[fits], kept, offsets, step.positions[fits], step)
+            tokens, offsets, probs = await self._draft(ids[fits], kept, offsets, step.positions[fits], step, turns)
             lengths = np.zeros(len(ids), np.int64)
             lengths[fits] = np.diff(offsets)
-            self._give_up(step, known, short, response, unknown)
+            limit = self._config.max_session_tokens
+            reasons = {
+                int(i): full if short[i] and known[i] else f"step: the session is over the limit of {limit} tokens"
+                for i in np.flatnonzero(~fits & (known | ~short))
+            }
+            self._give_up(step, np.flatnonzero(~fits), reasons, response, unknown)
         response.lengths = lengths.astype(wire.INT32).tobytes()
         response.tokens = tokens.tobytes()
         response.probs = probs.tobytes()
@@ -263,46 +287,48 @@ class DraftStream:
         self._counts["tokens"] += int(step.tokens.size)
         self._counts["drafted"] += int(tokens.size)
 
-    def _draft(
+    def _full(self) -> str:
+        """Why the sessions of this stream may not grow, or nothing."""
+        if self._engine.running_bytes() <= self._config.memory or len(self._ids) < self._sessions_each():
+            return ""
+        return f"step: running sessions hold all of --memory, {self._config.memory >> 20} MiB"
+
+    async def _draft(
         self,
         ids: NDArray[np.int64],
         tokens: NDArray[np.int32],
         offsets: NDArray[np.int64],
         positions: NDArray[np.int32],
         step: wire.Step,
-    ) -> Drafts:
+        turns: slices.Turns,
+    ) -> slices.Drafts:
+        asked = slices.Asked(
+            ids, tokens, offsets, positions.astype(np.int64), step.max_tokens, step.verify_cost, step.tail_weight
+        )
         with self._metrics.draft_seconds.time():
-            drafts: Drafts = self._engine.step(
-                ids,
-                tokens,
-                offsets,
-                max_tokens=step.max_tokens,
-                verify_cost=step.verify_cost,
-                positions=positions.astype(np.int64),
-                tail_weight=step.tail_weight,
-            )
-        return drafts
+            return await slices.step(self._engine, asked, turns)
 
     def _give_up(
         self,
         step: wire.Step,
-        known: NDArray[np.bool_],
-        short: NDArray[np.bool_],
+        rows: NDArray[np.int64],
+        reasons: Mapping[int, str],
         response: pb.DraftResponse,
         unknown: list[int],
     ) -> None:
-        """Lets go of the sessions that cannot go on, and says why: unknown here, or grown over the limit."""
+        """Lets go of the sessions in these rows of the step: refused for a reason, or else unknown here."""
         refused = {refusal.session for refusal in response.refusals}
-        for i in np.flatnonzero(~(known & short)):
+        for i in rows.tolist():
             session = step.sessions[i]
             self._forget(session)
-            if not short[i]:
-                limit = self._config.max_session_tokens
-                self._refuse(response, "step", session, f"step: the session is over the limit of {limit} tokens")
+            if i in reasons:
+                self._refuse(response, "step", session, reasons[i])
             elif session not in refused:
                 unknown.append(session)
 
-    def _close_session(self, close: wire.Close, unknown: list[int], response: pb.DraftResponse) -> Batch | None:
+    def _close_session(
+        self, close: wire.Close, unknown: list[int], response: pb.DraftResponse, crowded: bool
+    ) -> Batch | None:
         """Closes one session; returns the response to store, if it commits one."""
         session, origin = self._ids.get(close.session), self._origins.get(close.session)
         if session is None or origin is None or not close.commit:
@@ -321,6 +347,10 @@ class DraftStream:
         if not self._permit.allows("write", problem.namespace):
             reason = f"closes: the token has no right to write in namespace {problem.namespace!r}"
             self._refuse(response, "commit", close.session, reason)
+            self._forget(close.session)
+            return None
+        if crowded:
+            self._refuse(response, "commit", close.session, CROWDED, later=True)
             self._forget(close.session)
             return None
         epoch = self._epoch(problem.namespace, close)

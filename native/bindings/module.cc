@@ -151,6 +151,12 @@ py::dict stats(const Engine& engine) {
   return py::dict("namespaces"_a = namespaces, "sessions"_a = sessions, "index_bytes"_a = bytes);
 }
 
+py::dict lock_times(const Engine& engine) {
+  const histospec::LockTimes times = without_gil([&] { return engine.lock_times(); });
+  return py::dict("bounds"_a = histospec::kLockBounds, "counts"_a = times.counts, "seconds"_a = times.seconds,
+                  "longest"_a = times.longest);
+}
+
 }  // namespace
 
 constexpr histospec::EngineOptions kDefaults;
@@ -167,12 +173,14 @@ PYBIND11_MODULE(_core, m) {
 
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(m, "Engine")
-      .def(py::init([](std::size_t memory_bytes, int history_epochs, int threads, std::size_t namespace_tokens) {
+      .def(py::init([](std::size_t memory_bytes, int history_epochs, int threads, std::size_t namespace_tokens,
+                       std::size_t history_responses) {
              return std::make_unique<Engine>(
-                 histospec::EngineOptions{memory_bytes, history_epochs, threads, namespace_tokens});
+                 histospec::EngineOptions{memory_bytes, history_epochs, threads, namespace_tokens, history_responses});
            }),
            "memory_bytes"_a = kDefaults.memory_bytes, py::kw_only(), "history_epochs"_a = kDefaults.history_epochs,
-           "threads"_a = kDefaults.threads, "namespace_tokens"_a = kDefaults.namespace_tokens)
+           "threads"_a = kDefaults.threads, "namespace_tokens"_a = kDefaults.namespace_tokens,
+           "history_responses"_a = kDefaults.history_responses)
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none())
       .def(
@@ -244,9 +252,11 @@ PYBIND11_MODULE(_core, m) {
           },
           "namespace"_a, "state"_a)
       .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, released)
+      .def("congested", &Engine::congested, released)
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
       .def("running_bytes", &Engine::running_bytes, released)
       .def("stats", &stats)
+      .def("lock_times", &lock_times)
       .def("check_integrity", &Engine::check_integrity, released);
 }

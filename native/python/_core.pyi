@@ -43,6 +43,12 @@ class _Stats(TypedDict):
     sessions: int
     index_bytes: int
 
+class _LockTimes(TypedDict):
+    bounds: list[float]
+    counts: list[int]
+    seconds: float
+    longest: float
+
 class Engine:
     """History, live text and drafts of the namespaces of one shard.
 
@@ -58,8 +64,10 @@ class Engine:
     threads: how many threads draft for one batch, 1 to 64. What they draft does not depend on it.
     namespace_tokens: how much text, in tokens, the index over all problems of a namespace holds, about 17 bytes each:
         what drafts where a problem has no history. 0: none.
+    history_responses: about how many of the newest responses of a problem are kept, whatever their epochs, at least 1.
 
-    Raises ValueError if memory_bytes is 0, history_epochs is less than 1, or threads is out of range.
+    Raises ValueError if memory_bytes is 0, history_epochs or history_responses is less than 1, or threads is out of
+    range.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Engine:
         history_epochs: int = 8,
         threads: int = 1,
         namespace_tokens: int = 524288,
+        history_responses: int = 4096,
     ) -> None: ...
     def ingest(
         self,
@@ -246,8 +255,17 @@ class Engine:
         Returns the number of responses forgotten, 0 where the namespace is not known.
         """
 
+    def congested(self) -> bool:
+        """Whether the next commit should wait a moment, so that memory stays within the budget.
+
+        True while responses finish faster than they become segments, or while memory over the budget is being freed.
+        """
+
     def wait_until_built(self) -> None:
-        """Waits until committed responses have become segments. They are found before, too; this is for measuring."""
+        """Waits until committed responses have become segments and memory over the budget is freed.
+
+        Committed responses are found before, too; this is for measuring.
+        """
 
     def memory_bytes(self) -> int:
         """What the index holds, in bytes: segments, live text, sessions and their book-keeping."""
@@ -273,6 +291,13 @@ class Engine:
 
         and what is held: problems, sessions, history_responses, history_tokens, newest_epoch, bytes of the budget. A
         namespace that is dropped and has no sessions is forgotten with its counters.
+        """
+
+    def lock_times(self) -> _LockTimes:
+        """For how long the engine's lock was held at a time, in seconds of CPU of the thread that held it.
+
+        `counts[i]`: how often for at most `bounds[i]` seconds and longer than the bound before; the last entry counts
+        what was longer than all bounds. `seconds`: the sum. `longest`: the longest time since the start.
         """
 
     def check_integrity(self) -> None:

@@ -23,6 +23,7 @@ ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string
 Engine::Engine(EngineOptions options) {
   if (options.memory_bytes == 0) throw std::invalid_argument("memory_bytes: must be positive");
   if (options.history_epochs < 1) throw std::invalid_argument("history_epochs: must be at least 1");
+  if (options.history_responses < 1) throw std::invalid_argument("history_responses: must be at least 1");
   if (options.threads < 1 || options.threads > kMaxThreads) {
     throw std::invalid_argument("threads: is " + std::to_string(options.threads) + ", must lie in [1, " +
                                 std::to_string(kMaxThreads) + "]");
@@ -51,7 +52,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   }
   if (views.empty()) return;
   std::shared_ptr<const Segment> fresh = Segment::build(views);
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   std::shared_ptr<Namespace> space;
   std::shared_ptr<Problem> problem;
   do {  // both anew each time: they may have been dropped while the lock was released
@@ -63,14 +64,14 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
     if (twins[i]) state_->add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]));
   }
   if (problem->shares(views.front().epoch, views.size())) state_->share(lock, space, views.front());
-  state_->enforce_budget();
+  state_->make_room(lock);
 }
 
 SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
                        std::optional<std::int64_t> seed) {
   const ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   auto session = std::make_unique<Session>();
   session->space = state_->space(name);
   const std::shared_ptr<Problem> problem = session->problem = state_->problem_of(*session->space, key, prompt);
@@ -82,18 +83,25 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
     if (twin) session->view.twin = *twin;
   }
   NamespaceStats& counters = session->space->counters;
-  const SessionId number = state_->last_session + 1;
   std::optional<LiveText::TextId> text;
+  SessionId number = 0;
   try {
-    state_->change_live(*problem, [&](LiveText& live) {
-      text = live.open(prompt);
-      live.append(*text, generated);
-    });
+    state_->change_live(*problem, [&](LiveText& live) { text = live.open(prompt); });
+    // Others have their turn while a long text is made searchable; being open, it stays where it is.
+    while (state_->change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
+      state_->breathe(lock);
+    }
+    for (std::size_t at = 0; at < generated.size(); at += LiveText::kSlice) {
+      if (at > 0) state_->breathe(lock);
+      const Tokens some = generated.subspan(at, std::min(LiveText::kSlice, generated.size() - at));
+      state_->change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
+    }
     session->text = *text;
     for (Token token : tail(prompt)) session->view.context.push(token);
     for (Token token : generated) session->view.push(token);
     session->view.history.reset(*problem->segments, session->view.context.tokens());
     session->view.elsewhere.reset(*session->space->index.segments(), session->view.context.tokens());
+    number = state_->last_session + 1;
     state_->sessions.emplace(number, std::move(session));
   } catch (...) {  // out of memory
     if (text) state_->change_live(*problem, [&](LiveText& live) { live.drop(*text); });
@@ -103,12 +111,12 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   state_->last_session = number;
   ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
   if (seed) ++(twin ? counters.twins_hit : counters.twins_miss);
-  state_->enforce_budget();
+  state_->relieve();
   return number;
 }
 
 void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch) {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   Session& session = state_->session(id);
   const std::shared_ptr<Problem> problem = session.problem;
   const std::int64_t version = epoch.value_or(session.space->counters.newest_epoch);
@@ -126,13 +134,13 @@ void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch)
   state_->sessions.erase(id);
   if (twin) {
     state_->add_twin(*problem, *name, version, std::move(twin));
-    state_->enforce_budget();
+    state_->relieve();
   }
   state_->schedule(problem);
 }
 
 std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   std::vector<std::int64_t> lengths;
   lengths.reserve(sessions.size());
   for (SessionId id : sessions) {
@@ -143,12 +151,12 @@ std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) c
 }
 
 std::size_t Engine::prompt_length(SessionId id) const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   return std::as_const(*state_).session(id).prompt_length;
 }
 
 std::vector<Token> Engine::generated(SessionId id) const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   const Session& session = std::as_const(*state_).session(id);
   const Tokens tokens = session.problem->live->generated(session.text);
   return {tokens.begin(), tokens.end()};
@@ -156,7 +164,7 @@ std::vector<Token> Engine::generated(SessionId id) const {
 
 std::vector<Response> Engine::history(const std::string& name, Tokens prompt, const std::string& id) const {
   const ProblemKey key = checked_key(name, prompt, id);
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   std::vector<Response> out;
   const Problem* problem = state_->find_problem(name, key);
   if (!problem) return out;
@@ -181,7 +189,7 @@ LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, 
   }
   std::vector<std::int64_t> lengths;
   {
-    State::Lock lock(state_->mutex);
+    State::Lock lock(*state_);
     const Namespace* space = state_->find_space(name);
     if (space) lengths = longer_responses(state_->find_problem(name, key), space->latest_lengths, generated);
   }
@@ -194,19 +202,19 @@ LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, 
 
 bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id) const {
   const ProblemKey key = checked_key(name, prompt, id);
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   const Problem* problem = state_->find_problem(name, key);
   return problem && problem->known();
 }
 
 std::int64_t Engine::newest_epoch(const std::string& name) const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   const Namespace* space = state_->find_space(name);
   return space ? space->counters.newest_epoch : 0;
 }
 
 std::string Engine::estimator(const std::string& name) const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   const Namespace* space = state_->find_space(name);
   return space ? space->estimator.state() : std::string();
 }
@@ -215,45 +223,47 @@ void Engine::restore_estimator(const std::string& name, std::string_view state) 
   if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
   Estimator restored;
   restored.restore(state);
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   Namespace& space = *state_->space(name);
   space.estimator = std::move(restored);
   state_->book(space);
 }
 
 std::uint64_t Engine::drop_namespace(const std::string& name) {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   const auto found = state_->spaces.find(name);
   if (found == state_->spaces.end()) return 0;
   const std::shared_ptr<Namespace> space = found->second;
-  std::vector<Problem*> problems;
-  for (const auto& [key, problem] : space->problems) problems.push_back(problem.get());
-  std::uint64_t responses = 0;
-  for (Problem* problem : problems) responses += state_->forget(*problem);
+  const std::uint64_t responses = state_->drop(lock, space);
   space->forget();
   space->counters.newest_epoch = 0;
   state_->book(*space);
-  if (space->problems.empty()) state_->erase(*space);
+  if (space->problems.empty() && !space->gone) state_->erase(*space);
   return responses;
 }
 
+bool Engine::congested() const {
+  State::Lock lock(*state_);
+  return state_->congested();
+}
+
 void Engine::wait_until_built() {
-  State::Lock lock(state_->mutex);
-  state_->idle.wait(lock, [this] { return state_->to_build.empty() && state_->building == 0; });
+  State::Lock lock(*state_);
+  state_->idle.wait(lock, [this] { return state_->is_idle(); });
 }
 
 std::size_t Engine::memory_bytes() const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   return state_->memory_bytes();
 }
 
 std::size_t Engine::running_bytes() const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   return state_->running_bytes();
 }
 
 std::map<std::string, NamespaceStats> Engine::stats() const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   std::map<std::string, NamespaceStats> out;
   for (const auto& [name, space] : state_->spaces) {
     NamespaceStats& stats = out[name] = space->counters;
@@ -266,8 +276,13 @@ std::map<std::string, NamespaceStats> Engine::stats() const {
   return out;
 }
 
+LockTimes Engine::lock_times() const {
+  State::Lock lock(*state_);
+  return state_->lock_times;
+}
+
 void Engine::check_integrity() const {
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   state_->check_books();
 }
 

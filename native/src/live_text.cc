@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <new>
 
 namespace histospec {
 namespace {
 
-constexpr LiveText::TextId kNoText = PairTable::kNoText;
-// Dead places are walked over until so many tokens are dead; then they are swept out.
-constexpr std::size_t kDeadTokens = 4096;
 // How many places holds() looks at.
 constexpr int kHeldPlaces = 64;
+// What a node of the map of prompts takes.
+constexpr std::size_t kPromptNode = 40;
 
 // How many tokens two texts that end there have in common at their ends, at least 2 and at most `most`.
 int common_end(const Token* a, const Token* b, int most) {
@@ -26,6 +24,12 @@ int common_end(const Token* a, const Token* b, int most) {
   return length < most && a[-1 - length] == b[-1 - length] ? length + 1 : length;
 }
 
+std::uint64_t hash_of(Tokens tokens) {
+  std::uint64_t hash = tokens.size();
+  for (Token token : tokens) hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9e3779b97f4a7c15ull + 1;
+  return hash;
+}
+
 }  // namespace
 
 LiveText::TextId LiveText::allocate(State state) {
@@ -34,6 +38,7 @@ LiveText::TextId LiveText::allocate(State state) {
     id = static_cast<TextId>(texts_.size());
     texts_.emplace_back();
     free_.reserve(texts_.capacity());  // so that forgetting a text never allocates
+    going_.reserve(texts_.capacity());
   } else {
     id = free_.back();
     free_.pop_back();
@@ -42,27 +47,42 @@ LiveText::TextId LiveText::allocate(State state) {
   return id;
 }
 
+// A text whose places end at its tokens from `first` on.
 LiveText::TextId LiveText::add(State state, Tokens tokens, std::uint32_t first) {
   const TextId id = allocate(state);
+  Text& text = texts_[id];
+  text.first = text.linked = std::max(first, 1u);
   try {
-    texts_[id].tokens.assign(tokens.begin(), tokens.end());
-    index(id, first);
+    text.tokens.assign(tokens.begin(), tokens.end());
+    make_room(id);
+    link(id, kSlice);
   } catch (...) {
-    text_bytes_ -= texts_[id].counted;
-    texts_[id] = Text();
-    free_.push_back(id);
+    free(id);
     throw;
   }
   return id;
 }
 
+LiveText::TextId LiveText::find_prompt(Tokens prompt, std::uint64_t hash) const {
+  const auto [first, last] = prompts_.equal_range(hash);
+  const auto same = [&](const auto& known) { return std::ranges::equal(texts_[known.second].tokens, prompt); };
+  const auto found = std::find_if(first, last, same);
+  return found == last ? kNoText : found->second;
+}
+
 LiveText::TextId LiveText::open(Tokens prompt) {
-  TextId shared = kNoText;
-  for (TextId id = 0; id < texts_.size() && shared == kNoText; ++id) {
-    const Text& text = texts_[id];
-    if (text.state == State::kPrompt && std::ranges::equal(text.tokens, prompt)) shared = id;
+  const std::uint64_t hash = hash_of(prompt);
+  TextId shared = find_prompt(prompt, hash);
+  if (shared == kNoText) {
+    const auto entry = prompts_.emplace(hash, kNoText);
+    try {
+      shared = entry->second = add(State::kPrompt, prompt, 0);
+    } catch (...) {
+      prompts_.erase(entry);
+      throw;
+    }
+    texts_[shared].hash = hash;
   }
-  if (shared == kNoText) shared = add(State::kPrompt, prompt, 0);
   // The head is in the prompt's own text already. Places of this text are what ends after the head, and the end of the
   // head itself: what will stand there is the first generated token.
   const Tokens head = tail(prompt);
@@ -81,33 +101,89 @@ LiveText::TextId LiveText::open(Tokens prompt) {
   return id;
 }
 
+bool LiveText::index_some(TextId id) {
+  const TextId prompt = texts_[id].prompt;
+  link(prompt, kSlice);
+  return texts_[prompt].linked < texts_[prompt].tokens.size();
+}
+
 void LiveText::append(TextId id, Tokens tokens) {
   Text& text = texts_[id];
   assert(text.state == State::kRunning);
-  const auto first = static_cast<std::uint32_t>(text.tokens.size());
+  const std::size_t before = text.tokens.size();
   text.tokens.insert(text.tokens.end(), tokens.begin(), tokens.end());
-  index(id, first);
-}
-
-// Makes the tokens from `first` on searchable; where memory runs out, takes them away again.
-void LiveText::index(TextId id, std::uint32_t first) {
-  Text& text = texts_[id];
   try {
-    newest_.reserve(text.tokens.size() - first);
-    text.previous.resize(text.tokens.size());
+    make_room(id);
+    link(id, SIZE_MAX);
   } catch (...) {
-    text.tokens.resize(first);
+    text.tokens.resize(before);
+    text.links.resize(std::min(before, text.links.size()));
+    count(text);
     throw;
   }
-  for (std::uint32_t i = std::max(first, 1u); i < text.tokens.size(); ++i) {
-    Place& newest = newest_(text.tokens[i - 1], text.tokens[i]);
-    text.previous[i] = newest;
-    newest = {id, i + 1};
+}
+
+// Room for the places of all tokens of a text, and numbers for them.
+void LiveText::make_room(TextId id) {
+  Text& text = texts_[id];
+  const std::size_t chunks = (text.tokens.size() + kChunk - 1) / kChunk;
+  text.links.resize(text.tokens.size());
+  text.chunks.reserve(chunks > text.chunks.capacity() ? std::max(chunks, 2 * text.chunks.capacity()) : 0);
+  while (text.chunks.size() < chunks) {
+    if (free_chunks_.empty()) {
+      owners_.emplace_back();
+      try {
+        free_chunks_.reserve(owners_.capacity());  // so that forgetting a text never allocates
+      } catch (...) {
+        owners_.pop_back();
+        throw;
+      }
+      free_chunks_.push_back(static_cast<Place>(owners_.size() - 1));
+    }
+    owners_[free_chunks_.back()] = {id, static_cast<std::uint32_t>(text.chunks.size()) * kChunk};
+    text.chunks.push_back(free_chunks_.back());
+    free_chunks_.pop_back();
   }
-  text.indexed += text.tokens.size() - first;
-  indexed_tokens_ += text.tokens.size() - first;
+  count(text);
+}
+
+// Makes at most so many more tokens searchable; where memory runs out, none.
+void LiveText::link(TextId id, std::size_t most) {
+  Text& text = texts_[id];
+  const std::uint32_t before = text.linked;
+  const auto end =
+      static_cast<std::uint32_t>(std::min(text.tokens.size(), before + std::min(most, text.tokens.size())));
+  try {
+    for (; text.linked < end; ++text.linked) {
+      const std::uint32_t i = text.linked;
+      const Place place = place_of(text, i);
+      Place& newest = newest_(text.tokens[i - 1], text.tokens[i]);
+      text.links[i] = {newest, kNone};
+      if (newest != kNone) link_of(newest).after = place;
+      newest = place;
+    }
+  } catch (...) {
+    while (text.linked > before) unlink(text, --text.linked);
+    throw;
+  }
+}
+
+void LiveText::unlink(Text& text, std::uint32_t i) {
+  const auto [before, after] = text.links[i];
+  if (before != kNone) link_of(before).after = after;
+  if (after != kNone) {
+    link_of(after).before = before;
+  } else if (before != kNone) {
+    newest_(text.tokens[i - 1], text.tokens[i]) = before;  // known, so it does not allocate
+  } else {
+    newest_.erase(text.tokens[i - 1], text.tokens[i]);
+  }
+}
+
+void LiveText::count(Text& text) {
   text_bytes_ -= text.counted;
-  text.counted = text.tokens.capacity() * sizeof(Token) + text.previous.capacity() * sizeof(Place);
+  text.counted = text.tokens.capacity() * sizeof(Token) + text.links.capacity() * sizeof(Link) +
+                 text.chunks.capacity() * sizeof(Place);
   text_bytes_ += text.counted;
 }
 
@@ -117,6 +193,9 @@ void LiveText::finish(TextId id, std::int64_t epoch) {
   text.state = State::kFinished;
   text.epoch = epoch;
   text.age = ++finishes_;
+  text.earlier = last_finished_;
+  (last_finished_ == kNoText ? first_finished_ : texts_[last_finished_].later) = id;
+  last_finished_ = id;
   --running_;
   ++finished_responses_;
   finished_tokens_ += text.tokens.size() - text.head;
@@ -126,46 +205,45 @@ void LiveText::drop(TextId id) {
   assert(texts_[id].state == State::kRunning);
   --running_;
   release(id);
-  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) sweep();
 }
 
+// The text goes. Its tokens stay until tidy() has unlinked them: places of other texts link to this one's.
 void LiveText::release(TextId id) {
   Text& text = texts_[id];
   const TextId prompt = text.prompt;
-  const bool session = text.state != State::kPrompt;
-  dead_tokens_ += text.indexed;
-  // The tokens stay until the index is swept: places of other texts link through this one.
-  text.state = State::kFree;
+  if (text.state == State::kPrompt) {
+    const auto [first, last] = prompts_.equal_range(text.hash);
+    prompts_.erase(std::find_if(first, last, [id](const auto& known) { return known.second == id; }));
+  }
+  text.state = State::kGoing;
   text.head = static_cast<std::uint32_t>(text.tokens.size());
-  if (session && --texts_[prompt].users == 0) release(prompt);
+  going_.push_back(id);
+  if (prompt != kNoText && --texts_[prompt].users == 0) release(prompt);
 }
 
-// Takes dead places out of their chains. What is left stays in its order. Without memory for it, the dead wait for the
-// next time.
-void LiveText::sweep() try {
-  newest_.keep([this](Place& newest) {
-    Place* link = &newest;
-    while (link->text != kNoText) {
-      Text& text = texts_[link->text];
-      Place& before = text.previous[link->end - 1];
-      if (text.state == State::kFree) {
-        *link = before;
-      } else {
-        link = &before;
-      }
-    }
-  });
-  indexed_tokens_ -= dead_tokens_;
-  dead_tokens_ = 0;
-  free_.clear();
-  for (TextId id = 0; id < texts_.size(); ++id) {
-    Text& text = texts_[id];
-    if (text.state != State::kFree) continue;
-    text_bytes_ -= text.counted;
-    text = Text();
-    free_.push_back(id);
+void LiveText::free(TextId id) {
+  Text& text = texts_[id];
+  text_bytes_ -= text.counted;
+  for (const Place chunk : text.chunks) {
+    owners_[chunk] = {};
+    free_chunks_.push_back(chunk);
   }
-} catch (const std::bad_alloc&) {
+  text = Text();
+  free_.push_back(id);
+}
+
+bool LiveText::tidy(std::size_t work) {
+  while (!going_.empty()) {
+    Text& text = texts_[going_.back()];
+    while (text.linked > text.first) {
+      if (work == 0) return true;
+      unlink(text, --text.linked);
+      --work;
+    }
+    free(going_.back());
+    going_.pop_back();
+  }
+  return false;
 }
 
 Tokens LiveText::generated(TextId id) const {
@@ -177,20 +255,21 @@ int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
   if (context.size() < 2) return 0;
   const int limit = static_cast<int>(std::min<std::size_t>(matches.size(), kCandidates));
   const int longest = static_cast<int>(std::min<std::size_t>(context.size(), kMaxOrder));
+  const TextId prompt = texts_[own].prompt;
   int found = 0;
   int walked = 0;
   for (Place place = newest_.find(context[context.size() - 2], context.back());
-       place.text != kNoText && found < limit && walked < 2 * kCandidates; ++walked) {
-    const Text& text = texts_[place.text];
-    const std::uint32_t end = place.end;
-    const bool relevant = place.text == own || text.state == State::kRunning || text.state == State::kFinished ||
-                          (text.state == State::kPrompt && place.text == texts_[own].prompt);
+       place != kNone && found < limit && walked < 2 * kCandidates; ++walked) {
+    const Owner owner = owners_[place / kChunk];
+    const Text& text = texts_[owner.text];
+    const std::uint32_t i = owner.begin + place % kChunk, end = i + 1;
+    const bool relevant = text.state == State::kRunning || text.state == State::kFinished || owner.text == prompt;
     if (relevant && end < text.tokens.size()) {
       const int most = std::min(longest, static_cast<int>(end));
       const int length = common_end(text.tokens.data() + end, context.data() + context.size(), most);
-      matches[found++] = {text.tokens[end], length, place.text == own || text.state == State::kPrompt};
+      matches[found++] = {text.tokens[end], length, owner.text == own || owner.text == prompt};
     }
-    place = text.previous[end - 1];
+    place = text.links[i].before;
   }
   return found;
 }
@@ -198,30 +277,35 @@ int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
 bool LiveText::holds(Tokens context) const {
   if (context.size() < 2) return false;
   int left = kHeldPlaces;
-  for (Place place = newest_.find(context[context.size() - 2], context.back()); place.text != kNoText && left-- > 0;
-       place = texts_[place.text].previous[place.end - 1]) {
-    const Text& text = texts_[place.text];
+  for (Place place = newest_.find(context[context.size() - 2], context.back()); place != kNone && left-- > 0;) {
+    const Owner owner = owners_[place / kChunk];
+    const Text& text = texts_[owner.text];
+    const std::uint32_t i = owner.begin + place % kChunk, end = i + 1;
     const bool whole = text.state == State::kRunning || text.state == State::kFinished;
-    if (whole && place.end >= context.size() &&
-        std::equal(context.begin(), context.end(), text.tokens.begin() + place.end - context.size())) {
+    if (whole && end >= context.size() &&
+        std::equal(context.begin(), context.end(), text.tokens.begin() + end - context.size())) {
       return true;
     }
+    place = text.links[i].before;
   }
   return false;
 }
 
-std::vector<LiveText::TextId> LiveText::finished_texts() const {
+std::vector<LiveText::TextId> LiveText::finished_texts(std::size_t most) const {
   std::vector<TextId> ids;
-  for (TextId id = 0; id < texts_.size(); ++id) {
-    if (texts_[id].state == State::kFinished) ids.push_back(id);
+  std::size_t tokens = 0;
+  for (TextId id = first_finished_; id != kNoText; id = texts_[id].later) {
+    tokens += texts_[id].tokens.size() - texts_[id].head;
+    if (tokens > most && !ids.empty()) break;
+    ids.push_back(id);
   }
   std::ranges::sort(ids, {}, [this](TextId id) { return std::pair(texts_[id].epoch, texts_[id].age); });
   return ids;
 }
 
-std::vector<ResponseView> LiveText::finished() const {
+std::vector<ResponseView> LiveText::finished(std::size_t most) const {
   std::vector<ResponseView> views;
-  for (TextId id : finished_texts()) {
+  for (TextId id : finished_texts(most)) {
     const Text& text = texts_[id];
     const Tokens all(text.tokens);
     views.push_back({all.first(text.head), all.subspan(text.head), {}, text.epoch});
@@ -231,17 +315,21 @@ std::vector<ResponseView> LiveText::finished() const {
 
 void LiveText::dissolve(std::span<const TextId> ids) {
   for (TextId id : ids) {
-    assert(texts_[id].state == State::kFinished);
+    Text& text = texts_[id];
+    assert(text.state == State::kFinished);
+    (text.earlier == kNoText ? first_finished_ : texts_[text.earlier].later) = text.later;
+    (text.later == kNoText ? last_finished_ : texts_[text.later].earlier) = text.earlier;
     --finished_responses_;
-    finished_tokens_ -= texts_[id].tokens.size() - texts_[id].head;
+    finished_tokens_ -= text.tokens.size() - text.head;
     release(id);
   }
-  if (dead_tokens_ > std::max(kDeadTokens, indexed_tokens_ / 2)) sweep();
 }
 
 std::size_t LiveText::bytes() const {
-  return sizeof(*this) + newest_.bytes() + free_.capacity() * sizeof(TextId) + texts_.capacity() * sizeof(Text) +
-         text_bytes_;
+  return sizeof(*this) + newest_.bytes() + (free_.capacity() + going_.capacity()) * sizeof(TextId) +
+         texts_.capacity() * sizeof(Text) + owners_.capacity() * sizeof(Owner) +
+         free_chunks_.capacity() * sizeof(Place) + prompts_.size() * kPromptNode +
+         prompts_.bucket_count() * sizeof(void*) + text_bytes_;
 }
 
 }  // namespace histospec

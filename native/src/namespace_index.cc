@@ -45,7 +45,7 @@ std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const 
   for (const Response& r : batch.fresh) views.push_back(r.view());
   std::size_t evicted = 0;  // nothing is too old here
   auto out =
-      std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), std::numeric_limits<int>::max(),
+      std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()},
                                                evicted, {kGrowth, max_tokens_ / kLargestShare, 2}));
   std::size_t tokens = 0;
   for (const auto& segment : *out) tokens += segment->tokens();

@@ -1,9 +1,17 @@
-// The newest place of every pair of neighbouring tokens: a hash table with open addressing, one line of memory a
-// look-up. Only reserve() and keep() allocate; they throw std::bad_alloc and have changed nothing then.
+// The newest place of every pair of neighbouring tokens: a hash table that grows page by page.
+//
+// Extendible hashing (R. Fagin et al., "Extendible hashing: a fast access method for dynamic files", 1979): the first
+// bits of a hash choose a page in a directory, the others a slot in it. A full page becomes two, and the directory
+// doubles where it does not tell them apart. So no insertion moves more than one page of slots, however many pairs
+// there are: the table belongs to whoever holds the engine's lock.
+//
+// A look-up reads an entry of the directory, which is small, and a line of memory or two. 12 bytes a slot, of which a
+// quarter to a half is in use.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "histospec/types.h"
@@ -12,63 +20,159 @@ namespace histospec {
 
 class PairTable {
  public:
-  struct Place {
-    std::uint32_t text = kNoText;
-    std::uint32_t end = 0;  // one past the pair; the token at `end` is what came next
-  };
-  static constexpr std::uint32_t kNoText = UINT32_MAX;
+  // A number that means something to the owner of the table; kNone is no place.
+  using Place = std::uint32_t;
+  static constexpr Place kNone = 0;
 
-  // Makes room for so many pairs more.
-  void reserve(std::size_t more) {
-    if (2 * (used_ + more) <= slots_.size()) return;
-    std::size_t size = std::max<std::size_t>(slots_.size(), 64);
-    while (size < 2 * (used_ + more)) size *= 2;
-    rebuild(size, [](const Place&) { return true; });
+  PairTable() = default;
+  PairTable(const PairTable&) = delete;
+  PairTable& operator=(const PairTable&) = delete;
+
+  // The place of the pair; kNone if the table does not have it.
+  Place find(Token a, Token b) const {
+    if (directory_.empty()) return kNone;
+    const std::uint64_t hash = hash_of(a, b);
+    const Entry& entry = directory_[prefix(hash)];
+    return entry.slots[slot_of(entry, hash, a, b)].place;
   }
-  // The place of the pair, to be set; kNoText where it is new. There must be room.
+  // Where the place of the pair stands; kNone there if the pair is new: set it to another. Good until the next call.
+  // Throws std::bad_alloc and has changed nothing.
   Place& operator()(Token a, Token b) {
-    Slot& slot = slots_[index(a, b)];
-    if (slot.place.text == kNoText) slot.a = a, slot.b = b, ++used_;
-    return slot.place;
+    const std::uint64_t hash = hash_of(a, b);
+    if (directory_.empty()) begin();
+    while (true) {
+      const Entry& entry = directory_[prefix(hash)];
+      Slot& slot = entry.slots[slot_of(entry, hash, a, b)];
+      if (slot.place != kNone) return slot.place;
+      Page& page = pages_[entry.page];
+      if (2 * (page.used + 1) <= entry.mask + 1) {
+        slot.a = a, slot.b = b, ++page.used, ++used_;
+        return slot.place;
+      }
+      grow(entry.page, prefix(hash));
+    }
   }
-  Place find(Token a, Token b) const { return slots_.empty() ? Place() : slots_[index(a, b)].place; }
-
-  // Lets `change` see every place, and forgets the pairs for which it leaves none.
-  template <typename Change>
-  void keep(Change change) {
-    rebuild(slots_.size(), [&](Place& place) { return change(place), place.text != kNoText; });
+  // Forgets a pair that the table has. Never allocates.
+  void erase(Token a, Token b) {
+    const std::uint64_t hash = hash_of(a, b);
+    const Entry& entry = directory_[prefix(hash)];
+    std::size_t hole = slot_of(entry, hash, a, b);
+    // What follows moves up, where it does not begin behind the hole (D. Knuth, TAOCP 3, 6.4, algorithm R).
+    for (std::size_t i = (hole + 1) & entry.mask; entry.slots[i].place != kNone; i = (i + 1) & entry.mask) {
+      const std::size_t home = first_slot(hash_of(entry.slots[i].a, entry.slots[i].b), entry.mask);
+      if (((i - home) & entry.mask) < ((i - hole) & entry.mask)) continue;
+      entry.slots[hole] = entry.slots[i];
+      hole = i;
+    }
+    entry.slots[hole] = Slot();
+    --pages_[entry.page].used;
+    --used_;
   }
 
   std::size_t size() const { return used_; }
-  std::size_t bytes() const { return slots_.capacity() * sizeof(Slot); }
+  std::size_t bytes() const {
+    return slots_ * sizeof(Slot) + pages_.capacity() * sizeof(Page) + directory_.capacity() * sizeof(Entry);
+  }
 
  private:
   struct Slot {
-    Token a;
-    Token b;
-    Place place;
+    Token a = 0;
+    Token b = 0;
+    Place place = kNone;
+  };
+  struct Page {
+    std::unique_ptr<Slot[]> slots;
+    std::uint32_t used = 0;
+    int depth = 0;  // bits of a hash that all its pairs have in common
+  };
+  struct Entry {
+    Slot* slots;
+    std::uint32_t mask;
+    std::uint32_t page;
   };
 
-  std::size_t index(Token a, Token b) const {
+  static constexpr std::uint32_t kFirstPage = 64;
+  // Slots of a page from which on it is split instead of doubled: 48 KiB.
+  static constexpr std::uint32_t kLargestPage = 4096;
+  // The directory has at most one entry for so many pairs: where hashes begin alike, pages grow instead.
+  static constexpr std::size_t kPairsAnEntry = 256;
+
+  static std::uint64_t hash_of(Token a, Token b) {
     const std::uint64_t key =
         static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
-    const std::size_t mask = slots_.size() - 1;
-    std::size_t i = (key * 0x9e3779b97f4a7c15ull) >> 32 & mask;
-    while (slots_[i].place.text != kNoText && (slots_[i].a != a || slots_[i].b != b)) i = (i + 1) & mask;
+    return key * 0x9e3779b97f4a7c15ull;
+  }
+  static std::size_t first_slot(std::uint64_t hash, std::uint32_t mask) { return (hash >> 20) & mask; }
+  static std::size_t slot_of(const Entry& entry, std::uint64_t hash, Token a, Token b) {
+    std::size_t i = first_slot(hash, entry.mask);
+    while (entry.slots[i].place != kNone && (entry.slots[i].a != a || entry.slots[i].b != b)) i = (i + 1) & entry.mask;
     return i;
   }
+  std::size_t prefix(std::uint64_t hash) const { return hash >> 1 >> (63 - depth_); }
 
-  template <typename Keep>
-  void rebuild(std::size_t size, Keep keep) {
-    std::vector<Slot> old(size);
-    old.swap(slots_);
-    used_ = 0;
-    for (Slot& slot : old) {
-      if (slot.place.text != kNoText && keep(slot.place)) (*this)(slot.a, slot.b) = slot.place;
-    }
+  void begin() {
+    pages_.reserve(1);
+    directory_.reserve(1);
+    auto slots = std::make_unique<Slot[]>(kFirstPage);
+    directory_.push_back({slots.get(), kFirstPage - 1, 0});
+    pages_.push_back({std::move(slots), 0, 0});
+    slots_ = kFirstPage;
   }
 
-  std::vector<Slot> slots_;
+  // Makes room in the page that the directory's entry `at` leads to.
+  void grow(std::uint32_t page, std::size_t at) {
+    const std::uint32_t size = directory_[at].mask + 1;
+    const bool splits = size >= kLargestPage && (pages_[page].depth < depth_ || 2 * directory_.size() * kPairsAnEntry <=
+                                                                                    std::max<std::size_t>(used_, 1));
+    if (!splits) {
+      move(page, at, 2 * size, {});
+      return;
+    }
+    pages_.reserve(pages_.size() < pages_.capacity() ? 0 : 2 * pages_.capacity());
+    auto upper = std::make_unique<Slot[]>(size);
+    if (pages_[page].depth == depth_) {
+      std::vector<Entry> doubled(2 * directory_.size());
+      for (std::size_t i = 0; i < doubled.size(); ++i) doubled[i] = directory_[i / 2];
+      directory_.swap(doubled);
+      ++depth_;
+      at *= 2;
+    }
+    move(page, at, size, std::move(upper));
+  }
+
+  // Moves a page into new slots; where `upper` is given, those whose next bit is set go there, as a page of their own.
+  void move(std::uint32_t page, std::size_t at, std::uint32_t size, std::unique_ptr<Slot[]> upper) {
+    auto lower = std::make_unique<Slot[]>(size);
+    const std::unique_ptr<Slot[]> old = std::move(pages_[page].slots);
+    const std::uint32_t old_size = directory_[at].mask + 1;
+    const int depth = pages_[page].depth;
+    const std::size_t entries = std::size_t{1} << (depth_ - depth), first = at / entries * entries;
+    Entry low = {lower.get(), size - 1, page},
+          high = {upper.get(), size - 1, static_cast<std::uint32_t>(pages_.size())};
+    std::uint32_t high_used = 0;
+    for (std::uint32_t i = 0; i < old_size; ++i) {
+      if (old[i].place == kNone) continue;
+      const std::uint64_t hash = hash_of(old[i].a, old[i].b);
+      const bool goes_up = upper && (hash >> (63 - depth) & 1);
+      const Entry& target = goes_up ? high : low;
+      target.slots[slot_of(target, hash, old[i].a, old[i].b)] = old[i];
+      high_used += goes_up;
+    }
+    const std::size_t half = upper ? entries / 2 : entries;
+    std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(first), half, low);
+    std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(first + half), entries - half, high);
+    slots_ += (upper ? 2 * size : size) - old_size;
+    pages_[page].slots = std::move(lower);
+    pages_[page].used -= high_used;
+    if (!upper) return;
+    pages_[page].depth = depth + 1;
+    pages_.push_back({std::move(upper), high_used, depth + 1});  // there is room
+  }
+
+  std::vector<Page> pages_;
+  std::vector<Entry> directory_;
+  int depth_ = 0;  // bits of a hash that the directory looks at
+  std::size_t slots_ = 0;
   std::size_t used_ = 0;
 };
 

@@ -44,7 +44,10 @@ struct Problem {
   std::unique_ptr<LiveText> live;         // while sessions run, or finished responses wait for their segment
   std::unique_ptr<Twins> twins;           // of responses that have a seed
   std::list<Problem*>::iterator twinned;  // while there are twins: its place among the problems that have some
+  std::list<Problem*>::iterator member;   // its place among the problems of its namespace
+  std::uint64_t dropped = 0;              // the last drop of its namespace that it has seen
   bool building = false;                  // a segment of its finished responses is on its way
+  bool untidy = false;                    // the housekeeper will tidy its live text
   std::uint64_t generation = 0;           // grows when the history is forgotten: what was on its way is then discarded
   std::list<Problem*>::iterator recency;
 

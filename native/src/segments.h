@@ -38,10 +38,16 @@ struct MergePolicy {
   std::size_t small = 16384;
 };
 
-// `segments` with `fresh` behind them, after the housekeeping that keeps them few: merging, and what is older than the
-// newest `epochs` epochs is left out where it can be: a whole segment at once, single responses when they are merged.
-// `evicted` grows by the responses left out.
-std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh, int epochs,
-                                             std::size_t& evicted, MergePolicy policy = {});
+// What is kept of a history: the responses of so many of the newest epochs, and of these about the newest so many.
+struct Window {
+  int epochs;
+  std::size_t responses = SIZE_MAX;
+};
+
+// `segments` with `fresh` behind them, after the housekeeping that keeps them few: merging, and what is outside of the
+// window is left out where it can be: a whole segment at once, single responses when they are merged. `evicted` grows
+// by the responses left out.
+std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
+                                             Window window, std::size_t& evicted, MergePolicy policy = {});
 
 }  // namespace histospec

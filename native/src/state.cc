@@ -1,5 +1,7 @@
 #include "state.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -16,7 +18,81 @@ constexpr std::size_t kMergingBytes = 48;
 // The share of the memory budget, one in so many, that the index of a namespace keeps when the budget is short.
 constexpr std::size_t kSharedPart = 8;
 
+// Tokens that are copied for a segment at a time, so that copying them does not hold the lock for long.
+constexpr std::size_t kBuildTokens = 1 << 18;
+
+// A segment is merged up to so many tokens, so that merging takes at most one part in so many of the budget; never less
+// than the first number.
+constexpr std::size_t kLargestSegment = 1 << 18;
+constexpr std::size_t kMergingPart = 32;
+
+// Responses may wait for their segment until they would fill one part in so many of the budget, at so many bytes a
+// token of live text; never fewer tokens than a few responses have.
+constexpr std::size_t kWaitingPart = 16;
+constexpr std::size_t kWaitingBytes = 44;
+constexpr std::size_t kFewTokens = 1 << 15;
+
+// What is evicted while others wait for the lock, in problems with short prompts: about a millisecond.
+constexpr std::size_t kEvictSlice = 256;
+constexpr std::size_t kPromptSlice = 2048;  // tokens of a prompt that cost as much as a problem
+
+// What a thread that gives the lock back destroys itself; what is more, it leaves to the housekeeper.
+constexpr std::size_t kDiscardedBytes = 1 << 20;
+
+// What ends a text unlinks at once; the housekeeper does the rest.
+constexpr std::size_t kTidyAtOnce = 1 << 11;
+
+double thread_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::size_t largest_segment(const EngineOptions& options) {
+  return std::max(kLargestSegment, options.memory_bytes / kMergingPart / kMergingBytes);
+}
+
+std::size_t most_waiting(const EngineOptions& options) {
+  return std::max(kFewTokens, options.memory_bytes / kWaitingPart / kWaitingBytes);
+}
+
 }  // namespace
+
+void Engine::State::Lock::lock() {
+  state_.mutex_.lock();
+  held_ = true;
+  since_ = thread_seconds();
+}
+
+void Engine::State::Lock::unlock() {
+  std::vector<std::shared_ptr<const void>> mine;
+  if (state_.discarded_bytes_ <= kDiscardedBytes) {
+    mine.swap(state_.discarded_);
+    state_.discarded_bytes_ = 0;
+  } else {
+    state_.house_.notify_one();
+  }
+  LockTimes& times = state_.lock_times;
+  const double held = thread_seconds() - since_;
+  ++times.counts[static_cast<std::size_t>(std::ranges::lower_bound(kLockBounds, held) - kLockBounds.begin())];
+  times.seconds += held;
+  times.longest = std::max(times.longest, held);
+  held_ = false;
+  state_.mutex_.unlock();
+}
+
+void Engine::State::breathe(Lock& lock) {
+  lock.unlock();
+  lock.lock();
+}
+
+void Engine::State::discard(std::shared_ptr<const void> what, std::size_t bytes) noexcept {
+  try {
+    discarded_.push_back(std::move(what));
+    discarded_bytes_ += bytes;
+  } catch (const std::bad_alloc&) {  // then it is destroyed now
+  }
+}
 
 std::size_t Namespace::bytes() const {
   return sizeof(Namespace) + estimator.bytes() + index.bytes() + latest_lengths.capacity() * sizeof(std::int64_t);
@@ -36,15 +112,19 @@ void Namespace::forget() {
 }
 
 Engine::State::State(EngineOptions o)
-    : options(o), ahead_(o.threads), workers_(o.threads), builder_([this] { build_loop(); }) {}
+    : options(o), ahead_(o.threads), workers_(o.threads), builder_([this] { build_loop(); }), housekeeper_([this] {
+        keep_house();
+      }) {}
 
 Engine::State::~State() {
   {
-    Lock lock(mutex);
+    Lock lock(*this);
     stopping_ = true;
   }
   work_.notify_all();
+  house_.notify_all();
   builder_.join();
+  housekeeper_.join();
 }
 
 std::shared_ptr<Namespace> Engine::State::space(const std::string& name) {
@@ -85,7 +165,8 @@ std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemK
   const auto problem = std::make_shared<Problem>();
   problem->key = key;
   problem->owner = &space;
-  std::list<Problem*> node = {problem.get()};
+  problem->dropped = drops_;
+  std::list<Problem*> node = {problem.get()}, member = {problem.get()};
   space.problems.emplace(key, problem);
   try {
     space.prompts.add(*problem);
@@ -95,6 +176,8 @@ std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemK
   }
   problem->recency = node.begin();
   recency_.splice(recency_.end(), node);
+  problem->member = member.begin();
+  space.members.splice(space.members.end(), member);
   rebook(*problem, problem_bytes_, {}, problem->itself());
   rebook(*problem, segment_bytes_, {}, problem->in_segments());
   return problem;
@@ -125,12 +208,20 @@ const Session& Engine::State::session(SessionId id) const {
 
 void Engine::State::publish(Problem& problem, std::shared_ptr<const Segments> segments) {
   const Holding before = problem.in_segments();
-  problem.segments = std::move(segments);
+  problem.segments.swap(segments);
   rebook(problem, segment_bytes_, before, problem.in_segments());
+  discard(std::move(segments), before.bytes);
 }
 
 void Engine::State::end_live(Problem& problem) {
-  rebook(problem, live_bytes_, problem.in_live(), {});
+  const Holding before = problem.in_live();
+  rebook(problem, live_bytes_, before, {});
+  waiting_tokens_ -= before.tokens;
+  lingering_.erase(&problem);
+  try {
+    discard(std::shared_ptr<const LiveText>(std::move(problem.live)), before.bytes);
+  } catch (const std::bad_alloc&) {
+  }
   problem.live.reset();
 }
 
@@ -154,7 +245,7 @@ void Engine::State::end_twins(Problem& problem) {
   if (!problem.twins) return;
   rebook(problem, twin_bytes_, problem.in_twins(), {});
   twinned_.erase(problem.twinned);
-  problem.twins.reset();
+  problem.twins.reset();  // at once: sessions look at a twin for as long as it exists
 }
 
 void Engine::State::rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after) {
@@ -174,7 +265,9 @@ bool Engine::State::add_segment(Lock& lock, Problem& problem, std::shared_ptr<co
     }
     std::size_t evicted = 0;
     lock.unlock();
-    std::shared_ptr<const Segments> after = with_segment(*before, fresh, options.history_epochs, evicted);
+    std::shared_ptr<const Segments> after =
+        with_segment(*before, fresh, {options.history_epochs, options.history_responses}, evicted,
+                     {.largest = largest_segment(options)});
     lock.lock();
     // Somebody else may have added a segment meanwhile: then once more, on top of theirs.
     if (problem.generation == generation && problem.segments == before) {
@@ -196,7 +289,7 @@ void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const Re
     book(*space);
     space->merging = true;
     merging_bytes_ += charged = kMergingBytes * batch.tokens();
-    enforce_budget();
+    make_room(lock);
     lock.unlock();
     std::shared_ptr<const Segments> merged = space->index.merge(batch);
     lock.lock();
@@ -213,19 +306,88 @@ void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const Re
 }
 
 void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
-  if (!problem->live || problem->building) return;
+  if (!problem->live) return;
   const bool over = problem->live->running() == 0;
-  if (over && problem->live->finished_tokens() == 0) {
-    end_live(*problem);
-  } else if (over || problem->live->finished_tokens() >= kWaitingTokens) {
+  if (!problem->building) {
+    if (over && problem->live->finished_tokens() == 0) {
+      end_live(*problem);
+      return;
+    }
+    if (over || problem->live->finished_tokens() >= kWaitingTokens) {
+      ask_for_segment(problem);
+    } else if (problem->live->finished_tokens() > 0) {
+      try {
+        lingering_.insert(problem.get());
+      } catch (const std::bad_alloc&) {  // then it waits for the end of its group
+      }
+      press();
+    }
+  }
+  if (!over) tidy(problem);
+}
+
+void Engine::State::ask_for_segment(const std::shared_ptr<Problem>& problem) {
+  try {
     to_build.push_back(problem);
-    problem->building = true;
-    work_.notify_one();
+  } catch (const std::bad_alloc&) {  // then the next session of the problem that ends asks again
+    return;
+  }
+  problem->building = true;
+  lingering_.erase(problem.get());
+  work_.notify_one();
+}
+
+// Where too much waits for the end of its group, builds segments before that.
+void Engine::State::press() {
+  if (2 * waiting_tokens_ <= most_waiting(options) || !to_build.empty()) return;
+  while (!lingering_.empty()) {
+    Problem& problem = **lingering_.begin();
+    lingering_.erase(lingering_.begin());
+    ask_for_segment(problem.owner->problems.find(problem.key)->second);
+  }
+}
+
+// Gives back what forgotten text of a running group held.
+void Engine::State::tidy(const std::shared_ptr<Problem>& problem) {
+  if (problem->untidy || !change_live(*problem, [](LiveText& live) { return live.tidy(kTidyAtOnce); })) return;
+  try {
+    untidy_.push_back(problem);
+    problem->untidy = true;
+    house_.notify_one();
+  } catch (const std::bad_alloc&) {  // the next text that ends takes it along
+  }
+}
+
+void Engine::State::keep_house() {
+  Lock lock(*this);
+  while (true) {
+    house_.wait(lock, [this] { return stopping_ || over_ || !untidy_.empty() || discarded_bytes_ > kDiscardedBytes; });
+    if (stopping_) return;
+    if (discarded_bytes_ > kDiscardedBytes) {
+      std::vector<std::shared_ptr<const void>> mine;
+      mine.swap(discarded_);
+      discarded_bytes_ = 0;
+      lock.unlock();
+      mine.clear();
+      lock.lock();
+    }
+    if (over_) over_ = !evict_some();
+    if (!untidy_.empty()) {
+      const std::shared_ptr<Problem> problem = std::move(untidy_.front());
+      untidy_.pop_front();
+      problem->untidy = false;
+      if (problem->live && change_live(*problem, [](LiveText& live) { return live.tidy(); })) {
+        untidy_.push_front(problem);  // where it was: no memory is needed
+        problem->untidy = true;
+      }
+    }
+    if (!over_ && untidy_.empty()) idle.notify_all();
+    breathe(lock);
   }
 }
 
 void Engine::State::build_loop() {
-  Lock lock(mutex);
+  Lock lock(*this);
   while (true) {
     work_.wait(lock, [this] { return stopping_ || !to_build.empty(); });
     if (stopping_) return;
@@ -236,7 +398,8 @@ void Engine::State::build_loop() {
       build(lock, *problem);
       problem->building = false;
       schedule(problem);  // what finished meanwhile, or nothing: then the live text goes
-      enforce_budget();
+      make_room(lock);
+      press();
     } catch (const std::exception&) {
       // Out of memory, or too long for a segment. What finished stays live text until the next session of the problem
       // ends.
@@ -251,11 +414,11 @@ void Engine::State::build_loop() {
 void Engine::State::build(Lock& lock, Problem& problem) {
   if (!problem.live) return;
   const std::uint64_t generation = problem.generation;
-  const std::vector<LiveText::TextId> texts = problem.live->finished_texts();
+  const std::vector<LiveText::TextId> texts = problem.live->finished_texts(kBuildTokens);
   if (texts.empty()) return;  // forgotten before its turn
   // Copied, because the texts may move while the lock is released.
   std::vector<Response> responses;
-  for (const ResponseView& r : problem.live->finished()) {
+  for (const ResponseView& r : problem.live->finished(kBuildTokens)) {
     responses.push_back(owned(r));
   }
   lock.unlock();
@@ -278,7 +441,11 @@ std::size_t Engine::State::forget(Problem& problem) {
   end_twins(problem);
   if (problem.live) {
     change_live(problem, [](LiveText& live) { live.dissolve(live.finished_texts()); });
-    if (problem.live->running() > 0) return responses;
+    if (problem.live->running() > 0) {
+      lingering_.erase(&problem);
+      tidy(problem.owner->problems.find(problem.key)->second);
+      return responses;
+    }
     end_live(problem);
   }
   erase(problem);
@@ -289,14 +456,37 @@ void Engine::State::erase(Problem& problem) {
   rebook(problem, segment_bytes_, problem.in_segments(), {});
   rebook(problem, problem_bytes_, problem.itself(), {});
   recency_.erase(problem.recency);
+  problem.owner->members.erase(problem.member);
   Namespace& space = *problem.owner;
   space.prompts.remove(problem);
   space.problems.erase(space.problems.find(problem.key));  // may destroy `problem`
 }
 
-void Engine::State::enforce_budget() {
+std::uint64_t Engine::State::drop(Lock& lock, const std::shared_ptr<Namespace>& space) {
+  const std::uint64_t number = ++drops_;
+  std::uint64_t responses = 0;
+  std::size_t work = 0;
+  // Those that were visited, and those that are new, stand at the end.
+  while (!space->members.empty() && space->members.front()->dropped < number) {
+    Problem& problem = *space->members.front();
+    space->members.splice(space->members.end(), space->members, space->members.begin());
+    problem.dropped = number;
+    work += 1 + problem.key.prompt.size() / kPromptSlice;
+    responses += forget(problem);
+    if (work < kEvictSlice) continue;
+    work = 0;
+    breathe(lock);
+  }
+  return responses;
+}
+
+// True: the budget holds, or nothing is left to evict.
+bool Engine::State::evict_some() {
   const auto over = [this] { return memory_bytes() > options.memory_bytes; };
-  if (!over()) return;
+  if (!over() || evictable_bytes() <= exhausted_at_) return true;
+  exhausted_at_ = 0;
+  std::size_t work = 0;
+  const auto tired = [&work](std::size_t more) { return (work += more) >= kEvictSlice; };
   const auto shrink = [this](Namespace& space) {
     const bool shrunk = space.index.shrink();
     book(space);
@@ -305,20 +495,26 @@ void Engine::State::enforce_budget() {
   // What problems share is a fallback: it may not drive out their own history.
   for (const auto& [name, space] : spaces) {
     while (over() && space->index.bytes() > options.memory_bytes / kSharedPart && shrink(*space)) {
+      if (tired(kEvictSlice / 4)) return !over();
     }
   }
   // Twins are a second copy of what the history has: nobody's history goes for them.
-  while (over() && !twinned_.empty()) end_twins(*twinned_.front());
+  while (over() && !twinned_.empty()) {
+    end_twins(*twinned_.front());
+    if (tired(1)) return !over();
+  }
   auto least_recent = recency_.begin();
   while (over() && least_recent != recency_.end()) {
     Problem& problem = **least_recent++;
     if (problem.live) continue;
+    const std::size_t its_work = 1 + problem.key.prompt.size() / kPromptSlice;
     Namespace& space = *problem.owner;
     space.counters.evicted_responses += forget(problem);
     if (space.problems.empty()) {
       space.forget();
       book(space);
     }
+    if (tired(its_work)) return !over();
   }
   // Only problems in use are left: they lose their oldest responses.
   for (Problem* problem : recency_) {
@@ -326,13 +522,29 @@ void Engine::State::enforce_budget() {
       const Segments& segments = *problem->segments;
       problem->owner->counters.evicted_responses += segments.front()->extents().size();
       publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
+      if (tired(1)) return !over();
     }
   }
   for (const auto& [name, space] : spaces) {
     while (over() && shrink(*space)) {
+      if (tired(kEvictSlice / 4)) return !over();
     }
   }
+  if (over()) exhausted_at_ = evictable_bytes();
+  return true;
 }
+
+void Engine::State::make_room(Lock& lock) {
+  while (!evict_some()) breathe(lock);
+}
+
+void Engine::State::relieve() {
+  if (over_ || evict_some()) return;
+  over_ = true;
+  house_.notify_one();
+}
+
+bool Engine::State::congested() const { return over_ || waiting_tokens_ > most_waiting(options); }
 
 std::size_t Engine::State::memory_bytes() const {
   return segment_bytes_ + merging_bytes_ + problem_bytes_ + twin_bytes_ + space_bytes_ + running_bytes();
@@ -349,7 +561,7 @@ void Engine::State::check_books() const {
   auto require = [](bool holds, const char* invariant) {
     if (!holds) throw std::logic_error(std::string("engine: ") + invariant);
   };
-  std::size_t segments = 0, problems = 0, live = 0, twins = 0, twinned = 0, booked = 0;
+  std::size_t segments = 0, problems = 0, live = 0, twins = 0, twinned = 0, booked = 0, waiting = 0;
   Holding all;
   for (const auto& [name, space] : spaces) {
     require(space->booked == space->bytes() && !space->gone, "a namespace is not what is booked of it");
@@ -360,6 +572,7 @@ void Engine::State::check_books() const {
       segments += problem->in_segments().bytes;
       problems += problem->itself().bytes;
       live += problem->in_live().bytes;
+      waiting += problem->in_live().tokens;
       twins += problem->in_twins().bytes;
       twinned += problem->twins != nullptr;
       for (const Holding& part : {problem->in_segments(), problem->itself(), problem->in_live(), problem->in_twins()}) {
@@ -368,6 +581,7 @@ void Engine::State::check_books() const {
       if (problem->twins) problem->twins->check_integrity();
       for (const auto& segment : *problem->segments) segment->check_integrity();
     }
+    require(space->members.size() == space->problems.size(), "the members of a namespace are not its problems");
     require(held == space->held, "what the problems of a namespace hold is not what is booked");
     all += held;
   }
@@ -376,6 +590,7 @@ void Engine::State::check_books() const {
   require(segments == segment_bytes_, "segment bytes are off");
   require(problems == problem_bytes_, "problem bytes are off");
   require(live == live_bytes_, "live bytes are off");
+  require(waiting == waiting_tokens_, "tokens that wait for a segment are off");
   require(twins == twin_bytes_, "twin bytes are off");
   require(booked == space_bytes_, "namespace bytes are off");
   require(all.sessions == sessions.size(), "sessions and live texts differ");

@@ -1,4 +1,9 @@
-// What an engine holds, and the operations that keep its books. All of it is guarded by `mutex`.
+// What an engine holds, and the operations that keep its books. All of it is guarded by one lock.
+//
+// The lock is held for a few milliseconds at most, whatever is asked for: long work is done in slices, others have
+// their turn between two of them (`breathe`), and what is thrown away under the lock is destroyed after it. Two threads
+// belong to the engine: the builder turns finished responses into segments, and the housekeeper evicts, tidies live
+// text and frees memory where that is more than a caller should wait for.
 #pragma once
 
 #include <condition_variable>
@@ -9,6 +14,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "drafter.h"
 #include "fair_mutex.h"
@@ -35,6 +41,7 @@ struct Namespace {
   bool merging = false;     // its index
   NamespaceStats counters;  // what is counted; what is held stands in the books
   std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
+  std::list<Problem*> members;               // the same, those first that a drop has not visited
   Prompts prompts;                           // of the problems
   std::vector<std::int64_t> latest_lengths;  // oldest first
 
@@ -68,7 +75,25 @@ class Engine::State {
   explicit State(EngineOptions options);
   ~State();
 
-  using Lock = std::unique_lock<FairMutex>;
+  // Holds the lock, and measures for how long. What was discarded meanwhile is destroyed behind it.
+  class Lock {
+   public:
+    explicit Lock(State& state) : state_(state) { lock(); }
+    ~Lock() {
+      if (held_) unlock();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+    void lock();
+    void unlock();
+    bool owns_lock() const { return held_; }
+
+   private:
+    State& state_;
+    bool held_ = false;
+    double since_ = 0;  // seconds of this thread's CPU
+  };
 
   std::shared_ptr<Namespace> space(const std::string& name);
   const Namespace* find_space(const std::string& name) const;
@@ -99,8 +124,17 @@ class Engine::State {
   auto change_live(Problem& problem, Change change);
   // Has the builder turn what finished into a segment, where it is time to.
   void schedule(const std::shared_ptr<Problem>& problem);
-  // Evicts until the budget holds or nothing is left to evict.
-  void enforce_budget();
+  // Evicts until the budget holds or nothing is left to evict, and lets others in meanwhile.
+  void make_room(Lock& lock);
+  // Evicts a little, and leaves the rest to the housekeeper.
+  void relieve();
+  // Whether whoever commits should wait: responses finish faster than they become segments, or the housekeeper still
+  // has to evict.
+  bool congested() const;
+  // Lets the others who wait for the lock have it.
+  void breathe(Lock& lock);
+  // Forgets the history of a namespace; returns how many responses that were. Lets others in meanwhile.
+  std::uint64_t drop(Lock& lock, const std::shared_ptr<Namespace>& space);
   // Forgets the finished responses of a problem; returns how many. The problem itself goes if no session runs in it.
   std::size_t forget(Problem& problem);
   std::size_t memory_bytes() const;
@@ -111,11 +145,14 @@ class Engine::State {
   // Takes a namespace without problems away.
   void erase(Namespace& space);
 
+  // The builder has nothing to build, and the housekeeper nothing to do.
+  bool is_idle() const { return to_build.empty() && building == 0 && untidy_.empty() && !over_; }
+
   void check_books() const;
 
   const EngineOptions options;
-  mutable FairMutex mutex;
   std::condition_variable_any idle;
+  LockTimes lock_times;
   std::unordered_map<std::string, std::shared_ptr<Namespace>> spaces;
   std::unordered_map<SessionId, std::unique_ptr<Session>> sessions;
   SessionId last_session = 0;
@@ -125,6 +162,14 @@ class Engine::State {
  private:
   void publish(Problem& problem, std::shared_ptr<const Segments> segments);
   void end_live(Problem& problem);
+  // Destroys it once the lock is released.
+  void discard(std::shared_ptr<const void> what, std::size_t bytes) noexcept;
+  bool evict_some();
+  std::size_t evictable_bytes() const { return memory_bytes() - running_bytes(); }
+  void tidy(const std::shared_ptr<Problem>& problem);
+  void ask_for_segment(const std::shared_ptr<Problem>& problem);
+  void press();
+  void keep_house();
   void end_twins(Problem& problem);
   // Part of what a problem holds has changed: so do the books of its namespace, and `bytes`, those of the engine.
   static void rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after);
@@ -133,6 +178,7 @@ class Engine::State {
   void build(Lock& lock, Problem& problem);
   void number_all(std::size_t batch);
 
+  FairMutex mutex_;
   std::list<Problem*> recency_;  // least recently used first
   std::list<Problem*> twinned_;  // those that have twins, in the same order
   std::size_t segment_bytes_ = 0;
@@ -141,6 +187,14 @@ class Engine::State {
   std::size_t problem_bytes_ = 0;
   std::size_t twin_bytes_ = 0;
   std::size_t live_bytes_ = 0;
+  std::size_t waiting_tokens_ = 0;               // finished, and not yet in a segment
+  std::unordered_set<Problem*> lingering_;       // those with such tokens for which the builder was not asked
+  std::deque<std::shared_ptr<Problem>> untidy_;  // with text that is forgotten and still linked
+  std::size_t exhausted_at_ = 0;                 // evictable bytes when nothing could be evicted; until there are more
+  bool over_ = false;                            // the housekeeper has to evict
+  std::vector<std::shared_ptr<const void>> discarded_;
+  std::size_t discarded_bytes_ = 0;
+  std::uint64_t drops_ = 0;
   std::uint64_t step_ = 0;
   std::vector<Session*> batch_;       // of this step
   std::vector<std::uint32_t> order_;  // of the batch, by what is asked: numbers of its sessions
@@ -148,7 +202,9 @@ class Engine::State {
   Workers workers_;
   bool stopping_ = false;
   std::condition_variable_any work_;
-  std::thread builder_;  // last: it uses all of the above
+  std::condition_variable_any house_;
+  std::thread builder_;  // last: these use all of the above
+  std::thread housekeeper_;
 };
 
 template <typename Change>
@@ -157,7 +213,11 @@ auto Engine::State::change_live(Problem& problem, Change change) {
     State& state;
     Problem& problem;
     const Holding before = problem.in_live();
-    ~Books() { rebook(problem, state.live_bytes_, before, problem.in_live()); }
+    ~Books() {
+      const Holding after = problem.in_live();
+      rebook(problem, state.live_bytes_, before, after);
+      state.waiting_tokens_ += after.tokens - before.tokens;
+    }
   } books{*this, problem};
   if (!problem.live) problem.live = std::make_unique<LiveText>();
   return change(*problem.live);

@@ -158,7 +158,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
   result.tokens.clear();
   result.probabilities.clear();
   result.offsets.assign(1, 0);
-  State::Lock lock(state_->mutex);
+  State::Lock lock(*state_);
   const std::span<Session* const> batch = state_->batch_of(request);
   if (request.max_tokens > 0) state_->announce(batch.size());
   // First all sessions append and teach, in order; then all draft, from the same knowledge.
@@ -188,7 +188,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
     }
     result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
   }
-  state_->enforce_budget();
+  state_->relieve();
 }
 
 }  // namespace histospec

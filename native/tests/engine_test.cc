@@ -2,6 +2,7 @@
 #include "histospec/engine.h"
 
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "check.h"
@@ -379,6 +380,111 @@ TEST(a_result_is_overwritten) {
   engine.step({{}, {}, nobody, {}, 8, 0.0f}, again);
   CHECK_EQ(again.offsets, nobody);
   CHECK(again.tokens.empty() && again.probabilities.empty());
+}
+
+std::uint64_t turns(const Engine& engine) {
+  const LockTimes times = engine.lock_times();
+  return std::accumulate(times.counts.begin(), times.counts.end(), std::uint64_t{0});
+}
+
+// Long prompts, long texts and drops give the lock back after every slice of their work.
+TEST(others_have_their_turn_during_long_calls) {
+  const auto turns_during = [](Engine& engine, auto call) {
+    const std::uint64_t before = turns(engine);
+    call();
+    return turns(engine) - before;
+  };
+  Random random(1);
+  Engine engine({.namespace_tokens = 0});
+  const std::vector<Token> prompt = random.text(1 << 20, 50'000);
+  CHECK(turns_during(engine, [&] { engine.open("run", prompt); }) >= (1 << 20) / LiveText::kSlice - 1);
+  const std::vector<Token> short_prompt = {1};
+  CHECK(turns_during(engine, [&] { engine.open("run", short_prompt, "", prompt); }) >=
+        (1 << 20) / LiveText::kSlice - 1);
+  for (Token p = 0; p < 20'000; ++p) ingest(engine, "drop", {p, p + 1}, {{1, 2, 3}});
+  CHECK(turns_during(engine, [&] { CHECK_EQ(engine.drop_namespace("drop"), 20'000u); }) >= 20'000 / 256 - 1);
+  CHECK(!engine.stats().contains("drop"));
+  engine.check_integrity();
+}
+
+// What is committed while a namespace is dropped stays or goes, but is never half there.
+TEST(a_drop_beside_everything_else) {
+  Engine engine({.namespace_tokens = 1 << 12});
+  for (Token p = 0; p < 3000; ++p) ingest(engine, "run", {p}, {{1, 2, 3}});
+  std::atomic<bool> over = false;
+  std::thread other([&] {
+    Random random(2);
+    for (Token p = 0; !over; ++p) {
+      const std::vector<Token> prompt = {p % 4000};
+      const SessionId session = engine.open("run", prompt);
+      step(engine, session, random.text(20, 9));
+      engine.close(session, !random.one_in(4));
+      ingest(engine, "run", prompt, {{4, 5, 6}});
+    }
+  });
+  for (int round = 0; round < 20; ++round) {
+    engine.drop_namespace("run");
+    for (Token p = 0; p < 1000; ++p) ingest(engine, "run", {p}, {{1, 2, 3}});
+  }
+  over = true;
+  other.join();
+  engine.wait_until_built();
+  engine.check_integrity();
+  engine.drop_namespace("run");
+  engine.wait_until_built();
+  CHECK(engine.stats().empty());
+  CHECK_EQ(engine.memory_bytes(), Engine().memory_bytes());
+}
+
+TEST(who_commits_faster_than_segments_are_built_is_told_to_wait) {
+  constexpr std::size_t kBudget = 32 << 20;
+  Engine engine({.memory_bytes = kBudget, .history_epochs = 1, .namespace_tokens = 0});
+  Random random(3);
+  const std::vector<Token> prompt = {1, 2}, text = random.text(20'000, 50'000);
+  const SessionId running = engine.open("run", prompt);  // so that no group ever ends
+  std::size_t waited = 0;
+  for (int i = 0; i < 300; ++i) {
+    for (; engine.congested(); ++waited) std::this_thread::yield();
+    const SessionId session = engine.open("run", prompt);
+    step(engine, session, text);
+    engine.close(session, true, i);
+    CHECK(engine.memory_bytes() < kBudget + kBudget / 10);
+  }
+  CHECK(waited > 0);
+  engine.close(running, false);
+  engine.wait_until_built();
+  CHECK(!engine.congested());
+  CHECK(sum(engine, &NamespaceStats::history_responses) > 0);
+  engine.check_integrity();
+}
+
+TEST(what_is_forgotten_while_its_group_runs_gives_its_memory_back) {
+  Engine engine({.namespace_tokens = 0});
+  Random random(4);
+  const std::vector<Token> prompt = {1, 2};
+  const SessionId running = engine.open("run", prompt);
+  std::size_t after_first = 0;
+  for (int round = 0; round < 20; ++round) {
+    const SessionId session = engine.open("run", prompt);
+    step(engine, session, random.text(100'000, 1000));
+    engine.close(session, false);
+    engine.wait_until_built();
+    if (round == 0) after_first = engine.memory_bytes();
+  }
+  CHECK(engine.memory_bytes() < 2 * after_first);
+  CHECK_EQ(engine.lengths(std::span(&running, 1))[0], 0);
+  engine.check_integrity();
+}
+
+TEST(lock_times_are_counted) {
+  Engine engine;
+  const LockTimes before = engine.lock_times();
+  const std::uint64_t turns_before = turns(engine);
+  for (int i = 0; i < 100; ++i) engine.running_bytes();
+  CHECK(turns(engine) >= turns_before + 100);
+  const LockTimes after = engine.lock_times();
+  CHECK(after.seconds >= before.seconds);
+  CHECK(after.longest > 0);
 }
 
 int main() { return check::main(); }

@@ -186,7 +186,7 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
   for (std::size_t step = 0; step < steps; ++step) {
     const auto running = with_state(model, Model::Text::kRunning);
     const auto finished = with_state(model, Model::Text::kFinished);
-    const std::size_t what = random.below(12);
+    const std::size_t what = random.below(13);
     if (what <= 1 || running.empty()) {
       const auto& prompt = prompts[random.below(prompts.size())];
       model.open(live.open(prompt), prompt);
@@ -212,6 +212,8 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
       }
       live.dissolve(some);
       for (TextId id : some) model.remove(id);
+    } else if (what == 10) {
+      live.tidy(random.below(2 * piece));  // what is forgotten is not found, whether it is unlinked yet or not
     } else {
       const TextId id = running[random.below(running.size())];
       const Model::Text& text = model.texts.at(id);
@@ -233,7 +235,7 @@ TEST(small_groups_against_plain_lists) {
   for (std::uint64_t seed = 0; seed < 120; ++seed) play(seed, 100, 6);
 }
 
-TEST(the_index_survives_sweeping) {
+TEST(long_texts_that_go_leave_the_others_searchable) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) play(seed, 100, 800);
 }
 
@@ -272,6 +274,70 @@ TEST(no_more_than_asked_for) {
   CHECK_EQ(live.find(a, {}, found), 0);
 }
 
+TEST(a_long_prompt_becomes_searchable_in_slices) {
+  Random random(3);
+  LiveText live;
+  const std::vector<Token> prompt = random.text(3 * LiveText::kSlice, 1 << 20);
+  const TextId text = live.open(prompt);
+  live.append(text, std::vector<Token>{1, 2, 3});  // meanwhile
+  int slices = 1;
+  while (live.index_some(text)) ++slices;
+  CHECK_EQ(slices, 2);
+  std::array<LiveText::Match, LiveText::kCandidates> found;
+  for (std::size_t at = 40; at < prompt.size(); at += 997) {
+    CHECK(live.find(text, Tokens(prompt).first(at), found) > 0);
+    CHECK_EQ(found[0].next, prompt[at]);
+    CHECK_EQ(found[0].length, kMaxOrder);
+  }
+  // A session that goes half-way takes the prompt with it.
+  const std::vector<Token> other = random.text(2 * LiveText::kSlice, 1 << 20);
+  const TextId gone = live.open(other);
+  live.drop(gone);
+  while (live.tidy(1000)) {
+  }
+  for (std::size_t at = 40; at < other.size(); at += 997) {
+    const int n = live.find(text, Tokens(other).first(at), found);
+    for (int i = 0; i < n; ++i) CHECK(found[i].length < kMaxOrder);
+  }
+  CHECK(live.find(text, Tokens(prompt).first(100), found) > 0);
+  CHECK_EQ(found[0].next, prompt[100]);
+}
+
+TEST(what_went_gives_its_memory_back) {
+  Random random(4);
+  LiveText live;
+  const TextId stays = live.open(std::vector<Token>{1, 2, 3});
+  std::size_t after_first = 0;
+  for (int round = 0; round < 50; ++round) {
+    const TextId text = live.open(std::vector<Token>{1, 2, 3});
+    live.append(text, random.text(20000, 1000));
+    live.drop(text);
+    while (live.tidy()) {
+    }
+    if (round == 0) after_first = live.bytes();
+  }
+  CHECK(live.bytes() < 2 * after_first);
+  live.append(stays, std::vector<Token>{4, 5});
+  std::array<LiveText::Match, LiveText::kCandidates> found;
+  CHECK_EQ(live.find(stays, std::vector<Token>{3, 4}, found), 1);
+}
+
+TEST(the_responses_that_finished_first_come_first) {
+  LiveText live;
+  const std::vector<Token> prompt = {1, 2}, words = {3, 4, 5, 6};
+  std::vector<TextId> texts;
+  for (int i = 0; i < 4; ++i) {
+    texts.push_back(live.open(prompt));
+    live.append(texts.back(), words);
+    live.finish(texts.back(), -i);
+  }
+  CHECK_EQ(live.finished_texts(1), (std::vector<TextId>{texts[0]}));
+  CHECK_EQ(live.finished_texts(11), (std::vector<TextId>{texts[1], texts[0]}));
+  live.dissolve(live.finished_texts(8));
+  CHECK_EQ(live.finished_texts(), (std::vector<TextId>{texts[3], texts[2]}));
+  CHECK_EQ(live.finished_tokens(), 8u);
+}
+
 // bytes() is kept by counting; the allocator knows the truth.
 TEST(bytes_are_what_is_allocated) {
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
@@ -292,6 +358,9 @@ TEST(bytes_are_what_is_allocated) {
     for (int i = 0; i < 40; ++i) live->append(texts[i], random.text(random.below(3000), 1 << 20));
     compare();
     for (int i = 0; i < 20; ++i) live->drop(texts[i]);
+    compare();
+    while (live->tidy()) {
+    }
     compare();
     for (int i = 20; i < 40; ++i) live->finish(texts[i], 1);
     live->dissolve(live->finished_texts());

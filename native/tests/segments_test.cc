@@ -63,7 +63,7 @@ TEST(keeps_the_window_in_order_and_counts_what_it_evicts) {
       std::vector<Response> candidates = all_of(*before);
       candidates.insert(candidates.end(), fresh.begin(), fresh.end());
       added.insert(added.end(), fresh.begin(), fresh.end());
-      segments = with_segment(*before, segment_of(fresh), epochs, evicted);
+      segments = with_segment(*before, segment_of(fresh), {epochs}, evicted);
 
       CHECK_EQ(names(all_of(*before)), before_names);  // a snapshot never changes
       const std::vector<Response> held = all_of(*segments);
@@ -100,7 +100,7 @@ TEST(segments_stay_few) {
     for (int step = 0; step < 300; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
       tokens += fresh[0].tokens.size();
-      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.growth = growth, .fan_in = 2});
+      segments = with_segment(*segments, segment_of(fresh), {8}, evicted, {.growth = growth, .fan_in = 2});
       CHECK(segments->size() <= static_cast<std::size_t>(std::bit_width(tokens)));
       for (std::size_t s = 1; s < segments->size(); ++s) {
         CHECK((*segments)[s - 1]->tokens() >= growth * (*segments)[s]->tokens());
@@ -121,7 +121,7 @@ TEST(small_segments_wait_for_each_other) {
     for (std::size_t i = 0; i < kResponses; ++i) {
       const std::vector<Response> fresh = {{{}, random.text(kLength, 50), {}, 0}};
       const auto before = segments;
-      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.fan_in = fan_in, .small = SIZE_MAX});
+      segments = with_segment(*segments, segment_of(fresh), {8}, evicted, {.fan_in = fan_in, .small = SIZE_MAX});
       for (const auto& segment : *segments) {
         if (std::ranges::find(*before, segment) == before->end()) indexed += segment->tokens();
       }
@@ -142,7 +142,8 @@ TEST(large_segments_do_not_wait) {
   std::size_t evicted = 0;
   Random random(5);
   const auto add = [&](std::size_t tokens) {
-    segments = with_segment(*segments, segment_of({{{}, random.text(tokens, 50), {}, 0}}), 8, evicted, {.small = 250});
+    segments =
+        with_segment(*segments, segment_of({{{}, random.text(tokens, 50), {}, 0}}), {8}, evicted, {.small = 250});
     return segments->size();
   };
   CHECK_EQ(add(100), 1u);
@@ -160,7 +161,7 @@ TEST(merging_stops_at_the_largest) {
     for (int step = 0; step < 200; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
       const std::size_t before = segments->size();
-      segments = with_segment(*segments, segment_of(fresh), 8, evicted, {.largest = largest, .fan_in = 2});
+      segments = with_segment(*segments, segment_of(fresh), {8}, evicted, {.largest = largest, .fan_in = 2});
       merged += segments->size() <= before;
       for (std::size_t s = 0; s < segments->size(); ++s) {
         const Segment& segment = *(*segments)[s];
@@ -182,7 +183,7 @@ TEST(masks_survive_merging) {
   std::size_t evicted = 0;
   for (Token i = 0; i < 8; ++i) {
     const std::vector<Response> fresh = {{{7, 8}, {i, 1, 2}, {1, 0, 1}, i}};
-    segments = with_segment(*segments, segment_of(fresh), 100, evicted, {.fan_in = 2});
+    segments = with_segment(*segments, segment_of(fresh), {100}, evicted, {.fan_in = 2});
   }
   CHECK_EQ(segments->size(), 1u);
   for (const Response& r : all_of(*segments)) {
@@ -195,11 +196,37 @@ TEST(a_late_response_of_an_old_epoch_goes_at_once) {
   auto segments = std::make_shared<const Segments>();
   std::size_t evicted = 0;
   for (std::int64_t epoch : {6, 7}) {
-    segments = with_segment(*segments, segment_of({{{}, {static_cast<Token>(epoch)}, {}, epoch}}), 2, evicted);
+    segments = with_segment(*segments, segment_of({{{}, {static_cast<Token>(epoch)}, {}, epoch}}), {2}, evicted);
   }
-  segments = with_segment(*segments, segment_of({{{}, {1}, {}, 1}}), 2, evicted);
+  segments = with_segment(*segments, segment_of({{{}, {1}, {}, 1}}), {2}, evicted);
   CHECK_EQ(evicted, 1u);
   CHECK_EQ(names(all_of(*segments)), (std::vector<std::int64_t>{6, 7}));
+}
+
+// However many come, about the newest so many are kept, in order, and every other one is counted.
+TEST(keeps_the_newest_responses) {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    check::subject = "seed " + std::to_string(seed);
+    Random random(seed);
+    const std::size_t most = random.between(1, 40);
+    auto segments = std::make_shared<const Segments>();
+    std::size_t evicted = 0, added = 0;
+    for (int step = 0; step < 150; ++step) {
+      std::vector<Response> fresh(random.between(1, 6));
+      for (Response& r : fresh) {
+        r.tokens = random.text(random.below(10), 4);
+        r.tokens.insert(r.tokens.begin(), static_cast<Token>(added++));
+      }
+      segments = with_segment(*segments, segment_of(fresh), {.epochs = 8, .responses = most}, evicted);
+      const std::vector<std::int64_t> kept = names(all_of(*segments));
+      CHECK_EQ(kept.size() + evicted, added);
+      CHECK(kept.size() >= std::min(most, added));
+      CHECK(kept.size() <= 3 * most + 12);
+      for (std::size_t i = 0; i < kept.size(); ++i) {
+        CHECK_EQ(kept[i], static_cast<std::int64_t>(added - kept.size() + i));
+      }
+    }
+  }
 }
 
 int main() { return check::main(); }

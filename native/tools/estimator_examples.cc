@@ -173,7 +173,7 @@ class Namespace {
     for (const Response& response : responses) views.push_back(response.view());
     if (views.empty()) fail("nothing to ingest");
     std::size_t evicted = 0;
-    history = with_segment(*history, Segment::build(views), kHistoryEpochs, evicted);
+    history = with_segment(*history, Segment::build(views), {kHistoryEpochs}, evicted);
     if (!index_.add(views.front())) return;
     const NamespaceIndex::Batch batch = index_.take();
     index_.publish(batch, index_.merge(batch));

@@ -1,7 +1,9 @@
 // The engine of one shard: history, live text and drafts of all its namespaces.
 //
 // Threads. Every method may be called from any thread. One mutex guards the maps, the sessions and the live text; it is
-// taken once a call, in the order in which the calls come, and a step holds it for the whole batch. Segments are
+// taken in the order in which the calls come. A step holds it for the whole batch: 256 sessions, or 16,384 new tokens,
+// take a few milliseconds, and callers who share an engine send no more at once. All else holds it for a few
+// milliseconds at most, however much there is to do, and lets others in between (lock_times() tells). Segments are
 // immutable and are built outside of it: by the caller of ingest(), and by one builder thread for responses that were
 // committed by sessions. A step therefore never waits for an index to be built.
 #pragma once
@@ -46,6 +48,20 @@ struct EngineOptions {
   // How much text the index over all problems of a namespace holds, in tokens of about 15 bytes. 0: none. More helps
   // where problems share text (tool calls, code), and in the first epoch; each step looks it up, too.
   std::size_t namespace_tokens = std::size_t{1} << 19;
+  // About how many of the newest responses of a problem are kept, whatever their epochs: segments that are older go as
+  // a whole, single responses when they are merged.
+  std::size_t history_responses = 4096;
+};
+
+// Upper bounds of the buckets in LockTimes, in seconds.
+inline constexpr std::array<double, 9> kLockBounds = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1};
+
+// For how long the engine's lock was held at a time, in seconds of CPU of the thread that held it: other threads' turns
+// on a busy machine do not count. Not cumulative; the last bucket has no upper bound.
+struct LockTimes {
+  std::array<std::uint64_t, kLockBounds.size() + 1> counts{};
+  double seconds = 0;  // all of them together
+  double longest = 0;
 };
 
 // Where a drafted token came from: where the witness for it stands that shares the most with the context, or the twin.
@@ -164,13 +180,17 @@ class Engine {
   // Forgets the history of the namespace; its sessions go on. Returns the number of responses forgotten.
   std::uint64_t drop_namespace(const std::string& name);
 
-  // Waits until committed responses have become segments.
+  // Whether whoever commits should wait a moment: responses finish faster than they become segments, or memory is still
+  // to be evicted. Without that, running sessions and what just finished could outgrow the budget.
+  bool congested() const;
+  // Waits until committed responses have become segments, and what was left to the housekeeper is done.
   void wait_until_built();
   // What the index holds: segments, live text, sessions and their book-keeping.
   std::size_t memory_bytes() const;
   // The part of it that cannot be evicted: live text and sessions.
   std::size_t running_bytes() const;
   std::map<std::string, NamespaceStats> stats() const;
+  LockTimes lock_times() const;
   // Re-derives the invariants of everything held; throws std::logic_error naming the first that fails.
   void check_integrity() const;
 

@@ -1,0 +1,70 @@
+"""A stream that commits faster than the index takes it waits, and memory stays within the budget and a tenth."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from histospec.v1 import draft_pb2 as pb
+
+BUDGET = 32 << 20
+TEXT = np.random.default_rng(0).integers(0, 50_000, 20_000).astype("<i4").tobytes()
+
+
+def commit(wire, number: int, problem: int, epoch: int) -> pb.DraftRequest:
+    """One message that opens a session, writes 20,000 tokens and commits them."""
+    return pb.DraftRequest(
+        sequence=number,
+        opens=[wire.open(number, [problem])],
+        step=pb.Step(
+            sessions=np.array([number], "<u8").tobytes(),
+            positions=np.zeros(1, "<i4").tobytes(),
+            lengths=np.array([20_000], "<i4").tobytes(),
+            tokens=TEXT,
+        ),
+        closes=[pb.CloseSession(session=number, commit=True, generated=20_000, epoch=epoch)],
+    )
+
+
+@pytest.mark.parametrize("problems", [1, 1000], ids=["one-problem", "many-problems"])
+def test_memory_holds_under_a_flood_of_commits(start_server, connect, problems):
+    server = start_server("--memory", str(BUDGET), "--history-epochs", "2")
+    wire = connect(server.endpoint)
+    largest = 0.0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not over.wait(0.02):
+            largest = max(largest, server.metrics()["histospec_index_bytes"])
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    messages = 400
+    call = wire.stub.Draft(commit(wire, n, n % problems, n // 50) for n in range(1, messages + 1))
+    answers = list(call)
+    over.set()
+    watching.join()
+    assert sorted(a.sequence for a in answers) == list(range(1, messages + 1))
+    refused = [r for a in answers for r in a.refusals]
+    assert all(r.later for r in refused), "what could not be taken may come again"
+    assert largest <= 1.1 * BUDGET
+    assert server.metrics()["histospec_ingested_responses_total"] == messages - len(refused)
+
+
+def test_sessions_alone_do_not_outgrow_the_budget(start_server, connect):
+    server = start_server("--memory", "16MiB")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(n, [n]) for n in range(8)], step=wire.step(list(range(8)), [[1]] * 8))
+    refused = {}
+    rng = np.random.default_rng(1)
+    for at in range(1, 400_000, 40_000):
+        alive = [n for n in range(8) if n not in refused]
+        texts = [rng.integers(0, 50_000, 40_000).tolist() for _ in alive]
+        answer = stream.ask(step=wire.step(alive, texts, [at] * len(alive), max_tokens=0))
+        refused |= {r.session: r.reason for r in answer.refusals}
+    assert refused
+    assert all("--memory" in reason for reason in refused.values())
+    assert server.metrics()["histospec_index_bytes"] <= 1.1 * (16 << 20) + 8 * 40_000 * 64
+    assert wire.drafts(stream.ask(opens=[wire.open(99)], step=wire.step([99], [[1, 2, 3]])))
