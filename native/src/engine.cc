@@ -13,9 +13,7 @@ ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string
   if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
   if (prompt.empty()) throw std::invalid_argument("prompt: must not be empty");
   require_tokens("prompt", prompt);
-  ProblemKey key{id, {}};
-  if (id.empty()) key.prompt.assign(prompt.begin(), prompt.end());
-  return key;
+  return {id, prompt};
 }
 
 }  // namespace

@@ -12,13 +12,11 @@ constexpr std::size_t kPromptBytes = 128;  // what the namespace's Prompts keep 
 
 }  // namespace
 
-std::size_t ProblemKeyHash::operator()(const ProblemKey& key) const {
-  std::uint64_t hash = std::hash<std::string>()(key.id);
-  for (Token token : key.prompt) {
-    hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15u;
-    hash ^= hash >> 29;
-  }
-  return hash;
+ProblemKey::ProblemKey(std::string its_id, Tokens its_prompt)
+    : id(std::move(its_id)), hash(std::hash<std::string>()(id)) {
+  if (!id.empty()) return;
+  prompt.assign(its_prompt.begin(), its_prompt.end());
+  for (Token token : prompt) hash = next(hash, token);
 }
 
 bool Problem::continued_by(Tokens prompt) const {

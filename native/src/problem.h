@@ -15,14 +15,25 @@ namespace histospec {
 
 // What names a problem: an explicit id, or else the prompt itself. Compared token by token, never by hash alone.
 struct ProblemKey {
+  // Without an id, the prompt. Hashing a long one takes a while: it is done here, once, before anything is locked.
+  ProblemKey(std::string its_id, Tokens its_prompt);
+
+  // The hash of an empty prompt, and that of a prompt that goes on with a token.
+  static std::uint64_t start() { return std::hash<std::string>()(std::string()); }
+  static std::uint64_t next(std::uint64_t hash, Token token) {
+    hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 29;
+  }
+
   std::string id;
   std::vector<Token> prompt;  // empty when there is an id
+  std::uint64_t hash;
 
   bool operator==(const ProblemKey&) const = default;
 };
 
 struct ProblemKeyHash {
-  std::size_t operator()(const ProblemKey& key) const;
+  std::size_t operator()(const ProblemKey& key) const noexcept { return key.hash; }
 };
 
 struct Namespace;
@@ -37,7 +48,9 @@ struct Holding {
 };
 
 struct Problem {
-  ProblemKey key;
+  explicit Problem(const ProblemKey& its_key) : key(its_key) {}
+
+  const ProblemKey key;
   Namespace* owner = nullptr;
   // Swapped as a whole, never changed: who reads outside of the lock keeps the snapshot.
   std::shared_ptr<const Segments> segments = std::make_shared<const Segments>();

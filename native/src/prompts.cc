@@ -2,22 +2,16 @@
 
 namespace histospec {
 
-std::uint64_t Prompts::hash_of(Tokens prompt) {
-  std::uint64_t hash = 0;
-  for (Token token : prompt) hash = next(hash, token);
-  return hash;
-}
-
 void Prompts::add(Problem& problem) {
   if (problem.key.prompt.empty()) return;
   const auto length = lengths_.try_emplace(problem.key.prompt.size(), 0).first;
-  by_hash_.emplace(hash_of(problem.key.prompt), &problem);
+  by_hash_.emplace(problem.key.hash, &problem);
   ++length->second;
 }
 
 void Prompts::remove(const Problem& problem) {
   if (problem.key.prompt.empty()) return;
-  const auto [first, last] = by_hash_.equal_range(hash_of(problem.key.prompt));
+  const auto [first, last] = by_hash_.equal_range(problem.key.hash);
   for (auto found = first; found != last; ++found) {
     if (found->second != &problem) continue;
     by_hash_.erase(found);

@@ -25,11 +25,11 @@ class Prompts {
   template <typename Fits>
   Problem* longest_prefix(Tokens prompt, Fits fits) const {
     Problem* best = nullptr;
-    std::uint64_t hash = 0;
+    std::uint64_t hash = ProblemKey::start();
     std::size_t i = 0;
     for (const auto& [length, uses] : lengths_) {
       if (length >= prompt.size()) break;
-      while (i < length) hash = next(hash, prompt[i++]);
+      while (i < length) hash = ProblemKey::next(hash, prompt[i++]);
       const auto [first, last] = by_hash_.equal_range(hash);
       for (auto found = first; found != last; ++found) {
         if (std::ranges::equal(found->second->key.prompt, prompt.first(length)) && fits(*found->second)) {
@@ -41,11 +41,6 @@ class Prompts {
   }
 
  private:
-  static std::uint64_t next(std::uint64_t hash, Token token) {
-    return (hash ^ static_cast<std::uint32_t>(token)) * 0x9e3779b97f4a7c15ull + 1;
-  }
-  static std::uint64_t hash_of(Tokens prompt);
-
   std::unordered_multimap<std::uint64_t, Problem*> by_hash_;
   std::map<std::size_t, std::size_t> lengths_;  // of prompts -> how many are as long
 };

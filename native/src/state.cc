@@ -28,7 +28,7 @@ constexpr std::size_t kMergingPart = 32;
 
 // Responses may wait for their segment until they would fill one part in so many of the budget, at so many bytes a
 // token of live text; never fewer tokens than a few responses have.
-constexpr std::size_t kWaitingPart = 16;
+constexpr std::size_t kWaitingPart = 4;
 constexpr std::size_t kWaitingBytes = 44;
 constexpr std::size_t kFewTokens = 1 << 15;
 
@@ -162,8 +162,7 @@ std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemK
     if (known->twins) twinned_.splice(twinned_.end(), twinned_, known->twinned);
     return known;
   }
-  const auto problem = std::make_shared<Problem>();
-  problem->key = key;
+  const auto problem = std::make_shared<Problem>(key);
   problem->owner = &space;
   problem->dropped = drops_;
   std::list<Problem*> node = {problem.get()}, member = {problem.get()};

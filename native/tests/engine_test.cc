@@ -95,7 +95,7 @@ TEST(prompts_of_one_hash_are_two_problems) {
   const std::vector<Token> a = {1165, 835, 5};
   const std::vector<Token> b = {1215, 0, 2000175795};
   CHECK(a != b);
-  CHECK_EQ(ProblemKeyHash()({"", a}), ProblemKeyHash()({"", b}));
+  CHECK_EQ(ProblemKey("", a).hash, ProblemKey("", b).hash);
   Engine engine;
   ingest(engine, "run", a, {{7, 7, 7}});
   CHECK_EQ(engine.history("run", a).size(), 1u);

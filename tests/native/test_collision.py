@@ -7,7 +7,7 @@ import pytest
 
 from histospec.native import Engine
 
-SOURCE = Path(__file__).parents[2] / "native" / "src" / "problem.cc"
+SOURCE = Path(__file__).parents[2] / "native" / "src" / "problem.h"
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 # std::hash of an empty string in libstdc++, where the hash of a prompt starts.
 START = np.uint64(0x553E93901E462A6E)
@@ -55,7 +55,7 @@ def test_the_pairs_collide() -> None:
         assert state_after(one) == state_after(other)
     # Red when the engine hashes otherwise: then these prompts collide no more, and others must be made.
     assert "hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15u;" in SOURCE.read_text()
-    assert "hash ^= hash >> 29;" in SOURCE.read_text()
+    assert "return hash ^ hash >> 29;" in SOURCE.read_text()
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
