@@ -221,7 +221,7 @@ void Engine::restore_estimator(const std::string& name, std::string_view state) 
   state_->book(space);
 }
 
-std::uint64_t Engine::drop_namespace(const std::string& name) {
+std::uint64_t Engine::drop_namespace(const std::string& name, bool keep_learned) {
   State::Lock lock(state_->mutex);
   const auto found = state_->spaces.find(name);
   if (found == state_->spaces.end()) return 0;
@@ -230,10 +230,15 @@ std::uint64_t Engine::drop_namespace(const std::string& name) {
   for (const auto& [key, problem] : space->problems) problems.push_back(problem.get());
   std::uint64_t responses = 0;
   for (Problem* problem : problems) responses += state_->forget(*problem);
-  space->forget();
+  if (keep_learned) {
+    space->index.clear();
+    space->latest_lengths.clear();
+  } else {
+    space->forget();
+  }
   space->counters.newest_epoch = 0;
   state_->book(*space);
-  if (space->problems.empty()) state_->erase(*space);
+  if (space->problems.empty() && !keep_learned) state_->erase(*space);
   return responses;
 }
 
@@ -253,10 +258,17 @@ std::size_t Engine::running_bytes() const {
 }
 
 std::map<std::string, NamespaceStats> Engine::stats() const {
+  const auto namespaces = counters().namespaces;
+  return {namespaces.begin(), namespaces.end()};
+}
+
+Counters Engine::counters() const {
   State::Lock lock(state_->mutex);
-  std::map<std::string, NamespaceStats> out;
+  Counters out;
+  out.dropped = state_->dropped;
+  out.namespaces.reserve(state_->spaces.size());
   for (const auto& [name, space] : state_->spaces) {
-    NamespaceStats& stats = out[name] = space->counters;
+    NamespaceStats& stats = out.namespaces.emplace_back(name, space->counters).second;
     stats.bytes = space->held.bytes;
     stats.problems = space->held.problems;
     stats.sessions = space->held.sessions;

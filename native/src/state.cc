@@ -64,6 +64,7 @@ void Engine::State::book(Namespace& space) {
 }
 
 void Engine::State::erase(Namespace& space) {
+  dropped.add_counted(space.counters);
   space_bytes_ -= space.booked;
   space.gone = true;
   spaces.erase(spaces.find(space.name));  // may destroy `space`

@@ -121,6 +121,7 @@ class Engine::State {
   SessionId last_session = 0;
   std::deque<std::shared_ptr<Problem>> to_build;
   std::size_t building = 0;
+  NamespaceStats dropped;  // what namespaces had counted that are gone
 
  private:
   void publish(Problem& problem, std::shared_ptr<const Segments> segments);
