@@ -236,7 +236,7 @@ class DraftStream:
         """Appends and drafts for the whole batch in one engine call, leaving out the sessions it cannot go on with."""
         if step.sessions and (origin := self._origins.get(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
-            self._metrics.saw_verify_cost(namespace, step.verify_cost)
+            self._metrics.engine.saw_verify_cost(namespace, step.verify_cost)
         find = self._ids.get
         ids = np.array([find(session, -1) for session in step.sessions], np.int64)
         held = self._engine.lengths(ids)
