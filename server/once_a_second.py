@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-SECONDS = 1.0  # between the end of a computation and the beginning of the next
+SECONDS = 1.0  # from the beginning of a computation to that of the next
 
 
 class OnceASecond(Generic[T]):
@@ -19,7 +19,7 @@ class OnceASecond(Generic[T]):
     def __init__(self, compute: Callable[[], Awaitable[T]], seconds: float = SECONDS) -> None:
         self._compute = compute
         self._seconds = seconds
-        self._ended = float("-inf")  # the last computation, by the loop's clock
+        self._began = float("-inf")  # the last computation, by the loop's clock
         self._turn = asyncio.Lock()
         self._next: asyncio.Task[T] | None = None  # has not begun to compute
 
@@ -33,12 +33,10 @@ class OnceASecond(Generic[T]):
     async def _in_turn(self) -> T:
         clock = asyncio.get_running_loop().time
         async with self._turn:
-            await asyncio.sleep(self._ended + self._seconds - clock())
+            await asyncio.sleep(self._began + self._seconds - clock())
             self._next = None
-            try:
-                return await self._compute()
-            finally:
-                self._ended = clock()
+            self._began = clock()
+            return await self._compute()
 
 
 def _taken(task: "asyncio.Task[T]") -> None:

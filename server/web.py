@@ -46,6 +46,11 @@ QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
 
+def most_connections(descriptors: int) -> int:
+    """How many HTTP may have, where the process may open so many files and sockets."""
+    return min(MAX_CONNECTIONS, descriptors // 4)
+
+
 class Web:
     """The HTTP port: aiohttp's server behind bounded connections.
 
@@ -69,7 +74,7 @@ class Web:
         self._connections = Connections(
             self._protocol,
             lambda why: metrics.http_closed.labels(why).inc(),
-            min(MAX_CONNECTIONS, descriptors // 4),
+            most_connections(descriptors),
             seconds,
         )
         metrics.http_connections.set_function(lambda: len(self._connections))
