@@ -41,7 +41,7 @@ MAX_BYTES = 1 << 47  # what a process can address
 MAX_COUNT = (1 << 31) - 1
 MAX_DRAFT_TOKENS = 1024  # the engine's own limit: kMaxDraft
 MAX_FILE = 1 << 20  # bytes of --config
-LONGEST = 100  # characters of a wrong value that a sentence repeats
+LONGEST = 300  # characters of a sentence: it repeats the wrong value
 C = TypeVar("C", bound="StoreConfig")
 
 
@@ -396,8 +396,9 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     variable = PREFIX + name.upper()
     source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
     if first["type"] != "value_error":
-        given = repr(first["input"])
-        message = f"{message[0].lower()}{message[1:]}, is {given if len(given) <= LONGEST else given[:LONGEST] + '…'}"
+        message = f"{message[0].lower()}{message[1:]}, is {first['input']!r}"
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
     return f"{_flag(name)}{source}: {message}"
 
 

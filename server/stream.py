@@ -131,6 +131,11 @@ class DraftStream:
         self._draining = True
         self._leave_when_idle()
 
+    def forget(self, namespace: str) -> None:
+        """Forgets a namespace that was dropped: its epochs begin anew."""
+        self._bases.pop(namespace, None)
+        self._namespaces.discard(namespace)
+
     def _leave_when_idle(self) -> None:
         if self._draining and not self._ids and not self._storing:
             self._leaving.set()
