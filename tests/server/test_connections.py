@@ -6,10 +6,13 @@ import os
 import resource
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
 from waiting import eventually
 
 from histospec.native import Engine
@@ -32,7 +35,7 @@ class Port:
 
     def __init__(self, port: int, metrics: Metrics) -> None:
         self._port = port
-        self._metrics = metrics
+        self.metrics = metrics
         self._writers: list[Writer] = []
 
     async def connect(self, peer: str, data: bytes) -> Reader:
@@ -46,11 +49,11 @@ class Port:
         return await (await self.connect(peer, WHOLE)).readline()
 
     def closed(self) -> dict[str, float]:
-        return {why: self._metrics.http_closed.labels(why)._value.get() for why in CLOSED}
+        return {why: self.metrics.http_closed.labels(why)._value.get() for why in CLOSED}
 
     @property
     def open(self) -> float:
-        [family] = self._metrics.http_connections.collect()
+        [family] = self.metrics.http_connections.collect()
         return family.samples[0].value
 
     def close(self) -> None:
@@ -165,6 +168,44 @@ async def test_the_peer_with_most_connections_makes_room():
         assert not any(reader.at_eof() for reader in (*held[1:], *others))
 
 
+class Looks(Collector):
+    """Notes in which thread each computation of /metrics was, and takes its time."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.go = threading.Event()
+
+    def collect(self) -> Iterator[Metric]:
+        self.threads.append(threading.current_thread())
+        assert self.go.wait(60)
+        yield from ()
+
+
+@pytest.mark.asyncio
+async def test_scrapers_share_a_computation_that_is_not_on_the_loop():
+    """
+    1. One asks; while that is computed, nine more ask, and /livez is answered.
+    2. There were two computations in all, none in the thread of the event loop.
+    """
+    scrape = WHOLE.replace(b"livez", b"metrics")
+    async with listening() as port:
+        looks = Looks()
+        looks.go.set()
+        port.metrics.registry.register(looks)  # which asks it for its names
+        looks.go.clear()
+        looks.threads.clear()
+        first = [await port.connect("127.0.0.1", scrape)]
+        await until(lambda: looks.threads)
+        more = [await port.connect(f"127.0.0.{2 + i // 3}", scrape) for i in range(9)]
+        assert await port.livez("127.0.0.99") == b"HTTP/1.1 200 OK\r\n"
+        assert len(looks.threads) == 1
+        looks.go.set()
+        for reader in (*first, *more):
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert len(looks.threads) == 2
+        assert threading.current_thread() not in looks.threads
+
+
 @pytest.mark.parametrize(
     ("address", "peer"),
     [
@@ -180,6 +221,23 @@ def test_a_peer_is_an_address_or_a_network_of_ipv6(address, peer):
             return (address, 1234) if name == "peername" else default
 
     assert _peer(Transport()) == peer
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01\x02\x00garbage\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n", b"\x00" * 9000]
+)
+def test_what_is_no_http_is_refused_and_fills_no_log(server, data):
+    """The log is JSON: a line that is none has no `event`."""
+    host, _, port = server.http.rpartition(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=60) as one:
+            one.sendall(data)
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1 << 16).startswith(b"HTTP/1.0 400") or data.startswith(b"GET")
+    assert server.get("/livez") == (200, "ok\n")
+    server.terminate()
+    assert server.wait() == 0
+    assert {line.get("event") for line in server.log} == {"listening", "loaded", "draining", "stopped"}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -251,16 +250,6 @@ def test_names_that_never_existed_use_up_no_label(server, wire):
     stream.ask(step=wire.step([77], [[1]]))
     assert not any("namespace=" in name for name in server.metrics())
     assert json.loads(server.get("/status")[1])["namespaces_in_all"] == 0
-
-
-def test_scrapers_of_the_same_moment_share_a_computation(server, monkeypatch):
-    """Of 16 scrapes at once, each says what is now; the CPU time that one of them reads shows which they share."""
-    server.metrics()
-    with ThreadPoolExecutor(16) as pool:
-        texts = list(pool.map(lambda _: server.get("/metrics")[1], range(16)))
-    cpu = [line for text in texts for line in text.splitlines() if line.startswith("process_cpu_seconds_total ")]
-    assert len(cpu) == 16
-    assert len(set(texts)) < 16
 
 
 def test_both_formats_are_served(server):

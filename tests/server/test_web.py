@@ -1,9 +1,11 @@
 """What the HTTP port answers, and that its page is in the package."""
 
 import asyncio
+import gzip
 import json
 import subprocess
 import sys
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -61,6 +63,16 @@ def test_status_says_numbers_and_names_alone(shared_server):
     assert [shard["state"] for shard in status["shards"]] == ["SERVING"]
     assert (row["problems"], row["history_responses"], row["history_tokens"], row["newest_epoch"]) == (1, 1, 2, 3)
     assert not any(str(token) in json.dumps(status["namespaces"]) for token in range(4711, 4715))
+
+
+@pytest.mark.parametrize("accepted", ["gzip, deflate", "identity"])
+def test_status_is_compressed_where_that_is_asked_for(shared_server, accepted):
+    request = urllib.request.Request(f"http://{shared_server.http}/status", headers={"Accept-Encoding": accepted})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        body = answer.read()
+        assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+        assert (answer.headers["Content-Encoding"] == "gzip") is accepted.startswith("gzip")
+    assert json.loads(gzip.decompress(body) if accepted.startswith("gzip") else body)["ready"]
 
 
 def test_namespaces_are_bounded(start_server):
