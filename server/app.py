@@ -1,17 +1,19 @@
 """The life of a server: start, serve, drain, stop. No other file knows all of it."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
 import grpc
 import grpc.aio
 import structlog
 import uvloop
-from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -23,7 +25,7 @@ from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError
 from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, SPECRL, Accounting
-from histospec.server.machine import cpu_limit
+from histospec.server.machine import cpu_limit, raise_descriptor_limit
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
 from histospec.server.service import DraftService
@@ -32,13 +34,18 @@ from histospec.server.stores import open_store
 from histospec.server.tls import Certificates
 from histospec.server.traces import open_traces
 from histospec.server.vitals import Vitals
-from histospec.server.web import application
+from histospec.server.web import Web, application, most_connections
 from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
 
+# A step takes the interpreter's lock again after each call into the engine. A thread that computes in Python (a scrape)
+# gives it up after so long, instead of Python's 5 ms.
+SWITCH_SECONDS = 0.0005
 MOST_THREADS = 2  # where nobody says how many: more were not measured
+OTHER_DESCRIPTORS = 128  # of the store, its readers, logs, the peers' health; 30 are measured
+MOST_CONNECTIONS = (1 << 31) - 1  # an int of gRPC
 NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
 
 
@@ -46,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
     """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
     config = configuration.load(argv)
     logs.configure(config.log_format, config.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
     return uvloop.run(serve(config))
 
 
@@ -66,6 +74,7 @@ class Server:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._descriptors = raise_descriptor_limit()
         for flag, address in (("--listen", config.listen), ("--http", config.http)):
             _check_free(flag, address)
         access = Access(config.tokens)
@@ -106,10 +115,17 @@ class Server:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                # A connection that never says what it wants leaves, and there are descriptors for HTTP and the store
+                # whatever comes to this port. A worker's stream is a call: its connection is never idle.
+                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_connection_idle_ms", 600_000),
+                ("grpc.max_allowed_incoming_connections", _connections(self._descriptors)),
             ],
         )
         self._overview: Overview | None = None
-        self._web: web.AppRunner | None = None
+        # One thread for all that observers ask for: it takes turns with the drafts, and never more than a part of them.
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")
+        self._web: Web | None = None
         self._loading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -137,16 +153,14 @@ class Server:
             self._service.listening = shard
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
-        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT)
+        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT, self._aside)
         self._overview.start()
-        pages = application(self._metrics, self._readiness, about, self._overview.show)
-        self._web = web.AppRunner(pages, access_log=None)
-        await self._web.setup()
+        pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside)
+        self._web = Web(pages, self._metrics, self._descriptors)
         try:
-            await web.TCPSite(self._web, config.http.host, config.http.port, reuse_address=True).start()
+            http = config.http._replace(port=await self._web.start(config.http.host, config.http.port))
         except OSError as error:
             raise ConfigError(f"--http: cannot listen on {config.http} ({error}); give another address") from None
-        http = config.http._replace(port=self._web.addresses[0][1])
         await self._grpc.start()
         log.info(
             "listening",
@@ -154,9 +168,12 @@ class Server:
             http=str(http),
             data_dir=str(config.data_dir.resolve()),
             threads=self._threads,
+            descriptors=self._descriptors,
             **about,
         )
         self._loading = asyncio.create_task(self._load())
+        gc.collect()
+        gc.freeze()  # what lives as long as the server is not walked again: 60 to 120 ms, in which no step goes on
 
     def _open_port(self) -> int:
         if self._credentials is None:
@@ -199,7 +216,8 @@ class Server:
         if self._overview is not None:
             self._overview.stop()
         if self._web is not None:
-            await self._web.cleanup()
+            await self._web.stop()
+        self._aside.shutdown(wait=False, cancel_futures=True)
         if self._traces is not None:
             await self._traces.close()
         log.info("stopped")
@@ -224,6 +242,11 @@ class Server:
         status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._services):
             await self._health.set(name, status)
+
+
+def _connections(descriptors: int) -> int:
+    """How many gRPC may have, where the process may open so many files and sockets."""
+    return min(max(1, descriptors - most_connections(descriptors) - OTHER_DESCRIPTORS), MOST_CONNECTIONS)
 
 
 def _check_free(flag: str, address: Address) -> None:

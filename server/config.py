@@ -36,6 +36,12 @@ from histospec.server.redis_location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters
+MAX_SHARD_NAME = 253  # characters, as a DNS name has
+MAX_BYTES = 1 << 47  # what a process can address
+MAX_COUNT = (1 << 31) - 1
+MAX_DRAFT_TOKENS = 1024  # the engine's own limit: kMaxDraft
+MAX_FILE = 1 << 20  # bytes of --config
+LONGEST = 300  # characters of a sentence: it repeats the wrong value
 C = TypeVar("C", bound="StoreConfig")
 
 
@@ -53,7 +59,7 @@ class Address(NamedTuple):
         host, colon, port = str(text).strip().rpartition(":")
         if not colon or not host:
             raise ValueError(f"write HOST:PORT, for example 127.0.0.1:6378, not {str(text)!r}")
-        if not port.isdecimal() or int(port) > 65535:
+        if not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
             raise ValueError(f"the port must be a number from 0 to 65535, not {port!r}")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
@@ -94,6 +100,8 @@ def _peers(value: object) -> tuple[Peer, ...]:
     if not isinstance(items, Sequence):
         raise ValueError("write a list such as a:6378,b:6378")
     peers = tuple(Peer.parse(item) for item in items if str(item).strip())
+    if items and not peers:
+        raise ValueError(f"{value!r} names no shard; write a list such as a:6378,b:6378, or leave it out")
     names = [peer.name for peer in peers]
     if len(set(names)) < len(names):
         raise ValueError("each shard may be named once")
@@ -106,9 +114,22 @@ _BYTE_SIZE = TypeAdapter(ByteSize)
 def _bytes(value: object) -> object:
     """Says how to write a size, before pydantic says only that it cannot read it."""
     try:
-        return int(_BYTE_SIZE.validate_python(value))
-    except ValidationError:
+        size = int(_BYTE_SIZE.validate_python(value))
+    except (ValidationError, OverflowError, ValueError):
         raise ValueError(f"{value!r} is not a size; write a number with a unit, for example 8GiB or 512MiB") from None
+    if size > MAX_BYTES:
+        raise ValueError(f"{value!r} is more than a process can address; give at most 128TiB")
+    return size
+
+
+def _file(value: object) -> Path | None:
+    """A file that ends: a device may not."""
+    if value is None:
+        return None
+    path = Path(str(value))
+    if path.is_char_device() or path.is_block_device():
+        raise ValueError(f"{path} is a device; give a file")
+    return path
 
 
 def _collector(value: object) -> Address | None:
@@ -125,8 +146,8 @@ Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
 Shards = Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)]
 Collector = Annotated[Address | None, NoDecode, PlainValidator(_collector)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
-Count = Annotated[int, Field(ge=1)]
-File = Path | None
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+File = Annotated[Path | None, PlainValidator(_file)]
 
 
 class StoreConfig(BaseSettings):
@@ -155,6 +176,15 @@ class StoreConfig(BaseSettings):
         MAX_BACKLOG,
         description="what may wait for the store, for example 256MiB; beyond it, ingests and commits are refused",
     )
+
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if not str(value) or "\0" in str(value):
+            raise ValueError(
+                "must not be empty; give a directory" if not str(value) else "must not hold a NUL character"
+            )
+        return value
 
     @field_validator("store")
     @classmethod
@@ -251,13 +281,15 @@ class Config(StoreConfig):
     max_batch: Count = Field(
         4096, description="most sessions in a step, opens or closes in a message, responses in an ingest"
     )
-    max_draft_tokens: Count = Field(256, description="longest draft that a step may ask for")
+    max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = Field(
+        256, description="longest draft that a step may ask for, at most 1024"
+    )
     max_namespaces: Count = Field(4096, description="most namespaces; each costs memory for as long as it is there")
     max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")
 
     # How it stops and what it says
-    drain_seconds: Annotated[float, Field(ge=0)] = Field(
-        20.0, description="how long open streams may go on after SIGTERM"
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
+        20.0, description="how long open streams may go on after SIGTERM, at most a day"
     )
     log_format: Literal["auto", "pretty", "json"] = Field(
         "auto", description="auto, pretty or json; auto is pretty on a terminal"
@@ -275,6 +307,15 @@ class Config(StoreConfig):
     def _some_memory(cls, value: int) -> int:
         if value < 1 << 20:
             raise ValueError("give the index at least 1MiB")
+        return value
+
+    @field_validator("shard_name")
+    @classmethod
+    def _a_name(cls, value: str) -> str:
+        if len(value) > MAX_SHARD_NAME:
+            raise ValueError(f"has {len(value)} characters; give at most {MAX_SHARD_NAME}")
+        if not value.isprintable():
+            raise ValueError(f"{value!r} holds characters that cannot be printed; give a name such as shard-0")
         return value
 
     @field_validator("max_message")
@@ -327,7 +368,11 @@ def _flag(name: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, spelled as fields."""
     try:
-        content = tomllib.loads(path.read_text())
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE + 1)
+        if len(text) > MAX_FILE:
+            raise ConfigError(f"--config {path}: is larger than 1MiB; give a TOML file of options")
+        content = tomllib.loads(text.decode())
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -352,6 +397,8 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
     if first["type"] != "value_error":
         message = f"{message[0].lower()}{message[1:]}, is {first['input']!r}"
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
     return f"{_flag(name)}{source}: {message}"
 
 

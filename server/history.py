@@ -77,6 +77,7 @@ class History:
         if namespace in self._namespaces:
             return
         if len(self._namespaces) >= self._max_namespaces:
+            self._named.discard(namespace)
             text = f"namespace: the server has its limit of {self._max_namespaces} namespaces; drop one, or raise "
             raise LimitExceeded(f"{text}--max-namespaces")
         self._namespaces.add(namespace)
@@ -165,7 +166,7 @@ class History:
             self._named.discard(namespace)
             self._backwards += 1
             await self._through.forget()
-            await self._in(self._indexing, lambda: self._metrics.engine.retire(namespace))
+            await self._in(self._indexing, lambda: self._engine.drop_namespace(namespace))
         self._namespaces.discard(namespace)
         return dropped
 
@@ -181,18 +182,12 @@ class History:
             except StoreError:
                 self._metrics.store_errors.inc()
                 raise
-            self._newest[namespace] = min(self.newest_epoch(namespace), epoch)
+            if namespace in self._newest:
+                self._newest[namespace] = min(self._newest[namespace], epoch)
             self._backwards += 1
             await self._through.forget()
-            await self._in(self._indexing, lambda: self._empty(namespace))
+            await self._in(self._indexing, lambda: self._engine.drop_namespace(namespace, keep_learned=True))
         return forgotten
-
-    def _empty(self, namespace: str) -> None:
-        """Takes a namespace out of the index, but for what its drafter has learned."""
-        learned = self._engine.estimator_state(namespace)
-        self._metrics.engine.retire(namespace)
-        if learned:
-            self._engine.restore_estimator(namespace, learned)
 
     async def load(self) -> None:
         """Indexes everything that the store holds; from now on, what is learned is saved."""

@@ -75,7 +75,7 @@ class Learning:
     async def save(self) -> None:
         """Saves every estimator that has changed, one after the other, so that little waits for the disk."""
         async with self._lock:
-            for namespace in self._engine.stats()["namespaces"]:
+            for namespace in self._engine.counters()[0]:
                 await asyncio.sleep(0)  # lets the steps of running sessions through
                 state = self._engine.estimator_state(namespace)
                 if not state or hash(state) == self._saved.get(namespace):

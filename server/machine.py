@@ -1,6 +1,8 @@
 """What this process may use of its machine: the least limit of its control groups (version 2), or all there is."""
 
 import os
+import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,16 @@ def cpu_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """CPUs that it may keep busy at a time, at least 1; of a fraction, those that are whole."""
     machine = len(os.sched_getaffinity(0))
     return max(1, int(min([machine, *_limits("cpu.max", _cpus, cgroups, membership)])))
+
+
+def raise_descriptor_limit() -> int:
+    """Lets the process open as many files and sockets as its hard limit allows; returns how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _cpus(text: str) -> float:

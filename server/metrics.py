@@ -1,9 +1,12 @@
 """What Prometheus reads: the engine's own counters at the moment of a scrape, and what the RPCs count."""
 
+import heapq
 from collections.abc import Iterator, Mapping
 from threading import Lock
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -18,9 +21,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from histospec.native import Engine
+from histospec.server.connections import CLOSED
 
-# A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces: the first so
-# many have a label of their own, the others share one.
+# A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces: so many have a
+# label of their own, the others share one. A label becomes free when its namespace is dropped.
 MAX_NAMESPACE_LABELS = 256
 OTHER_NAMESPACES = "_other"
 
@@ -78,97 +82,115 @@ TOTALS = {
 }
 
 
+class Counted(NamedTuple):
+    """What the engine counted and holds at one moment, by namespace."""
+
+    namespaces: list[str]
+    columns: dict[str, int]
+    """Where each number stands in a row; those by source and age are named `source.number`."""
+    values: NDArray[np.int64]
+    """A row for each namespace."""
+    dropped: NDArray[np.int64]
+    """What dropped namespaces had counted."""
+    verify_costs: dict[str, float]
+    """What a worker of a namespace last said."""
+
+    def total(self, name: str) -> int:
+        """Of all namespaces that are there or were: no count ever falls."""
+        column = self.columns[name]
+        return int(self.values[:, column].sum() + self.dropped[column])
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A number of every namespace."""
+        return self.values[:, self.columns[name]]
+
+    def row(self, number: int) -> dict[str, int]:
+        """All numbers of one namespace."""
+        return dict(zip(self.columns, self.values[number].tolist(), strict=True))
+
+
 class EngineCollector(Collector):
-    """Reads `engine.stats()` at every scrape. Counters of a dropped namespace stay, so that no total ever falls."""
+    """Reads `engine.counters()` at every scrape."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._retired: dict[str, dict[str, int]] = {}
         self._labels: set[str] = set()
+        self._verify_costs: dict[str, float] = {}
         self._lock = Lock()
 
-    def retire(self, namespace: str) -> None:
-        """Drops a namespace from the engine and keeps what it had counted."""
-        with self._lock:
-            before = self._counted().get(namespace, {})
-            self._engine.drop_namespace(namespace)
-            after = self._counted().get(namespace, {})
-            kept = self._retired.setdefault(namespace, {})
-            for name, value in before.items():
-                kept[name] = kept.get(name, 0) + value - after.get(name, 0)
+    def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
+        """Notes what a step said."""
+        self._verify_costs[namespace] = verify_cost
 
-    def label(self, namespace: str) -> str:
-        """The label of a namespace: its name, or the one that all beyond the limit share."""
-        if namespace not in self._labels and len(self._labels) < MAX_NAMESPACE_LABELS:
-            self._labels.add(namespace)
-        return namespace if namespace in self._labels else OTHER_NAMESPACES
+    def read(self) -> Counted:
+        """What the engine says now. What was noted of namespaces that it does not have is forgotten."""
+        costs = dict(self._verify_costs)
+        namespaces, columns, values, dropped = self._engine.counters()
+        for gone in costs.keys() - set(namespaces):
+            del costs[gone]
+            self._verify_costs.pop(gone, None)
+        return Counted(namespaces, {name: i for i, name in enumerate(columns)}, values, dropped, costs)
 
-    def read(self) -> tuple[Mapping[str, Any], dict[str, dict[str, int]]]:
-        """`engine.stats()`, and what was counted by namespace, dropped ones included; by source as `source.counter`."""
-        with self._lock:
-            stats = self._engine.stats()
-            return stats, self._total(_flat(stats["namespaces"]))
+    def index_bytes(self) -> int:
+        """What the index holds."""
+        return self._engine.memory_bytes()
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        stats, namespaces = self.read()
+        now = self.read()
+        labelled = self._labelled(now)
         for name, (text, results) in BY_RESULT.items():
             family = CounterMetricFamily(name, text, labels=("namespace", "result"))
-            for namespace, counters in self._labelled(namespaces).items():
+            for namespace, counters in labelled.items():
                 for result, key in results.items():
-                    family.add_metric((namespace, result), counters.get(key, 0))
+                    family.add_metric((namespace, result), counters[now.columns[key]])
             yield family
         for label, kinds, families in (("source", SOURCES, BY_SOURCE), ("age", AGES, BY_AGE)):
             for name, (text, key) in families.items():
                 family = CounterMetricFamily(name, text, labels=("namespace", label))
-                for namespace, counters in self._labelled(namespaces).items():
+                for namespace, counters in labelled.items():
                     for kind in kinds:
-                        family.add_metric((namespace, kind), counters.get(f"{kind}.{key}", 0))
+                        family.add_metric((namespace, kind), counters[now.columns[f"{kind}.{key}"]])
                 yield family
         for name, (text, key) in TOTALS.items():
-            yield CounterMetricFamily(name, text, sum(counters.get(key, 0) for counters in namespaces.values()))
-        tokens = sum(counters.get("history_tokens", 0) for counters in stats["namespaces"].values())
-        yield GaugeMetricFamily("histospec_history_tokens", "Tokens of finished responses in the index.", tokens)
+            yield CounterMetricFamily(name, text, now.total(key))
+        yield GaugeMetricFamily(
+            "histospec_history_tokens", "Tokens of finished responses in the index.", now.total("history_tokens")
+        )
         held = GaugeMetricFamily(
             "histospec_namespace_bytes", "Memory that each namespace holds in the index.", labels=("namespace",)
         )
-        for namespace, counters in self._labelled(_flat(stats["namespaces"])).items():
-            held.add_metric((namespace,), counters["bytes"])
+        for namespace, counters in labelled.items():
+            held.add_metric((namespace,), counters[now.columns["bytes"]])
         yield held
-        yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", stats["index_bytes"])
-        yield GaugeMetricFamily("histospec_sessions", "Open sessions.", stats["sessions"])
+        yield self._costs(now, labelled)
+        yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", self.index_bytes())
+        yield GaugeMetricFamily("histospec_sessions", "Open sessions.", now.total("sessions"))
 
-    def _counted(self) -> dict[str, dict[str, int]]:
-        return _flat(self._engine.stats()["namespaces"])
+    def _costs(self, now: Counted, labelled: Mapping[str, object]) -> Metric:
+        family = GaugeMetricFamily(
+            "histospec_verify_cost",
+            "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
+            labels=("namespace",),
+        )
+        named = {name if name in labelled else OTHER_NAMESPACES: cost for name, cost in now.verify_costs.items()}
+        for namespace, cost in named.items():
+            family.add_metric((namespace,), cost)
+        return family
 
-    def _total(self, live: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """Counters of all namespaces, dropped ones included."""
-        total = dict(live)
-        for name, counters in self._retired.items():
-            mine = total[name] = dict(live.get(name, {}))
-            for key, value in counters.items():
-                mine[key] = mine.get(key, 0) + value
-        return total
-
-    def _labelled(self, namespaces: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-        """The same by label: the namespaces beyond the limit are summed."""
-        labelled: dict[str, dict[str, int]] = {}
-        for name, counters in namespaces.items():
-            mine = labelled.setdefault(self.label(name), {})
-            for key, value in counters.items():
-                mine[key] = mine.get(key, 0) + value
+    def _labelled(self, now: Counted) -> dict[str, list[int]]:
+        """Rows by label: namespaces beyond the limit are summed. A namespace keeps its label while it is there."""
+        with self._lock:
+            names = set(now.namespaces)
+            self._labels &= names
+            free = MAX_NAMESPACE_LABELS - len(self._labels)
+            self._labels.update(heapq.nsmallest(free, names - self._labels))
+            with_label = np.fromiter((name in self._labels for name in now.namespaces), bool, len(names))
+        numbers = np.flatnonzero(with_label)
+        labelled = dict(zip([now.namespaces[i] for i in numbers], now.values[numbers].tolist(), strict=True))
+        if len(numbers) < len(names):
+            labelled[OTHER_NAMESPACES] = now.values[~with_label].sum(axis=0).tolist()
         return labelled
-
-
-def _flat(namespaces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """What the engine counted by namespace, with what it counted by source or age as `source.counter`."""
-    flat = {}
-    for namespace, counters in namespaces.items():
-        mine = flat[namespace] = dict(counters)
-        for kind, counted in (*mine.pop("sources").items(), *mine.pop("ages").items()):
-            for name, value in counted.items():
-                mine[f"{kind}.{name}"] = value
-    return flat
 
 
 class Metrics:
@@ -194,12 +216,6 @@ class Metrics:
         )
         self.draft_seconds = Histogram(
             "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
-        )
-        self.verify_cost = Gauge(
-            "histospec_verify_cost",
-            "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
-            ("namespace",),
-            registry=registry,
         )
         self.ingested_responses = Counter(
             "histospec_ingested_responses", "Responses stored, ingested or committed.", registry=registry
@@ -233,7 +249,14 @@ class Metrics:
             registry=registry,
         )
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
-
-    def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
-        """Notes what a step said."""
-        self.verify_cost.labels(self.engine.label(namespace)).set(verify_cost)
+        self.http_connections = Gauge(
+            "histospec_http_connections", "Open connections of the HTTP port.", registry=registry
+        )
+        self.http_closed = Counter(
+            "histospec_http_closed",
+            "Connections of the HTTP port that the server closed: late, larger than a request, or one of too many.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in CLOSED:
+            self.http_closed.labels(reason)

@@ -111,7 +111,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
         """See draft.proto."""
         self._permit(context).require("admin", request.namespace)
         namespace = wire.namespace("namespace", request.namespace)
-        return pb.DropNamespaceResponse(responses=await self._history.drop(namespace))
+        responses = await self._history.drop(namespace)
+        for stream in self._streams:
+            stream.forget(namespace)
+        return pb.DropNamespaceResponse(responses=responses)
 
     async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:  # noqa: N802
         """See draft.proto."""

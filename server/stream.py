@@ -134,6 +134,11 @@ class DraftStream:
         self._draining = True
         self._leave_when_idle()
 
+    def forget(self, namespace: str) -> None:
+        """Forgets a namespace that was dropped: its epochs begin anew."""
+        self._bases.pop(namespace, None)
+        self._namespaces.discard(namespace)
+
     def _leave_when_idle(self) -> None:
         if self._draining and not self._ids and not self._storing:
             self._leaving.set()
@@ -254,7 +259,7 @@ class DraftStream:
         """Appends and drafts for the whole batch, leaving out the sessions it cannot go on with."""
         if step.sessions and (origin := self._origins.get(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
-            self._metrics.saw_verify_cost(namespace, step.verify_cost)
+            self._metrics.engine.saw_verify_cost(namespace, step.verify_cost)
         find = self._ids.get
         ids = np.array([find(session, -1) for session in step.sessions], np.int64)
         held = self._engine.lengths(ids)

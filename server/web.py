@@ -1,13 +1,28 @@
 """The HTTP side: metrics for Prometheus, health for whoever restarts or routes, the status page for people."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import structlog
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
+from histospec.server.connections import MAX_CONNECTIONS, SECONDS, Connections
+from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
+from histospec.server.once_a_second import OnceASecond
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+OPEN_METRICS = "application/openmetrics-text"
 
 # What must hold before the server is ready, and for each part what it is waiting for ("" when it holds).
 Readiness = Callable[[], Mapping[str, str]]
@@ -25,18 +40,98 @@ GUARD = {
 }
 
 
+# aiohttp would print a traceback for each malformed request; the peer gets an answer that says what is wrong.
+QUIET = logging.getLogger("histospec.server.web")
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
+
+
+def most_connections(descriptors: int) -> int:
+    """How many HTTP may have, where the process may open so many files and sockets."""
+    return min(MAX_CONNECTIONS, descriptors // 4)
+
+
+class Web:
+    """The HTTP port: aiohttp's server behind bounded connections.
+
+    Args:
+        pages: what it answers; see `application`.
+        metrics: count the connections that are closed.
+        descriptors: how many the process may open; HTTP holds at most a quarter of them.
+        seconds: how long each stage of a connection may take.
+
+    """
+
+    def __init__(
+        self,
+        pages: web.Application,
+        metrics: Metrics,
+        descriptors: int,
+        seconds: Mapping[str, float] = SECONDS,
+    ) -> None:
+        self._runner = web.AppRunner(pages, access_log=None, logger=QUIET, lingering_time=1.0)
+        self._pages = pages
+        self._connections = Connections(
+            self._protocol,
+            lambda why: metrics.http_closed.labels(why).inc(),
+            most_connections(descriptors),
+            seconds,
+        )
+        metrics.http_connections.set_function(lambda: len(self._connections))
+        self._listening: asyncio.Server | None = None
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        return self._runner.server()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port. Raises OSError."""
+        self._pages.middlewares.append(self._connections.watch)
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connections, host, port, reuse_address=True, backlog=512)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Closes all connections."""
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+
 def application(
-    metrics: Metrics, readiness: Readiness, about: Mapping[str, str], overview: Callable[[], Mapping[str, Any]]
+    metrics: Metrics,
+    readiness: Readiness,
+    about: Mapping[str, str],
+    overview: Callable[[], Awaitable[Mapping[str, Any]]],
+    aside: Executor,
 ) -> web.Application:
     """An aiohttp application of read-only pages.
 
     `/livez` says that the event loop turns; `/readyz` answers 503 until every part holds; `/healthz` shows both for
-    people, and always answers 200. `/` is the status page, which shows what `/status` says.
+    people, and always answers 200. `/` is the status page, which shows what `/status` says. What takes longer is
+    computed in `aside`, once a second for all that ask.
     """
 
+    def aside_of_loop(compute: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(aside, compute)
+
+    def exposition(accept: str) -> tuple[OnceASecond[bytes], str]:
+        encode, content_type = choose_encoder(accept)
+        return OnceASecond(lambda: aside_of_loop(partial(encode, metrics.registry))), content_type
+
+    expositions = {name: exposition(name) for name in (OPEN_METRICS, "")}
+
+    async def summed_up() -> Packed:
+        value = await overview()
+        return await aside_of_loop(partial(_packed, value))
+
+    packed_status = OnceASecond(summed_up)
+
     async def show_metrics(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(metrics.registry), headers={"Content-Type": content_type})
+        accepted = request.headers.get("Accept", "")
+        text, content_type = expositions[OPEN_METRICS if OPEN_METRICS in accepted else ""]
+        return web.Response(body=await text(), headers={"Content-Type": content_type})
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -58,9 +153,11 @@ def application(
         )
 
     async def status(request: web.Request) -> web.Response:
-        response = web.json_response(overview(), headers=GUARD)
-        response.enable_compression()
-        return response
+        answer = await packed_status()
+        headers = {**GUARD, "Content-Type": "application/json; charset=utf-8", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=answer.gzipped, headers=headers | {"Content-Encoding": "gzip"})
+        return web.Response(body=answer.plain, headers=headers)
 
     async def page(request: web.Request) -> web.Response:
         text, content_type = files[request.path]
@@ -68,7 +165,7 @@ def application(
 
     folder = resources.files("histospec.server") / "page"
     files = {path: ((folder / name).read_text("utf-8"), kind) for path, (name, kind) in PAGE.items()}
-    app = web.Application()
+    app = web.Application(middlewares=[_reported])
     app.add_routes(
         [
             web.get("/metrics", show_metrics),
@@ -80,3 +177,32 @@ def application(
         ]
     )
     return app
+
+
+class Packed(NamedTuple):
+    """One body, as it is and compressed: all who asked share both."""
+
+    plain: bytes
+    gzipped: bytes
+
+
+def _packed(value: Mapping[str, Any]) -> Packed:
+    plain = json.dumps(value).encode()
+    return Packed(plain, gzip.compress(plain, compresslevel=1))
+
+
+_throttle = Throttle()
+
+
+@web.middleware
+async def _reported(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception:
+        if (more := _throttle.admits("failed")) is not None:
+            log.exception("http request failed", path=request.path, **more)
+        return web.Response(status=500, text="the server failed; its log says how\n")

@@ -107,27 +107,9 @@ py::dict by_name(const std::array<const char*, size>& names, const std::array<hi
 }
 
 py::dict by_name(const histospec::NamespaceStats& s) {
-  using Stats = histospec::NamespaceStats;
-  constexpr std::pair<const char*, std::uint64_t Stats::*> kNumbers[] = {
-      {"lookups_hit", &Stats::lookups_hit},
-      {"lookups_miss", &Stats::lookups_miss},
-      {"twins_hit", &Stats::twins_hit},
-      {"twins_miss", &Stats::twins_miss},
-      {"drafts_hit", &Stats::drafts_hit},
-      {"drafts_empty", &Stats::drafts_empty},
-      {"drafts_tail", &Stats::drafts_tail},
-      {"draft_tokens", &Stats::draft_tokens},
-      {"accepted_tokens", &Stats::accepted_tokens},
-      {"generated_tokens", &Stats::generated_tokens},
-      {"evicted_responses", &Stats::evicted_responses},
-      {"problems", &Stats::problems},
-      {"sessions", &Stats::sessions},
-      {"history_responses", &Stats::history_responses},
-      {"history_tokens", &Stats::history_tokens},
-      {"bytes", &Stats::bytes},
-  };
   py::dict out;
-  for (const auto& [name, number] : kNumbers) out[name] = s.*number;
+  for (const auto& [name, number] : histospec::kCounted) out[name] = s.*number;
+  for (const auto& [name, number] : histospec::kHeld) out[name] = s.*number;
   out["newest_epoch"] = s.newest_epoch;
   out["sources"] = by_name(histospec::kSourceNames, s.sources);
   out["ages"] = by_name(histospec::kAgeNames, s.ages);
@@ -155,6 +137,46 @@ py::dict lock_times(const Engine& engine) {
   const histospec::LockTimes times = without_gil([&] { return engine.lock_times(); });
   return py::dict("bounds"_a = histospec::kLockBounds, "counts"_a = times.counts, "seconds"_a = times.seconds,
                   "longest"_a = times.longest);
+}
+
+// Each number of a namespace with the name of its column; of sources and ages as `source.number`.
+template <typename Use>
+void columns(const histospec::NamespaceStats& s, Use use) {
+  const auto each = [&](const auto& names, const auto& counted) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      use(names[i], ".draft_tokens", counted[i].draft_tokens);
+      use(names[i], ".accepted_tokens", counted[i].accepted_tokens);
+    }
+  };
+  for (const auto& [name, number] : histospec::kCounted) use(name, "", s.*number);
+  each(histospec::kSourceNames, s.sources);
+  each(histospec::kAgeNames, s.ages);
+  for (const auto& [name, number] : histospec::kHeld) use(name, "", s.*number);
+  use("newest_epoch", "", static_cast<std::uint64_t>(s.newest_epoch));
+}
+
+py::tuple counters(const Engine& engine) {
+  std::vector<std::string> names;
+  columns({},
+          [&](const char* name, const char* number, std::uint64_t) { names.push_back(std::string(name) + number); });
+  histospec::Counters all;
+  std::vector<std::int64_t> values, dropped;
+  {
+    const py::gil_scoped_release release;
+    all = engine.counters();
+    values.reserve(all.namespaces.size() * names.size());
+    const auto into = [](std::vector<std::int64_t>& row) {
+      return [&row](const char*, const char*, std::uint64_t value) { row.push_back(static_cast<std::int64_t>(value)); };
+    };
+    for (const auto& [name, s] : all.namespaces) columns(s, into(values));
+    columns(all.dropped, into(dropped));
+  }
+  py::list namespaces;
+  for (const auto& [name, s] : all.namespaces) namespaces.append(py::str(name));
+  const auto shape = std::array{all.namespaces.size(), names.size()};
+  return py::make_tuple(namespaces, py::tuple(py::cast(names)),
+                        histospec::bindings::to_numpy(std::move(values)).reshape(shape),
+                        histospec::bindings::to_numpy(std::move(dropped)));
 }
 
 }  // namespace
@@ -251,12 +273,13 @@ PYBIND11_MODULE(_core, m) {
             engine.restore_estimator(space, bytes);
           },
           "namespace"_a, "state"_a)
-      .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, released)
+      .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, py::kw_only(), "keep_learned"_a = false, released)
       .def("congested", &Engine::congested, released)
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
       .def("running_bytes", &Engine::running_bytes, released)
       .def("stats", &stats)
       .def("lock_times", &lock_times)
+      .def("counters", &counters)
       .def("check_integrity", &Engine::check_integrity, released);
 }

@@ -249,8 +249,10 @@ class Engine:
         Raises ValueError, and changes nothing, if `state` is not such a state, or of another version.
         """
 
-    def drop_namespace(self, namespace: str) -> int:
+    def drop_namespace(self, namespace: str, *, keep_learned: bool = False) -> int:
         """Forgets the history of a namespace and what the drafter learned from it; running sessions go on.
+
+        keep_learned: the namespace stays, with what the drafter learned and what was counted.
 
         Returns the number of responses forgotten, 0 where the namespace is not known.
         """
@@ -298,6 +300,14 @@ class Engine:
 
         `counts[i]`: how often for at most `bounds[i]` seconds and longer than the bound before; the last entry counts
         what was longer than all bounds. `seconds`: the sum. `longest`: the longest time since the start.
+        """
+
+    def counters(self) -> tuple[list[str], tuple[str, ...], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """What stats() says of the namespaces, as columns: for servers that have thousands.
+
+        Returns (namespaces, columns, values, dropped). values: int64[N, C], a row for each of the N namespaces.
+        columns: C names, those of stats(); sources and ages as `history.draft_tokens` or `4+.accepted_tokens`.
+        dropped: int64[C], what namespaces had counted that are forgotten, so that sums over all never fall.
         """
 
     def check_integrity(self) -> None:

@@ -227,16 +227,22 @@ void Engine::restore_estimator(const std::string& name, std::string_view state) 
   state_->book(space);
 }
 
-std::uint64_t Engine::drop_namespace(const std::string& name) {
+std::uint64_t Engine::drop_namespace(const std::string& name, bool keep_learned) {
   State::Lock lock(*state_);
   const auto found = state_->spaces.find(name);
   if (found == state_->spaces.end()) return 0;
   const std::shared_ptr<Namespace> space = found->second;
   const std::uint64_t responses = state_->drop(lock, space);
-  space->forget();
+  if (keep_learned) {
+    space->index.clear();
+    space->latest_lengths.clear();
+  } else {
+    space->forget();
+  }
   space->counters.newest_epoch = 0;
+  space->emptied = !keep_learned;
   state_->book(*space);
-  if (space->problems.empty() && !space->gone) state_->erase(*space);
+  state_->erase_if_empty(*space);
   return responses;
 }
 
@@ -261,10 +267,17 @@ std::size_t Engine::running_bytes() const {
 }
 
 std::map<std::string, NamespaceStats> Engine::stats() const {
+  const auto namespaces = counters().namespaces;
+  return {namespaces.begin(), namespaces.end()};
+}
+
+Counters Engine::counters() const {
   State::Lock lock(*state_);
-  std::map<std::string, NamespaceStats> out;
+  Counters out;
+  out.dropped = state_->dropped;
+  out.namespaces.reserve(state_->spaces.size());
   for (const auto& [name, space] : state_->spaces) {
-    NamespaceStats& stats = out[name] = space->counters;
+    NamespaceStats& stats = out.namespaces.emplace_back(name, space->counters).second;
     stats.bytes = space->held.bytes;
     stats.problems = space->held.problems;
     stats.sessions = space->held.sessions;

@@ -101,6 +101,7 @@ std::size_t Namespace::bytes() const {
 void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
   if (latest_lengths.size() == kLatestLengths) latest_lengths.erase(latest_lengths.begin());
   latest_lengths.push_back(static_cast<std::int64_t>(tokens));  // never allocates
+  emptied = false;
   counters.newest_epoch = std::max(counters.newest_epoch, epoch);
 }
 
@@ -144,9 +145,14 @@ void Engine::State::book(Namespace& space) {
 }
 
 void Engine::State::erase(Namespace& space) {
+  dropped.add_counted(space.counters);
   space_bytes_ -= space.booked;
   space.gone = true;
   spaces.erase(spaces.find(space.name));  // may destroy `space`
+}
+
+void Engine::State::erase_if_empty(Namespace& space) {
+  if (space.emptied && space.problems.empty() && !space.gone) erase(space);
 }
 
 const Namespace* Engine::State::find_space(const std::string& name) const {
@@ -310,6 +316,11 @@ void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
   if (!problem->building) {
     if (over && problem->live->finished_tokens() == 0) {
       end_live(*problem);
+      Namespace& space = *problem->owner;
+      if (space.emptied) {
+        forget(*problem);
+        erase_if_empty(space);
+      }
       return;
     }
     if (over || problem->live->finished_tokens() >= kWaitingTokens) {

@@ -47,6 +47,7 @@ struct Namespace {
 
   Holding held;            // by its problems and itself
   std::size_t booked = 0;  // of its bytes(), in the books
+  bool emptied = false;    // dropped, and nothing has come since: it goes with its last session
   bool gone = false;       // dropped, though somebody may still hold it
 
   std::size_t bytes() const;
@@ -142,8 +143,8 @@ class Engine::State {
   std::size_t running_bytes() const;
   // Brings the books up to date with what a namespace holds beside its problems; after every change of that.
   void book(Namespace& space);
-  // Takes a namespace without problems away.
-  void erase(Namespace& space);
+  // Takes a dropped namespace away that has no problems any more.
+  void erase_if_empty(Namespace& space);
 
   // The builder has nothing to build, and the housekeeper nothing to do.
   bool is_idle() const { return to_build.empty() && building == 0 && untidy_.empty() && !over_; }
@@ -158,6 +159,7 @@ class Engine::State {
   SessionId last_session = 0;
   std::deque<std::shared_ptr<Problem>> to_build;
   std::size_t building = 0;
+  NamespaceStats dropped;  // what namespaces had counted that are gone
 
  private:
   void publish(Problem& problem, std::shared_ptr<const Segments> segments);
@@ -174,6 +176,7 @@ class Engine::State {
   // Part of what a problem holds has changed: so do the books of its namespace, and `bytes`, those of the engine.
   static void rebook(const Problem& problem, std::size_t& bytes, const Holding& before, const Holding& after);
   void erase(Problem& problem);
+  void erase(Namespace& space);
   void build_loop();
   void build(Lock& lock, Problem& problem);
   void number_all(std::size_t batch);

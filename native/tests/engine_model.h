@@ -86,6 +86,7 @@ class EngineModel {
     std::deque<std::int64_t> latest_lengths;
     NamespaceStats counters;
     std::uint64_t added = 0, dropped = 0;
+    bool emptied = false;  // dropped, and nothing has come since
     std::set<Token> tokens;  // everything that a draft may be made of
   };
 
@@ -347,6 +348,10 @@ class EngineModel {
     if (problem.sessions.empty() && !problem.waiting.empty()) {
       add_segment(space, problem, std::exchange(problem.waiting, {}));
     }
+    if (space.emptied && problem.sessions.empty()) {
+      space.problems.erase(session.key);
+      if (space.problems.empty()) spaces_.erase(session.space);
+    }
   }
 
   void drop() {
@@ -371,6 +376,7 @@ class EngineModel {
       see(which, session.prompt);
       see(which, session.generated);
     }
+    space.emptied = true;
     if (space.problems.empty()) spaces_.erase(which);
   }
 
@@ -491,6 +497,7 @@ class EngineModel {
 
   static void saw_response(Space& space, const Finished& r) {
     ++space.added;
+    space.emptied = false;
     space.latest_lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
     if (space.latest_lengths.size() > 256) space.latest_lengths.pop_front();
     space.counters.newest_epoch = std::max(space.counters.newest_epoch, r.epoch);

@@ -118,6 +118,64 @@ def test_other_results_have_stated_types(engine: Engine) -> None:
     assert type(engine.memory_bytes()) is int
 
 
+def test_counters_are_stats_as_columns(engine: Engine) -> None:
+    advance(engine, SESSION, [])
+    for number in range(3):
+        engine.ingest(f"other {number}", PROMPT, [RESPONSE], epoch=number)
+    namespaces, columns, values, dropped = engine.counters()
+    assert (values.dtype, values.shape) == (np.int64, (len(namespaces), len(columns)))
+    assert (dropped.dtype, dropped.tolist()) == (np.int64, [0] * len(columns))
+    rows = {name: dict(zip(columns, row.tolist(), strict=True)) for name, row in zip(namespaces, values, strict=True)}
+    expected = {}
+    for name, stats in engine.stats()["namespaces"].items():
+        kinds = {**stats.pop("sources"), **stats.pop("ages")}
+        flat_ones = {f"{kind}.{key}": value for kind, counted in kinds.items() for key, value in counted.items()}
+        expected[name] = {**stats, **flat_ones}
+    assert rows == expected
+    assert rows["run"]["drafts_hit"] == 2
+
+
+def test_what_dropped_namespaces_counted_stays_in_one_row(engine: Engine) -> None:
+    def counted() -> dict[str, int]:
+        _, columns, values, dropped = engine.counters()
+        sums = dict(zip(columns, (values.sum(axis=0) + dropped).tolist(), strict=True))
+        held = ("problems", "sessions", "history_responses", "history_tokens", "bytes", "newest_epoch")
+        return {name: value for name, value in sums.items() if name not in held}
+
+    draft = advance(engine, SESSION, [])
+    advance(engine, SESSION, [*draft[:2], 999])
+    before = counted()
+    assert before["accepted_tokens"] == before["history.accepted_tokens"] == 2
+    engine.drop_namespace("run")
+    assert (engine.counters()[0], counted()) == (["run"], before)  # its session goes on
+    engine.close(SESSION, commit=False)
+    engine.drop_namespace("run")
+    assert (engine.counters()[0], counted()) == ([], before)
+    engine.open("run", PROMPT)
+    assert counted() == before | {"lookups_miss": before["lookups_miss"] + 1}
+
+
+def test_a_rewound_namespace_keeps_what_was_learned_and_counted(engine: Engine) -> None:
+    draft = advance(engine, SESSION, [])
+    advance(engine, SESSION, [*draft[:2], 999])
+    engine.close(SESSION, commit=True)
+    engine.wait_until_built()
+    learned, before = engine.estimator_state("run"), engine.stats()["namespaces"]["run"]
+    assert learned
+    assert engine.drop_namespace("run", keep_learned=True) == 2
+    after = engine.stats()["namespaces"]["run"]
+    assert engine.estimator_state("run") == learned
+    assert after["problems"] == after["history_tokens"] == after["newest_epoch"] == 0
+    held = ("problems", "history_responses", "history_tokens", "newest_epoch", "bytes")
+    assert {k: v for k, v in after.items() if k not in held} == {
+        k: v for k, v in before.items() if k not in (*held, "sessions")
+    } | {"sessions": 0}
+    assert engine.history("run", PROMPT) == []
+    assert engine.drop_namespace("nobody", keep_learned=True) == 0
+    assert "nobody" not in engine.stats()["namespaces"]
+    engine.check_integrity()
+
+
 def test_stats_count(engine: Engine) -> None:
     draft = advance(engine, SESSION, [])
     advance(engine, SESSION, [*draft[:2], 999])

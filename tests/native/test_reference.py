@@ -52,11 +52,13 @@ class Space:
     newest_epoch: int = 0
     added: int = 0
     dropped: int = 0
+    emptied: bool = False  # dropped, and nothing has come since
     latest: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
     tokens: set[int] = field(default_factory=set)  # all that a draft may be made of
 
     def finish(self, key: Key, tokens: tuple[int, ...], epoch: int) -> None:
         self.problems.setdefault(key, Problem()).finished.append((tokens, epoch))
+        self.emptied = False
         self.newest_epoch = max(self.newest_epoch, epoch)
         self.latest.append(len(tokens))
         self.tokens.update(tokens)
@@ -188,6 +190,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.close(number, commit, epoch=epoch)
         if commit and session.generated:
             space.finish(session.key, session.generated, space.newest_epoch if epoch is None else epoch)
+        if space.emptied and not any((s.name, s.key) == (session.name, session.key) for s in self.sessions.values()):
+            del space.problems[session.key]
+            if not space.problems:
+                del self.spaces[session.name]
 
     @precondition(lambda self: self.spaces)
     @rule(name=st.sampled_from(NAMES))
@@ -196,6 +202,7 @@ class EngineMachine(RuleBasedStateMachine):
         space = self.space(name)
         assert sum(p.required(self.window).total() for p in space.problems.values()) <= forgotten
         space.dropped += forgotten
+        space.emptied = True
         running = [s for s in self.sessions.values() if s.name == name]
         space.problems = {key: Problem() for key in space.problems if any(s.key == key for s in running)}
         space.newest_epoch = 0

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from histospec.server.config import Address, Config, Peer, load
+from histospec.native import Engine
+from histospec.server.config import MAX_BYTES, MAX_COUNT, MAX_DRAFT_TOKENS, Address, Config, Peer, load
 from histospec.server.errors import ConfigError
 
 
@@ -121,6 +123,35 @@ WRONG = {
     "flag": (["--memroy", "8GiB"], "unrecognized arguments: --memroy 8GiB; see histospec serve --help"),
     "no value": (["--memory"], "argument --memory: expected one argument"),
     "shortened": (["--mem", "8GiB"], "unrecognized arguments"),
+    "more epochs than there are": (["--history-epochs", "3000000000"], "less than or equal to 2147483647, is '3000"),
+    "more than a machine": (
+        ["--memory", "16EiB"],
+        "--memory: '16EiB' is more than a process can address; give at most",
+    ),
+    "endless disk": (["--disk", "99999999999999999999EiB"], "is more than a process can address; give at most 128TiB"),
+    "endless backlog": (["--max-backlog", "1e30"], "--max-backlog: '1e30' is not a size"),
+    "infinite": (["--memory", "inf"], "--memory: 'inf' is not a size; write a number with a unit"),
+    "not a number": (["--memory", "nan"], "--memory: 'nan' is not a size; write a number with a unit"),
+    "no end": (["--drain-seconds", "inf"], "--drain-seconds: input should be less than or equal to 86400, is 'inf'"),
+    "late": (["--drain-seconds", "1e18"], "--drain-seconds: input should be less than or equal to 86400, is '1e18'"),
+    "undefined": (["--drain-seconds", "nan"], "--drain-seconds: input should be"),
+    "kept for good": (["--retention", "inf"], "--retention: input should be less than or equal to 36500, is 'inf'"),
+    "long drafts": (["--max-draft-tokens", "1025"], "--max-draft-tokens: input should be less than or equal to 1024"),
+    "large batch": (["--max-batch", "99999999999999999999"], "--max-batch: input should be less than or equal to 2147"),
+    "large session": (["--max-session-tokens", "99999999999999999999"], "should be less than or equal to 2147483647"),
+    "endless number": (["--max-batch", "9" * 5000], "--max-batch: "),
+    "other digits": (
+        ["--listen", "127.0.0.1:\uff16\uff10\uff10\uff10"],
+        "--listen: the port must be a number from 0 to 65535, not '\uff16",
+    ),
+    "endless port": (["--listen", f"a:{'1' * 5000}"], "--listen: the port must be a number from 0 to 65535"),
+    "commas": (["--peers", ",,,"], "--peers: ',,,' names no shard; write a list such as a:6378,b:6378, or leave it"),
+    "no directory": (["--data-dir", ""], "--data-dir: must not be empty; give a directory"),
+    "two lines": (["--shard-name", "a\nb"], "--shard-name: 'a\\nb' holds characters that cannot be printed"),
+    "long name": (["--shard-name", "x" * 100_000], "--shard-name: has 100000 characters; give at most 253"),
+    "endless tokens": (["--tokens", "/dev/zero"], "--tokens: /dev/zero is a device; give a file"),
+    "endless key": (["--tls-cert", "a", "--tls-key", "/dev/zero"], "--tls-key: /dev/zero is a device; give a file"),
+    "endless file": (["--config", "/dev/zero"], "--config /dev/zero: is larger than 1MiB; give a TOML file of options"),
     "file": (["--config", "/nowhere.toml"], "--config /nowhere.toml: cannot be read (No such file or directory)"),
 }
 
@@ -131,6 +162,35 @@ def test_what_is_wrong_is_said_in_one_sentence(argv, sentence):
         load(argv)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_long_value_is_cut_and_what_to_do_is_said():
+    with pytest.raises(ConfigError, match=r"^--memory: '1+ … 1+x' is not a size; write a number with a unit") as caught:
+        load(["--memory", "1" * 100_000 + "x"])
+    assert len(str(caught.value)) < 400
+
+
+def test_the_longest_draft_is_the_engines_own():
+    engine = Engine(1 << 20)
+    nothing, offsets = np.empty(0, np.int64), np.zeros(1, np.int64)
+    longest = load(["--max-draft-tokens", str(MAX_DRAFT_TOKENS)]).max_draft_tokens
+    engine.step(nothing, np.empty(0, np.int32), offsets, max_tokens=longest)
+    with pytest.raises(ValueError, match="max_tokens"):
+        engine.step(nothing, np.empty(0, np.int32), offsets, max_tokens=longest + 1)
+
+
+@pytest.mark.parametrize("flag", ["--history-epochs", "--memory", "--threads", "--namespace-tokens"])
+def test_what_is_taken_at_its_largest_is_taken_by_the_engine(flag):
+    name = flag[2:].replace("-", "_")
+    largest = {"memory": MAX_BYTES, "history_epochs": MAX_COUNT, "threads": 64, "namespace_tokens": 1 << 30}[name]
+    config = load([flag, str(largest)])
+    Engine(
+        config.memory,
+        history_epochs=config.history_epochs,
+        threads=config.threads or 1,
+        namespace_tokens=config.namespace_tokens,
+    )
 
 
 def test_the_sentence_names_where_a_value_came_from(file, monkeypatch):

@@ -107,6 +107,13 @@ def test_a_namespace_that_is_dropped_counts_anew(wire, worker, namespace):
     assert [counting.commit(changes=c) for c in (5, 6)] == [0, 1]
 
 
+def test_a_stream_that_goes_on_after_a_drop_counts_anew(wire, worker, namespace):
+    early = worker()
+    assert [early.commit(changes=c) for c in (0, 7)] == [0, 7]
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=namespace))
+    assert [early.commit(changes=c) for c in (7, 8)] == [0, 1]
+
+
 def test_a_count_ends_at_the_last_epoch(start_server, connect):
     """Named before the server started anew, which remembers the epochs but not who named them."""
     server = start_server()

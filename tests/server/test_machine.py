@@ -1,6 +1,8 @@
 """What the process may use, where control groups limit it."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,16 @@ def test_the_least_quota_of_the_control_groups_counts(groups, tmp_path):
         (group.parent / "cpu.max").write_text(f"{quota}\n")
         assert cpu_limit(*here) == 1
     assert cpu_limit(tmp_path / "fs", tmp_path / "absent") == machine
+
+
+RAISE = """
+import resource
+from histospec.server.machine import raise_descriptor_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
+print(raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE), raise_descriptor_limit())
+"""
+
+
+def test_the_limit_of_descriptors_is_raised_to_the_hard_one():
+    done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1024 (1024, 1024) 1024\n", done.stderr

@@ -1,8 +1,12 @@
 """/metrics, counted to the unit."""
 
+import json
+import urllib.request
+
 import numpy as np
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from histospec.native import Engine
@@ -176,7 +180,7 @@ def test_refused_rpcs_are_counted_by_code(server, wire):
     assert server.metrics()['histospec_rpc_errors_total{code="INVALID_ARGUMENT",method="Draft"}'] == 3
 
 
-def test_totals_never_fall_when_a_namespace_is_dropped(server, wire):
+def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server, wire):
     def totals() -> dict[str, float]:
         samples = server.metrics().items()
         return {k: v for k, v in samples if k.startswith("histospec_") and "_total" in k and "cpu_seconds" not in k}
@@ -186,7 +190,7 @@ def test_totals_never_fall_when_a_namespace_is_dropped(server, wire):
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:4]]))
     before = totals()
     wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
-    assert totals() == before
+    assert totals() == before  # a session of the namespace is open: it stays
     wire.ingest([1, 2, 3], [RESPONSE])
     stream.ask(opens=[wire.open(2)], step=wire.step([2], [RESPONSE[:4]]))
     after = totals()
@@ -197,14 +201,118 @@ def test_totals_never_fall_when_a_namespace_is_dropped(server, wire):
     assert all(after[name] >= value for name, value in before.items())
 
 
+@pytest.mark.parametrize("forget", ["drop", "rewind", "both", "come and go"])
+def test_totals_never_fall_whatever_is_forgotten(server, wire, forget):
+    """Sums over all namespaces; after a rewind, those of its namespace, too, which stays."""
+
+    def counted() -> dict[str, float]:
+        samples = server.metrics()
+        totals = [f"histospec_{name}_total" for name in ("draft_tokens", "accepted_tokens", "generated_tokens")]
+        lookups = 'histospec_problem_lookups_total{namespace="run",result="hit"}'
+        return {name: samples.get(name, 0) for name in (*totals, lookups)}
+
+    def draft() -> None:
+        wire.ingest([1, 2, 3], [RESPONSE], epoch=0)
+        stream = wire.stream()
+        (drafted,) = wire.drafts(stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:4]])))
+        stream.ask(step=wire.step([1], [[*drafted, 900]], [4]))
+        stream.ask(closes=[wire.commit(1, 5 + len(drafted))])
+        stream.end()
+
+    draft()
+    before = counted()
+    assert all(before.values())
+    if forget in ("rewind", "both"):
+        wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=0))
+        assert counted() == before
+    if forget != "rewind":
+        wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+    if forget == "come and go":
+        draft()
+        wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+        before = {name: 2 * value for name, value in before.items()}
+    after = counted()
+    assert [after[name] for name in list(after)[:3]] == [before[name] for name in list(after)[:3]]
+    gone = forget != "rewind"
+    assert any('namespace="run"' in name for name in server.metrics()) is not gone
+    assert bool(json.loads(server.get("/status")[1])["namespaces"]) is not gone
+
+
+def test_names_that_never_existed_use_up_no_label(server, wire):
+    for number in range(20):
+        name = f"nobody-{number}"
+        wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=name))
+        wire.stub.Rewind(pb.RewindRequest(namespace=name, epoch=3))
+        wire.stub.PredictLength(pb.PredictLengthRequest(namespace=name, prompt=wire.i32([1])))
+        assert wire.history([1], namespace=name) == []
+        wire.ingest([1], [], namespace=name, epoch=5)
+    stream = wire.stream()
+    stream.ask(step=wire.step([77], [[1]]))
+    assert not any("namespace=" in name for name in server.metrics())
+    assert json.loads(server.get("/status")[1])["namespaces_in_all"] == 0
+
+
+def test_both_formats_are_served(server):
+    for accept, kind in (("", "text/plain"), ("application/openmetrics-text;version=1.0.0,text/plain", "openmetrics")):
+        request = urllib.request.Request(f"http://{server.http}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert kind in answer.headers["Content-Type"]
+            assert b"histospec_ready 1.0" in answer.read()
+
+
+def labelled(metrics: Metrics) -> dict[str, float]:
+    """What /metrics says of missed lookups, by label."""
+    text = generate_latest(metrics.registry).decode()
+    [family] = [family for family in text_string_to_metric_families(text) if family.name == "histospec_problem_lookups"]
+    return {s.labels["namespace"]: s.value for s in family.samples if s.labels["result"] == "miss"}
+
+
+def visit(engine: Engine, namespace: str) -> None:
+    engine.close(engine.open(namespace, [1, 2]), commit=False)
+
+
 @pytest.mark.parametrize("beyond", [0, 3])
 def test_namespaces_beyond_the_limit_share_a_label(beyond):
     engine = Engine(1 << 24)
     metrics = Metrics(engine)
     for i in range(MAX_NAMESPACE_LABELS + beyond):
-        engine.open(f"namespace {i:04}", [1, 2])
+        visit(engine, f"namespace {i:04}")
+    labels = labelled(metrics)
+    assert len(labels) == MAX_NAMESPACE_LABELS + bool(beyond)
+    assert labels.get(OTHER_NAMESPACES, 0) == beyond
+
+
+def test_a_label_stays_while_its_namespace_does_and_is_free_after_it():
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine)
+    for i in range(MAX_NAMESPACE_LABELS):
+        visit(engine, f"old {i:04}")
+    old = set(labelled(metrics))
+    for i in range(5):
+        visit(engine, f"a new one {i}")  # sorts before the others
+    assert set(labelled(metrics)) == old | {OTHER_NAMESPACES}
+    for i in range(5):
+        engine.drop_namespace(f"old {i:04}")
+    labels = labelled(metrics)
+    assert set(labels) == old - {f"old {i:04}" for i in range(5)} | {f"a new one {i}" for i in range(5)}
+    for i in range(10 * MAX_NAMESPACE_LABELS):
+        visit(engine, f"passing {i}")
+        engine.drop_namespace(f"passing {i}")
+    visit(engine, "last")
+    engine.drop_namespace("a new one 0")
+    assert "last" in labelled(metrics)
+
+
+def test_what_a_worker_said_goes_with_its_namespace():
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine)
+    for name in ("a", "b"):
+        visit(engine, name)
+        metrics.engine.saw_verify_cost(name, 0.5)
+    engine.drop_namespace("a")
+    assert metrics.engine.read().verify_costs == {"b": 0.5}
+    assert metrics.engine._verify_costs == {"b": 0.5}
     text = generate_latest(metrics.registry).decode()
-    misses = [line for line in text.splitlines() if "problem_lookups_total{" in line and 'result="miss"' in line]
-    assert len(misses) == MAX_NAMESPACE_LABELS + bool(beyond)
-    shared = [line for line in misses if OTHER_NAMESPACES in line]
-    assert [float(line.split()[-1]) for line in shared] == ([beyond] if beyond else [])
+    assert [line for line in text.splitlines() if line.startswith("histospec_verify_cost")] == [
+        'histospec_verify_cost{namespace="b"} 0.5'
+    ]

@@ -1,15 +1,23 @@
 """What the HTTP port answers, and that its page is in the package."""
 
+import asyncio
+import gzip
 import json
 import subprocess
 import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from histospec.client import DraftClient, Response
-from histospec.server.overview import MAX_NAMESPACES
+from histospec.native import Engine
+from histospec.server.config import Config, Peer
+from histospec.server.metrics import Metrics
+from histospec.server.overview import MAX_NAMESPACES, Overview, _lately
+from histospec.server.recent_lines import RecentLines
 from histospec.server.web import PAGE
 
 PACKAGED = """
@@ -57,6 +65,16 @@ def test_status_says_numbers_and_names_alone(shared_server):
     assert not any(str(token) in json.dumps(status["namespaces"]) for token in range(4711, 4715))
 
 
+@pytest.mark.parametrize("accepted", ["gzip, deflate", "identity"])
+def test_status_is_compressed_where_that_is_asked_for(shared_server, accepted):
+    request = urllib.request.Request(f"http://{shared_server.http}/status", headers={"Accept-Encoding": accepted})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        body = answer.read()
+        assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+        assert (answer.headers["Content-Encoding"] == "gzip") is accepted.startswith("gzip")
+    assert json.loads(gzip.decompress(body) if accepted.startswith("gzip") else body)["ready"]
+
+
 def test_namespaces_are_bounded(start_server):
     """Of many, the largest are listed; those with running sessions come first."""
     server = start_server()
@@ -71,3 +89,31 @@ def test_namespaces_are_bounded(start_server):
     assert names[:2] == ["small", f"run-{MAX_NAMESPACES + 4}"]
     assert "run-0" not in names
     assert status["namespaces_in_all"] == MAX_NAMESPACES + 6
+
+
+def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path):
+    """Nor do its counters, where the name comes again, take anything from those of the last ten minutes."""
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine)
+    config = Config(data_dir=tmp_path)
+    me = Peer("me", config.listen)
+    with ThreadPoolExecutor(1) as aside:
+        overview = Overview(config, metrics, dict, me, {}, RecentLines(), aside)
+        for name in ("stays", "goes"):
+            engine.ingest(name, [1], [[2, 3]])
+            for _ in range(5):
+                engine.close(engine.open(name, [1]), commit=False)
+        overview.sample()
+        engine.drop_namespace("goes")
+        overview.sample()
+        assert all(set(state) == {"stays"} for _, state in overview._namespaces)
+        status = asyncio.run(overview.show())
+        assert [row["name"] for row in status["namespaces"]] == ["stays"]
+        assert (status["namespaces_in_all"], status["totals"]["lookups_hit"]) == (1, 10)
+        engine.drop_namespace("stays")
+        engine.ingest("stays", [1], [[2, 3]])
+        engine.close(engine.open("stays", [1]), commit=False)
+        overview.sample()
+        (_, before), (_, now) = overview._namespaces[0], overview._namespaces[-1]
+        facts = _lately("stays", before["stays"], now["stays"], None)
+        assert (facts.hits, facts.misses) == (1, 0)

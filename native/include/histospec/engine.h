@@ -95,6 +95,52 @@ struct NamespaceStats {
   std::uint64_t bytes = 0;  // of the memory budget
   std::array<SourceStats, kSourceNames.size()> sources;
   std::array<SourceStats, kAgeNames.size()> ages;
+
+  // Adds what `other` has counted; what is held stays as it is.
+  void add_counted(const NamespaceStats& other);
+};
+
+using NamedNumber = std::pair<const char*, std::uint64_t NamespaceStats::*>;
+
+// What only grows while the namespace is there, besides `sources` and `ages`.
+inline constexpr NamedNumber kCounted[] = {
+    {"lookups_hit", &NamespaceStats::lookups_hit},
+    {"lookups_miss", &NamespaceStats::lookups_miss},
+    {"twins_hit", &NamespaceStats::twins_hit},
+    {"twins_miss", &NamespaceStats::twins_miss},
+    {"drafts_hit", &NamespaceStats::drafts_hit},
+    {"drafts_empty", &NamespaceStats::drafts_empty},
+    {"drafts_tail", &NamespaceStats::drafts_tail},
+    {"draft_tokens", &NamespaceStats::draft_tokens},
+    {"accepted_tokens", &NamespaceStats::accepted_tokens},
+    {"generated_tokens", &NamespaceStats::generated_tokens},
+    {"evicted_responses", &NamespaceStats::evicted_responses},
+};
+
+// What comes and goes, besides `newest_epoch`.
+inline constexpr NamedNumber kHeld[] = {
+    {"problems", &NamespaceStats::problems},
+    {"sessions", &NamespaceStats::sessions},
+    {"history_responses", &NamespaceStats::history_responses},
+    {"history_tokens", &NamespaceStats::history_tokens},
+    {"bytes", &NamespaceStats::bytes},
+};
+
+inline void NamespaceStats::add_counted(const NamespaceStats& other) {
+  const auto add = [](auto& mine, const auto& others) {
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      mine[i].draft_tokens += others[i].draft_tokens;
+      mine[i].accepted_tokens += others[i].accepted_tokens;
+    }
+  };
+  for (const auto& [name, number] : kCounted) this->*number += other.*number;
+  add(sources, other.sources);
+  add(ages, other.ages);
+}
+
+struct Counters {
+  std::vector<std::pair<std::string, NamespaceStats>> namespaces;  // in no order
+  NamespaceStats dropped;                                          // what those had counted that are gone
 };
 
 struct StepRequest {
@@ -177,8 +223,9 @@ class Engine {
   // Throws std::invalid_argument and changes nothing if it is not such a state.
   void restore_estimator(const std::string& name, std::string_view state);
 
-  // Forgets the history of the namespace; its sessions go on. Returns the number of responses forgotten.
-  std::uint64_t drop_namespace(const std::string& name);
+  // Forgets the history of the namespace; its sessions go on. Returns the number of responses forgotten. With
+  // `keep_learned` the namespace stays, with its counters and what its estimator has learned.
+  std::uint64_t drop_namespace(const std::string& name, bool keep_learned = false);
 
   // Whether whoever commits should wait a moment: responses finish faster than they become segments, or memory is still
   // to be evicted. Without that, running sessions and what just finished could outgrow the budget.
@@ -191,6 +238,9 @@ class Engine {
   std::size_t running_bytes() const;
   std::map<std::string, NamespaceStats> stats() const;
   LockTimes lock_times() const;
+  // The same for servers with thousands of namespaces, and what dropped namespaces had counted: sums over all of
+  // them never fall.
+  Counters counters() const;
   // Re-derives the invariants of everything held; throws std::logic_error naming the first that fails.
   void check_integrity() const;
 
