@@ -1,9 +1,11 @@
 """The life of a server: start, serve, drain, stop. No other file knows all of it."""
 
 import asyncio
+import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -20,12 +22,13 @@ from histospec.server import config as configuration
 from histospec.server import logs
 from histospec.server.access import Access
 from histospec.server.config import Address, Config, Peer
-from histospec.server.errors import ConfigError
+from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, SPECRL, Accounting
 from histospec.server.machine import cpu_limit
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
+from histospec.server.process import TOGETHER, ends
 from histospec.server.service import DraftService
 from histospec.server.specrl import RolloutCacheService
 from histospec.server.stores import open_store
@@ -46,7 +49,13 @@ def main(argv: Sequence[str]) -> int:
     """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
     config = configuration.load(argv)
     logs.configure(config.log_format, config.log_level)
-    return uvloop.run(serve(config))
+    try:
+        return uvloop.run(serve(config))
+    except HistoSpecError:
+        raise
+    except Exception:
+        log.exception("the server failed")
+        return 1
 
 
 async def serve(config: Config) -> int:
@@ -112,13 +121,15 @@ class Server:
         self._web: web.AppRunner | None = None
         self._loading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._hung_up = -math.inf
 
     async def start(self) -> None:
         """Listens, then loads the store; ready once that is done."""
         config = self._config
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or ends(number):  # `nohup` asks to outlive the terminal
+                loop.add_signal_handler(number, self._signalled, number)
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
         if self._specrl is not None:
@@ -205,7 +216,12 @@ class Server:
         log.info("stopped")
 
     def _signalled(self, number: int) -> None:
+        hung_up, now = self._hung_up, time.monotonic()
+        if number == signal.SIGHUP:
+            self._hung_up = now
         if self._stopping.is_set():
+            if number == signal.SIGHUP and now - hung_up < TOGETHER:
+                return  # a terminal that closes says so twice
             # Nothing is lost: what was acknowledged is on the disk, and the store survives any kind of end.
             log.warning("stopping at once", signal=signal.Signals(number).name)
             os._exit(1)

@@ -36,6 +36,9 @@ from histospec.server.redis_location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters
+MOST_BYTES = 1 << 50
+LONGEST_FILE = 16 << 20  # bytes of a --config file
+LONGEST_VALUE = 80  # characters of a value that an error repeats
 C = TypeVar("C", bound="StoreConfig")
 
 
@@ -106,9 +109,12 @@ _BYTE_SIZE = TypeAdapter(ByteSize)
 def _bytes(value: object) -> object:
     """Says how to write a size, before pydantic says only that it cannot read it."""
     try:
-        return int(_BYTE_SIZE.validate_python(value))
-    except ValidationError:
+        size = int(_BYTE_SIZE.validate_python(value))
+    except (ValidationError, OverflowError):
         raise ValueError(f"{value!r} is not a size; write a number with a unit, for example 8GiB or 512MiB") from None
+    if size > MOST_BYTES:
+        raise ValueError(f"must be at most 1PiB, is {value!r}")
+    return size
 
 
 def _collector(value: object) -> Address | None:
@@ -125,7 +131,7 @@ Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
 Shards = Annotated[tuple[Peer, ...], NoDecode, PlainValidator(_peers)]
 Collector = Annotated[Address | None, NoDecode, PlainValidator(_collector)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 File = Path | None
 
 
@@ -212,7 +218,7 @@ class Config(StoreConfig):
     )
     tokens: File = Field(None, description="file of bearer tokens and what each may do, TOML; asks for one")
     insecure: bool = Field(False, description="allow listening beyond loopback without tokens or clients' certificates")
-    shard_name: str = Field(
+    shard_name: Annotated[str, Field(max_length=253)] = Field(
         "",
         description="stable name of this shard, which places its problems, so it must survive restarts (default: the "
         "--listen address)",
@@ -256,7 +262,7 @@ class Config(StoreConfig):
     max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")
 
     # How it stops and what it says
-    drain_seconds: Annotated[float, Field(ge=0)] = Field(
+    drain_seconds: Annotated[float, Field(ge=0, le=86400)] = Field(
         20.0, description="how long open streams may go on after SIGTERM"
     )
     log_format: Literal["auto", "pretty", "json"] = Field(
@@ -269,6 +275,13 @@ class Config(StoreConfig):
         None,
         description="OpenTelemetry collector that gets a span of each call, otlp://HOST:PORT; needs histospec[otel]",
     )
+
+    @field_validator("shard_name")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError(f"must be printable, is {value!r}")
+        return value
 
     @field_validator("memory")
     @classmethod
@@ -327,10 +340,14 @@ def _flag(name: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, spelled as fields."""
     try:
-        content = tomllib.loads(path.read_text())
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_FILE + 1)
+        if len(text) > LONGEST_FILE:
+            raise ConfigError(f"--config {path}: is longer than {LONGEST_FILE >> 20}MiB; give a TOML file")
+        content = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path}: is not TOML: {error}") from None
     keys = {key: key.replace("-", "_") for key in content}
     for key, name in keys.items():
@@ -351,7 +368,9 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
     variable = PREFIX + name.upper()
     source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
     if first["type"] != "value_error":
-        message = f"{message[0].lower()}{message[1:]}, is {first['input']!r}"
+        value = repr(first["input"])
+        shown_value = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "..."
+        message = f"{message[0].lower()}{message[1:]}, is {shown_value}"
     return f"{_flag(name)}{source}: {message}"
 
 
