@@ -28,7 +28,7 @@ from histospec.server.interceptors import SERVICE, SPECRL, Accounting
 from histospec.server.machine import cpu_limit
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
-from histospec.server.process import TOGETHER, ends
+from histospec.server.process import ENDING, TOGETHER, ends
 from histospec.server.service import DraftService
 from histospec.server.specrl import RolloutCacheService
 from histospec.server.stores import open_store
@@ -127,9 +127,8 @@ class Server:
         """Listens, then loads the store; ready once that is done."""
         config = self._config
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or ends(number):  # `nohup` asks to outlive the terminal
-                loop.add_signal_handler(number, self._signalled, number)
+        for number in filter(ends, ENDING):
+            loop.add_signal_handler(number, self._signalled, number)
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
         if self._specrl is not None:

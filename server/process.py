@@ -57,8 +57,8 @@ def imported(logs: bool) -> None:
 
 
 def ends(number: int) -> bool:
-    """Whether a signal is to end this process: one that it was started to ignore (`nohup`, `&` in a script) is not."""
-    return signal.getsignal(number) is not signal.SIG_IGN
+    """Whether a signal is to end this process. After `nohup`, which ignores SIGHUP, that one is not."""
+    return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
 
 
 def run_loop(work: "Coroutine[Any, Any, T]") -> T:
@@ -201,10 +201,9 @@ def _flush(code: int) -> int:
     except OSError as error:
         # What is left in the buffer goes nowhere: else the interpreter tries again at its end, with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if isinstance(error, BrokenPipeError):
-            return code or 1
-        say(f"histospec: {STDOUT}: {(error.strerror or str(error)).lower()}")
-        return 1
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            say(f"histospec: {STDOUT}: {(error.strerror or str(error)).lower()}")
+        return code or 1
     return code
 
 
