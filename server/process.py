@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -53,7 +53,7 @@ def imported(logs: bool) -> None:
         return
     _signals.raising = True
     if not logs:
-        sys.stderr = _text(_Errors(2, "w", closefd=False), sys.stderr.encoding, line_buffering=True)
+        sys.stderr = _text(_Errors(_raw(2)), sys.stderr.encoding, line_buffering=True)
 
 
 def ends(number: int) -> bool:
@@ -138,25 +138,38 @@ class _Signals:
 _signals: _Signals | None = None
 
 
-class _Output(io.FileIO):
+class _Output(io.BufferedWriter):
     """The standard output: errors say that they are about it."""
 
-    def write(self, data: Any) -> int | None:  # type: ignore[override]
-        try:
+    def write(self, data: Any) -> int:
+        with _about(STDOUT):
             return super().write(data)
-        except OSError as error:
-            error.filename = STDOUT
-            raise
+
+    def flush(self) -> None:
+        with _about(STDOUT):
+            super().flush()
 
 
-class _Errors(io.FileIO):
+class _Errors(io.BufferedWriter):
     """Standard error: what it does not take is lost."""
 
-    def write(self, data: Any) -> int | None:  # type: ignore[override]
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            super().write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.filename = name
+        raise
 
 
 def _open_streams() -> None:
@@ -166,10 +179,9 @@ def _open_streams() -> None:
             # The wrong way round, so that reading and writing fail as they would have, but for lines on stderr.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_WRONLY)
     if sys.stderr is None:
-        sys.stderr = _text(_Errors(2, "w", closefd=False), "utf-8", line_buffering=True)
+        sys.stderr = _text(_Errors(_raw(2)), "utf-8", line_buffering=True)
     encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
-    raw = _Output(1, "w", closefd=False)
-    sys.stdout = _text(raw, encoding, line_buffering=raw.isatty())
+    sys.stdout = _text(_Output(_raw(1)), encoding, line_buffering=os.isatty(1))
 
 
 def _is_open(number: int) -> bool:
@@ -180,9 +192,13 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _text(raw: io.FileIO, encoding: str, line_buffering: bool) -> TextIO:
+def _raw(number: int) -> io.FileIO:
+    return io.FileIO(number, "w", closefd=False)
+
+
+def _text(binary: io.BufferedWriter, encoding: str, line_buffering: bool) -> TextIO:
     """A stream of text; what the encoding lacks is written as an escape."""
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=line_buffering)
+    return io.TextIOWrapper(binary, encoding, "backslashreplace", line_buffering=line_buffering)
 
 
 def _quietly(command: Callable[[], int]) -> int:

@@ -66,7 +66,7 @@ def test_ingests_of_some_responses(start_server, tmp_path):
         (["nowhere"], 2, "endpoint: 'nowhere' is not of the form host:port"),
         (["127.0.0.1:9", "--batch", "0"], 2, "--batch: must be at least 1, is 0"),
         (["127.0.0.1:9", "--together", "0"], 2, "--together: must be at least 1, is 0"),
-        (["127.0.0.1:9", "--rollouts", "absent.jsonl"], 1, "absent.jsonl"),
+        (["127.0.0.1:9", "--rollouts", "absent.jsonl"], 2, "absent.jsonl: no such file"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(tmp_path, arguments, code, sentence):
