@@ -156,7 +156,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         while line := _line(source, number + 1):
             number += 1
             if not line.isspace():
-                yield number, line.removeprefix(BOM) if number == 1 else line
+                yield number, line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RecordingError(f"after line {number}: the gzip archive is damaged ({error})") from None
     except OSError as error:

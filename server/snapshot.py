@@ -218,7 +218,7 @@ def _restore(store: Store, lines: Iterator[_StoredLine], held: set[str], merge: 
         flight.land()
         if not counts:
             raise
-        raise ConfigError(f"{error} (restored before it: {_summary(counts)}; go on with --merge)") from None
+        raise type(error)(f"{error} (restored before it: {_summary(counts)}; go on with --merge)") from None
     flight.land()
     return counts
 
