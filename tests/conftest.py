@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from children import ignored
 from network import Host
+from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from redis_processes import RedisCluster, RedisProcess, require_redis
 
@@ -53,7 +54,8 @@ class Server:
         self.flags = (*flags, "--insecure") if host else flags
         self.host = host
         self.log: list[dict[str, object]] = []
-        self.endpoint = self.http = f"{host.address}:0" if host else "127.0.0.1:0"
+        # Not port 0 on loopback: a connection might take the port while the server is being restarted.
+        self.endpoint, self.http = (f"{host.address}:0" if host else f"127.0.0.1:{free_port()}" for _ in range(2))
         self._env = env or {}
         self._ignoring = ignoring
         self._process: subprocess.Popen[str] | None = None

@@ -26,7 +26,8 @@ def health(wire) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-def test_the_log_says_where_it_listens(server):
+def test_the_log_says_where_it_listens(start_server):
+    server = start_server("--listen", "127.0.0.1:0")
     [listening] = [entry for entry in server.log if entry["event"] == "listening"]
     assert listening["grpc"] == server.endpoint
     assert not server.endpoint.endswith(":0")
