@@ -60,9 +60,12 @@ async def drain_once(config: Config) -> None:
 async def main() -> None:
     """See the module."""
     config = Config(
-        listen=Address("127.0.0.1", free_port()), http=Address("127.0.0.1", 0), data_dir=Path(sys.argv[2]), memory=1 << 24,
+        listen=Address("127.0.0.1", free_port()),
+        http=Address("127.0.0.1", 0),
+        data_dir=Path(sys.argv[2]),
+        memory=1 << 24,
         drain_seconds=0.01,
-    )  # fmt: skip
+    )
     logs.configure("json", "error")
     for done in range(1, int(sys.argv[1]) + 1):
         await drain_once(config)
