@@ -101,15 +101,13 @@ class _Signals:
         self.raising = False
         self.caught: int | None = None
         self._when = 0.0
-        self._numbers = [number for number in ENDING if ends(number)]
-        for number in self._numbers:
+        for number in filter(ends, ENDING):
             signal.signal(number, self._end)
         sys.unraisablehook = self._unraisable
 
     def stop(self) -> None:
-        """From now on signals end the process without a word."""
-        for number in self._numbers:
-            signal.signal(number, signal.SIG_DFL)
+        """From now on a signal ends the process at once."""
+        self.raising = False
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         if not self.raising:

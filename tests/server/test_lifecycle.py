@@ -154,7 +154,9 @@ def test_an_interrupt_and_a_terminal_that_closes_drain_too(start_server, connect
     eventually(lambda: server.get("/readyz")[0] == 503, "the drain never showed")
     stream.ask(closes=[wire.commit(1, 1)])
     assert server.wait() == 0
-    assert [entry["event"] for entry in server.log][-2:] == ["draining", "stopped"]
+    events = [entry["event"] for entry in server.log]
+    assert "draining" in events
+    assert events[-1] == "stopped"
     server.start()
     assert wire.history([1, 2, 3], wait=True) == [[5]]
 
