@@ -33,11 +33,11 @@ from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
 from histospec.server.group_commit import MAX_BACKLOG
 from histospec.server.redis_location import SCHEMES, Location
+from histospec.server.small_files import read_text
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters
 MOST_BYTES = 1 << 50
-LONGEST_FILE = 16 << 20  # bytes of a --config file
 LONGEST_VALUE = 80  # characters of a value that an error repeats
 C = TypeVar("C", bound="StoreConfig")
 
@@ -340,11 +340,7 @@ def _flag(name: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, spelled as fields."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LONGEST_FILE + 1)
-        if len(text) > LONGEST_FILE:
-            raise ConfigError(f"--config {path}: is longer than {LONGEST_FILE >> 20}MiB; give a TOML file")
-        content = tomllib.loads(text)
+        content = tomllib.loads(read_text(path))
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
     except (ValueError, RecursionError) as error:
