@@ -28,6 +28,8 @@ from histospec.client.errors import ConfigurationError
 DISCOVER = "discover://"
 MAX_NAMESPACE = 128
 """Characters, as the wire allows."""
+LONGEST_FILE = 16 << 20
+"""Bytes of a token or a certificate."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,10 @@ def _seconds(name: str, value: float | str) -> float:
 
 def _read(name: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            content = file.read(LONGEST_FILE + 1)
     except OSError as error:
         raise ConfigurationError(f"{name}: cannot read {path}: {error.strerror}") from error
+    if len(content) > LONGEST_FILE:
+        raise ConfigurationError(f"{name}: {path} is longer than {LONGEST_FILE >> 20} MiB; give a PEM or token file")
+    return content

@@ -22,6 +22,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
+from histospec.server.small_files import read_text
 from histospec.server.watched import Watched
 
 if sys.version_info >= (3, 11):
@@ -141,7 +142,7 @@ class Access:
             log.error("the token file cannot be read; the old tokens stay", file=str(path), reason=_words(error))
 
     def _read(self, path: Path) -> None:
-        tokens = _File.model_validate(tomllib.loads(path.read_text())).token
+        tokens = _File.model_validate(tomllib.loads(read_text(path))).token
         self._grants = {token.digest(): token for token in tokens}
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -22,12 +24,13 @@ from histospec.server import config as configuration
 from histospec.server import logs
 from histospec.server.access import Access
 from histospec.server.config import Address, Config, Peer
-from histospec.server.errors import ConfigError
+from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, SPECRL, Accounting
 from histospec.server.machine import cpu_limit, raise_descriptor_limit
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
+from histospec.server.process import ENDING, TOGETHER, ends
 from histospec.server.service import DraftService
 from histospec.server.specrl import RolloutCacheService
 from histospec.server.stores import open_store
@@ -54,7 +57,13 @@ def main(argv: Sequence[str]) -> int:
     config = configuration.load(argv)
     logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(SWITCH_SECONDS)
-    return uvloop.run(serve(config))
+    try:
+        return uvloop.run(serve(config))
+    except HistoSpecError:
+        raise
+    except Exception:
+        log.exception("the server failed")
+        return 1
 
 
 async def serve(config: Config) -> int:
@@ -128,12 +137,13 @@ class Server:
         self._web: Web | None = None
         self._loading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._hung_up = -math.inf
 
     async def start(self) -> None:
         """Listens, then loads the store; ready once that is done."""
         config = self._config
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in filter(ends, ENDING):
             loop.add_signal_handler(number, self._signalled, number)
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
@@ -223,7 +233,12 @@ class Server:
         log.info("stopped")
 
     def _signalled(self, number: int) -> None:
+        hung_up, now = self._hung_up, time.monotonic()
+        if number == signal.SIGHUP:
+            self._hung_up = now
         if self._stopping.is_set():
+            if number == signal.SIGHUP and now - hung_up < TOGETHER:
+                return  # a terminal that closes says so twice
             # Nothing is lost: what was acknowledged is on the disk, and the store survives any kind of end.
             log.warning("stopping at once", signal=signal.Signals(number).name)
             os._exit(1)

@@ -1,9 +1,15 @@
 """The argument parser of every command: a wrong argument is reported in one sentence, like any other ConfigError."""
 
 import argparse
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 from histospec.server.errors import ConfigError
+
+MOST_TOKENS = 1024  # of a draft, as the engine allows
+MOST_COST = 1000.0  # of verifying a drafted token, in plain steps
+LONGEST = 500  # characters of a message
+N = TypeVar("N", int, float)
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -11,7 +17,33 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """See argparse."""
+        message = message if len(message) <= LONGEST else message[:LONGEST] + "..."
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
+    """Parses a whole number from `least` to `most`."""
+    return _number(int, "a whole number", least, most)
+
+
+def amount(least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
+    """Parses a number from `least`, or above it, to `most`."""
+    return _number(float, "a number", least, most, above)
+
+
+def _number(kind: Callable[[str], N], what: str, least: float, most: float, above: bool = False) -> Callable[[str], N]:
+    def parse(text: str) -> N:
+        try:
+            value = kind(text)
+        except (ValueError, OverflowError):
+            raise argparse.ArgumentTypeError(f"must be {what}, is {text[:60]!r}") from None
+        if not least <= value or (above and value == least):  # nan is neither
+            raise argparse.ArgumentTypeError(f"must be {'above' if above else 'at least'} {least:g}, is {text[:60]}")
+        if not value <= most:
+            raise argparse.ArgumentTypeError(f"must be at most {most:.15g}, is {text[:60]}")
+        return value
+
+    return parse
 
 
 def shown(size: object) -> str:

@@ -10,7 +10,6 @@ from histospec.client import Draft, DraftClient
 from histospec.server.recordings import Tokens
 
 WARM_STEPS = 20  # not measured: connections, caches
-CONNECT_SECONDS = 60.0
 VOCABULARY = 32_000
 
 
@@ -102,14 +101,14 @@ class _Session:
         return len(self.new)
 
 
-def roll_out(load: Load, tasks: list[Task], barrier: Any, results: Any) -> None:
-    """Puts a Measured into `results`, or a sentence that says what went wrong."""
-    try:
-        with DraftClient(load.endpoint, load.namespace, deadline=load.deadline) as client:
-            results.put(_Worker(load, tasks, client).run(barrier))
-    except Exception as error:  # the parent waits for an answer
-        barrier.abort()
-        results.put(f"a worker failed: {error!r}")
+def roll_out(link: Any, load: Load, tasks: list[Task]) -> None:
+    """Sends a word when it is warm, waits for one, and sends a Measured."""
+    with DraftClient(load.endpoint, load.namespace, deadline=load.deadline) as client:
+        worker = _Worker(load, tasks, client)
+        worker.warm()
+        link.send("warm")
+        link.recv()
+        link.send(worker.run())
 
 
 class _Worker:
@@ -127,10 +126,11 @@ class _Worker:
         (number,) = self._client.open([prompt])
         return _Session(number, text)
 
-    def run(self, barrier: Any) -> Measured:
+    def warm(self) -> None:
         for _ in range(WARM_STEPS):
             self._step()
-        barrier.wait(CONNECT_SECONDS)
+
+    def run(self) -> Measured:
         self._cpu = 0.0
         late = self._client.stats().late
         seconds, tokens, drafted = np.empty(self._load.steps), 0, 0

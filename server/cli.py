@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import NamedTuple
 
-from histospec.server.errors import ConfigError, HistoSpecError
+from histospec.server import process
 
 
 class Command(NamedTuple):
@@ -38,26 +38,35 @@ Try `histospec COMMAND --help` for the options of one, `histospec --version` for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrongly asked."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Runs one command. `argv`: its words; None where this process is for it.
+
+    Returns its exit code: 0 done, 1 failed, 2 wrongly asked, 128 + N ended by signal N.
+    """
+    if argv is None:
+        return process.run(lambda: main(sys.argv[1:]))
+    words = list(argv)
+    try:
+        return _run(words)
+    except (Exception, KeyboardInterrupt) as error:
+        from histospec.server.failures import tell
+
+        return tell(" ".join(["histospec", *words[:1]]), error)
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         commands = "\n".join(f"  {name:8} {command.summary}" for name, command in COMMANDS.items())
         (sys.stdout if words else sys.stderr).write(USAGE.format(commands=commands))
         return 0 if words else 2
     if words[0] in ("-V", "--version"):
+        from importlib import metadata
+
         sys.stdout.write(f"histospec {metadata.version('histospec')}\n")
         return 0
     command = COMMANDS.get(words[0])
     if command is None:
-        sys.stderr.write(f"histospec: there is no command {words[0]!r}; use one of {', '.join(COMMANDS)}\n")
+        process.say(f"histospec: there is no command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
         return 2
-    try:
-        return int(getattr(import_module(command.module), command.function)(words[1:]))
-    except ConfigError as error:
-        sys.stderr.write(f"histospec {words[0]}: {error}\n")
-        return 2
-    except HistoSpecError as error:
-        sys.stderr.write(f"histospec {words[0]}: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    function = getattr(import_module(command.module), command.function)
+    process.imported(logs=words[0] == "serve")
+    return int(function(words[1:]))

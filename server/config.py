@@ -33,6 +33,7 @@ from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
 from histospec.server.group_commit import MAX_BACKLOG
 from histospec.server.redis_location import SCHEMES, Location
+from histospec.server.small_files import read_text
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters
@@ -40,7 +41,6 @@ MAX_SHARD_NAME = 253  # characters, as a DNS name has
 MAX_BYTES = 1 << 47  # what a process can address
 MAX_COUNT = (1 << 31) - 1
 MAX_DRAFT_TOKENS = 1024  # the engine's own limit: kMaxDraft
-MAX_FILE = 1 << 20  # bytes of --config
 LONGEST = 300  # characters of a sentence: it repeats the wrong value
 C = TypeVar("C", bound="StoreConfig")
 
@@ -368,14 +368,10 @@ def _flag(name: str) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """The keys of a TOML file, spelled as fields."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE + 1)
-        if len(text) > MAX_FILE:
-            raise ConfigError(f"--config {path}: is larger than 1MiB; give a TOML file of options")
-        content = tomllib.loads(text.decode())
+        content = tomllib.loads(read_text(path))
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path}: is not TOML: {error}") from None
     keys = {key: key.replace("-", "_") for key in content}
     for key, name in keys.items():

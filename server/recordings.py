@@ -6,18 +6,28 @@ line, the field and what was expected there.
 
 import gzip
 import io
+import os
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO, Literal, TypeVar
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from histospec.server.errors import ConfigError
+from histospec.server.failures import reason
+
 MAX_TOKEN = (1 << 31) - 1
 GZIP_MAGIC = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+STDIN = "-"
+PIECE = 1 << 20
+MAX_LINE = 1 << 30
 
 L = TypeVar("L", bound="Line")
 Tokens = npt.NDArray[np.int32]
@@ -111,17 +121,81 @@ def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[int, L]]:
         raise RecordingError("holds no records")
 
 
+@contextmanager
+def opened(name: str) -> Iterator[BinaryIO]:
+    """A file or pipe of this name, or the standard input for `-`; inside, what is wrong with it is a ConfigError.
+
+    Raises:
+        ConfigError: it cannot be opened, or a RecordingError was raised inside.
+
+    """
+    shown = "the standard input" if name == STDIN else name
+    try:
+        file = open(0 if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"{shown}: {reason(error)}; give a readable file, or - for the standard input") from None
+    with file:
+        try:
+            yield file
+        except RecordingError as error:
+            raise ConfigError(f"{shown}: {error}") from None
+
+
+def is_regular(file: BinaryIO) -> bool:
+    """Whether it can be read as often as wanted; a pipe can be read once."""
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Every line that is not blank, with its number from 1."""
-    buffered = io.BufferedReader(file)  # type: ignore[type-var]  # any readable object will do
-    zipped = buffered.peek(2).startswith(GZIP_MAGIC)
     number = 0
     try:
-        for number, line in enumerate(gzip.GzipFile(fileobj=buffered) if zipped else buffered, 1):
-            if line.strip():
-                yield number, line
+        head = file.read(len(GZIP_MAGIC))
+        stream = io.BufferedReader(cast(io.RawIOBase, _Rejoined(head, file)))
+        source = cast(BinaryIO, gzip.GzipFile(fileobj=stream) if head == GZIP_MAGIC else stream)
+        while line := _line(source, number + 1):
+            number += 1
+            if not line.isspace():
+                yield number, line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RecordingError(f"after line {number}: the gzip archive is damaged ({error})") from None
+    except OSError as error:
+        raise RecordingError(f"after line {number}: cannot be read ({reason(error)})") from None
+
+
+def _line(source: BinaryIO, number: int) -> bytes:
+    """The next line. What is no text is noticed early: a device may have no line that ends."""
+    line = source.readline(PIECE)
+    if line.endswith(b"\n") or len(line) < PIECE:
+        return line
+    pieces, size = [line], len(line)
+    while True:
+        if b"\0" in line or pieces[0].removeprefix(BOM).lstrip()[:1] not in (b"{", b""):
+            raise RecordingError(f"line {number}: not JSON: expected an object that begins with {{")
+        if size > MAX_LINE:
+            raise RecordingError(f"line {number}: is longer than {MAX_LINE >> 20} MiB; split the file into lines")
+        line = source.readline(PIECE)
+        pieces.append(line)
+        size += len(line)
+        if line.endswith(b"\n") or len(line) < PIECE:
+            return b"".join(pieces)
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream of which the beginning was read, as if it had not been."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head or self._rest.read1(len(buffer))  # type: ignore[attr-defined]
+        taken, self._head = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
 
 
 # What a line must be. Fields that are not named here are ignored.
@@ -190,7 +264,14 @@ def _explain(error: ErrorDetails) -> str:
         return f"{field}: {error['msg']}"
     if kind in ("greater_than_equal", "less_than_equal", "less_than"):
         limit = "2^63 - 1" if kind == "less_than" else next(iter(limits.values()))
-        return f"{field}: {value} is {'below' if kind == 'greater_than_equal' else 'above'} the limit {limit}"
-    shown = repr(value)
+        return f"{field}: {_shown(value)} is {'below' if kind == 'greater_than_equal' else 'above'} the limit {limit}"
     what = error["msg"].removeprefix("Input ")
-    return f"{field or 'record'}: {what}, is {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    return f"{field or 'record'}: {what}, is {_shown(value)}"
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,23 +1,25 @@
 """`histospec replay FILE`: what would a user gain from drafts, judged by rollouts recorded earlier?"""
 
 import argparse
-import io
 import json
-import math
-import sys
+import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from histospec.server import replay_arctic, replay_json, replay_plot, replay_tables
-from histospec.server.recordings import Problem, RecordingError, read
+from histospec.server.arguments import MOST_COST, MOST_TOKENS, ArgumentParser, amount, whole
+from histospec.server.errors import ConfigError
+from histospec.server.recordings import STDIN, Problem, is_regular, opened, read
 from histospec.server.replay_plan import replay
 from histospec.server.replay_result import Options
+from histospec.server.targets import FORCE, is_stdout, written
 
 COSTS = (0.02, 0.05, 0.1)
 
@@ -25,7 +27,7 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command with the arguments after `histospec replay`. Returns the exit status: 2 for bad input."""
+    """Run the command with the arguments after `histospec replay`. Raises HistoSpecError."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.history is not None and not args.siblings:
@@ -44,43 +46,41 @@ def main(argv: Sequence[str]) -> int:
         history=(False, True) if args.history is None else (args.history,),
         compare=args.compare == "arctic",
     )
+    file = "standard input" if args.file == STDIN else Path(args.file).name
+    name = file.removesuffix(".gz").removesuffix(".jsonl")
+    plot = None if args.no_plot else args.plot or f"{name}.replay.png"
+    if plot is not None:
+        replay_plot.require(plot)
+    if args.json is not None and plot is not None and is_stdout(args.json) and is_stdout(plot):
+        raise ConfigError("--json and --plot both go to the standard output; give one of them a file")
     errors = Console(stderr=True)
-    out = errors if args.json == "-" else Console()
-    path = Path(args.file)
-    try:
-        with _progress(errors) as progress:
-            result = replay(_load(path, progress), options, progress)
-        name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-        out.print(replay_tables.report(result, options, name))
-        if args.json:
-            text = json.dumps(replay_json.as_json(result, options, path.name), indent=2) + "\n"
-            if args.json == "-":
-                sys.stdout.write(text)
-            else:
-                Path(args.json).write_text(text, encoding="utf-8")
-        if not args.no_plot:
-            plot = Path(args.plot or f"{name}.replay.png")
-            replay_plot.plot(result, options, name).savefig(plot)
-            out.print(f"plot: {plot}", markup=False, highlight=False, soft_wrap=True)
-    except RecordingError as error:
-        errors.print(f"histospec replay: {path}: {error}", markup=False, highlight=False, soft_wrap=True)
-        return 2
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        errors.print(
-            f"histospec replay: {where}{error.strerror or error}", markup=False, highlight=False, soft_wrap=True
+    out = errors if any(target and is_stdout(target) for target in (args.json, plot)) else Console()
+    with ExitStack() as targets:
+        figures, picture = (
+            targets.enter_context(written(target, force=args.force)) if target else None for target in (args.json, plot)
         )
-        return 2
+        with opened(args.file) as recording, _progress(errors) as progress:
+            result = replay(_load(recording, file, progress), options, progress)
+        out.print(replay_tables.report(result, options, name))
+        if figures is not None:
+            figures.write((json.dumps(replay_json.as_json(result, options, file), indent=2) + "\n").encode())
+        if picture is not None and plot is not None:
+            replay_plot.save(replay_plot.plot(result, options, name), picture, plot)
+    if plot is not None:
+        out.print(f"plot: {plot}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
-def _load(path: Path, progress: Progress) -> list[Problem]:
-    """Every problem of the file; the bar follows the bytes read."""
-    with path.open("rb", buffering=0) as file:
-        size = path.stat().st_size
-        bar = progress.add_task(f"reading {escape(path.name)}", total=size or None)
-        problems = list(read(progress.wrap_file(io.BufferedReader(file), task_id=bar)))
-        progress.remove_task(bar)
+def _load(recording: BinaryIO, name: str, progress: Progress) -> list[Problem]:
+    """Every problem of the recording; the bar follows the bytes read, where it is known how many there are."""
+    known = is_regular(recording)
+    bar = progress.add_task(f"reading {escape(name)}", total=os.fstat(recording.fileno()).st_size if known else None)
+    problems = []
+    for problem in read(recording):
+        problems.append(problem)
+        if known:
+            progress.update(bar, completed=recording.tell())
+    progress.remove_task(bar)
     return problems
 
 
@@ -92,15 +92,20 @@ def _progress(console: Console) -> Progress:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="histospec replay",
         description="What would drafts gain on these recorded rollouts? Prints a table and saves a plot.",
     )
-    parser.add_argument("file", metavar="FILE", help="recorded rollouts, .jsonl or .jsonl.gz (format: docs/replay.md)")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="recorded rollouts, .jsonl or .jsonl.gz, - for standard input (format: docs/replay.md)",
+    )
     parser.add_argument(
         "--mode",
         choices=["hist", "all"],
@@ -110,28 +115,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cost",
         "--verify-cost",
-        type=_each(_cost),
+        type=_each(amount(0, MOST_COST)),
         action="append",
         metavar="C,...",
         help="cost of verifying one drafted token, in decoding steps; a list sweeps it (default: 0.02,0.05,0.1)",
     )
     parser.add_argument(
         "--limit",
-        type=_count,
+        type=whole(0),
         default=60,
         metavar="N",
         help="problems to replay, drawn at random; 0 = all (default: 60)",
     )
-    parser.add_argument("--seed", type=_count, default=1, metavar="N", help="of the draw (default: 1)")
+    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="of the draw (default: 1)")
     parser.add_argument(
-        "--epochs", type=_count, default=10, metavar="N", help="newest epochs to score one by one (default: 10)"
+        "--epochs", type=whole(0), default=10, metavar="N", help="newest epochs to score one by one (default: 10)"
     )
     parser.add_argument(
-        "--max-tokens", type=_positive, default=16, metavar="N", help="longest draft, in tokens (default: 16)"
+        "--max-tokens",
+        type=whole(1, MOST_TOKENS),
+        default=16,
+        metavar="N",
+        help="longest draft, in tokens (default: 16)",
     )
     parser.add_argument(
         "--max-response",
-        type=_positive,
+        type=whole(1),
         default=2000,
         metavar="N",
         help="replay this many tokens of a response (default: 2000)",
@@ -159,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="PNG", help="where to save the plot (default: FILE's name + .replay.png, here)"
     )
     plots.add_argument("--no-plot", action="store_true", help="save no plot")
+    parser.add_argument("--force", action="store_true", help=FORCE)
     return parser
 
 
@@ -173,31 +183,9 @@ def _each(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
     def values(text: str) -> list[T]:
         return [parse(part) for part in text.split(",")]
 
-    values.__name__ = parse.__name__.strip("_")  # argparse names it when a value cannot be read
     return values
 
 
 def _siblings(text: str) -> int | None:
     """How many; None for all."""
-    return None if text == "all" else _count(text)
-
-
-def _cost(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a cost: a number of decoding steps, 0 or more")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return value
+    return None if text == "all" else whole(0)(text)

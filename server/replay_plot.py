@@ -1,11 +1,15 @@
 """A replay's figures as one picture."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from histospec.server import replay_tables
+from histospec.server.errors import ConfigError
 from histospec.server.replay_calibration import deciles
 from histospec.server.replay_result import Group, Options, Replay
 from histospec.server.replay_scores import Score
@@ -20,6 +24,33 @@ GREY = "#6b6b6b"
 OWN = "#bdbdbd"
 INK = "#222222"
 WIDTH = 12  # columns of the grid that panels are laid on
+
+
+FORMATS = ("png", "pdf", "svg", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")
+
+
+def require(target: str) -> None:
+    """Check that a plot can be made for a file of this name.
+
+    Raises:
+        ConfigError: its ending is of no known format, or matplotlib is not installed.
+
+    """
+    if _format(target) not in FORMATS:
+        raise ConfigError(f"--plot {target}: there is no plot format {_format(target)!r}; use {', '.join(FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a plot needs matplotlib: pip install 'histospec[replay]', or give --no-plot")
+
+
+def save(figure: "Figure", file: BinaryIO, target: str) -> None:
+    """Write the figure to a file in the format that the target's name ends in."""
+    picture = BytesIO()  # formats seek
+    figure.savefig(picture, format=_format(target))
+    file.write(picture.getvalue())
+
+
+def _format(target: str) -> str:
+    return PurePath(target).suffix.removeprefix(".").lower() or "png"
 
 
 def plot(result: Replay, options: Options, name: str) -> "Figure":

@@ -7,15 +7,12 @@ read and written one at a time, so that memory does not depend on how much there
 import base64
 import gzip
 import json
-import os
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 
 import numpy as np
@@ -26,9 +23,10 @@ from histospec.server import config as configuration
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import MAX_NAMESPACE, StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
-from histospec.server.recordings import Line, LineResponse, RecordingError, read_as
+from histospec.server.recordings import Line, LineResponse, RecordingError, is_regular, opened, read_as
 from histospec.server.store import Batch, Problem, Reader, Record, Store, by_epoch, total_size
 from histospec.server.stores import open_reader, open_store
+from histospec.server.targets import FORCE, is_stdout, written
 from histospec.server.wire import FLOAT32, INT32, MAX_PROBLEM
 
 # What a restore has on its way to the store at once.
@@ -44,42 +42,51 @@ def snapshot(argv: Sequence[str]) -> int:
     """Runs `histospec snapshot` with these arguments. Raises HistoSpecError."""
     parser = _parser("snapshot", "Write what the store holds to a file, also while servers use it.")
     parser.add_argument("file", metavar="FILE", help="to be written, .jsonl or .jsonl.gz; - for the standard output")
+    parser.add_argument("--force", action="store_true", help=FORCE)
     flags = vars(parser.parse_args(list(argv)))
-    file, pattern = flags.pop("file"), flags.pop("namespace", "*")
+    file, pattern, force = flags.pop("file"), flags.pop("namespace", "*"), flags.pop("force", False)
     reader = open_reader(configuration.settle(StoreConfig, flags))
     try:
-        with _written(file) as out:
-            counts = _write(reader, pattern, out)
+        with written(file, force=force, private=True) as out:
+            counts = _pack(reader, pattern, out) if file.endswith(".gz") else _write(reader, pattern, out)
     finally:
         reader.close()
-    (sys.stderr if file == "-" else sys.stdout).write(f"{file}: {_summary(counts)}\n")
+    (sys.stderr if is_stdout(file) else sys.stdout).write(f"{file}: {_summary(counts)}\n")
     return 0
 
 
 def restore(argv: Sequence[str]) -> int:
     """Runs `histospec restore` with these arguments. Raises HistoSpecError."""
     parser = _parser("restore", "Bring what a snapshot holds into the store.")
-    parser.add_argument("file", metavar="FILE", help="as `histospec snapshot` wrote it")
+    parser.add_argument("file", metavar="FILE", help="as `histospec snapshot` wrote it; - for standard input")
     parser.add_argument("--merge", action="store_true", help="add to namespaces that the store has what they lack")
     flags = vars(parser.parse_args(list(argv)))
-    file, pattern, merge = Path(flags.pop("file")), flags.pop("namespace", "*"), flags.pop("merge", False)
+    file, pattern, merge = flags.pop("file"), flags.pop("namespace", "*"), flags.pop("merge", False)
     config = configuration.settle(StoreConfig, flags)
-    named = {line.namespace for line in _lines(file, pattern)}  # all of the file is looked at before anything is done
-    store = open_store(config, "")
-    try:
-        held = store.newest_epochs().keys() & named
-        if held and not merge:
-            raise ConfigError(
-                f"the store already holds the namespace {min(held)!r}: drop it, leave it out with --namespace, or "
-                "give --merge to add what it lacks"
-            )
-        counts = _restore(store, _lines(file, pattern), held)
-    except StoreError as error:
-        raise SnapshotError(f"{error}; earlier ones are: restore again with --merge to add the rest") from None
-    finally:
-        store.close()
+    with opened(file) as source:
+        # All of a file is looked at before anything is done. A pipe can be read only once.
+        named = {line.namespace for line in _lines(source, pattern)} if is_regular(source) else set()
+        store = open_store(config, "")
+        try:
+            held = set(store.newest_epochs())
+            _refuse(held & named, merge)
+            if is_regular(source):
+                source.seek(0)
+            counts = _restore(store, _lines(source, pattern), held, merge)
+        except StoreError as error:
+            raise SnapshotError(f"{error}; earlier ones are: restore again with --merge to add the rest") from None
+        finally:
+            store.close()
     sys.stdout.write(f"{file}: {_summary(counts)}\n")
     return 0
+
+
+def _refuse(held: set[str], merge: bool) -> None:
+    if held and not merge:
+        raise ConfigError(
+            f"the store already holds the namespace {min(held)!r}: drop it, leave it out with --namespace, or "
+            "give --merge to add what it lacks"
+        )
 
 
 def _parser(word: str, description: str) -> ArgumentParser:
@@ -95,37 +102,9 @@ def _summary(counts: "Counter[str]") -> str:
 # Writing
 
 
-@contextmanager
-def _written(name: str) -> Iterator[BinaryIO]:
-    """A file that has its name only when all of it is on the disk."""
-    if name == "-":
-        try:
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-        except OSError as error:
-            raise SnapshotError(f"the standard output: {(error.strerror or str(error)).lower()}") from None
-        return
-    path, partial = Path(name), Path(f"{name}.partial")
-    try:
-        with partial.open("wb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                    yield cast(BinaryIO, packed)
-            else:
-                yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        folder = os.open(path.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise SnapshotError(f"{partial}: {(error.strerror or str(error)).lower()}; {path} is as it was") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+def _pack(reader: Reader, pattern: str, out: BinaryIO) -> "Counter[str]":
+    with gzip.GzipFile("", "wb", 6, out, mtime=0) as packed:
+        return _write(reader, pattern, cast(BinaryIO, packed))
 
 
 def _write(reader: Reader, pattern: str, out: BinaryIO) -> "Counter[str]":
@@ -220,36 +199,41 @@ class _StoredLine(Line):
     estimator: Annotated[bytes, BeforeValidator(_base64)] | None = None
 
 
-def _lines(path: Path, pattern: str) -> Iterator[_StoredLine]:
+def _lines(source: BinaryIO, pattern: str) -> Iterator[_StoredLine]:
     """The lines of the file whose namespace matches."""
-    try:
-        with path.open("rb") as file:
-            for _, line in read_as(_StoredLine, file):
-                if fnmatchcase(line.namespace, pattern):
-                    yield line
-    except RecordingError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}; give a readable file") from None
+    for _, line in read_as(_StoredLine, source):
+        if fnmatchcase(line.namespace, pattern):
+            yield line
 
 
-def _restore(store: Store, lines: Iterator[_StoredLine], held: set[str]) -> "Counter[str]":
+def _restore(store: Store, lines: Iterator[_StoredLine], held: set[str], merge: bool) -> "Counter[str]":
     """Adds what the lines hold, to the namespaces in `held` only what those lack."""
     counts: Counter[str] = Counter()
     flight = _Flight(store)
-    for line in lines:
-        problem = Problem(line.namespace, np.array(line.prompt, INT32).tobytes(), line.id or "")
-        records = sorted((response.record() for response in line.responses), key=lambda record: record.epoch)
-        if line.namespace in held:
-            records = _lacking(records, store.history(problem))
-        for batch in by_epoch(problem, records):
-            flight.send(batch)
-        if line.estimator and store.estimator(line.namespace) is None:
-            flight.land()
-            store.save_estimator(line.namespace, line.estimator).result()
-        _count(counts, records)
+    try:
+        for line in lines:
+            _refuse(held & {line.namespace}, merge)
+            _restore_line(store, flight, line, line.namespace in held, counts)
+    except (ConfigError, RecordingError) as error:  # of what could be read only once
+        flight.land()
+        if not counts:
+            raise
+        raise type(error)(f"{error} (restored before it: {_summary(counts)}; go on with --merge)") from None
     flight.land()
     return counts
+
+
+def _restore_line(store: Store, flight: "_Flight", line: _StoredLine, held: bool, counts: "Counter[str]") -> None:
+    problem = Problem(line.namespace, np.array(line.prompt, INT32).tobytes(), line.id or "")
+    records = sorted((response.record() for response in line.responses), key=lambda record: record.epoch)
+    if held:
+        records = _lacking(records, store.history(problem))
+    for batch in by_epoch(problem, records):
+        flight.send(batch)
+    if line.estimator and store.estimator(line.namespace) is None:
+        flight.land()
+        store.save_estimator(line.namespace, line.estimator).result()
+    _count(counts, records)
 
 
 def _lacking(records: Sequence[Record], held: Sequence[Record]) -> list[Record]:

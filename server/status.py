@@ -17,10 +17,11 @@ from histospec.client.config import Config, Endpoint, Tls, configure
 from histospec.client.discovery import resolve, topology
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
-from histospec.server.arguments import ArgumentParser
+from histospec.server.arguments import ArgumentParser, amount
 from histospec.server.config import Address
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.peers import SERVING, health
+from histospec.server.process import run_loop, say
 from histospec.server.reader import METRICS_PORT, read_status
 from histospec.server.status_tables import numbers, shard_table
 
@@ -45,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--http", metavar="HOST:PORT[,...]", help=f"their HTTP addresses (default: port {METRICS_PORT} of each shard)"
     )
-    parser.add_argument("--watch", metavar="SECONDS", type=float, help="look again so often, until interrupted")
+    parser.add_argument(
+        "--watch", metavar="SECONDS", type=amount(0, 86_400, above=True), help="look again so often, until interrupted"
+    )
     parser.add_argument("--json", action="store_true", help="everything, as one JSON value")
     parser.add_argument(
         "--token-file",
@@ -55,21 +58,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; switches TLS on")
     parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, where the server asks for one")
     parser.add_argument("--tls-key", metavar="FILE", help="its key")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=5.0, help="default: 5")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=amount(0, 3600, above=True), default=5.0, help="default: 5"
+    )
     options = parser.parse_args(list(argv))
-    for name in ("watch", "timeout"):
-        if (value := getattr(options, name)) is not None and not value > 0:
-            raise ConfigError(f"--{name}: must be above 0, is {value:g}")
     try:
         config = _config(options)
         http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
     except (ConfigurationError, ValueError) as error:
         raise ConfigError(str(error)) from None
-    return asyncio.run(_watch(config, http, options))
+    return run_loop(_watch(config, http, options))
 
 
 async def _watch(config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
-    """Shows the shards, again and again where asked; the exit code. In one loop, so that no Ctrl-C falls in between."""
+    """Shows the shards, again and again where asked; the exit code."""
     console = Console()
     while True:
         code = await _show(console, config, http, options)
@@ -96,13 +98,13 @@ async def _show(console: Console, config: Config, http: Sequence[Address], optio
     try:
         shards = await look(config, http, options.timeout)
     except Unavailable as error:
-        text = f"histospec status: {error}; is the server running there?"
-        Console(stderr=True, soft_wrap=True).print(text, highlight=False, markup=False)
+        say(f"histospec status: {error}; is the server running there?")
         return 1
     if options.json:
         told = [{"name": s.endpoint.name, "address": s.endpoint.address, "health": s.health, "status": s.status}
                 for s in shards]  # fmt: skip
         sys.stdout.write(json.dumps({"shards": told}, indent=1) + "\n")
+        sys.stdout.flush()
     else:
         console.print(shard_table([(s.endpoint.name, s.endpoint.address, s.health) for s in shards]))
         for shard in shards:
@@ -123,9 +125,7 @@ async def look(config: Config, http: Sequence[Address], timeout: float) -> list[
     endpoints = await _find(config, timeout)
     states = await asyncio.gather(*(health(endpoint, config, timeout) for endpoint in endpoints))
     places = http or dict.fromkeys(Address.parse(e.address)._replace(port=METRICS_PORT) for e in endpoints)
-    told = await asyncio.gather(
-        *(asyncio.to_thread(read_status, place, timeout) for place in places), return_exceptions=True
-    )
+    told = await asyncio.gather(*(read_status(place, timeout) for place in places), return_exceptions=True)
     by_name = {status["shard"]: status for status in told if isinstance(status, dict)}
     return [Shard(end, state, by_name.get(end.name)) for end, state in zip(endpoints, states, strict=True)]
 

@@ -7,6 +7,7 @@ import structlog
 from cryptography import x509
 
 from histospec.server.errors import ConfigError
+from histospec.server.small_files import read_bytes
 from histospec.server.watched import Watched
 
 log = structlog.get_logger()
@@ -58,7 +59,7 @@ class Certificates:
         contents = []
         for flag, path in self._files.items():
             try:
-                text = path.read_bytes()
+                text = read_bytes(path)
             except OSError as error:
                 raise ConfigError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
             if b"-----BEGIN" not in text:
@@ -73,7 +74,7 @@ class Certificates:
 def _expiry(path: Path) -> float:
     """Raises ConfigError where the file holds no certificates, OSError where it cannot be read."""
     try:
-        chain = x509.load_pem_x509_certificates(path.read_bytes())
+        chain = x509.load_pem_x509_certificates(read_bytes(path))
     except ValueError as error:
         raise ConfigError(f"--tls-cert {path}: {error}") from None
     return min(certificate.not_valid_after_utc for certificate in chain).timestamp()

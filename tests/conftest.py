@@ -20,7 +20,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from children import ignored
 from network import Host
+from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from redis_processes import RedisCluster, RedisProcess, require_redis
 
@@ -35,19 +37,27 @@ MOST_LINES = 50_000  # of a log that are kept; errors always
 class Server:
     """A `histospec serve` process that can be killed and started again on the same ports and data.
 
-    It listens on loopback, or on a host of a test's network, whom it trusts.
+    It listens on loopback, or on a host of a test's network, whom it trusts. `ignoring`: signals that it is told to
+    ignore when it starts, as `nohup` does with SIGHUP.
     endpoint, http: "host:port" of gRPC and HTTP. data_dir: its store. log: its log lines as dicts, oldest first.
     """
 
     def __init__(
-        self, data_dir: Path, *flags: str, env: dict[str, str] | None = None, host: Host | None = None
+        self,
+        data_dir: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        host: Host | None = None,
+        ignoring: Sequence[int] = (),
     ) -> None:
         self.data_dir = data_dir
         self.flags = (*flags, "--insecure") if host else flags
         self.host = host
         self.log: list[dict[str, object]] = []
-        self.endpoint = self.http = f"{host.address}:0" if host else "127.0.0.1:0"
+        # Not port 0 on loopback: a connection might take the port while the server is being restarted.
+        self.endpoint, self.http = (f"{host.address}:0" if host else f"127.0.0.1:{free_port()}" for _ in range(2))
         self._env = env or {}
+        self._ignoring = ignoring
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -61,9 +71,10 @@ class Server:
         command += ["serve", "--log-format", "json"]
         command += ["--listen", self.endpoint, "--http", self.http, "--data-dir", str(self.data_dir), *self.flags]
         # Not in the repository root: there, the folder `server` would be importable as a second package.
-        self._process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, cwd=self.data_dir.parent, env=environment | self._env
-        )
+        with ignored(self._ignoring):
+            self._process = subprocess.Popen(
+                command, stderr=subprocess.PIPE, text=True, cwd=self.data_dir.parent, env=environment | self._env
+            )
         before = len(self.log)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
@@ -311,9 +322,11 @@ class Starter:
         name: str = "",
         env: dict[str, str] | None = None,
         host: Host | None = None,
+        ignoring: Sequence[int] = (),
         ready: bool = True,
     ) -> Server:
-        server = Server(self._directory / (name or f"server-{len(self._servers)}"), *flags, env=env, host=host)
+        directory = self._directory / (name or f"server-{len(self._servers)}")
+        server = Server(directory, *flags, env=env, host=host, ignoring=ignoring)
         self._servers.append(server)
         return server.start(ready)
 

@@ -16,6 +16,7 @@ import time
 import grpc
 import numpy as np
 import pytest
+from ports import free_port
 
 from histospec.client import (
     AsyncDraftClient,
@@ -35,12 +36,6 @@ PROMPT = [11, 12, 13, 14]
 TEXT = list(range(100, 400))
 QUICK = Breaker(cooldown=0.05, cooldown_max=0.2)
 PATIENT = 2.0
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def one_step(client, sessions, tokens=()):

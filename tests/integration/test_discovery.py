@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+from ports import free_port
 from waiting import eventually
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response, Timeouts, Unavailable
@@ -17,9 +18,7 @@ PROMPTS = [[3, p] for p in range(40)]
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

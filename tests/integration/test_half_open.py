@@ -1,9 +1,10 @@
 """A worker that vanishes without a word."""
 
 import signal
-import subprocess
 import sys
-import time
+
+from children import Child
+from waiting import eventually
 
 WORKER = """
 import queue, sys, grpc
@@ -20,14 +21,12 @@ next(stream)
 
 def test_the_stream_of_a_worker_that_stopped_answering_ends(server):
     """A stopped process keeps its connection open but answers no ping, as a machine does that lost its network."""
-    with subprocess.Popen([sys.executable, "-c", WORKER, server.endpoint], stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "open\n"
+    with Child(sys.executable, "-c", WORKER, server.endpoint) as worker:
+        worker.wait_for("open")
         assert server.metrics()["histospec_sessions"] == 1
         worker.send_signal(signal.SIGSTOP)
-        while not (ended := [entry for entry in server.log if entry["event"] == "draft stream ended"]):
-            time.sleep(0.1)
-        assert ended[0]["open_sessions"] == 1
+        eventually(lambda: any(entry["event"] == "draft stream ended" for entry in server.log), "its stream goes on")
+        [ended] = [entry for entry in server.log if entry["event"] == "draft stream ended"]
+        assert ended["open_sessions"] == 1
         assert server.metrics()["histospec_sessions"] == 0
         assert server.metrics()["histospec_streams"] == 0
-        worker.kill()

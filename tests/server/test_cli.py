@@ -4,8 +4,8 @@ import json
 import signal
 import subprocess
 import sys
-from functools import partial
 
+import children
 import pytest
 
 
@@ -85,21 +85,17 @@ def test_status_obeys_nothing_that_a_namespace_is_named(server, wire):
 
 
 def test_status_looks_again_until_interrupted(server):
-    command = [sys.executable, "-m", "histospec.server", "status", server.endpoint, "--http", server.http]
-    # What runs in the background of a shell ignores SIGINT, and so does what it starts.
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(
-        [*command, "--watch", "0.1"], cwd="/", stdout=subprocess.PIPE, text=True, preexec_fn=listen
-    ) as watching:
-        seen = 0
-        while seen < 3:
-            seen += "SERVING" in watching.stdout.readline()
+    with children.histospec("status", server.endpoint, "--http", server.http, "--watch", "0.1") as watching:
+        watching.wait_for("SERVING", times=3)
         watching.send_signal(signal.SIGINT)
-        watching.stdout.read()
-        assert watching.wait(60) == 130
+        code, text = watching.end()
+    assert code == 130
+    assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("flags", [["--watch", "0"], ["--timeout", "-1"], ["--http", "nowhere"], ["--tls-ca", "/none"]])
+@pytest.mark.parametrize(
+    "flags", [["--watch", "0"], ["--timeout", "inf"], ["--http", "nowhere"], ["--tls-ca", "/none"]]
+)
 def test_status_refuses_what_it_cannot_use(flags):
     result = histospec("status", "127.0.0.1:1", *flags)
     assert result.returncode == 2

@@ -3,6 +3,7 @@
 import grpc
 import numpy as np
 import pytest
+from waiting import eventually
 
 from histospec.v1 import draft_pb2 as pb
 
@@ -172,8 +173,7 @@ def test_sessions_end_with_their_stream_uncommitted(wire, server):
     stream.cancel()
     with pytest.raises(grpc.RpcError):
         stream.receive()
-    while server.metrics()["histospec_streams"] > 1:
-        pass
+    eventually(lambda: server.metrics()["histospec_streams"] <= 1, "the stream stays")
     assert server.metrics()["histospec_sessions"] == 1
     assert wire.history([1, 2, 3]) == []
     assert wire.unknown(other.ask(step=wire.step([1], [[6]], [1]))) == []
@@ -197,8 +197,7 @@ def test_clients_that_leave_in_the_middle_hurt_nobody(server, connect):
             stream.cancel()
         else:
             wire.channel.close()
-    while server.metrics()["histospec_streams"]:
-        pass
+    eventually(lambda: not server.metrics()["histospec_streams"], "streams stay")
     ended = [entry["outcome"] for entry in server.log if entry["event"] == "draft stream ended"]
     assert len(ended) == 40
     assert set(ended) - {"ok"} == {"left"}  # one whose end was read before its leaving was noticed is as good as any
@@ -224,9 +223,13 @@ def test_ingests_that_nobody_waits_for_hurt_nobody(server, wire):
             other.cancel()
     wire.ingest([5000], [[1, 2]])
     assert wire.history([5000]) == [[1, 2]]
-    while (samples := server.metrics())["histospec_history_tokens"] != samples["histospec_ingested_tokens_total"]:
-        pass
-    assert samples["histospec_ingested_responses_total"] >= 81
+
+    def all_indexed() -> bool:
+        samples = server.metrics()
+        return samples["histospec_history_tokens"] == samples["histospec_ingested_tokens_total"]
+
+    eventually(all_indexed, "the index lacks some of what was stored")
+    assert server.metrics()["histospec_ingested_responses_total"] >= 81
     assert {entry["level"] for entry in server.log} == {"info"}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from waiting import eventually
 
 from histospec.native import Engine
 from histospec.server.history import History
@@ -125,8 +126,7 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(tmp_path, mon
         engine.close(session, commit=False)
         return drafted[2].tolist()
 
-    while says(saved(server).get("run")) != learned:
-        pass
+    eventually(lambda: says(saved(server).get("run")) == learned, "what was learned is not saved")
     server.kill()
     server.start()
     wire = connect(server.endpoint)

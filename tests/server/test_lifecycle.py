@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from waiting import eventually
 
 from histospec.server.machine import cpu_limit
 from histospec.server.sqlite_store import SQLiteStore
@@ -25,7 +26,8 @@ def health(wire) -> str:
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-def test_the_log_says_where_it_listens(server):
+def test_the_log_says_where_it_listens(start_server):
+    server = start_server("--listen", "127.0.0.1:0")
     [listening] = [entry for entry in server.log if entry["event"] == "listening"]
     assert listening["grpc"] == server.endpoint
     assert not server.endpoint.endswith(":0")
@@ -74,8 +76,7 @@ def test_a_server_is_ready_only_when_its_store_is_loaded(start_server, connect, 
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
     assert wire.ingest([1, 2, 3], [[5, 6]]).responses == 1
-    while server.get("/readyz")[0] != 200:
-        pass
+    eventually(lambda: server.get("/readyz")[0] == 200, "it does not become ready")
     assert health(wire) == "SERVING"
     assert server.metrics()["histospec_loaded_responses"] == 4000
     assert server.metrics()["histospec_history_tokens"] == 4000 * 2000 + 2
@@ -136,18 +137,48 @@ def test_a_second_signal_stops_at_once(start_server, connect):
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
     assert wire.ingest([1, 2, 3], [[5, 6]]).responses == 1
     server.terminate()
-    while server.get("/readyz")[0] == 200:
-        pass
+    eventually(lambda: server.get("/readyz")[0] == 503, "the drain never showed")
     server.terminate()
     assert server.wait() == 1
     server.start()
     assert wire.history([1, 2, 3], wait=True) == [[5, 6]]
 
 
-def test_an_interrupt_drains_too(server):
-    server.signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_interrupt_and_a_terminal_that_closes_drain_too(start_server, connect, number):
+    server = start_server("--drain-seconds", "3600", ignoring=[signal.SIGINT])
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    server.signal(number)
+    eventually(lambda: server.get("/readyz")[0] == 503, "the drain never showed")
+    stream.ask(closes=[wire.commit(1, 1)])
     assert server.wait() == 0
-    assert server.log[-1]["event"] == "stopped"
+    events = [entry["event"] for entry in server.log]
+    assert "draining" in events
+    assert events[-1] == "stopped"
+    server.start()
+    assert wire.history([1, 2, 3], wait=True) == [[5]]
+
+
+def test_a_terminal_that_closes_may_say_so_twice_but_another_signal_stops_at_once(start_server, connect):
+    server = start_server("--drain-seconds", "3600")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    server.signal(signal.SIGHUP)
+    server.signal(signal.SIGHUP)
+    eventually(lambda: server.get("/readyz")[0] == 503, "the drain never showed")
+    assert wire.unknown(stream.ask(step=wire.step([1], [[7]], [1]))) == []
+    server.terminate()
+    assert server.wait() == 1
+
+
+def test_a_server_that_nohup_started_outlives_its_terminal(start_server):
+    server = start_server(ignoring=[signal.SIGHUP])
+    server.signal(signal.SIGHUP)
+    server.terminate()
+    assert server.wait() == 0  # one signal, not two
 
 
 def test_no_thread_of_ours_outlives_the_store(tmp_path):

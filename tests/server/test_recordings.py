@@ -3,11 +3,15 @@
 import gzip
 import io
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from histospec.server.recordings import Problem, RecordingError, read
+from histospec.server import recordings
+from histospec.server.errors import ConfigError
+from histospec.server.recordings import GZIP_MAGIC, Problem, RecordingError, opened, read
 
 GOOD = {"id": "a", "prompt": [7, 8], "responses": [{"epoch": 0, "group": 0, "tokens": [1, 2, 3]}]}
 ZIPPED = gzip.compress(json.dumps(GOOD).encode(), mtime=0)  # the same in every process that collects tests
@@ -99,6 +103,13 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
         (b"\n \n", "holds no records"),
         (b"{nonsense", "line 1: not JSON"),
         (b"\xff\xfe{}", "line 1: not JSON"),
+        (b"\0" * (3 << 20), "line 1: not JSON"),
+        (b"{" + b" " * (2 << 20) + b"\0" + b" " * (2 << 20), "line 1: not JSON"),
+        (b"[" * 200_000, "line 1: not JSON: recursion limit"),
+        (b"9" * (3 << 20), "line 1: not JSON"),
+        (b'{"prompt": [' + b"9" * 10_000 + b"]}", "line 1: not JSON: number out of range"),
+        (b'{"prompt": [NaN]}', "line 1: prompt.0.: should be a valid integer, is nan"),
+        (GZIP_MAGIC, "after line 0: the gzip archive is damaged"),
         (ZIPPED[:-8], "the gzip archive is damaged"),
         (ZIPPED[:20] + b"????????", "the gzip archive is damaged"),
     ],
@@ -106,3 +117,41 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
 def test_a_file_that_is_no_recording_is_reported(content: bytes, complaint: str):
     with pytest.raises(RecordingError, match=complaint):
         list(read(io.BytesIO(content)))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line():
+    assert len(list(read(io.BytesIO(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())))) == 1
+
+
+@pytest.mark.parametrize("content", [ZIPPED, json.dumps(GOOD).encode()])
+def test_a_pipe_is_read_as_it_comes(content: bytes):
+    """Its bytes arrive one by one, and nothing can be read again."""
+    ends = os.pipe()
+
+    def feed() -> None:
+        with open(ends[1], "wb", buffering=0) as file:
+            for byte in content:
+                file.write(bytes([byte]))
+
+    with ThreadPoolExecutor(1) as pool, opened(f"/dev/fd/{ends[0]}") as file:
+        fed = pool.submit(feed)
+        assert len(list(read(file))) == 1
+        fed.result()
+    os.close(ends[0])
+
+
+def test_a_device_that_never_ends_a_line_is_refused():
+    with pytest.raises(ConfigError, match="/dev/zero: line 1: not JSON"), opened("/dev/zero") as file:
+        list(read(file))
+
+
+def test_a_line_that_is_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(recordings, "MAX_LINE", 2 << 20)
+    with pytest.raises(RecordingError, match="line 1: is longer than 2 MiB"):
+        list(read(io.BytesIO(b'{"prompt": [' + b"1," * (3 << 20))))
+
+
+def test_a_file_of_errors_costs_no_more_than_one(tmp_path):
+    record = {**GOOD, "prompt": [-1] * 300_000}
+    with pytest.raises(RecordingError, match=r"line 1: prompt\[0\]: -1 is below"):
+        load(record)

@@ -10,7 +10,8 @@ import trustme
 from batches import batch, put
 from hypothesis import given
 from hypothesis import strategies as st
-from redis_processes import RedisCluster, RedisProcess, free_port, require_redis
+from ports import free_port
+from redis_processes import RedisCluster, RedisProcess, require_redis
 from waiting import eventually
 
 from histospec.server import records, redis_keys, redis_servers, redis_store

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from histospec.server import replay, replay_json, replay_plan, replay_plot, replay_tables
+from histospec.server import cli, replay, replay_json, replay_plan, replay_plot, replay_tables
 from histospec.server.recordings import Problem, RecordedResponse, Turn, read
 from histospec.server.replay_cases import case_at
 from histospec.server.replay_result import Options
@@ -136,25 +136,25 @@ def test_table_plot_and_json_are_written(tmp_path, capsys, monkeypatch):
 def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path, capsys):
     file = tmp_path / "rollouts.jsonl"
     file.write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1, -5]}]}\n')
-    assert replay.main([str(file)]) == 2
+    assert cli.main(["replay", str(file)]) == 2
     assert f"{file}: line 1: responses[0].tokens[1]: -5 is below the limit 0" in capsys.readouterr().err
     file.write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1]}, {"epoch": 0, "tokens": [2]}]}\n')
-    assert replay.main([str(file)]) == 2
+    assert cli.main(["replay", str(file)]) == 2
     assert "at least two epochs" in capsys.readouterr().err
-    assert replay.main([str(file), "--mode", "all", "--no-plot"]) == 0
-    assert replay.main([str(tmp_path / "absent.jsonl")]) == 2
-    assert "absent.jsonl: No such file" in capsys.readouterr().err
-    assert replay.main([str(tmp_path)]) == 2
+    assert cli.main(["replay", str(file), "--mode", "all", "--no-plot"]) == 0
+    assert cli.main(["replay", str(tmp_path / "absent.jsonl")]) == 2
+    assert "absent.jsonl: no such file" in capsys.readouterr().err
+    assert cli.main(["replay", str(tmp_path)]) == 2
 
 
 @pytest.mark.parametrize(
     "arguments", [["--cost", "-1"], ["--cost", "nan"], ["--limit", "-1"], ["--max-tokens", "0"], ["--mode", "twin"]]
 )
 def test_options_outside_their_limits_are_refused(arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        replay.main(["rollouts.jsonl", *arguments])
-    assert stop.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
+    assert cli.main(["replay", "rollouts.jsonl", *arguments]) == 2
+    text = capsys.readouterr().err
+    assert arguments[0] in text
+    assert text.count("\n") == 1
 
 
 def test_a_sweep_of_costs_details_three_of_them(tmp_path, capsys):

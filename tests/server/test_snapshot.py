@@ -7,10 +7,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 from batches import batch, put
+from children import Child
 from waiting import eventually
 
 from histospec.server import cli, snapshot
@@ -288,30 +291,95 @@ def test_a_file_that_cannot_be_read_and_a_store_in_use_are_said(run, server, tmp
     assert (code, "another server uses it" in text) == (2, True)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_said_and_leaves_nothing(run, data, tmp_path):
-    (tmp_path / "all.jsonl.partial").symlink_to("/dev/full")
-    code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
-    assert code == 1
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    """A limit on the size of files stands for the end of the disk; SQLite's own are smaller."""
+    store = on_disk(tmp_path)
+    for number in range(10):
+        put(store, bytes(100_000), number)
+    store.close()
     file = tmp_path / "all.jsonl"
-    assert text == f"histospec snapshot: {file}.partial: no space left on device; {file} is as it was\n"
-    assert not list(tmp_path.glob("all.jsonl*"))
+    file.write_text("old")
+    command = ["prlimit", "--fsize=100000", sys.executable, "-m", "histospec.server", "snapshot", file]
+    command += ["--data-dir", tmp_path / "data"]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.stderr == f"histospec snapshot: {file}: file too large; it is as it was\n"
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.glob("all*")] == ["all.jsonl"]
+    assert file.read_text() == "old"
 
 
-def test_a_snapshot_that_is_killed_leaves_no_file(tmp_path):
+def long_snapshot(tmp_path) -> Child:
+    """A process that is in the middle of writing all.jsonl.gz."""
     store = on_disk(tmp_path)
     for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
         future.result()
     store.close()
     file = tmp_path / "all.jsonl.gz"
-    command = [sys.executable, "-m", "histospec.server", "snapshot", str(file), "--data-dir", str(tmp_path / "data")]
-    process = subprocess.Popen(command, cwd="/")
-    partial = tmp_path / "all.jsonl.gz.partial"
-    eventually(lambda: partial.exists() and partial.stat().st_size > 10_000, "nothing is written")
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert partial.exists()
-    assert not file.exists()
+    child = children.histospec("snapshot", file, "--data-dir", tmp_path / "data")
+    eventually(lambda: any(path.stat().st_size > 10_000 for path in partial(tmp_path)), "nothing is written")
+    return child
+
+
+def partial(tmp_path) -> list[Path]:
+    return list(tmp_path.glob("all.jsonl.gz.*.partial"))
+
+
+def test_a_snapshot_that_is_killed_leaves_no_file(tmp_path):
+    with long_snapshot(tmp_path) as child:
+        child.process.kill()
+        assert child.end()[0] == -signal.SIGKILL
+    assert len(partial(tmp_path)) == 1
+    assert not (tmp_path / "all.jsonl.gz").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_snapshot_that_is_interrupted_leaves_nothing(tmp_path, number):
+    with long_snapshot(tmp_path) as child:
+        child.send_signal(number)
+        assert child.end() == (128 + number, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_snapshot_is_for_its_owner_alone(run, data, tmp_path):
+    run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
+    assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("how", ["restore -", "restore /dev/stdin", "restore <(cat)", "restore fifo"])
+def test_a_restore_reads_a_pipe_once(run, data, tmp_path, zipped, how):
+    file = tmp_path / ("all.jsonl.gz" if zipped else "all.jsonl")
+    run("snapshot", file, "--data-dir", data)
+    os.mkfifo(tmp_path / "fifo")
+    line = f"{sys.executable} -m histospec.server {how} --data-dir {tmp_path / 'new'}"
+    line = f"cat {file} > fifo & {line}" if "fifo" in how else f"cat {file} | {line}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith(": 4 problems, 7 responses, 314 tokens\n"), done.stderr
+    store, original = on_disk(tmp_path, "new"), on_disk(tmp_path)
+    assert content(store) == content(original)
+    store.close()
+    original.close()
+
+
+def through_a_pipe(tmp_path, text: str, *flags: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "histospec.server", "restore", "-", "--data-dir", str(tmp_path / "new"), *flags]
+    return subprocess.run(command, cwd="/", input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_a_pipe_with_something_wrong_says_what_was_restored_before_it(tmp_path):
+    other = json.dumps({**GOOD, "namespace": "other"})
+    done = through_a_pipe(tmp_path, f"{json.dumps(GOOD)}\n{other[:-2]}\n")
+    assert done.returncode == 2
+    assert done.stderr.startswith("histospec restore: the standard input: line 2: not JSON")
+    assert "(restored before it: 1 problems, 1 responses, 2 tokens; go on with --merge)\n" in done.stderr
+    done = through_a_pipe(tmp_path, f"{other}\n{json.dumps(GOOD)}\n")
+    assert done.returncode == 2
+    assert "already holds the namespace 'run'" in done.stderr
+    assert through_a_pipe(tmp_path, f"{other}\n{json.dumps(GOOD)}\n", "--merge").returncode == 0
+    store = on_disk(tmp_path, "new")
+    assert sorted(store.newest_epochs()) == ["other", "run"]
+    assert store.count() == 2
+    store.close()
 
 
 def test_a_snapshot_of_a_running_server_drafts_where_it_is_restored(

@@ -6,13 +6,13 @@ In one process, so that it is quick; of its own, since what it looks for are cra
 import asyncio
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import grpc
 import numpy as np
 import uvloop
+from ports import free_port
 
 from histospec.server import logs
 from histospec.server.app import serve
@@ -59,13 +59,13 @@ async def drain_once(config: Config) -> None:
 
 async def main() -> None:
     """See the module."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     config = Config(
-        listen=Address("127.0.0.1", port), http=Address("127.0.0.1", 0), data_dir=Path(sys.argv[2]), memory=1 << 24,
+        listen=Address("127.0.0.1", free_port()),
+        http=Address("127.0.0.1", 0),
+        data_dir=Path(sys.argv[2]),
+        memory=1 << 24,
         drain_seconds=0.01,
-    )  # fmt: skip
+    )
     logs.configure("json", "error")
     for done in range(1, int(sys.argv[1]) + 1):
         await drain_once(config)

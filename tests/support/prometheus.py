@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ports import free_port
 from waiting import eventually
 
 
@@ -26,9 +26,7 @@ class Prometheus:
     """A process that scrapes these "host:port" and evaluates these rules; `close` ends it."""
 
     def __init__(self, directory: Path, targets: Iterable[str], rules: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_port()}"
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)],

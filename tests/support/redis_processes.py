@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from network import Host
+from ports import free_port
 from waiting import eventually
 
 
@@ -121,19 +121,3 @@ class RedisCluster:
         """Ends all of them."""
         for node in self.nodes:
             node.kill()
-
-
-def free_port() -> int:
-    """A port that nobody listens on, and with it the one that the bus of a Cluster would take."""
-    # The bus of a Cluster listens 10,000 above.
-    while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-            if port > 55_000:
-                continue
-            try:
-                bus.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-            return port

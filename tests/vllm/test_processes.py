@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from ports import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
@@ -31,9 +31,7 @@ def test_the_engine_in_a_process_of_its_own(engine, server, prompts, expected, m
 @pytest.fixture
 def api(tiny_model, server, namespace, drafts, tmp_path):
     """POST to vLLM's server with drafts: api(path, body) -> the answer; api(path) is a GET."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     # `vllm serve` itself looks for a distribution named vllm, which the CPU build is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny_model, "--port", str(port)]
     command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "256"]

@@ -1,0 +1,48 @@
+"""What ended a command, as one sentence and an exit code."""
+
+import traceback
+from pathlib import Path
+
+from histospec.server.errors import ConfigError, HistoSpecError
+from histospec.server.process import STDOUT, Interrupted, say
+
+LONGEST = 2000  # characters of a sentence
+OUR_FOLDER = Path(__file__).parent
+
+
+def tell(prog: str, error: BaseException) -> int:
+    """Says what went wrong, where there is something to say. -> the exit code: 1 failed, 2 wrongly asked, 128 + N."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + error.number if isinstance(error, Interrupted) else 130
+    if isinstance(error, BrokenPipeError) and error.filename == STDOUT:
+        return 1  # such as `| head`: the reader knows
+    sentence = " ".join(_sentence(error).split())
+    say(f"{prog}: {sentence if len(sentence) <= LONGEST else sentence[:LONGEST] + '...'}")
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def reason(error: BaseException) -> str:
+    """Why the operating system refused."""
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).lower()
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, HistoSpecError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
+    if isinstance(error, MemoryError):
+        return "out of memory; give it less at a time, or more memory"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply"
+    if isinstance(error, ModuleNotFoundError):
+        return f"needs the package {error.name}, which is not installed; pip install 'histospec[all]'"
+    return f"unexpected {type(error).__name__}: {error} ({_where(error)}); please report it with this line"
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of ours, such as `status_tables.py:41`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if OUR_FOLDER in Path(frame.filename).parents] or frames
+    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "unknown line"
