@@ -92,7 +92,7 @@ class Server:
         self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
         self._services = [SERVICE] if self._specrl is None else [SERVICE, SPECRL.full_name]
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
-        self._accounting = Accounting(self._metrics, self._traces)
+        self._accounting = Accounting(self._metrics, config, access, self._traces)
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
             options=[
