@@ -68,6 +68,7 @@ class DraftStream:
         self._seconds = metrics.rpc_seconds.labels("Draft")
         self._config = config
         self._permit = permit
+        self._rights = permit.check()  # the version of the token's rights in which the open sessions were looked at
         self._context = context
         self._sessions_each = sessions_each  # of all streams, on average
         self._peer = context.peer()
@@ -149,7 +150,7 @@ class DraftStream:
 
     async def _apply(self, request: pb.DraftRequest) -> None:
         started = time.perf_counter()
-        self._permit.check()
+        self._check_rights()
         message = wire.message(request, self._config)
         self._check_opens(message)
         self._check_late(message.step)
@@ -174,6 +175,14 @@ class DraftStream:
             task.add_done_callback(self._stored)
         elif message.step is not None or unknown or response.refusals or any(c.commit for c in message.closes):
             await self._answer(response, started)
+
+    def _check_rights(self) -> None:
+        """Raises Unauthenticated or PermissionDenied where the token has lost what the open sessions need."""
+        version = self._permit.check()
+        if version != self._rights:
+            for namespace in {origin.problem.namespace for origin in self._origins.values()}:
+                self._permit.require("read", namespace)
+            self._rights = version
 
     def _check_opens(self, message: wire.Message) -> None:
         for i, opening in enumerate(message.opens):
