@@ -10,7 +10,7 @@ shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with thre
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
@@ -33,6 +33,10 @@ from histospec.v1 import draft_pb2 as pb
 log = structlog.get_logger()
 
 THROTTLE = Throttle(lines=200)
+
+# What one stream may have waiting for the store, or for its client to read the answers: beyond either, it is not read.
+OWED_ANSWERS = 1024
+OWED_BYTES = 64 << 20
 
 OPENS_AT_ONCE = 64  # then the steps of other streams have their turn
 # Of the memory budget, for what no eviction frees. Beyond it, streams with more sessions than others open no more, so
@@ -77,6 +81,8 @@ class DraftStream:
         self._origins: dict[int, _Origin] = {}  # by the client's id; needed once, at the commit
         self._writing = asyncio.Lock()
         self._storing: set[asyncio.Task[None]] = set()
+        self._owed_bytes = 0  # of responses that wait for the store, and of answers that wait to be written
+        self._paid = asyncio.Event()
         self._draining = False
         self._leaving = asyncio.Event()
         self._namespaces: set[str] = set()
@@ -146,7 +152,11 @@ class DraftStream:
         read = self._context.read
         while (request := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             await self._apply(request)
+            del request
             self._leave_when_idle()
+            while len(self._storing) >= OWED_ANSWERS or self._owed_bytes > OWED_BYTES:
+                self._paid.clear()
+                await self._paid.wait()
 
     async def _apply(self, request: pb.DraftRequest) -> None:
         started = time.perf_counter()
@@ -360,20 +370,37 @@ class DraftStream:
         except KeyError:
             log.warning("session was gone", session=session)
 
-    async def _store(self, commits: Mapping[int, Batch], response: pb.DraftResponse, started: float) -> None:
+    async def _store(self, commits: dict[int, Batch], response: pb.DraftResponse, started: float) -> None:
         """Answers once the store has the responses; says so where it could not take them."""
-        outcomes = await asyncio.gather(
-            *(self._history.store(batch) for batch in commits.values()), return_exceptions=True
-        )
+        size = sum(record.size for batch in commits.values() for record in batch.records)
+        self._owe(size)
+        try:
+            outcomes = await asyncio.gather(
+                *(self._history.store(batch) for batch in commits.values()), return_exceptions=True
+            )
+        finally:
+            self._owe(-size)
         for session, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 self._refuse(response, "commit", session, str(outcome), later=True)
             elif outcome is not None:
                 raise outcome
-        await self._answer(response, started)
+        commits.clear()  # the store has them: an answer that waits to be read holds no response
+        size = response.ByteSize()
+        self._owe(size)
+        try:
+            await self._answer(response, started)
+        finally:
+            self._owe(-size)
+
+    def _owe(self, size: int) -> None:
+        self._owed_bytes += size
+        if size < 0:
+            self._paid.set()
 
     def _stored(self, task: "asyncio.Task[None]") -> None:
         self._storing.discard(task)
+        self._paid.set()
         if not task.cancelled() and task.exception() is not None:
             log.info("answer not delivered", peer=self._peer, reason=repr(task.exception()))
         self._leave_when_idle()
