@@ -140,9 +140,7 @@ class Server:
             self._service.listening = shard
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
-        self._overview = Overview(
-            config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched
-        )
+        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched)
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show)
         self._web = web.AppRunner(pages, access_log=None)

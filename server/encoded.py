@@ -45,7 +45,7 @@ Shape = Mapping[int, Field]
 
 
 def shape(message: Descriptor, limits: Mapping[str, int], most: int) -> Shape:
-    """The fields of a message by their number; of what is repeated there may be `most`, or `limits["Message.field"]`."""
+    """The fields of a message by number; of a repeated one there may be `most`, or `limits["Message.field"]`."""
     found = {}
     for field in message.fields:
         limit = limits.get(f"{message.name}.{field.name}", most) if _repeated(field) else 0

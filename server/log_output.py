@@ -37,6 +37,8 @@ def log_output(form: str, level: str) -> Iterator[None]:
     """
     opened = sys.stderr is not None
     stderr = os.dup(2) if opened else CLOSED
+    if not opened:
+        _occupy_2()
     writer = LogWriter(stderr, _tell)
     _writers.append(writer)
     logs.configure(form, level, writer)
@@ -47,6 +49,17 @@ def log_output(form: str, level: str) -> Iterator[None]:
         if drain() and stray is not None:
             stray.close(FLUSH_SECONDS)
             drain()
+
+
+def _occupy_2() -> None:
+    """Keeps what C code says out of the file that would get the number of a closed stderr."""
+    try:
+        os.fstat(2)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != 2:
+            os.dup2(null, 2)
+            os.close(null)
 
 
 def _tell(lines: int) -> None:

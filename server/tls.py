@@ -82,7 +82,9 @@ def _checked(certificate: bytes, key: bytes, chain_path: Path, key_path: Path) -
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"--tls-key {key_path}: {error}") from None
     if own != chain[0].public_key():
-        raise ConfigError(f"--tls-key {key_path}: is not the key of the certificate in {chain_path}; give both of one pair")
+        raise ConfigError(
+            f"--tls-key {key_path}: is not the key of the certificate in {chain_path}; give both of one pair"
+        )
     return min(certificate.not_valid_after_utc for certificate in chain).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""Messages that are small on the wire and large in memory: strangers' are never read, others' are refused by a limit."""
+"""Messages that are small on the wire and large in memory: strangers' are never read, others' meet a limit."""
 
 import threading
 
@@ -12,6 +12,7 @@ from histospec.v1 import draft_pb2 as pb
 
 SECRET = "worker-secret-0123456789"
 TOKEN = (("authorization", f"Bearer {SECRET}"),)
+STRANGE = (("authorization", "Bearer no-such-token-0123456789"),)
 TOKENS = f'[[token]]\nname = "worker"\nsecret = "{SECRET}"\n'
 SIZE = 62 << 20
 ROOM_OF_A_STRANGER = 32 << 20  # less than half of the message: it is never received
@@ -64,13 +65,15 @@ class Peak(threading.Thread):
 
 
 def sent(endpoint: str, method: str, body: bytes, metadata) -> grpc.RpcError:
-    limit = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(endpoint, options=limit) as channel, pytest.raises(grpc.RpcError) as caught:
-        kwargs = {"metadata": metadata, "compression": grpc.Compression.Gzip, "timeout": 60}
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    kwargs = {"metadata": metadata, "compression": grpc.Compression.Gzip, "timeout": 60}
+    with grpc.insecure_channel(endpoint, options=options) as channel:
         if method.endswith("/Draft"):
-            list(channel.stream_stream(f"/{method}")(iter([body]), **kwargs))
+            call = channel.stream_stream(f"/{method}")(iter([body]), **kwargs)
         else:
-            channel.unary_unary(f"/{method}")(body, **kwargs)
+            call = channel.stream_unary(f"/{method}").future(iter([body]), **kwargs)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call) if method.endswith("/Draft") else call.result()
     return caught.value
 
 
@@ -78,7 +81,7 @@ def sent(endpoint: str, method: str, body: bytes, metadata) -> grpc.RpcError:
 def test_what_a_stranger_sends_is_never_read(guarded, method):
     peak = Peak(guarded.pid)
     peak.start()
-    errors = [sent(guarded.endpoint, method, BOMBS[method][0], metadata) for metadata in (None, TOKEN[:0])]
+    errors = [sent(guarded.endpoint, method, BOMBS[method][0], metadata) for metadata in (None, STRANGE)]
     assert peak.grown() < ROOM_OF_A_STRANGER
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAUTHENTICATED}
     counted = f'histospec_rpc_errors_total{{code="UNAUTHENTICATED",method="{method.partition("/")[2]}"}}'

@@ -71,11 +71,8 @@ def test_sound_messages_pass(opens, closes, tokens):
 
 
 def test_the_largest_message_that_is_allowed_passes():
-    open_ = pb.OpenSession(
-        session=2**64 - 1, namespace="run", prompt=bytes(40), problem="p", generated=b"1234", seed=-1
-    )
-    close = pb.CloseSession(
-        session=2**64 - 1, commit=True, epoch=1, reward=1.0, logprobs=b"1234", generated=1, changes=1
-    )
+    most = 2**64 - 1
+    open_ = pb.OpenSession(session=most, namespace="run", prompt=bytes(40), problem="p", generated=b"1234", seed=-1)
+    close = pb.CloseSession(session=most, commit=True, epoch=1, reward=1.0, logprobs=b"1234", generated=1, changes=1)
     request = pb.DraftRequest(sequence=1, opens=[open_] * 4096, closes=[close] * 4096, step={"tokens": bytes(4096)})
     CHECKS["DraftRequest"](request.SerializeToString())
