@@ -7,8 +7,8 @@
     rights = ["read", "write"]       # these two unless told; "admin" forgets namespaces
 
 read: draft, look at histories and lengths. write: commit and ingest. A file that changes is read again; while it cannot
-be read, what was there stays in force. With its next message a stream ends whose token is gone, or has lost the right to
-read in a namespace of its sessions.
+be read, what was there stays in force. A stream whose token is gone, or may no longer read in a namespace of its
+sessions, ends with its next message.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class Permit(NamedTuple):
     digest: str
 
     def check(self) -> int:
-        """The version of the file: rights are the same in one version. Raises Unauthenticated where the token is gone."""
+        """The version of the file, in which rights stay the same. Raises Unauthenticated where the token is gone."""
         self.access.grant(self.digest)
         return self.access.version
 

@@ -58,7 +58,7 @@ def shape(message: Descriptor, limits: Mapping[str, int], most: int) -> Shape:
 def _repeated(field: FieldDescriptor) -> bool:
     if hasattr(field, "is_repeated"):
         return bool(field.is_repeated)
-    return bool(field.label == FieldDescriptor.LABEL_REPEATED)  # protobuf 5
+    return bool(field.label == FieldDescriptor.LABEL_REPEATED)  # type: ignore[attr-defined]  # protobuf 5
 
 
 def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:

@@ -96,10 +96,10 @@ def _faults(facts: Facts) -> list[Hint]:
         found.append(Hint("bad", "The store fails", text))
     for name, why in facts.unreadable.items():
         text = (
-            f"{why}. What the file held before is in force: what was taken back still works, and what is new does not "
-            "work yet. Mend the file or its permissions; the server reads it again within seconds."
+            f"{why}. What their files held before is in force: what was taken back still works, and what is new does not "
+            "work yet. Mend the files or their permissions; the server reads them again within seconds."
         )
-        found.append(Hint("bad", f"The file of the {name} cannot be read", text))
+        found.append(Hint("bad", f"The {name} cannot be read", text))
     if facts.away:
         names = ", ".join(facts.away)
         text = (

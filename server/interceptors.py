@@ -112,8 +112,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
 
         behaviour = self._traced(self._reported(refuse, method), service, method)
         if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(behaviour)  # type: ignore[arg-type]
-        return grpc.stream_unary_rpc_method_handler(self._timed(behaviour, method))  # type: ignore[arg-type]
+            return grpc.stream_stream_rpc_method_handler(behaviour)
+        return grpc.stream_unary_rpc_method_handler(self._timed(behaviour, method))
 
     def _decoder(self, service: str, method: str, handler: "Handler") -> Callable[[bytes], Any]:
         kind = METHODS[service][method].input_type.name

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO, cast
 
 import structlog
 
@@ -41,7 +42,7 @@ def log_output(form: str, level: str) -> Iterator[None]:
         _occupy_2()
     writer = LogWriter(stderr, _tell)
     _writers.append(writer)
-    logs.configure(form, level, writer)
+    logs.configure(form, level, cast(TextIO, writer))
     stray = StrayLines(stderr) if opened else None  # where it was closed, 2 may be any file
     try:
         yield

@@ -71,17 +71,21 @@ class LogWriter:
     def _written(self, line: bytes) -> bool:
         """Whether the whole line was."""
         left = b"\n" + line if self._cut else line  # what was cut off gets a line of its own
-        while left:
-            try:
-                count = os.write(self._descriptor, left)
-            except BlockingIOError:  # another process has made what it shares with us non-blocking
-                self._wait()
-            except OSError:
-                return False
-            else:
-                left = left[count:]
-                self._cut = bool(left)
+        try:
+            while left:
+                written = self._write(left)
+                left = left[written:]
+                self._cut = bool(left) and (self._cut or written > 0)
+        except OSError:
+            return False
         return True
+
+    def _write(self, text: bytes) -> int:
+        try:
+            return os.write(self._descriptor, text)
+        except BlockingIOError:  # another process has made what it shares with us non-blocking
+            self._wait()
+            return 0
 
     def _wait(self) -> None:
         try:

@@ -114,7 +114,9 @@ def read(data: bytes, config: Config) -> Update:
     Raises DecodeError, and LimitExceeded for more tokens than an ingest of that size may have.
     """
     most = left = config.max_message // wire.INT32.itemsize
-    prompt_hash, prompt, responses = 0, [], []
+    prompt_hash = 0
+    prompt: list[memoryview] = []
+    responses: list[memoryview] = []
     whole = memoryview(data)
     for number, kind, begin, end in encoded.fields(data, 0, len(data)):
         if number == HASH and kind == encoded.VARINT:

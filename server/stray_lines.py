@@ -4,8 +4,8 @@ gRPC's core writes straight to descriptor 2. A pipe takes its place, and a threa
 throughout and no library waits for whoever reads stderr.
 """
 
-import fcntl
 import faulthandler
+import fcntl
 import logging
 import os
 import re
@@ -36,7 +36,7 @@ class Library(logging.Handler):
                 text = record.getMessage()[:LONGEST]
                 error = {"exc_info": record.exc_info[1]} if record.exc_info and record.exc_info[1] else {}
                 log.log(record.levelno, text, logger=record.name, **error, **more)
-        except Exception:  # noqa: BLE001 - a library's line must not fail what the library does
+        except Exception:  # a library's line must not fail what the library does
             log.error("a line of a library cannot be shown", logger=record.name)
 
 
@@ -107,7 +107,7 @@ class StrayLines:
         if faulthandler.is_enabled():
             faulthandler.enable(stderr)
         self._sys = sys.stderr
-        sys.stderr = _Text()  # type: ignore[assignment]
+        sys.stderr = _Text()
         logging.basicConfig(handlers=[Library()], level=logging.WARNING, force=True)
         logging.captureWarnings(True)
         sys.unraisablehook, threading.excepthook = _unraisable, _of_a_thread

@@ -39,8 +39,10 @@ class Certificates:
     def credentials(self) -> grpc.ServerCredentials:
         """For a port. Every handshake looks whether the files have changed; connections that are open stay."""
         asks = "--tls-client-ca" in self._paths
-        return grpc.dynamic_ssl_server_credentials(  # type: ignore[arg-type]  # None: as before
-            _configuration(self._given), self._fetch, require_client_authentication=asks
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._given),
+            self._fetch,  # type: ignore[arg-type]  # None: as before
+            require_client_authentication=asks,
         )
 
     def expiry(self) -> float:

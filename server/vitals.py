@@ -76,7 +76,7 @@ class Vitals(Collector):
             )
         unreadable = GaugeMetricFamily(
             "histospec_watched_file_unreadable",
-            "1 while a file of tokens or certificates cannot be used as it is now, and what it held before is in force.",
+            "1 while files of tokens or certificates cannot be used as they are; what they held before is in force.",
             labels=("file",),
         )
         for file in self._watched:

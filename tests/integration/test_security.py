@@ -208,16 +208,14 @@ def test_a_running_stream_loses_what_its_token_lost(start_server, files, connect
     assert next(answers).sequence == 1
     (files / "tokens.toml").write_text(TOKENS + (REVOKED + left if left else ""))
 
-    def ends() -> bool:
+    def ended() -> bool:
         messages.put(pb.DraftRequest(sequence=2, step=wire.step([1], [[5]])))
-        try:
-            next(answers)
-        except grpc.RpcError as error:
-            assert (error.code().name, words in error.details()) == (code, True), error.details()
-            return True
-        return False
+        return next(answers, None) is None
 
-    eventually(ends, "the stream goes on")
+    with pytest.raises(grpc.RpcError) as caught:
+        eventually(ended, "the stream goes on")
+    assert caught.value.code().name == code
+    assert words in caught.value.details()
     messages.put(None)
 
 
