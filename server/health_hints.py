@@ -96,8 +96,8 @@ def _faults(facts: Facts) -> list[Hint]:
         found.append(Hint("bad", "The store fails", text))
     for name, why in facts.unreadable.items():
         text = (
-            f"{why}. What their files held before is in force: what was taken back still works, and what is new does not "
-            "work yet. Mend the files or their permissions; the server reads them again within seconds."
+            f"{why}. What their files held before is in force: what was taken back still works, and what is new "
+            "does not work yet. Mend the files or their permissions; the server reads them again within seconds."
         )
         found.append(Hint("bad", f"The {name} cannot be read", text))
     if facts.away:
