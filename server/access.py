@@ -6,8 +6,9 @@
     namespaces = ["run-*"]           # shell patterns; every namespace unless told
     rights = ["read", "write"]       # these two unless told; "admin" forgets namespaces
 
-read: draft, look at histories and lengths. write: commit and ingest. A file that changes is read again; one that cannot
-be read then leaves in force what was there. A token that is gone ends its streams with their next message.
+read: draft, look at histories and lengths. write: commit and ingest. A file that changes is read again; while it cannot
+be read, what was there stays in force. A stream whose token is gone, or may no longer read in a namespace of its
+sessions, ends with its next message.
 """
 
 import hashlib
@@ -18,7 +19,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
@@ -29,8 +29,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
-
-log = structlog.get_logger()
 
 Right = Literal["read", "write", "admin"]
 LOOK_SECONDS = 1.0  # between two looks at the file
@@ -69,9 +67,10 @@ class Permit(NamedTuple):
     access: "Access"
     digest: str
 
-    def check(self) -> None:
-        """Raises Unauthenticated where the token is no longer known."""
+    def check(self) -> int:
+        """The version of the file, in which rights stay the same. Raises Unauthenticated where the token is gone."""
         self.access.grant(self.digest)
+        return self.access.version
 
     def allows(self, right: Right, namespace: str) -> bool:
         """Whether the token is good for this. Raises Unauthenticated."""
@@ -95,20 +94,22 @@ class Access:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._watched = Watched([] if path is None else [path])
         self._looked = time.monotonic()
-        self._grants: dict[str, _Token] = {}
+        self.file: Watched[dict[str, _Token]] | None = None
         if path is not None:
             try:
-                self._watched.changed()
-                self._read(path)
+                self.file = Watched("tokens", [path], lambda: _read(path), _words)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"--tokens {path}: {_words(error)}") from None
 
+    @property
+    def version(self) -> int:
+        """Grows when the file says something else."""
+        return 0 if self.file is None else self.file.version
+
     def permit(self, metadata: Mapping[str, Any]) -> Permit:
         """What the caller who sent this metadata may do. Raises Unauthenticated."""
-        if self._path is None:
+        if self.file is None:
             return Permit(self, "")
         scheme, _, secret = str(metadata.get("authorization", "")).partition(" ")
         if not secret:
@@ -121,29 +122,22 @@ class Access:
 
     def grant(self, digest: str) -> _Token | None:
         """What the token of this digest is good for; None: everything. Raises Unauthenticated."""
-        if self._path is None:
+        if self.file is None:
             return None
-        self._look_again(self._path)
-        grant = self._grants.get(digest)
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self.file.look()
+        grant = self.file.value.get(digest)
         if grant is None:
             raise Unauthenticated("authorization: the token is not one of this server's")
         return grant
 
-    def _look_again(self, path: Path) -> None:
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        try:
-            if self._watched.changed():
-                self._read(path)
-                log.info("tokens read again", file=str(path), tokens=len(self._grants))
-        except (OSError, ValueError) as error:
-            log.error("the token file cannot be read; the old tokens stay", file=str(path), reason=_words(error))
 
-    def _read(self, path: Path) -> None:
-        tokens = _File.model_validate(tomllib.loads(read_text(path))).token
-        self._grants = {token.digest(): token for token in tokens}
+def _read(path: Path) -> dict[str, _Token]:
+    """The tokens of a file by the digest of their secret."""
+    tokens = _File.model_validate(tomllib.loads(read_text(path))).token
+    return {token.digest(): token for token in tokens}
 
 
 def _words(error: Exception) -> str:

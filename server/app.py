@@ -27,6 +27,8 @@ from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.history import History
 from histospec.server.interceptors import SERVICE, SPECRL, Accounting
+from histospec.server.log_output import drain as drain_log
+from histospec.server.log_output import log_output
 from histospec.server.machine import cpu_limit, raise_descriptor_limit
 from histospec.server.metrics import Metrics
 from histospec.server.overview import Overview
@@ -55,15 +57,15 @@ NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
 def main(argv: Sequence[str]) -> int:
     """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
     config = configuration.load(argv)
-    logs.configure(config.log_format, config.log_level)
     sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        return uvloop.run(serve(config))
-    except HistoSpecError:
-        raise
-    except Exception:
-        log.exception("the server failed")
-        return 1
+    with log_output(config.log_format, config.log_level):
+        try:
+            return uvloop.run(serve(config))
+        except HistoSpecError:
+            raise
+        except Exception:
+            log.exception("the server failed")
+            return 1
 
 
 async def serve(config: Config) -> int:
@@ -91,6 +93,7 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
         self._credentials = certificates.credentials() if certificates else None
+        self._watched = [file for file in (access.file, certificates and certificates.files) if file]
         if config.tokens is not None and certificates is None and not config.listen.is_loopback:
             log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
@@ -104,13 +107,13 @@ class Server:
             namespace_tokens=config.namespace_tokens,
         )
         self._metrics = Metrics(engine)
-        self._metrics.registry.register(Vitals(config, store, certificates, self._ready))
+        self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
         self._history = History(engine, store, self._metrics, config.max_namespaces)
         self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
         self._services = [SERVICE] if self._specrl is None else [SERVICE, SPECRL.full_name]
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
-        self._accounting = Accounting(self._metrics, self._traces)
+        self._accounting = Accounting(self._metrics, config, access, self._traces)
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
             options=[
@@ -163,7 +166,9 @@ class Server:
             self._service.listening = shard
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
-        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT, self._aside)
+        self._overview = Overview(
+            config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched, self._aside
+        )
         self._overview.start()
         pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside)
         self._web = Web(pages, self._metrics, self._descriptors)
@@ -241,6 +246,7 @@ class Server:
                 return  # a terminal that closes says so twice
             # Nothing is lost: what was acknowledged is on the disk, and the store survives any kind of end.
             log.warning("stopping at once", signal=signal.Signals(number).name)
+            drain_log()
             os._exit(1)
         self._stopping.set()
 

@@ -60,6 +60,8 @@ class Facts(NamedTuple):
     memory: float = 1
     """The budget, in bytes."""
     store_errors: float = 0
+    unreadable: Mapping[str, str] = {}
+    """What cannot be read from its file as that is now, and why."""
     draft_p99: float | None = None
     """Seconds."""
     away: Sequence[str] = ()
@@ -92,6 +94,12 @@ def _faults(facts: Facts) -> list[Hint]:
             "responses are not kept: look at the recent errors below, then at the disk or at Redis."
         )
         found.append(Hint("bad", "The store fails", text))
+    for name, why in facts.unreadable.items():
+        text = (
+            f"{why}. What their files held before is in force: what was taken back still works, and what is new "
+            "does not work yet. Mend the files or their permissions; the server reads them again within seconds."
+        )
+        found.append(Hint("bad", f"The {name} cannot be read", text))
     if facts.away:
         names = ", ".join(facts.away)
         text = (

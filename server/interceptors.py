@@ -1,4 +1,7 @@
-"""What the RPCs of our services have in common: it is timed, and its errors become gRPC statuses."""
+"""What the RPCs of our services have in common: they are authorised, timed, and their errors become gRPC statuses.
+
+A caller is authorised by the metadata of its call, before gRPC receives a message: what a stranger sends is never read.
+"""
 
 import asyncio
 import time
@@ -11,6 +14,9 @@ import grpc.aio
 import structlog
 from structlog.contextvars import bind_contextvars
 
+from histospec.server import encoded, specrl, wire
+from histospec.server.access import Access
+from histospec.server.config import Config
 from histospec.server.errors import (
     HistoSpecError,
     InvalidRequest,
@@ -23,7 +29,6 @@ from histospec.server.errors import (
 from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
 from histospec.server.traces import Traces
-from histospec.server.wire import Undecodable, tolerant
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
 
@@ -40,11 +45,25 @@ if TYPE_CHECKING:
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
-class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Counts and times the RPCs and reports their errors. The messages of a stream are timed by the stream."""
+def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
+    """By the name of a request: what refuses one that would decode to more than this server takes."""
+    limits = {
+        "PredictLengthRequest.quantiles": wire.MAX_QUANTILES,
+        "TokenList.tokens": config.max_message,  # `specrl` counts them
+    }
+    requests = [method.input_type for methods in METHODS.values() for method in methods.values()]
+    shapes = {request.name: encoded.shape(request, limits, config.max_batch) for request in requests}
+    return {name: encoded.bounded(shape, config.max_batch) for name, shape in shapes.items()}
 
-    def __init__(self, metrics: Metrics, traces: Traces | None = None) -> None:
+
+class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Authorises the RPCs, counts and times them, and reports their errors. A stream times its own messages."""
+
+    def __init__(self, metrics: Metrics, config: Config, access: Access, traces: Traces | None = None) -> None:
         self._metrics = metrics
+        self._config = config
+        self._access = access
+        self._checks = checks(config)
         self._traces = traces
         for method in chain.from_iterable(
             METHODS.values()
@@ -68,9 +87,11 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or service not in METHODS:  # health and reflection speak for themselves
             return handler
-        decode, encode = handler.request_deserializer, handler.response_serializer
-        if decode is not None:
-            decode = tolerant(METHODS[service][method].input_type.name, decode)
+        try:
+            self._access.permit(dict(handler_call_details.invocation_metadata or ()))
+        except Unauthenticated as error:
+            return self._refusal(handler, service, method, error)
+        decode, encode = self._decoder(service, method, handler), handler.response_serializer
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 self._traced(self._reported(handler.stream_stream, method), service, method),  # type: ignore[arg-type]
@@ -82,6 +103,24 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             decode,
             encode,
         )
+
+    def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
+        """Answers without reading: gRPC receives the message of a stream only when it is asked for."""
+
+        async def refuse(unread: Any, context: Any) -> None:
+            raise error
+
+        behaviour = self._traced(self._reported(refuse, method), service, method)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(behaviour)
+        return grpc.stream_unary_rpc_method_handler(self._timed(behaviour, method))
+
+    def _decoder(self, service: str, method: str, handler: "Handler") -> Callable[[bytes], Any]:
+        kind = METHODS[service][method].input_type.name
+        if service == SPECRL.full_name:
+            return wire.tolerant(kind, lambda data: specrl.read(data, self._config), self._checks[kind])
+        assert handler.request_deserializer is not None
+        return wire.tolerant(kind, handler.request_deserializer, self._checks[kind])
 
     def _traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
         return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
@@ -104,7 +143,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             # Every line of this call says so, those of the tasks that it starts, too.
             bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
             try:
-                if isinstance(request, Undecodable):
+                if isinstance(request, wire.Undecodable):
                     request.refuse()
                 return await behaviour(request, context)
             except HistoSpecError as error:

@@ -7,11 +7,13 @@ import secrets
 import sys
 import time
 from collections.abc import Hashable, Iterable
+from typing import TextIO
 
 import structlog
 from structlog.typing import Processor
 
 from histospec.server.recent_lines import RecentLines
+from histospec.server.visible import visible, visible_traceback
 
 RECENT = RecentLines()
 """What this process last warned of."""
@@ -27,11 +29,15 @@ def request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     return _STRANGE.sub("", given[:LONGEST_REQUEST_ID]) or secrets.token_hex(6)
 
 
-def configure(form: str, level: str) -> None:
-    """Sets up structlog for the process; `form` is auto, pretty or json. Call once, from a command."""
-    pretty = sys.stderr.isatty() if form == "auto" else form == "pretty"
+def configure(form: str, level: str, file: TextIO | None = None) -> None:
+    """Sets up structlog for the process; `form` is auto, pretty or json. Call once, from a command.
+
+    Lines go to `file`, by default stderr.
+    """
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    pretty = terminal if form == "auto" else form == "pretty"
     render: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [visible, structlog.dev.ConsoleRenderer(colors=terminal, exception_formatter=visible_traceback)]
         if pretty
         else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     )
@@ -46,7 +52,7 @@ def configure(form: str, level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
         if hasattr(logging, "getLevelNamesMapping")
         else structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=file or sys.stderr),
         cache_logger_on_first_use=True,
     )
 

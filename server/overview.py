@@ -7,7 +7,7 @@ milliseconds, in which steps go on.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from histospec.server.metrics import SOURCES, Counted, Metrics
 from histospec.server.peers import SERVING, UNKNOWN, UNVERIFIED, Peers
 from histospec.server.recent_lines import RecentLines
 from histospec.server.samples import COUNTED, EVERY, RECENT, Sample, Samples
+from histospec.server.watched import Watched
 from histospec.server.web import Readiness
 
 MAX_NAMESPACES = 50  # that are listed: the largest
@@ -39,6 +40,7 @@ class Overview:
         me: Peer,
         about: Mapping[str, str],
         recent_lines: RecentLines,
+        watched: Sequence[Watched[Any]],
         aside: Executor,
     ) -> None:
         self._config = config
@@ -47,6 +49,7 @@ class Overview:
         self._me = me
         self._about = about
         self._recent_lines = recent_lines
+        self._watched = watched
         self._aside = aside
         self._peers = Peers([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
@@ -76,6 +79,8 @@ class Overview:
     def sample(self) -> None:
         """Looks once."""
         now = time.monotonic()
+        for file in self._watched:  # also where no call comes in
+            file.look()
         metrics = self._metrics
         counted = metrics.engine.read()
         values = {name: float(counted.total(name)) for name in COUNTED if name in counted.columns}
@@ -145,9 +150,14 @@ class Overview:
             "namespaces_in_all": self._number_of_namespaces,
             "series": self._samples.series(offset=offset),
             "shards": shards,
+            "unreadable_files": self._unreadable(),
             "lines": lines,
             "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards, costs))],
         }
+
+    def _unreadable(self) -> dict[str, str]:
+        """Why, by name."""
+        return {file.name: file.failure for file in self._watched if file.failure}
 
     def _shards(self, waiting: Mapping[str, str]) -> list[dict[str, Any]]:
         states = {self._me.name: "NOT_SERVING" if waiting else SERVING, **self._peers.states()}
@@ -175,6 +185,7 @@ class Overview:
             index_bytes=totals["index_bytes"],
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
+            unreadable=self._unreadable(),
             draft_p99=recent["draft_p99"],
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
             namespaces=[_lately(name, first.get(name, {}), last[name], costs.get(name)) for name in last],

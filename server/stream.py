@@ -36,6 +36,10 @@ log = structlog.get_logger()
 
 THROTTLE = Throttle(lines=200)
 
+# What one stream may have waiting for the store, or for its client to read the answers: beyond either, it is not read.
+OWED_ANSWERS = 1024
+OWED_BYTES = 64 << 20
+
 # Of the memory budget, for what no eviction frees. Beyond it, streams with more sessions than others open no more, so
 # that nobody's sessions drive out everybody's history.
 RUNNING_SHARE = 0.5
@@ -71,6 +75,7 @@ class DraftStream:
         self._seconds = metrics.rpc_seconds.labels("Draft")
         self._config = config
         self._permit = permit
+        self._rights = permit.check()  # the version of the token's rights in which the open sessions were looked at
         self._context = context
         self._sessions_each = sessions_each  # of all streams, on average
         self._peer = context.peer()
@@ -79,6 +84,8 @@ class DraftStream:
         self._origins: dict[int, _Origin] = {}  # by the client's id; needed once, at the commit
         self._writing = asyncio.Lock()
         self._storing: set[asyncio.Task[None]] = set()
+        self._owed_bytes = 0  # of responses that wait for the store, and of answers that wait to be written
+        self._paid = asyncio.Event()
         self._draining = False
         self._leaving = asyncio.Event()
         self._namespaces: set[str] = set()
@@ -153,11 +160,15 @@ class DraftStream:
         read = self._context.read
         while (request := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             await self._apply(request)
+            del request
             self._leave_when_idle()
+            while len(self._storing) >= OWED_ANSWERS or self._owed_bytes > OWED_BYTES:
+                self._paid.clear()
+                await self._paid.wait()
 
     async def _apply(self, request: pb.DraftRequest) -> None:
         started = time.perf_counter()
-        self._permit.check()
+        self._check_rights()
         message = wire.message(request, self._config)
         self._check_opens(message)
         self._check_late(message.step)
@@ -185,6 +196,14 @@ class DraftStream:
             task.add_done_callback(self._stored)
         elif message.step is not None or unknown or response.refusals or any(c.commit for c in message.closes):
             await self._answer(response, started)
+
+    def _check_rights(self) -> None:
+        """Raises Unauthenticated or PermissionDenied where the token has lost what the open sessions need."""
+        version = self._permit.check()
+        if version != self._rights:
+            for namespace in {origin.problem.namespace for origin in self._origins.values()}:
+                self._permit.require("read", namespace)
+            self._rights = version
 
     def _check_opens(self, message: wire.Message) -> None:
         for i, opening in enumerate(message.opens):
@@ -386,20 +405,37 @@ class DraftStream:
         except KeyError:
             log.warning("session was gone", session=session)
 
-    async def _store(self, commits: Mapping[int, Batch], response: pb.DraftResponse, started: float) -> None:
+    async def _store(self, commits: dict[int, Batch], response: pb.DraftResponse, started: float) -> None:
         """Answers once the store has the responses; says so where it could not take them."""
-        outcomes = await asyncio.gather(
-            *(self._history.store(batch) for batch in commits.values()), return_exceptions=True
-        )
+        size = sum(record.size for batch in commits.values() for record in batch.records)
+        self._owe(size)
+        try:
+            outcomes = await asyncio.gather(
+                *(self._history.store(batch) for batch in commits.values()), return_exceptions=True
+            )
+        finally:
+            self._owe(-size)
         for session, outcome in zip(commits, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 self._refuse(response, "commit", session, str(outcome), later=True)
             elif outcome is not None:
                 raise outcome
-        await self._answer(response, started)
+        commits.clear()  # the store has them: an answer that waits to be read holds no response
+        size = response.ByteSize()
+        self._owe(size)
+        try:
+            await self._answer(response, started)
+        finally:
+            self._owe(-size)
+
+    def _owe(self, size: int) -> None:
+        self._owed_bytes += size
+        if size < 0:
+            self._paid.set()
 
     def _stored(self, task: "asyncio.Task[None]") -> None:
         self._storing.discard(task)
+        self._paid.set()
         if not task.cancelled() and task.exception() is not None:
             log.info("answer not delivered", peer=self._peer, reason=repr(task.exception()))
         self._leave_when_idle()

@@ -2,15 +2,18 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from histospec.server.config import Config
+from histospec.server.log_output import dropped
 from histospec.server.machine import memory_limit
 from histospec.server.store import Store
 from histospec.server.tls import Certificates
+from histospec.server.watched import Watched
 
 
 class Vitals(Collector):
@@ -20,16 +23,23 @@ class Vitals(Collector):
         config: what the server was given.
         store: what waits for it is shown.
         certificates: None without TLS.
+        watched: files that may change while the server runs.
         ready: whether the server is.
 
     """
 
     def __init__(
-        self, config: Config, store: Store, certificates: Certificates | None, ready: Callable[[], bool]
+        self,
+        config: Config,
+        store: Store,
+        certificates: Certificates | None,
+        watched: Sequence[Watched[Any]],
+        ready: Callable[[], bool],
     ) -> None:
         self._config = config
         self._store = store
         self._certificates = certificates
+        self._watched = watched
         self._ready = ready
         self._memory_limit = memory_limit()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -64,3 +74,15 @@ class Vitals(Collector):
                 "When the first certificate of the server's chain expires, in seconds since 1970.",
                 self._certificates.expiry(),
             )
+        unreadable = GaugeMetricFamily(
+            "histospec_watched_file_unreadable",
+            "1 while files of tokens or certificates cannot be used as they are; what they held before is in force.",
+            labels=("file",),
+        )
+        for file in self._watched:
+            file.look()
+            unreadable.add_metric((file.name,), bool(file.failure))
+        yield unreadable
+        yield CounterMetricFamily(
+            "histospec_log_lines_dropped", "Lines of the log that could not be written.", dropped()
+        )

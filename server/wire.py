@@ -6,16 +6,18 @@ one session alone is over a limit, that session is refused: `Open.refusal` says 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.server.config import MAX_NAMESPACE, Config
-from histospec.server.errors import InvalidRequest, LimitExceeded
+from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
 from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
+
+T = TypeVar("T")
 
 MAX_PROBLEM = 1024
 MAX_EPOCH = (1 << 63) - 1
@@ -68,24 +70,26 @@ class Close(NamedTuple):
 
 
 class Undecodable(NamedTuple):
-    """Bytes that are no message of the kind they should be; what they are taken for until somebody can refuse them."""
+    """What stands for a message that cannot be decoded, or must not be, until the service can refuse it."""
 
-    kind: str
-    size: int
+    error: HistoSpecError
 
     def refuse(self) -> NoReturn:
-        """Raises InvalidRequest."""
-        raise InvalidRequest(f"message: its {self.size} bytes are not a {self.kind}")
+        """Raises the error."""
+        raise self.error
 
 
-def tolerant(kind: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """`decode`, with what it cannot decode as a value: an exception in gRPC's hands would be answered as UNKNOWN."""
+def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], None]) -> Callable[[bytes], Any]:
+    """`decode` after `check`, with their errors as a value: gRPC would answer an exception with UNKNOWN."""
 
-    def decoded(data: bytes) -> Any:
+    def decoded(data: bytes) -> T | Undecodable:
         try:
+            check(data)
             return decode(data)
         except DecodeError:
-            return Undecodable(kind, len(data))
+            return Undecodable(InvalidRequest(f"message: its {len(data)} bytes are not a {kind}"))
+        except HistoSpecError as error:
+            return Undecodable(error)
 
     return decoded
 
@@ -231,7 +235,7 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
         raise LimitExceeded(f"{field}tokens: {tokens.size} are more than the limit of {config.max_session_tokens}")
     _check_per_token(f"{field}logprobs", response.logprobs, FLOAT32, tokens.size)
     _check_per_token(f"{field}generated", response.generated, np.dtype(np.uint8), tokens.size)
-    if response.generated and max(response.generated) > 1:
+    if response.generated and np.frombuffer(response.generated, np.uint8).max() > 1:
         raise InvalidRequest(f"{field}generated: each value must be 0 or 1")
     reward = response.reward if response.HasField("reward") else None
     _check_reward(f"{field}reward", reward)
@@ -267,9 +271,9 @@ def _check_per_token(field: str, data: bytes, dtype: np.dtype[np.generic], token
 
 def quantiles(request: pb.PredictLengthRequest) -> list[float]:
     """The quantiles asked for, or the usual ones."""
+    if len(request.quantiles) > MAX_QUANTILES:
+        raise LimitExceeded(f"quantiles: {len(request.quantiles)} are more than the limit of {MAX_QUANTILES}")
     wanted = list(request.quantiles) or [0.1, 0.5, 0.9, 0.99]
-    if len(wanted) > MAX_QUANTILES:
-        raise LimitExceeded(f"quantiles: {len(wanted)} are more than the limit of {MAX_QUANTILES}")
     for quantile in wanted:
         if not 0 <= quantile <= 1:
             raise InvalidRequest(f"quantiles: {quantile} is not in [0, 1]")

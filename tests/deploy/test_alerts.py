@@ -60,6 +60,7 @@ def test_alerts_ask_for_metrics_that_a_server_has(server, wire):
     wire.ingest([1], [[2]])
     names = set(re.findall(r"^([a-z_]+)[ {]", server.get("/metrics")[1], re.MULTILINE))
     names |= {"histospec_certificate_expiry_timestamp_seconds"}  # with TLS alone
+    names |= {"histospec_watched_file_unreadable"}  # with tokens or TLS
     expressions = " ".join(alert["expr"] for alert in ALERTS.values())
     asked = set(re.findall(r"\b(?:histospec|process)_[a-z_]+", expressions))
     assert asked

@@ -4,10 +4,12 @@ import datetime
 import hashlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
 
+import grpc
 import pytest
 import trustme
 from cryptography import x509
@@ -16,6 +18,7 @@ from waiting import eventually
 from histospec.client import DraftClient, Response
 from histospec.client.config import Tls
 from histospec.client.errors import HistoSpecError
+from histospec.v1 import draft_pb2 as pb
 
 SECRETS = {name: f"{name}-secret-0123456789" for name in ("trainer", "reader", "operator", "revoked")}
 TOKENS = f"""
@@ -158,6 +161,64 @@ def test_a_token_that_is_taken_back_ends_its_streams(visit, files):
     assert drafted(visit("trainer"))  # the old ones stay
 
 
+def test_a_file_that_could_not_be_read_is_read_once_it_can_be(guarded, visit, files):
+    """Nothing of the file tells that it was mended: neither its size nor its time, nor its inode."""
+    path, sound = files / "tokens.toml", TOKENS
+    broken = "[[" + sound[2:].replace('name = "trainer"', "name = 'trainer\"")
+    assert len(broken) == len(sound)
+
+    def fill(content: str) -> None:
+        path.write_text(content)
+        os.utime(path, (10**9, 10**9))
+
+    def told() -> tuple[float, dict[str, str]]:
+        gauge = 'histospec_watched_file_unreadable{file="tokens"}'
+        return guarded.metrics()[gauge], json.loads(guarded.get("/status")[1])["unreadable_files"]
+
+    client = visit("revoked")
+    visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
+    assert told() == (0, {})
+    fill(broken)
+    eventually(lambda: told() == (1, {"tokens": "it is not TOML"}), "a file that cannot be read is not told")
+    assert drafted(client)
+    hints = json.loads(guarded.get("/status")[1])["hints"]
+    assert [hint["level"] for hint in hints if "tokens cannot be read" in hint["title"]] == ["bad"]
+    fill(sound)
+    eventually(lambda: told() == (0, {}), "it is not read again")
+    assert drafted(visit("trainer"))
+    eventually(lambda: not drafted(client), "the token still works")
+
+
+@pytest.mark.parametrize(
+    ("left", "code", "words"),
+    [
+        ('rights = ["write"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
+        ('namespaces = ["other"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
+        (None, "UNAUTHENTICATED", "the token is not one of this server's"),
+    ],
+)
+def test_a_running_stream_loses_what_its_token_lost(start_server, files, connect, left, code, words):
+    """With its next message, although that only steps."""
+    server = start_server("--tokens", str(files / "tokens.toml"))
+    wire = connect(server.endpoint)
+    messages: queue.SimpleQueue[pb.DraftRequest] = queue.SimpleQueue()
+    metadata = (("authorization", f"Bearer {SECRETS['revoked']}"),)
+    answers = wire.stub.Draft(iter(messages.get, None), metadata=metadata, timeout=60)
+    messages.put(pb.DraftRequest(sequence=1, opens=[wire.open(1, namespace="run-1")], step=wire.step([1], [[5]])))
+    assert next(answers).sequence == 1
+    (files / "tokens.toml").write_text(TOKENS + (REVOKED + left if left else ""))
+
+    def ended() -> bool:
+        messages.put(pb.DraftRequest(sequence=2, step=wire.step([1], [[5]])))
+        return next(answers, None) is None
+
+    with pytest.raises(grpc.RpcError) as caught:
+        eventually(ended, "the stream goes on")
+    assert caught.value.code().name == code
+    assert words in caught.value.details()
+    messages.put(None)
+
+
 def test_plain_text_and_strange_authorities_get_nowhere(guarded, visit, files):
     visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
     strange = files / "strange.pem"
@@ -212,10 +273,17 @@ def test_metrics_say_when_the_certificate_expires(guarded, files, authority):
     soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=3)
     fresh = authority.issue_cert("127.0.0.1", not_after=soon)
     chain = b"".join(blob.bytes() for blob in fresh.cert_chain_pems)
+    in_force = shown()
     (files / "server.pem").write_bytes(chain)
+    assert shown() == in_force  # its key is still to come
+    unreadable = 'histospec_watched_file_unreadable{file="certificates"}'
+    assert guarded.metrics()[unreadable] == 1
+    fresh.private_key_pem.write_to_path(files / "server.key")
     assert shown() == expiry(chain) == int(soon.timestamp())
+    assert guarded.metrics()[unreadable] == 0
     (files / "server.pem").write_text("nothing")
-    assert shown() == expiry(chain)  # as far as is known
+    assert shown() == expiry(chain)
+    assert guarded.metrics()[unreadable] == 1
 
 
 def test_no_secret_is_said_aloud(guarded, visit):

@@ -19,6 +19,12 @@ def with_namespace(*others: NamespaceFacts, **changes: object) -> Facts:
 
 
 CASES = {
+    "unreadable": (
+        BUSY._replace(unreadable={"tokens": "it is not TOML"}),
+        "bad",
+        "The tokens cannot be read",
+        "not TOML",
+    ),
     "nothing connected": (Facts(), "info", "Nothing is connected", "HISTOSPEC_ENDPOINT"),
     "loading": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is being loaded", "(store: 4 of 9)"),
     "draining": (BUSY._replace(waiting={"drain": "draining"}), "info", "This shard is draining", "stops when"),

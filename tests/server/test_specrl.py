@@ -1,5 +1,7 @@
 """SpecRL's updater, unchanged: what it sends is drafted from, stored, and checked like anything else that comes in."""
 
+import asyncio
+
 import grpc
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from specrl_updater import Updater, hash_of
 
 from histospec.client import DraftClient
-from histospec.server.specrl import Visits
+from histospec.server.errors import InvalidRequest, LimitExceeded
+from histospec.server.specrl import Visits, tokens_of
+from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
 
 SERVICE = "specrl.RolloutCacheService"
@@ -161,3 +165,34 @@ def test_without_a_namespace_it_is_not_there(start_server, connect):
     assert refused(lambda: Updater(wire.channel).update(PROMPT, [RESPONSE]))[0] == "UNIMPLEMENTED"
     assert SERVICE not in ProtoReflectionDescriptorDatabase(wire.channel).get_services()
     assert wire.history(PROMPT, "specrl") == []
+
+
+@pytest.mark.parametrize("most", [1, 127, 128, 1 << 14, 2**31])
+def test_lists_are_decoded_as_protobuf_does(most):
+    """Numbers of one to five bytes, or ten where they are negative, in more than one piece."""
+    numbers = np.random.default_rng(most).integers(-most // 2, most, 50_000, dtype=np.int64).clip(-(2**31), 2**31 - 1)
+    for tokens in (numbers, np.abs(numbers), numbers[:0], numbers[:1]):
+        part = specrl_pb2.TokenList(tokens=tokens.tolist()).SerializeToString()
+        assert asyncio.run(tokens_of("prompt", part, 50_000)) == tokens.astype("<i4").tobytes()
+    unpacked = b"\x08\x05" * 20
+    assert asyncio.run(tokens_of("prompt", unpacked, 20)) == np.full(20, 5, "<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (b"\x0a\x02\x80\x80", "a token has no end"),
+        (b"\x0a\x0c" + b"\xff" * 11 + b"\x01", "a token has no end"),
+        (b"\x0a\x09\x01", "its 3 bytes are not a TokenList"),
+        (b"\x08\x05" * (1 << 16), "are not one packed field"),
+    ],
+)
+def test_lists_that_make_no_sense_are_refused(part, words):
+    with pytest.raises(InvalidRequest, match=f"prompt: .*{words}"):
+        asyncio.run(tokens_of("prompt", part, 50_000))
+
+
+def test_long_lists_are_refused_before_they_are_decoded():
+    part = specrl_pb2.TokenList(tokens=[1] * 21).SerializeToString()
+    with pytest.raises(LimitExceeded, match="prompt: 21 tokens are more than the limit of 20"):
+        asyncio.run(tokens_of("prompt", part, 20))

@@ -16,7 +16,7 @@ from histospec.server.access import Access
 from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError
 from histospec.server.history import History
-from histospec.server.interceptors import METHODS, SERVICE
+from histospec.server.interceptors import METHODS, SERVICE, checks
 from histospec.server.metrics import Metrics
 from histospec.server.service import DraftService
 from histospec.server.stores import open_store
@@ -25,6 +25,8 @@ from histospec.v1 import draft_pb2 as pb
 
 UNARY = ("Ingest", "History", "PredictLength", "DropNamespace", "Rewind")
 _DECODERS = {name: getattr(pb, method.input_type.name) for name, method in METHODS[SERVICE].items()}
+
+_CHECKS = checks(Config(max_batch=8))
 
 
 class _Call:
@@ -150,7 +152,7 @@ def _frames(data: bytes) -> Iterable[bytes]:
 
 def _decode(method: str, data: bytes) -> object:
     kind = _DECODERS[method]
-    return tolerant(kind.__name__, kind.FromString)(data)
+    return tolerant(kind.__name__, kind.FromString, _CHECKS[kind.__name__])(data)
 
 
 def _ints(data: bytes) -> np.ndarray:

@@ -1,0 +1,100 @@
+"""Messages that are small on the wire and large in memory: strangers' are never read, others' meet a limit."""
+
+import threading
+
+import grpc
+import numpy as np
+import pytest
+from waiting import eventually
+
+from histospec.specrl import rollout_cache_pb2 as specrl
+from histospec.v1 import draft_pb2 as pb
+
+SECRET = "worker-secret-0123456789"
+TOKEN = (("authorization", f"Bearer {SECRET}"),)
+STRANGE = (("authorization", "Bearer no-such-token-0123456789"),)
+TOKENS = f'[[token]]\nname = "worker"\nsecret = "{SECRET}"\n'
+SIZE = 62 << 20
+ROOM_OF_A_STRANGER = 32 << 20  # less than half of the message: it is never received
+ROOM = 5 * SIZE  # the message as gRPC holds it, unpacked and handed over
+DRAFTS, SPECRL = "histospec.v1.DraftService", "specrl.RolloutCacheService"
+INGEST = pb.IngestRequest(namespace="run", prompt=np.array([1], "<i4").tobytes()).SerializeToString()
+ONE_RESPONSE = specrl.UpdateCacheRequest(responses=[specrl.TokenList(tokens=[1] * SIZE)]).SerializeToString()
+BOMBS = {
+    f"{DRAFTS}/Draft": (b"\x12\x00" * (SIZE // 2), "opens: 4097 are more than the limit of 4096"),
+    f"{DRAFTS}/Ingest": (INGEST + b"\x22\x00" * (SIZE // 2), "responses: 4097 are more than the limit of 4096"),
+    f"{DRAFTS}/History": (INGEST + b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{DRAFTS}/PredictLength": (INGEST + (b"\x29" + bytes(8)) * (SIZE // 9), "quantiles: 65 are more"),
+    f"{DRAFTS}/Topology": (b"\x08\x01" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{DRAFTS}/DropNamespace": (b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{DRAFTS}/Rewind": (b"\x10\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
+    f"{SPECRL}/UpdateCache": (ONE_RESPONSE, "tokens or more are over the limit of 16777216"),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(start_shared, tmp_path_factory):
+    """A server that asks for tokens."""
+    file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    file.write_text(TOKENS)
+    return start_shared("--tokens", str(file))
+
+
+class Peak(threading.Thread):
+    """The most memory that a process has, over what it had."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._file = f"/proc/{pid}/statm"
+        self._over = threading.Event()
+        self._before = self._most = self._read()
+
+    def _read(self) -> int:
+        with open(self._file) as file:
+            return int(file.read().split()[1]) * 4096
+
+    def run(self) -> None:
+        while not self._over.wait(0.002):
+            self._most = max(self._most, self._read())
+
+    def grown(self) -> int:
+        """Ends it."""
+        self._over.set()
+        self.join()
+        return max(self._most, self._read()) - self._before
+
+
+def sent(endpoint: str, method: str, body: bytes, metadata) -> grpc.RpcError:
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    kwargs = {"metadata": metadata, "compression": grpc.Compression.Gzip, "timeout": 60}
+    with grpc.insecure_channel(endpoint, options=options) as channel:
+        if method.endswith("/Draft"):
+            call = channel.stream_stream(f"/{method}")(iter([body]), **kwargs)
+        else:
+            call = channel.stream_unary(f"/{method}").future(iter([body]), **kwargs)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call) if method.endswith("/Draft") else call.result()
+    return caught.value
+
+
+@pytest.mark.parametrize("method", BOMBS)
+def test_what_a_stranger_sends_is_never_read(guarded, method):
+    peak = Peak(guarded.pid)
+    peak.start()
+    errors = [sent(guarded.endpoint, method, BOMBS[method][0], metadata) for metadata in (None, STRANGE)]
+    assert peak.grown() < ROOM_OF_A_STRANGER
+    assert {error.code() for error in errors} == {grpc.StatusCode.UNAUTHENTICATED}
+    counted = f'histospec_rpc_errors_total{{code="UNAUTHENTICATED",method="{method.partition("/")[2]}"}}'
+    eventually(lambda: guarded.metrics()[counted] == 2, "the refusals are not counted")
+
+
+@pytest.mark.parametrize("method", BOMBS)
+def test_what_a_message_becomes_is_bounded_for_everybody(guarded, method):
+    body, words = BOMBS[method]
+    peak = Peak(guarded.pid)
+    peak.start()
+    error = sent(guarded.endpoint, method, body, TOKEN)
+    assert peak.grown() < ROOM
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert words in error.details()
+    assert guarded.running
