@@ -77,7 +77,7 @@ class Server:
             log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
         self._traces = open_traces(config.traces, self._name)
-        store = open_store(config, self._name)
+        self._store = store = open_store(config, self._name)
         self._threads = config.threads or min(MOST_THREADS, cpu_limit())
         engine = Engine(
             config.memory,
@@ -137,9 +137,9 @@ class Server:
             self._service.listening = shard
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
-        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT)
+        self._overview = Overview(config, self._metrics, self._readiness, shard, about, logs.RECENT, self._store)
         self._overview.start()
-        pages = application(self._metrics, self._readiness, about, self._overview.show)
+        pages = application(self._metrics, self._readiness, about, self._overview.show, self._troubles)
         self._web = web.AppRunner(pages, access_log=None)
         await self._web.setup()
         try:
@@ -216,6 +216,10 @@ class Server:
             "store": "" if self._history.loaded.is_set() else self._history.progress,
             "drain": "draining" if self._stopping.is_set() else "",
         }
+
+    def _troubles(self) -> dict[str, str]:
+        """Parts that cannot do all of their work; drafts are made all the same, so the server stays ready."""
+        return {"store": self._store.trouble}
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())

@@ -18,6 +18,7 @@ from histospec.server.metrics import SOURCES, Metrics
 from histospec.server.peers import SERVING, UNKNOWN, UNVERIFIED, Peers
 from histospec.server.recent_lines import RecentLines
 from histospec.server.samples import COUNTED, EVERY, RECENT, Sample, Samples
+from histospec.server.store import Store
 from histospec.server.web import Readiness
 
 MAX_NAMESPACES = 50  # that are listed: the largest
@@ -36,6 +37,7 @@ class Overview:
         me: Peer,
         about: Mapping[str, str],
         recent_lines: RecentLines,
+        store: Store,
     ) -> None:
         self._config = config
         self._metrics = metrics
@@ -43,6 +45,7 @@ class Overview:
         self._me = me
         self._about = about
         self._recent_lines = recent_lines
+        self._store = store
         self._peers = Peers([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
         self._namespaces: deque[tuple[float, Counters]] = deque()
@@ -162,6 +165,9 @@ class Overview:
             index_bytes=totals["index_bytes"],
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
+            store_trouble=self._store.trouble,
+            damaged=self._store.damaged_responses,
+            retention_paused=self._store.retention_paused,
             draft_p99=recent["draft_p99"],
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
             namespaces=[_lately(name, first.get(name, {}), last[name], costs.get(name)) for name in last],

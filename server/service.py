@@ -1,5 +1,7 @@
 """`histospec.v1.DraftService`: RPC to engine and store, and back."""
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -80,8 +82,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         """See draft.proto."""
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
-        records = await self._history.get(problem, request.limit)
-        return pb.HistoryResponse(responses=[_response(record) for record in records])
+        records = await self._history.get(problem, request.limit, self._config.max_message)
+        return await asyncio.to_thread(_history, records)  # tens of milliseconds where there are many
 
     async def PredictLength(  # noqa: N802
         self, request: pb.PredictLengthRequest, context: Context
@@ -119,6 +121,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
         namespace = wire.namespace("namespace", request.namespace)
         epoch = wire.epoch("epoch", request.epoch)
         return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))
+
+
+def _history(records: Iterable[Record]) -> pb.HistoryResponse:
+    return pb.HistoryResponse(responses=[_response(record) for record in records])
 
 
 def _response(record: Record) -> pb.Response:

@@ -23,6 +23,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from histospec.server import config as configuration
+from histospec.server import private
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import MAX_NAMESPACE, StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
@@ -53,6 +54,11 @@ def snapshot(argv: Sequence[str]) -> int:
     finally:
         reader.close()
     (sys.stderr if file == "-" else sys.stdout).write(f"{file}: {_summary(counts)}\n")
+    if reader.damaged_responses:
+        raise SnapshotError(
+            f"{reader.damaged_responses} responses or more of the store are damaged and left out; {file} has all others "
+            "(docs/operations.md#histospecstoredamaged)"
+        )
     return 0
 
 
@@ -107,7 +113,7 @@ def _written(name: str) -> Iterator[BinaryIO]:
         return
     path, partial = Path(name), Path(f"{name}.partial")
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=private.opener) as file:
             if path.suffix == ".gz":
                 with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
                     yield cast(BinaryIO, packed)

@@ -26,7 +26,11 @@ GUARD = {
 
 
 def application(
-    metrics: Metrics, readiness: Readiness, about: Mapping[str, str], overview: Callable[[], Mapping[str, Any]]
+    metrics: Metrics,
+    readiness: Readiness,
+    about: Mapping[str, str],
+    overview: Callable[[], Mapping[str, Any]],
+    troubles: Readiness = dict,
 ) -> web.Application:
     """An aiohttp application of read-only pages.
 
@@ -53,7 +57,7 @@ def application(
             {
                 **about,
                 "ready": not any(parts.values()),
-                "parts": {part: why or "ok" for part, why in parts.items()},
+                "parts": {part: why or troubles().get(part) or "ok" for part, why in parts.items()},
             }
         )
 

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from histospec.server.config import MAX_NAMESPACE, Config
 from histospec.server.errors import InvalidRequest, LimitExceeded
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.store import LAST_EPOCH, MAX_EPOCH, Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 MAX_PROBLEM = 1024
-MAX_EPOCH = (1 << 63) - 1
 MAX_QUANTILES = 64
 
 INT32 = np.dtype("<i4")
@@ -218,8 +217,10 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
     if prompt.size > config.max_prompt_tokens:
         raise LimitExceeded(f"prompt: {prompt.size} tokens are more than the limit of {config.max_prompt_tokens}")
     _check_number("responses", len(request.responses), config)
-    epoch = request.epoch if request.HasField("epoch") else newest_epoch
-    _check_epoch("epoch", epoch)
+    epoch = min(newest_epoch, LAST_EPOCH)  # which may be one that was counted
+    if request.HasField("epoch"):
+        epoch = request.epoch
+        _check_epoch("epoch", epoch)
     return Batch(who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]), prompt
 
 
@@ -247,6 +248,8 @@ def epoch(field: str, number: int) -> int:
     """An epoch that may be one."""
     if number < 0:
         raise InvalidRequest(f"{field}: {number} is negative")
+    if number > MAX_EPOCH:
+        raise InvalidRequest(f"{field}: {number} is more than the limit of {MAX_EPOCH}")
     return number
 
 

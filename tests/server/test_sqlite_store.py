@@ -10,7 +10,7 @@ import threading
 import pytest
 from batches import batch, put
 
-from histospec.server import sqlite_reader, sqlite_store
+from histospec.server import sqlite_reader, sqlite_writes
 from histospec.server.errors import ConfigError, StoreError, StoreFull
 from histospec.server.sqlite_file import FILE_NAME
 from histospec.server.sqlite_reader import SQLiteReader
@@ -67,7 +67,7 @@ def open_store(tmp_path):
 
 
 def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
-    for module in (sqlite_reader, sqlite_store):
+    for module in (sqlite_reader, sqlite_writes):
         monkeypatch.setattr(module, "digest_of", lambda tokens: b"the same")
     store = open_store()
     put(store, b"aaaa", prompt=b"one.")
@@ -293,8 +293,8 @@ def test_a_damaged_file_is_reported(open_store, tmp_path):
 def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 5")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 5, this one knows 4\)"):
+        connection.execute("PRAGMA user_version = 6")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5\)"):
         SQLiteStore(tmp_path, 8)
 
 
@@ -314,7 +314,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(open_store, tmp_path)
 def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(open_store, tmp_path):
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.executescript(THIRD_VERSION)
-    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 4\); start this server on it"):
+    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 5\); start this server on it"):
         SQLiteReader.snapshot(tmp_path)
     kept = [Record(b"old.", 0), Record(b"12345678", 9, 0.5, b"scores..", b"\0\1")]
     problem = Problem("run", b"prompt..")
