@@ -100,15 +100,15 @@ def _faults(facts: Facts) -> list[Hint]:
         found.append(Hint("bad", "Nothing can be stored", text))
     if facts.damaged:
         text = (
-            f"{_count(facts.damaged, 'stored response')} or more could not be read, or were not what was written, and are "
-            "left out. The log says which file was set aside; check the disk and the memory of this machine, and see "
-            "HistoSpecStoreDamaged in docs/operations.md."
+            f"{_count(facts.damaged, 'stored response')} or more could not be read, or were not what was written, "
+            "and are left out. The log says which file was set aside. Check the disk and the memory of this "
+            "machine, and see HistoSpecStoreDamaged in docs/operations.md."
         )
         found.append(Hint("bad", "The store was damaged", text))
     if facts.retention_paused:
         text = (
-            f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Nothing is forgotten meanwhile. Check the "
-            "clock; then `histospec forget --older-than DAYS` forgets what is old, and retention goes on."
+            f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Nothing is forgotten meanwhile. Check "
+            "the clock; then `histospec forget --older-than DAYS` forgets what is old, and retention goes on."
         )
         found.append(Hint("warn", "Retention is paused", text))
     if facts.store_errors:

@@ -42,7 +42,7 @@ from histospec.server.redis_keys import (
 )
 from histospec.server.redis_location import Location
 from histospec.server.redis_servers import TRANSIENT, Command, Servers
-from histospec.server.store import HISTORY_RESPONSES, Batch, Problem, Record, Store, total_size, within
+from histospec.server.store import HISTORY_RESPONSES, LAST_EPOCH, Batch, Problem, Record, Store, total_size, within
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -340,7 +340,7 @@ class RedisStore(Store):
         """See Reader."""
         (answer,) = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES")])
         found = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
-        return {name.decode(): int(float(score)) for name, score in found}
+        return {name.decode(): min(int(float(score)), LAST_EPOCH) for name, score in found}
 
     def estimator(self, namespace: str) -> bytes | None:
         """See Reader. Where this shard has saved none, what another one has learned."""

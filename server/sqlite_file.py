@@ -14,6 +14,8 @@ from histospec.server.sqlite_schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSIO
 
 FILE_NAME = "histospec.sqlite"
 LOCK_NAME = "lock"
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged file raises: the text of an error may quote bytes of the file."""
 OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server makes in its directory
 _ID_AT = 68  # where a SQLite file has its application id
 
@@ -151,7 +153,7 @@ def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
 def _usable(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_damage(error) and is_ours(path):
             raise
         raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
@@ -159,8 +161,9 @@ def _usable(path: Path) -> Iterator[None]:
 
 def is_damage(error: BaseException) -> bool:
     """Whether SQLite says that the file is not as it was written."""
-    return isinstance(error, sqlite3.DatabaseError) and any(
-        text in str(error) for text in ("malformed", "not a database")
+    return isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, sqlite3.DatabaseError)
+        and any(text in str(error) for text in ("malformed", "not a database"))
     )
 
 

@@ -65,9 +65,13 @@ class SQLiteReader(Reader):
         for (tokens,) in self._read("SELECT tokens FROM prompts WHERE id = ?", (prompt,)):
             if isinstance(tokens, bytes) and digest_of(tokens) == digest:
                 return tokens
-            for (response,) in self._read("SELECT id FROM responses WHERE prompt = ?", (prompt,)):
-                self._damage.found(response, "store: the prompt of a response is not what was written")
+            self._useless(prompt)
         return None
+
+    def _useless(self, prompt: int) -> None:
+        """Counts the responses of a prompt that is not known."""
+        for (response,) in self._read("SELECT id FROM responses WHERE prompt = ?", (prompt,)):
+            self._damage.found(response, "store: the prompt of a response is not what was written")
 
     def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
         """See Reader."""
@@ -83,13 +87,15 @@ class SQLiteReader(Reader):
 
     def _records(self, rows: Sequence[Any]) -> list[Record]:
         """The responses in these rows, without those that are damaged."""
-        records = []
-        for row in rows:
-            try:
-                records.append(record_of(row))
-            except Damaged as error:
-                self._damage.found(row[0], str(error))
-        return records
+        records = (self._intact(row) for row in rows)
+        return [record for record in records if record is not None]
+
+    def _intact(self, row: Sequence[Any]) -> Record | None:
+        try:
+            return record_of(row)
+        except Damaged as error:
+            self._damage.found(row[0], str(error))
+            return None
 
     def estimator(self, namespace: str) -> bytes | None:
         """See Reader."""
@@ -109,6 +115,8 @@ class SQLiteReader(Reader):
         oldest = self._oldest_loaded()
         for epoch, prompt in groups:
             owner = self._read("SELECT namespace, problem, digest FROM prompts WHERE id = ?", (prompt,))
+            if not owner:  # it left meanwhile, and its responses with it
+                self._useless(prompt)
             tokens = self._prompt(prompt, owner[0][2]) if owner else None
             if tokens is None:
                 continue
@@ -131,17 +139,18 @@ class SQLiteReader(Reader):
 
     def _read(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
         for repaired in (False, True):
+            failure: Exception
             with self._reading:
                 used = self._reader
                 try:
                     return used.execute(query, parameters).fetchall()
-                except sqlite3.Error as error:
+                except (sqlite3.Error, UnicodeDecodeError) as error:
                     failure = error
             if repaired or not is_damage(failure) or not self._repair(used, failure):
                 break
         raise StoreError(f"store: {self._path} cannot be read: {failure}") from failure
 
-    def _repair(self, used: sqlite3.Connection, error: sqlite3.Error) -> bool:
+    def _repair(self, used: sqlite3.Connection, error: Exception) -> bool:
         """Whether there is now another file to read than the damaged one that `used` reads."""
         return False
 

@@ -10,7 +10,7 @@ The damaged file is read and renamed, never written to. The new one gets its nam
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 import structlog
 
 from histospec.server.errors import ConfigError, Damaged, StoreError
-from histospec.server.sqlite_file import besides, connect_to_read, open_file
+from histospec.server.sqlite_file import DAMAGE, besides, connect_to_read, open_file
 from histospec.server.sqlite_reader import COLUMNS, digest_of, record_of
 
 log = structlog.get_logger()
 
-ROWS = 200  # copied between two looks at the clock
-COMMIT_SECONDS = 1.0
+COMMIT_BYTES = 4 << 20  # what a disk that becomes full may cost of what was copied
 SAY_SECONDS = 5.0
 NEIGHBOURS = 1000  # rows looked for one by one behind one that cannot be read, before greater steps are taken
 
@@ -111,6 +110,7 @@ def salvage(path: Path, copy: Path, disk: int | None = None) -> Salvaged:
     for file in besides(unfinished):
         file.unlink(missing_ok=True)
     with closing(open_file(unfinished, disk)) as target, closing(connect_to_read(path)) as source:
+        source.execute("PRAGMA writable_schema = ON")  # reads what it can where the schema itself is damaged
         result = _copy(source, target)
         target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     unfinished.rename(copy)
@@ -142,25 +142,30 @@ class _Copy:
 
     def all_responses(self) -> None:
         """Copies the responses that are what was written and have a prompt."""
-        said = began = time.monotonic()
-        for number, (_, *row) in enumerate(_rows(self._source, "responses", COLUMNS), 1):
+        said = time.monotonic()
+        size = 0
+        for _, *row in _rows(self._source, "responses", COLUMNS):
             try:
-                record_of(row)
+                size += record_of(row).size
                 known = self._target.execute("SELECT 1 FROM prompts WHERE id = ?", (row[1],)).fetchone()
-            except (Damaged, sqlite3.Error):
+            except Damaged:
                 known = None
             if not known:
                 self.damaged += 1
                 continue
-            self._target.execute(f"INSERT INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self.responses += 1
-            if number % ROWS == 0 and time.monotonic() - began > COMMIT_SECONDS:
-                self._target.execute("COMMIT")
-                self._target.execute("BEGIN")
-                began = time.monotonic()
-                if began - said > SAY_SECONDS:
-                    said = began
+            insert = f"INSERT OR IGNORE INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            self.responses += self._target.execute(insert, row).rowcount
+            if size >= COMMIT_BYTES:
+                size = 0
+                self.keep()
+                if time.monotonic() - said > SAY_SECONDS:
+                    said = time.monotonic()
                     log.warning("salvaging", responses=self.responses, damaged=self.damaged)
+
+    def keep(self) -> None:
+        """A disk that becomes full takes nothing of what was copied so far."""
+        self._target.execute("COMMIT")
+        self._target.execute("BEGIN")
 
     def complete(self) -> None:
         """Makes up what follows from other rows where it could not be read."""
@@ -176,23 +181,25 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
     copy = _Copy(source, target)
     full = False
     target.execute("BEGIN")
-    for step in (
+    steps: tuple[Callable[[], None], ...] = (
         lambda: copy.table("leaving", id=int, namespace=str, epoch=int, response=int),
         lambda: copy.table("clock", one=int, seen=float, since=float, forgotten=float, paused=str),
         lambda: copy.table("namespaces", namespace=str, newest_epoch=int),
         lambda: copy.table("estimators", namespace=str, state=bytes),
         copy.prompts,
         lambda: copy.table("writes", prompt=int, latest=float),
+        copy.keep,
         copy.all_responses,
         copy.complete,
-    ):
+    )
+    for step in steps:
         try:
             step()
-        except sqlite3.OperationalError as error:
+        except sqlite3.OperationalError as error:  # noqa: PERF203 - the next step may need less room
             if "full" not in str(error):
                 raise
             full = True
-            if not target.in_transaction:  # a full disk may end it
+            if not target.in_transaction:  # a full disk ends it
                 target.execute("BEGIN")
     if target.in_transaction:
         target.execute("COMMIT")
@@ -206,7 +213,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
 def _expected(source: sqlite3.Connection) -> int | None:
     """How many responses there were, from the index or else from the table; None where neither can be read."""
     for where in ("INDEXED BY responses_by_prompt", "NOT INDEXED"):
-        with suppress(sqlite3.Error):
+        with suppress(*DAMAGE):
             return int(source.execute(f"SELECT count(*) FROM responses {where}").fetchone()[0])
     return None
 
@@ -219,8 +226,8 @@ def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tupl
         try:
             for row in source.execute(query, (at,)):
                 yield row
-                at = row[0]
-        except sqlite3.DatabaseError:
+                at = min(at, row[0])  # in a damaged tree they may come in any order
+        except DAMAGE:  # noqa: PERF203 - it goes on behind what cannot be read
             below = _next_readable(source, f"{query} LIMIT 1", min(at, _highest(source, table, at)))
             if below is None:
                 return
@@ -232,7 +239,7 @@ def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tupl
 def _highest(source: sqlite3.Connection, table: str, at: int) -> int:
     """A rowid above all others, so that a search need not begin at the end of all numbers."""
     for query in (f"SELECT max(rowid) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):
-        with suppress(sqlite3.Error):
+        with suppress(*DAMAGE):
             for (highest,) in source.execute(query):
                 if isinstance(highest, int):
                     return highest + 1
@@ -245,7 +252,7 @@ def _next_readable(source: sqlite3.Connection, query: str, at: int) -> int | Non
     def readable(bound: int) -> bool:
         try:
             source.execute(query, (bound,)).fetchone()
-        except sqlite3.DatabaseError:
+        except DAMAGE:
             return False
         return True
 

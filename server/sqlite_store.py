@@ -18,7 +18,7 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.sqlite_file import FILE_NAME, Files, Lock, connect, connect_to_read, is_damage, open_file, recover
+from histospec.server.sqlite_file import DAMAGE, FILE_NAME, Files, Lock, connect, connect_to_read, is_damage, open_file, recover
 from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_retention import Retention
 from histospec.server.sqlite_salvage import replace, resume
@@ -49,6 +49,8 @@ class SQLiteStore(SQLiteReader, Store):
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self._disk = disk
+        self._connection: sqlite3.Connection
+        self._files: Files
         self._lock = Lock(directory)
         path = directory / FILE_NAME
         lost = 0
@@ -56,7 +58,7 @@ class SQLiteStore(SQLiteReader, Store):
             resume(path)
             try:
                 connection = open_file(path, disk)
-            except sqlite3.Error as error:
+            except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
                 connection = open_file(path, disk)
             super().__init__(connection, path, history_responses)
@@ -216,7 +218,7 @@ class SQLiteStore(SQLiteReader, Store):
             self._retention.looked.wait()
         yield from super().load()
 
-    def _repair(self, used: sqlite3.Connection, error: sqlite3.Error) -> bool:
+    def _repair(self, used: sqlite3.Connection, error: Exception) -> bool:
         """See SQLiteReader. In the writer's thread: what is written meanwhile waits, and goes to the new file."""
 
         def repaired(connection: sqlite3.Connection) -> bool:
@@ -250,7 +252,7 @@ class SQLiteStore(SQLiteReader, Store):
         """Connects, and notes which files these are."""
         self._connection = connect(self._path, self._disk)  # of the writer
         self._reader = connect_to_read(self._path)
-        with suppress(sqlite3.Error):
+        with suppress(*DAMAGE):
             self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
         self._files = Files(self._path)
 

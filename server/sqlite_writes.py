@@ -124,13 +124,11 @@ class Appender:
         row = connection.execute(
             "SELECT id FROM prompts WHERE namespace = ? AND problem = ? AND digest = ? AND tokens = ?", key
         ).fetchone()
-        prompt = (
-            row[0]
-            if row
-            else connection.execute(
-                "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)", key
-            ).lastrowid
-        )
+        if row:
+            prompt = int(row[0])
+        else:
+            insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
+            prompt = int(connection.execute(insert, key).lastrowid or 0)
         connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
             "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum) "
@@ -193,8 +191,8 @@ def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> 
         if some < DELETED_AT_ONCE:
             if what.epoch < 0:
                 connection.execute(
-                    "DELETE FROM prompts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
-                    (row[2],),
+                    "DELETE FROM prompts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = ?)",
+                    (row[2], row[2]),
                 )
             after = row
         if slice_.over():

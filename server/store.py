@@ -9,7 +9,6 @@ from typing import NamedTuple
 from histospec.server.arguments import shown
 from histospec.server.errors import LimitExceeded
 
-
 HISTORY_RESPONSES = 4096
 """Responses of a problem that are kept, unless told otherwise: the newest."""
 MAX_EPOCH = 1 << 52

@@ -5,7 +5,7 @@ from typing import Any
 from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
 from histospec.server.redis_location import Location
-from histospec.server.sqlite_snapshot import open_snapshot
+from histospec.server.sqlite_snapshot import SQLiteSnapshot
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Reader, Store
 
@@ -44,5 +44,5 @@ def open_reader(config: StoreConfig) -> Reader:
         ConfigError: as `open_store`, or there is none.
     """
     if config.store == "sqlite":
-        return open_snapshot(config.data_dir, config.history_responses)
+        return SQLiteSnapshot(config.data_dir, config.history_responses)
     return open_store(config, "")
