@@ -59,12 +59,14 @@ class Clock:
         # When, how many; what was forgotten in the hour before the start counts for the first hour.
         self._forgotten: deque[tuple[float, float]] = deque([(steady(), before.forgotten)] if before else [])
         now = wall()
-        seen = max(now if newest is None else newest, before.seen if before else -math.inf)
-        gap = now - seen
+        gap = now - max(
+            -math.inf if newest is None else newest,
+            before.seen if before else -math.inf,
+        )
         paused = before.paused if before else ""
         if gap < -self._tolerance:
             paused = paused or f"the time of day is {_days(-gap)} before what a server has seen already"
-        trusted = before is not None and abs(gap) <= self._tolerance
+        trusted = before is not None and abs(now - before.seen) <= self._tolerance
         self.trust = Trust(now, before.since if before and trusted else now, before.forgotten if before else 0, paused)
 
     def tick(self) -> Trust:
