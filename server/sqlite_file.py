@@ -162,8 +162,7 @@ def _usable(path: Path) -> Iterator[None]:
 def is_damage(error: BaseException) -> bool:
     """Whether SQLite says that the file is not as it was written."""
     return isinstance(error, UnicodeDecodeError) or (
-        isinstance(error, sqlite3.DatabaseError)
-        and any(text in str(error) for text in ("malformed", "not a database"))
+        isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in ("malformed", "not a database"))
     )
 
 

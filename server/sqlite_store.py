@@ -18,7 +18,17 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.sqlite_file import DAMAGE, FILE_NAME, Files, Lock, connect, connect_to_read, is_damage, open_file, recover
+from histospec.server.sqlite_file import (
+    DAMAGE,
+    FILE_NAME,
+    Files,
+    Lock,
+    connect,
+    connect_to_read,
+    is_damage,
+    open_file,
+    recover,
+)
 from histospec.server.sqlite_reader import SQLiteReader
 from histospec.server.sqlite_retention import Retention
 from histospec.server.sqlite_salvage import replace, resume

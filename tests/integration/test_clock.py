@@ -124,7 +124,9 @@ def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(start_server, c
     eventually(paused, "retention does not pause")
     assert everything()
     hints = json.loads(server.get("/status")[1])["hints"]
-    assert any(hint["title"] == "Retention is paused" and "jumped forward by 3.0 days" in hint["text"] for hint in hints)
+    assert any(
+        hint["title"] == "Retention is paused" and "jumped forward by 3.0 days" in hint["text"] for hint in hints
+    )
     assert any(line.get("event") == "retention is paused: nothing is forgotten" for line in server.log)
     for offset in ("+4d", "+0d"):
         server.terminate()

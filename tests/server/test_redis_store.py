@@ -94,7 +94,7 @@ def test_a_packed_record_comes_back(tokens, epoch, reward, scored, masked, seed)
 WITHOUT_SEEDS = bytes.fromhex(
     "0107030700000000000000000000000000e03f03000000010000701101030000000080bf000000c0000000bfa0"
 )
-SEEDED = bytes.fromhex("0208020000000000000000000000000000000001000000" "3132" "ffffffffffffffff")
+SEEDED = bytes.fromhex("02080200000000000000000000000000000000010000003132ffffffffffffffff")
 
 
 def test_records_from_before_checksums_are_read():
