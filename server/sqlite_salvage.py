@@ -144,7 +144,7 @@ class _Copy:
         """Copies the responses that are what was written and have a prompt."""
         said = time.monotonic()
         size = 0
-        for _, *row in _rows(self._source, "responses", COLUMNS):
+        for _, *row in _rows(self._source, "responses", _held_columns(self._source)):
             try:
                 size += record_of(row).size
                 known = self._target.execute("SELECT 1 FROM prompts WHERE id = ?", (row[1],)).fetchone()
@@ -208,6 +208,14 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
     exact = expected is not None and expected >= copied
     lost = expected - copied if expected is not None and exact else copy.damaged
     return Salvaged(copied, lost, exact, full)
+
+
+def _held_columns(source: sqlite3.Connection) -> str:
+    """COLUMNS, as far as the version of the file has them."""
+    with suppress(*DAMAGE):
+        held = {row[1] for row in source.execute("PRAGMA table_info(responses)")}
+        return ", ".join(name if not held or name in held else f"NULL AS {name}" for name in COLUMNS.split(", "))
+    return COLUMNS
 
 
 def _expected(source: sqlite3.Connection) -> int | None:

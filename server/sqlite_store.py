@@ -183,7 +183,7 @@ class SQLiteStore(SQLiteReader, Store):
 
     def _require_files(self) -> None:
         if trouble := self._look():
-            raise StoreError(trouble)
+            raise StoreError(f"{trouble}; nothing of this request was kept")
 
     def _look(self) -> str:
         """Why nothing can be stored, or nothing; says so in the log when that changes."""
@@ -200,7 +200,7 @@ class SQLiteStore(SQLiteReader, Store):
     def _explain(self, error: Exception) -> StoreError:
         text = str(error)
         if isinstance(error, StoreError):
-            return StoreError(f"{text}; nothing of this request was kept")
+            return error
         if "full" not in text:
             return StoreError(f"store: {text}; nothing of this request was kept")
         # SQLite says the same of both.

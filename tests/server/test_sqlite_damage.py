@@ -6,7 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
-from batches import batch, put
+from batches import put
 
 from histospec.server import cli, sqlite_salvage
 from histospec.server.errors import StoreError
@@ -255,6 +255,25 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(tmp_path, monkeypatc
     store = SQLiteStore(tmp_path, 8)
     found = sum(len(b.records) for b in store.load())
     assert 0 < PROBLEMS * EACH - found < 10
+    store.close()
+
+
+def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path):
+    """From before there were checksums, seeds, namespaces and estimators."""
+    whole = fill(tmp_path)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("ALTER TABLE responses DROP COLUMN checksum")
+        connection.execute("ALTER TABLE responses DROP COLUMN seed")
+        for table in ("leaving", "clock", "estimators", "namespaces", "writes"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    assert (tmp_path / FILE_NAME).read_bytes() != whole
+    result = sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
+    assert result == (PROBLEMS * EACH, 0, True, False)
+    store = SQLiteStore(tmp_path, 8)
+    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH
+    assert store.newest_epochs() == {"run": 3}
     store.close()
 
 
