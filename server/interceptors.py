@@ -23,7 +23,7 @@ from histospec.server.errors import (
 from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
 from histospec.server.traces import Traces
-from histospec.server.wire import Undecodable, tolerant
+from histospec.server.wire import Undecodable, tolerant, unless_encoded
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
 
@@ -68,7 +68,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         if handler is None or service not in METHODS:  # health and reflection speak for themselves
             return handler
-        decode, encode = handler.request_deserializer, handler.response_serializer
+        decode, encode = handler.request_deserializer, unless_encoded(handler.response_serializer)
         if decode is not None:
             decode = tolerant(METHODS[service][method].input_type.name, decode)
         if handler.stream_stream:

@@ -99,6 +99,7 @@ def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
     connection = _plain(path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = FAST")  # else some builds write zeros over every page that leaves
     if disk:
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA max_page_count = {max(1, disk // page)}")
