@@ -19,7 +19,7 @@ LABEL org.opencontainers.image.title="HistoSpec" \
       org.opencontainers.image.description="A draft server that makes RL rollouts faster" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/histospec /opt/histospec
-RUN install -d -o 65532 -g 65532 /data
+RUN install -d -m 0700 -o 65532 -g 65532 /data
 # Large blocks stay with the process: about twice the steps a second at 16 streams.
 ENV PATH=/opt/histospec/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

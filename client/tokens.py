@@ -16,6 +16,8 @@ from histospec.client.values import Tokens
 MAX_TOKEN = (1 << 31) - 1
 MAX_PROBLEM = 1024
 """Characters of a problem id."""
+MAX_EPOCH = 1 << 52
+"""Larger ones the servers refuse."""
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
@@ -85,7 +87,12 @@ def mask_bytes(name: str, value: Any, size: int) -> bytes:
 
 def epoch_number(name: str, value: Any) -> int | None:
     """A version of the policy, or None for the newest."""
-    return None if value is None else _whole_number(name, value, 63)
+    if value is None:
+        return None
+    number = _whole_number(name, value, 63)
+    if number > MAX_EPOCH:
+        raise ValueError(f"{name}: {number} is more than the limit of {MAX_EPOCH}")
+    return number
 
 
 def seed_number(name: str, value: Any) -> int | None:

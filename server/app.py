@@ -98,13 +98,14 @@ class Server:
             log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
         self._traces = open_traces(config.traces, self._name)
-        store = open_store(config, self._name)
+        self._store = store = open_store(config, self._name)
         self._threads = config.threads or min(MOST_THREADS, cpu_limit())
         engine = Engine(
             config.memory,
             history_epochs=config.history_epochs,
             threads=self._threads,
             namespace_tokens=config.namespace_tokens,
+            history_responses=config.history_responses,
         )
         self._metrics = Metrics(engine)
         self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
@@ -167,10 +168,10 @@ class Server:
 
         about = {"shard": shard.name, "version": metadata.version("histospec")}
         self._overview = Overview(
-            config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched, self._aside
+            config, self._metrics, self._readiness, shard, about, logs.RECENT, self._watched, self._store, self._aside
         )
         self._overview.start()
-        pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside)
+        pages = application(self._metrics, self._readiness, about, self._overview.show, self._aside, self._troubles)
         self._web = Web(pages, self._metrics, self._descriptors)
         try:
             http = config.http._replace(port=await self._web.start(config.http.host, config.http.port))
@@ -255,6 +256,10 @@ class Server:
             "store": "" if self._history.loaded.is_set() else self._history.progress,
             "drain": "draining" if self._stopping.is_set() else "",
         }
+
+    def _troubles(self) -> dict[str, str]:
+        """Parts that cannot do all of their work; drafts are made all the same, so the server stays ready."""
+        return {"store": self._store.trouble}
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())

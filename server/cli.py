@@ -21,6 +21,7 @@ COMMANDS = {
     "replay": Command("histospec.server.replay", "what would drafting gain on recorded rollouts?"),
     "snapshot": Command("histospec.server.snapshot", "write what a store holds to a file", "snapshot"),
     "restore": Command("histospec.server.snapshot", "bring such a file back into a store", "restore"),
+    "forget": Command("histospec.server.forget", "forget what is old, and end a pause of --retention"),
     "bench": Command("histospec.server.bench", "load a running service and say what it takes"),
     "status": Command("histospec.server.status", "how a running server is doing"),
 }

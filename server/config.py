@@ -34,6 +34,7 @@ from histospec.server.errors import ConfigError
 from histospec.server.group_commit import MAX_BACKLOG
 from histospec.server.redis_location import SCHEMES, Location
 from histospec.server.small_files import read_text
+from histospec.server.store import HISTORY_RESPONSES
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters
@@ -162,6 +163,7 @@ class StoreConfig(BaseSettings):
         "(rediss for TLS; ?replicas=1 waits for a replica)",
     )
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
+    history_responses: Count = Field(HISTORY_RESPONSES, description="newest responses kept for each problem")
     retention: Annotated[float, Field(ge=0, le=36500)] = Field(
         0.0,
         description="days after which a problem that nobody wrote to is forgotten, such as 30 or 0.5; 0 for never; the "

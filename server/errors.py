@@ -10,7 +10,8 @@
     ├── PermissionDenied     ... or one that is not good for this
     ├── Unavailable          not now: loading or draining; the same request may succeed later
     └── StoreError           the store could not do it
-        └── StoreFull        ... because there is no room left
+        ├── StoreFull        ... because there is no room left
+        └── Damaged          ... because what is stored there is not what was written
 
 Every message names the field, flag or file that it is about.
 """
@@ -52,6 +53,10 @@ class StoreError(HistoSpecError):
 
 class StoreFull(StoreError):  # noqa: N818
     """The store has no room left, on disk or in its queue."""
+
+
+class Damaged(StoreError):  # noqa: N818
+    """What is stored is not what was written."""
 
 
 # The most specific class wins, so the order of the table does not matter.

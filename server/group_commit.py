@@ -34,7 +34,7 @@ class Work(Generic[T]):
 
 
 class GroupCommit(Generic[T]):
-    """Calls `write(group)` in its own thread; `write` must `settle` or `fail` every work of the group.
+    """Calls `write(group)` in its own thread; `write` must `settle`, `fail` or `again` every work of the group.
 
     At the end of that thread it calls `close`. No more than `max_backlog` bytes wait, or one work that is larger.
     """
@@ -76,6 +76,11 @@ class GroupCommit(Generic[T]):
         self._forget(work)
         work.done.set_result(result)
 
+    def again(self, work: Work[T], rest: T) -> None:
+        """A part of the work is safe; the rest waits for its turn, behind what waits already."""
+        work.what = rest
+        self._queue.put(work)
+
     def fail(self, work: Work[T], error: Exception) -> None:
         """Nothing of the work was kept."""
         self._forget(work)
@@ -92,7 +97,7 @@ class GroupCommit(Generic[T]):
 
     def _run(self) -> None:
         stopped = False
-        while not stopped:
+        while not (stopped and self._queue.empty()):
             group, size = [], 0
             work = self._queue.get()
             while work is not None:
@@ -104,7 +109,7 @@ class GroupCommit(Generic[T]):
                     work = self._queue.get_nowait()
                 except queue.Empty:
                     break
-            stopped = work is None
+            stopped = stopped or work is None
             try:
                 if group:
                     self._write(group)

@@ -62,6 +62,12 @@ class Facts(NamedTuple):
     store_errors: float = 0
     unreadable: Mapping[str, str] = {}
     """What cannot be read from its file as that is now, and why."""
+    store_trouble: str = ""
+    """Why nothing can be stored until a person acts."""
+    damaged: float = 0
+    """Stored responses that were left out since the start."""
+    retention_paused: str = ""
+    """Why retention waits for a person."""
     draft_p99: float | None = None
     """Seconds."""
     away: Sequence[str] = ()
@@ -88,6 +94,25 @@ def _faults(facts: Facts) -> list[Hint]:
         why = "; ".join(f"{part}: {reason}" for part, reason in facts.waiting.items())
         text = f"It works meanwhile, but does not yet remember everything ({why}). Wait until it is ready."
         found.append(Hint("info", "The store is being loaded", text))
+    if facts.store_trouble:
+        text = (
+            f"{facts.store_trouble}. Nothing is acknowledged, and workers keep what they finish; see "
+            "HistoSpecStoreUnusable in docs/operations.md."
+        )
+        found.append(Hint("bad", "Nothing can be stored", text))
+    if facts.damaged:
+        text = (
+            f"{_count(facts.damaged, 'stored response')} or more could not be read, or were not what was written, "
+            "and are left out. The log says which file was set aside. Check the disk and the memory of this "
+            "machine, and see HistoSpecStoreDamaged in docs/operations.md."
+        )
+        found.append(Hint("bad", "The store was damaged", text))
+    if facts.retention_paused:
+        text = (
+            f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Nothing is forgotten meanwhile. Check "
+            "the clock; then `histospec forget --older-than DAYS` forgets what is old, and retention goes on."
+        )
+        found.append(Hint("warn", "Retention is paused", text))
     if facts.store_errors:
         text = (
             f"{_count(facts.store_errors, 'request')} failed lately. Drafting goes on from the index, but these "

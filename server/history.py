@@ -142,10 +142,10 @@ class History:
         epochs = [record.epoch for record in batch.records]
         self._newest[namespace] = max([self.newest_epoch(namespace), *epochs])
 
-    async def get(self, problem: Problem, limit: int) -> list[Record]:
-        """The stored responses, oldest first. Raises StoreError."""
+    async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
+        """The stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
         try:
-            return await asyncio.to_thread(self._store.history, problem, limit)
+            return await asyncio.to_thread(self._store.history, problem, limit, room)
         except StoreError:
             self._metrics.store_errors.inc()
             raise

@@ -29,6 +29,7 @@ from histospec.server.errors import (
 from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
 from histospec.server.traces import Traces
+from histospec.server.wire import unless_encoded
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
 
@@ -91,7 +92,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             self._access.permit(dict(handler_call_details.invocation_metadata or ()))
         except Unauthenticated as error:
             return self._refusal(handler, service, method, error)
-        decode, encode = self._decoder(service, method, handler), handler.response_serializer
+        decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(
                 self._traced(self._reported(handler.stream_stream, method), service, method),  # type: ignore[arg-type]

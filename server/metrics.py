@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from threading import Lock
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from histospec.native import Engine
@@ -164,8 +165,24 @@ class EngineCollector(Collector):
             held.add_metric((namespace,), counters[now.columns["bytes"]])
         yield held
         yield self._costs(now, labelled)
+        yield from self._lock_times()
         yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", self.index_bytes())
         yield GaugeMetricFamily("histospec_sessions", "Open sessions.", now.total("sessions"))
+
+    def _lock_times(self) -> Iterator[Metric]:
+        times = self._engine.lock_times()
+        bounds = [*map(str, times["bounds"]), "+Inf"]
+        yield HistogramMetricFamily(
+            "histospec_engine_lock_seconds",
+            "CPU time for which the engine's lock was held at a time; steps of others wait meanwhile.",
+            buckets=list(zip(bounds, accumulate(times["counts"]), strict=True)),
+            sum_value=times["seconds"],
+        )
+        yield GaugeMetricFamily(
+            "histospec_engine_lock_longest_seconds",
+            "The longest of these times since the start.",
+            times["longest"],
+        )
 
     def _costs(self, now: Counted, labelled: Mapping[str, object]) -> Metric:
         family = GaugeMetricFamily(

@@ -21,6 +21,7 @@ from histospec.server.metrics import SOURCES, Counted, Metrics
 from histospec.server.peers import SERVING, UNKNOWN, UNVERIFIED, Peers
 from histospec.server.recent_lines import RecentLines
 from histospec.server.samples import COUNTED, EVERY, RECENT, Sample, Samples
+from histospec.server.store import Store
 from histospec.server.watched import Watched
 from histospec.server.web import Readiness
 
@@ -41,6 +42,7 @@ class Overview:
         about: Mapping[str, str],
         recent_lines: RecentLines,
         watched: Sequence[Watched[Any]],
+        store: Store,
         aside: Executor,
     ) -> None:
         self._config = config
@@ -51,6 +53,7 @@ class Overview:
         self._recent_lines = recent_lines
         self._watched = watched
         self._aside = aside
+        self._store = store
         self._peers = Peers([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
         self._namespaces: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
@@ -186,6 +189,9 @@ class Overview:
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
             unreadable=self._unreadable(),
+            store_trouble=self._store.trouble,
+            damaged=self._store.damaged_responses,
+            retention_paused=self._store.retention_paused,
             draft_p99=recent["draft_p99"],
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
             namespaces=[_lately(name, first.get(name, {}), last[name], costs.get(name)) for name in last],

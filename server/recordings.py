@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from histospec.server.errors import ConfigError
 from histospec.server.failures import reason
+from histospec.server.store import MAX_EPOCH
 
 MAX_TOKEN = (1 << 31) - 1
 GZIP_MAGIC = b"\x1f\x8b"
@@ -215,7 +216,7 @@ class _Turn(_Strict):
 class LineResponse(_Strict):
     """One response in a line."""
 
-    epoch: Annotated[int, Field(ge=0, lt=1 << 63)]
+    epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]
     group: Any = None
     tokens: list[Token] | None = None
     turns: list[_Turn] | None = None

@@ -2,23 +2,29 @@
 
 Little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4 bytes
 each, whichever the largest one needs; then, where the flags say so, float32 log-probabilities, one bit a token for
-what the policy generated, and the int64 seed. A vocabulary of 150,000 takes 3 bytes a token.
+what the policy generated, and the int64 seed; then the CRC-32 of all that. A vocabulary of 150,000 takes 3 bytes a
+token.
 
-A response with a seed is of version 2, which older servers refuse by that number; all others stay readable for them.
+Responses of the versions 1 (without a seed) and 2 (with one) have no CRC; they are still read. Older servers refuse
+version 3 by its number.
 """
 
 import struct
+import zlib
 
 import numpy as np
 
-from histospec.server.errors import StoreError
-from histospec.server.store import Record
+from histospec.server.errors import Damaged
+from histospec.server.store import LAST_EPOCH, Record
 from histospec.server.wire import INT32
 
-PLAIN, SEEDED = 1, 2  # the versions
+PLAIN, SEEDED, CHECKED = 1, 2, 3  # the versions
 REWARD, LOGPROBS, GENERATED, SEED = 1, 2, 4, 8
 _HEAD = struct.Struct("<BBBqdI")
 _SEED = struct.Struct("<q")
+_CRC = struct.Struct("<I")
+_WRAP = 1 << 64
+_ABOUT = struct.Struct("<qQdQBIII")
 
 
 def pack(record: Record) -> bytes:
@@ -27,32 +33,35 @@ def pack(record: Record) -> bytes:
     largest = int(tokens.max()) if tokens.size else 0
     width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
     flags = REWARD * (record.reward is not None) | LOGPROBS * bool(record.logprobs) | GENERATED * bool(record.generated)
-    version, seed = PLAIN, b""
-    if record.seed is not None:
-        version, flags, seed = SEEDED, flags | SEED, _SEED.pack(record.seed)
-    head = _HEAD.pack(version, flags, width, record.epoch, 0.0 if record.reward is None else record.reward, tokens.size)
+    seed = b"" if record.seed is None else _SEED.pack(record.seed)
+    flags |= SEED * bool(seed)
+    head = _HEAD.pack(CHECKED, flags, width, record.epoch, record.reward or 0.0, tokens.size)
     narrow = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
     mask = np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes() if record.generated else b""
-    return head + narrow + record.logprobs + mask + seed
+    packed = head + narrow + record.logprobs + mask + seed
+    return packed + _CRC.pack(zlib.crc32(packed))
 
 
 def unpack(data: bytes) -> Record:
-    """The record that was packed. Raises StoreError where it is not one."""
+    """The record that was packed. Raises Damaged where it is not one, or of an unknown version."""
     try:
         version, flags, width, epoch, reward, size = _HEAD.unpack_from(data)
     except struct.error:
-        raise StoreError(f"store: a response of {len(data)} bytes is cut short") from None
-    if version not in (PLAIN, SEEDED):
-        raise StoreError(f"store: a response of version {version}; this server knows {PLAIN} and {SEEDED}")
+        raise Damaged(f"store: a response of {len(data)} bytes is cut short") from None
+    if version not in (PLAIN, SEEDED, CHECKED):
+        raise Damaged(f"store: a response of version {version}; this server knows {PLAIN} to {CHECKED}")
     scored, masked, seeded = (bool(flags & flag) for flag in (LOGPROBS, GENERATED, SEED))
     parts = (_HEAD.size, width * size, 4 * size * scored, -(-size // 8) * masked, _SEED.size * seeded)
     ends = np.cumsum(parts).tolist()
-    if width not in (2, 3, 4) or ends[-1] != len(data):
-        raise StoreError(f"store: a response of {len(data)} bytes should have {ends[-1]}")
+    length = ends[-1] + _CRC.size * (version == CHECKED)
+    if width not in (2, 3, 4) or length != len(data):
+        raise Damaged(f"store: a response of {len(data)} bytes should have {length}")
+    if version == CHECKED and _CRC.unpack_from(data, ends[-1])[0] != zlib.crc32(data[: ends[-1]]):
+        raise Damaged(f"store: a response of {len(data)} bytes does not have the checksum that it was stored with")
     wide = np.zeros((size, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8, width * size, ends[0]).reshape(size, width)
     mask = np.unpackbits(np.frombuffer(data[ends[2] : ends[3]], np.uint8))[:size].tobytes()
-    return Record(
+    record = Record(
         wide.tobytes(),
         epoch,
         reward if flags & REWARD else None,
@@ -60,3 +69,31 @@ def unpack(data: bytes) -> Record:
         mask,
         _SEED.unpack_from(data, ends[3])[0] if seeded else None,
     )
+    return record if version == CHECKED else sound(record)
+
+
+def sound(record: Record) -> Record:
+    """A record that has no checksum. Raises Damaged where it cannot be what was written."""
+    arrays = (record.tokens, record.logprobs, record.generated)
+    if not all(isinstance(part, bytes) for part in arrays):
+        raise Damaged("store: the arrays of a response are not bytes")
+    size, rest = divmod(len(record.tokens), INT32.itemsize)
+    if rest or len(record.logprobs) not in (0, 4 * size) or len(record.generated) not in (0, size):
+        raise Damaged(f"store: the arrays of a response have {', '.join(str(len(part)) for part in arrays)} bytes")
+    if not isinstance(record.epoch, int) or not 0 <= record.epoch <= LAST_EPOCH:
+        raise Damaged(f"store: the epoch of a response is {record.epoch!r}")
+    tokens = np.frombuffer(record.tokens, INT32)
+    if tokens.size and tokens.min() < 0:
+        raise Damaged(f"store: a response has the token {tokens.min()}")
+    return record
+
+
+def checksum(record: Record, prompt: int) -> int:
+    """32 bits that tell whether a record, stored under the number of its prompt, is still what it was."""
+    lengths = (len(record.tokens), len(record.logprobs), len(record.generated))
+    given = (record.reward is not None) + 2 * (record.seed is not None)
+    reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero
+    value = zlib.crc32(_ABOUT.pack(prompt, record.epoch % _WRAP, reward, (record.seed or 0) % _WRAP, given, *lengths))
+    for part in (record.tokens, record.logprobs, record.generated):
+        value = zlib.crc32(part, value)
+    return value

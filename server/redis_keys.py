@@ -9,11 +9,11 @@ DIGEST is the one that places the problem (`histospec.client.routing`).
 """
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 from histospec.client.routing import problem_digest
-from histospec.server import records
-from histospec.server.store import Problem, Record
+from histospec.server.store import Problem
 
 PREFIX = b"histospec:1:"
 NAMESPACES = PREFIX + b"namespaces"
@@ -82,10 +82,6 @@ def pairs(answer: Any) -> dict[bytes, bytes]:
     return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
-def records_of(answer: Any, problem: Problem) -> list[Record]:
-    """The responses in the hash of a problem, oldest first; none where it is the hash of another one."""
-    fields = pairs(answer)
-    about = fields.pop(ABOUT, None)
-    if about is not None and not same(problem_of(about), problem):
-        return []
-    return [records.unpack(fields[name]) for name in sorted(fields)]
+def response_names(names: Iterable[bytes]) -> list[bytes]:
+    """The fields of responses among the names of a hash, oldest first."""
+    return sorted(name for name in names if name != ABOUT)

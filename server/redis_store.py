@@ -20,7 +20,8 @@ import redis
 import structlog
 
 from histospec.server import records
-from histospec.server.errors import StoreError, StoreFull
+from histospec.server.damage import Damage
+from histospec.server.errors import Damaged, StoreError, StoreFull
 from histospec.server.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.redis_keys import (
     ABOUT,
@@ -36,19 +37,19 @@ from histospec.server.redis_keys import (
     problem_key,
     problem_of,
     problems_key,
-    records_of,
+    response_names,
     same,
 )
 from histospec.server.redis_location import Location
 from histospec.server.redis_servers import TRANSIENT, Command, Servers
-from histospec.server.store import Batch, Problem, Record, Store, total_size
+from histospec.server.store import HISTORY_RESPONSES, LAST_EPOCH, Batch, Problem, Record, Store, total_size, within
 
 log = structlog.get_logger()
 T = TypeVar("T")
 Run = Callable[[Sequence[Command]], list[Any]]
 
 PAGE = 500  # problems looked at in one round trip ...
-READ_PAGE = 8  # ... and read with all their responses
+READ_PAGE = 64  # responses read in one round trip
 
 # How long a group is tried again while servers fail over, before its callers are told that it is not kept. Once that
 # has happened, the next groups are tried once, until one succeeds.
@@ -76,7 +77,8 @@ class _Append:
 class RedisStore(Store):
     """See the module. `shard` names this server among those that share the store.
 
-    A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0.
+    A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0. Of a problem the newest
+    `history_responses` are read, and an eighth more may be held.
     """
 
     whole_at_start = False
@@ -87,12 +89,17 @@ class RedisStore(Store):
         history_epochs: int,
         shard: str,
         *,
+        history_responses: int = HISTORY_RESPONSES,
         retention: float = 0.0,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self._retention = int(1000 * retention)  # milliseconds
         self._servers = Servers(location)
         self._history_epochs = history_epochs
+        self._history_responses = history_responses
+        # Which responses are the oldest Redis tells only with the names of all: so not with every write.
+        self._slack = history_responses // 8
+        self._damage = Damage()
         self._shard = shard.encode()
         own = secrets.token_bytes(3)
         self._names = (own + (number & 0xFFFFFF).to_bytes(3, "big") for number in count())
@@ -184,11 +191,23 @@ class RedisStore(Store):
         ]
         if self._retention:  # what was listed when it was introduced may have been taken for forgotten, see `_tidy`
             writes += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in mine]
-        fresh = {work.digest: work.key for work in mine if not work.epochs <= self._epochs.get(work.digest, set())}
-        answers = self._servers.run([*writes, *(("HKEYS", key) for key in fresh.values())], replicas=True)
+        sizes: dict[bytes, Command] = {work.digest: ("HLEN", work.key) for work in mine}
+        answers = self._servers.run([*writes, *sizes.values()], replicas=True)
+        full = {
+            digest
+            for digest, size in zip(sizes, answers[len(writes) :], strict=True)
+            if size - 1 > self._history_responses + self._slack
+        }
+        fresh = {
+            work.digest: work.key
+            for work in mine
+            if work.digest in full or not work.epochs <= self._epochs.get(work.digest, set())
+        }
         for work in mine:
             self._newest[work.namespace] = max(self._newest.get(work.namespace, -1), *work.epochs)
-        self._slide(dict(zip(fresh, answers[len(writes) :], strict=True)))
+        if fresh:
+            names = self._servers.run([("HKEYS", key) for key in fresh.values()])
+            self._slide(dict(zip(fresh, names, strict=True)))
         collision = StoreError("store: another problem has the same digest; nothing of this request is kept")
         return [collision if work.digest in strangers else None for work in works]
 
@@ -212,15 +231,20 @@ class RedisStore(Store):
         return ("PEXPIRE", key, self._retention) if self._retention else ("PERSIST", key)
 
     def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
-        """Keeps the newest epochs of these problems, by digest."""
+        """Keeps the newest epochs of these problems, by digest, and of these the newest responses."""
         deletions: list[Command] = []
-        for digest, names in fields.items():
-            epochs = {epoch_of(name) for name in names if name != ABOUT}
-            kept = set(sorted(epochs)[-self._history_epochs :])
+        for digest, answer in fields.items():
+            names = response_names(answer)
+            kept = set(sorted({epoch_of(name) for name in names})[-self._history_epochs :])
             self._epochs[digest] = kept
             self._epochs.move_to_end(digest)
-            if old := [name for name in names if name != ABOUT and epoch_of(name) not in kept]:
-                deletions.append(("HDEL", problem_key(digest), *old))
+            stay = [name for name in names if epoch_of(name) in kept]
+            if len(stay) > self._history_responses + self._slack:
+                stay = stay[-self._history_responses :]
+            if old := names[: len(names) - len(stay)]:  # the names sort by epoch, then arrival
+                deletions += [
+                    ("HDEL", problem_key(digest), *old[start : start + PAGE]) for start in range(0, len(old), PAGE)
+                ]
         while len(self._epochs) > KNOWN_PROBLEMS:
             self._epochs.popitem(last=False)
         if deletions:
@@ -273,16 +297,50 @@ class RedisStore(Store):
 
     # Reading
 
-    def history(self, problem: Problem, limit: int = 0) -> list[Record]:
+    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
         """See Reader."""
-        (answer,) = self._read([("HGETALL", problem_key(digest_of(problem)))])
-        return records_of(answer, problem)[-limit:]
+        key = problem_key(digest_of(problem))
+        about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)])
+        if about is not None and not same(problem_of(about), problem):
+            return []
+        return self._records(key, names, limit, room)
+
+    def _records(self, key: bytes, names: Sequence[bytes], limit: int = 0, room: int | None = None) -> list[Record]:
+        """The newest of a problem's responses, oldest first, without those that are damaged."""
+        newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
+        found: list[Record] = []
+        size = 0
+        for end in range(len(newest), 0, -READ_PAGE):
+            page = newest[max(0, end - READ_PAGE) : end]
+            (answers,) = self._read([("HMGET", key, *page)])
+            records = [self._unpacked(key, name, data) for name, data in zip(page, answers, strict=True)]
+            intact = [record for record in records if record is not None]
+            size += total_size(intact)
+            if room is not None:
+                within(room, size)
+            found[:0] = intact
+        return found
+
+    def _unpacked(self, key: bytes, name: bytes, data: bytes | None) -> Record | None:
+        """None where it left meanwhile, or is damaged."""
+        if data is None:
+            return None
+        try:
+            return records.unpack(data)
+        except Damaged as error:
+            self._damage.found((key, name), str(error))
+            return None
+
+    @property
+    def damaged_responses(self) -> int:
+        """See Reader."""
+        return self._damage.responses
 
     def newest_epochs(self) -> dict[str, int]:
         """See Reader."""
         (answer,) = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES")])
         found = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
-        return {name.decode(): int(float(score)) for name, score in found}
+        return {name.decode(): min(int(float(score)), LAST_EPOCH) for name, score in found}
 
     def estimator(self, namespace: str) -> bytes | None:
         """See Reader. Where this shard has saved none, what another one has learned."""
@@ -294,15 +352,15 @@ class RedisStore(Store):
         """See Reader."""
         for members, digests in self._walk(namespace.encode(), self._read):
             forgotten = []
-            for start in range(0, len(digests), READ_PAGE):
-                page = digests[start : start + READ_PAGE]
-                answers = self._read([("HGETALL", problem_key(digest)) for digest in page])
-                for digest, answer in zip(page, answers, strict=True):
-                    about = pairs(answer).get(ABOUT)
-                    if about is None:
-                        forgotten.append(digest)
-                    elif records := records_of(answer, problem := problem_of(about)):
-                        yield problem, records
+            keys = [problem_key(digest) for digest in digests]
+            abouts = self._read([("HGET", key, ABOUT) for key in keys])
+            for digest, key, about in zip(digests, keys, abouts, strict=True):
+                if about is None:
+                    forgotten.append(digest)
+                    continue
+                (names,) = self._read([("HKEYS", key)])
+                if found := self._records(key, names):
+                    yield problem_of(about), found
             self._tidy(members, forgotten, self._read)
 
     def _read(self, commands: Sequence[Command]) -> list[Any]:

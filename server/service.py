@@ -1,5 +1,6 @@
 """`histospec.v1.DraftService`: RPC to engine and store, and back."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -14,7 +15,6 @@ from histospec.server.errors import Unavailable
 from histospec.server.history import History
 from histospec.server.ingest import ingest
 from histospec.server.metrics import Metrics
-from histospec.server.store import Record
 from histospec.server.stream import DraftStream
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
@@ -76,12 +76,12 @@ class DraftService(pb_grpc.DraftServiceServicer):
         tokens = await ingest(self._history, batch, context.peer())
         return pb.IngestResponse(responses=len(batch.records), tokens=tokens)
 
-    async def History(self, request: pb.HistoryRequest, context: Context) -> pb.HistoryResponse:  # noqa: N802
+    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]  # noqa: N802
         """See draft.proto."""
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
-        records = await self._history.get(problem, request.limit)
-        return pb.HistoryResponse(responses=[_response(record) for record in records])
+        records = await self._history.get(problem, request.limit, self._config.max_message)
+        return await asyncio.to_thread(wire.history, records)  # the interceptor takes bytes, too
 
     async def PredictLength(  # noqa: N802
         self, request: pb.PredictLengthRequest, context: Context
@@ -122,14 +122,3 @@ class DraftService(pb_grpc.DraftServiceServicer):
         namespace = wire.namespace("namespace", request.namespace)
         epoch = wire.epoch("epoch", request.epoch)
         return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))
-
-
-def _response(record: Record) -> pb.Response:
-    return pb.Response(
-        tokens=record.tokens,
-        logprobs=record.logprobs,
-        reward=record.reward,
-        epoch=record.epoch,
-        generated=record.generated,
-        seed=record.seed,
-    )

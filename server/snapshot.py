@@ -52,6 +52,11 @@ def snapshot(argv: Sequence[str]) -> int:
     finally:
         reader.close()
     (sys.stderr if is_stdout(file) else sys.stdout).write(f"{file}: {_summary(counts)}\n")
+    if reader.damaged_responses:
+        raise SnapshotError(
+            f"{reader.damaged_responses} responses or more of the store are damaged and left out; {file} has all "
+            "others (docs/operations.md#histospecstoredamaged)"
+        )
     return 0
 
 

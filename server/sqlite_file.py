@@ -1,5 +1,6 @@
-"""The file of the SQLite store: its schema, and who may open it."""
+"""The file of the SQLite store: who may open it, and whether it is still there."""
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -7,77 +8,90 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from histospec.server import private
 from histospec.server.errors import ConfigError
+from histospec.server.sqlite_schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 
-APPLICATION_ID = 0x48495354  # "HIST"
 FILE_NAME = "histospec.sqlite"
-
-# One script a version: a new file takes them all, an older one those that it has not seen.
-SCHEMA = (
-    """
-CREATE TABLE prompts (
-    id INTEGER PRIMARY KEY,
-    namespace TEXT NOT NULL,
-    problem TEXT NOT NULL,  -- the explicit name, or '' where the tokens name the problem
-    digest BLOB NOT NULL,   -- narrows the search; the tokens decide
-    tokens BLOB NOT NULL
-);
-CREATE INDEX prompts_by_digest ON prompts (namespace, problem, digest);
-CREATE TABLE responses (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- ids are never used twice, so they order responses by arrival
-    prompt INTEGER NOT NULL REFERENCES prompts (id),
-    epoch INTEGER NOT NULL,
-    reward REAL,
-    tokens BLOB NOT NULL,
-    logprobs BLOB NOT NULL,
-    generated BLOB NOT NULL
-);
-CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
-""",
-    """
-CREATE TABLE estimators (
-    namespace TEXT PRIMARY KEY,
-    state BLOB NOT NULL
-);
-""",
-    """
-CREATE TABLE namespaces (
-    namespace TEXT PRIMARY KEY,
-    newest_epoch INTEGER NOT NULL
-);
-INSERT INTO namespaces
-    SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace;
-INSERT OR IGNORE INTO namespaces SELECT namespace, 0 FROM estimators;
-CREATE TABLE writes (  -- beside the prompts, whose rows are long
-    prompt INTEGER PRIMARY KEY REFERENCES prompts (id),
-    latest REAL NOT NULL  -- seconds since 1970
-);
-INSERT INTO writes SELECT id, strftime('%s', 'now') FROM prompts;
-CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
-    DELETE FROM responses WHERE prompt = old.id;
-    DELETE FROM writes WHERE prompt = old.id;
-END;
-""",
-    """
-ALTER TABLE responses ADD COLUMN seed INTEGER;  -- NULL where nobody knows it
-""",
-)
-SCHEMA_VERSION = len(SCHEMA)
+LOCK_NAME = "lock"
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged file raises: the text of an error may quote bytes of the file."""
+OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server makes in its directory
+_ID_AT = 68  # where a SQLite file has its application id
 
 
-def lock(directory: Path) -> int:
-    """A file descriptor whose lock keeps a second server out; the kernel lets go of it however this one ends."""
+def besides(path: Path) -> tuple[Path, Path, Path]:
+    """The database, its write-ahead log, and the index of that."""
+    return path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+
+
+class Lock:
+    """Keeps a second server out of a directory; the kernel lets go of it however this process ends.
+
+    Both the directory and a file in it are locked: the directory cannot be replaced unnoticed as the file can, and not
+    every file system locks directories. Raises ConfigError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptors: list[int] = []
+        try:
+            private.directory(directory, OURS)
+            self._descriptors.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            file = private.opener(str(directory / LOCK_NAME), os.O_RDWR | os.O_CREAT)
+            self._descriptors.append(file)
+        except OSError as error:
+            self.release()
+            raise ConfigError(
+                f"--data-dir {directory}: {error.strerror}; give a directory that can be written"
+            ) from None
+        try:
+            for descriptor in self._descriptors:
+                self._take(descriptor, required=descriptor == file)
+        except OSError:
+            self.release()
+            raise ConfigError(
+                f"--data-dir {directory}: another server uses it; stop that one or give another"
+            ) from None
+
+    @staticmethod
+    def _take(descriptor: int, required: bool) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if required or error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+
+    def release(self) -> None:
+        """Lets others in."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+class Files:
+    """The files of an open store, as they were when it was opened.
+
+    Compares what the names lead to, and opens nothing: closing a second descriptor would end SQLite's own locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._paths = besides(path)
+        self._were = [_identity(path) for path in self._paths]
+
+    def changed(self) -> str:
+        """Which of them is gone or another one, and since when nothing that is written there would last; or nothing."""
+        for path, was in zip(self._paths, self._were, strict=True):
+            now = _identity(path)
+            if now != was:
+                return f"{path} was {'replaced' if now else 'deleted or moved'} while the server has it open"
+        return ""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"--data-dir {directory}: {error.strerror}; give a directory that can be written") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.stat(path)
     except OSError:
-        os.close(descriptor)
-        raise ConfigError(f"--data-dir {directory}: another server uses it; stop that one or give another") from None
-    return descriptor
+        return None
+    return found.st_dev, found.st_ino
 
 
 def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
@@ -85,18 +99,27 @@ def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
     connection = _plain(path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = FAST")  # else some builds write zeros over every page that leaves
     if disk:
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA max_page_count = {max(1, disk // page)}")
     return connection
 
 
-def open_file(path: Path) -> sqlite3.Connection:
-    """Connects to the file, and brings its schema up to date."""
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that never writes to the file, nor moves the write-ahead log into it."""
+    return _plain(f"{path.absolute().as_uri()}?mode=ro")
+
+
+def open_file(path: Path, disk: int | None = None) -> sqlite3.Connection:
+    """Connects to the file, which is made where there is none, and brings its schema up to date."""
     with _usable(path):
-        connection = _plain(path)
+        private.create(path)
+        private.tighten(besides(path))
+        connection = connect_to_read(path)  # closing one that writes would move the write-ahead log into the file
         version = _version(connection, path)
-        connection = connect(path)
+        connection.close()
+        connection = connect(path, disk)
         if version < SCHEMA_VERSION:
             connection.executescript(
                 f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
@@ -105,13 +128,18 @@ def open_file(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def open_snapshot(path: Path) -> sqlite3.Connection:
-    """Connects to what the file holds at this moment, to read it, also while a server writes to it."""
+def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
+    """Connects to the file of a store that exists, also while a server writes to it.
+
+    Reading, it is what the file holds at this moment. Raises ConfigError where there is none, or one of an older
+    version.
+    """
     if not path.exists():
         raise ConfigError(f"--data-dir: there is no store at {path}; give the directory of one")
     with _usable(path):
-        connection = _plain(f"{path.absolute().as_uri()}?mode=ro")
-        connection.execute("BEGIN")
+        connection = connect(path) if write else connect_to_read(path)
+        if not write:
+            connection.execute("BEGIN")
         version = _version(connection, path)
     if version < SCHEMA_VERSION:
         connection.close()  # it would keep a server from bringing the file up to date
@@ -126,12 +154,37 @@ def open_snapshot(path: Path) -> sqlite3.Connection:
 def _usable(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if is_damage(error) and is_ours(path):
+            raise
         raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
 
 
+def is_damage(error: BaseException) -> bool:
+    """Whether SQLite says that the file is not as it was written."""
+    return isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in ("malformed", "not a database"))
+    )
+
+
+def is_ours(path: Path) -> bool:
+    """Whether the file says in its first bytes that it is a store. Only for files that this process has not open."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(_ID_AT)
+        return file.read(4) == APPLICATION_ID.to_bytes(4, "big")
+    return False
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
 def _plain(path: Path | str) -> sqlite3.Connection:
-    return sqlite3.connect(path, uri=isinstance(path, str), isolation_level=None, check_same_thread=False, timeout=10)
+    connection = sqlite3.connect(
+        path, uri=isinstance(path, str), isolation_level=None, check_same_thread=False, timeout=10
+    )
+    connection.text_factory = _text  # a damaged text must not make a whole page of rows unreadable
+    return connection
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:

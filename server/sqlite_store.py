@@ -4,13 +4,12 @@ One thread writes. It takes everything that waits, writes it in one transaction 
 callers share the price of an fsync and each is told only after the bytes are on the disk: WAL with synchronous=FULL.
 """
 
-import os
 import shutil
 import sqlite3
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,34 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.sqlite_file import FILE_NAME, connect, lock, open_file, recover
-from histospec.server.sqlite_reader import SQLiteReader, digest_of, prompts_of
-from histospec.server.store import Batch, Record, Store, total_size
-
-FORGET_SECONDS = 3600.0  # between looks for what is old, or a tenth of the retention
-FORGET_AT_ONCE = 500  # prompts, in one transaction
+from histospec.server.sqlite_file import (
+    DAMAGE,
+    FILE_NAME,
+    Files,
+    Lock,
+    connect,
+    connect_to_read,
+    is_damage,
+    open_file,
+    recover,
+)
+from histospec.server.sqlite_reader import SQLiteReader
+from histospec.server.sqlite_retention import Retention
+from histospec.server.sqlite_salvage import replace, resume
+from histospec.server.sqlite_writes import Again, Appender, Slice, Write, depart, departures, work_off
+from histospec.server.store import HISTORY_RESPONSES, Batch, Store, total_size
 
 log = structlog.get_logger()
-_Write = Callable[[sqlite3.Connection], Any]
+
+MAX_REPAIRS = 3  # of one process: more are not damage to a file, but a disk that damages files
 
 
 class SQLiteStore(SQLiteReader, Store):
     """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
 
     The file grows to `disk` bytes at most. A problem that nobody wrote to for `retention` seconds is forgotten, never
-    where that is 0. Raises ConfigError where the directory or the file in it cannot be used.
+    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. Raises
+    ConfigError where the directory or the file in it cannot be used.
     """
 
     def __init__(
@@ -42,65 +53,87 @@ class SQLiteStore(SQLiteReader, Store):
         directory: Path,
         history_epochs: int,
         *,
+        history_responses: int = HISTORY_RESPONSES,
         retention: float = 0.0,
         disk: int | None = None,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
-        self._history_epochs = history_epochs
-        self._retention = retention
         self._disk = disk
-        self._lock = lock(directory)
+        self._connection: sqlite3.Connection
+        self._files: Files
+        self._lock = Lock(directory)
         path = directory / FILE_NAME
+        lost = 0
         try:
-            super().__init__(open_file(path), path)
+            resume(path)
+            try:
+                connection = open_file(path, disk)
+            except DAMAGE as error:
+                lost = replace(path, disk, str(error)).lost
+                connection = open_file(path, disk)
+            super().__init__(connection, path, history_responses)
+            self._open()
+            connection.close()
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
             raise
-        self._connection = connect(path, disk)  # of the writer
-        self._writer: GroupCommit[_Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
-        self._closing = threading.Event()
-        self._forgetting = threading.Thread(target=self._forget_now_and_then, name="retention", daemon=True)
+        self._damage.lost(lost)
+        self._repairs = 0
+        self._trouble = ""
+        self._slice = Slice()
+        self._appender = Appender(history_epochs, history_responses, self._slice)
+        self._version = 0  # of the file, by what others than the writer wrote to it
+        self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
+        self._checked = self._writer.submit(self._check, 0)  # before anything is written
+        self._retention: Retention | None = None
         if retention:
-            self._forget_old()
-            self._forgetting.start()
+            self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
+            self._retention.start()
 
     @property
     def waiting_bytes(self) -> int:
         """See Store."""
         return self._writer.backlog
 
+    @property
+    def trouble(self) -> str:
+        """See Store."""
+        return self._look()
+
+    @property
+    def retention_paused(self) -> str:
+        """See Store."""
+        return self._retention.paused if self._retention else ""
+
     def append(self, batch: Batch) -> "Future[None]":
         """See Store."""
         size = total_size(batch.records) + len(batch.problem.prompt)
-        return self._writer.submit(lambda connection: self._append(connection, batch), size)
+        return self._writer.submit(partial(self._appender.append, batch=batch), size)
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""
 
-        def run(connection: sqlite3.Connection) -> int:
-            dropped = connection.execute(
-                "DELETE FROM responses WHERE prompt IN (SELECT id FROM prompts WHERE namespace = ?)", (namespace,)
-            ).rowcount
-            connection.execute("DELETE FROM prompts WHERE namespace = ?", (namespace,))
+        def begin(connection: sqlite3.Connection) -> Again:
             connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
             connection.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
-            return dropped
+            return self._depart(connection, namespace, -1)
 
-        return self._writer.submit(run, 0)
+        return self._writer.submit(begin, 0)
 
     def rewind(self, namespace: str, epoch: int) -> "Future[int]":
         """See Store."""
 
-        def run(connection: sqlite3.Connection) -> int:
+        def begin(connection: sqlite3.Connection) -> Again:
             connection.execute(
                 "UPDATE namespaces SET newest_epoch = min(newest_epoch, ?) WHERE namespace = ?", (epoch, namespace)
             )
-            return connection.execute(
-                "DELETE FROM responses WHERE epoch > ? AND prompt IN (SELECT id FROM prompts WHERE namespace = ?)",
-                (epoch, namespace),
-            ).rowcount
+            return self._depart(connection, namespace, epoch)
 
-        return self._writer.submit(run, 0)
+        return self._writer.submit(begin, 0)
+
+    def _depart(self, connection: sqlite3.Connection, namespace: str, epoch: int) -> Again:
+        self._appender.forget()
+        return Again(partial(work_off, self._slice, depart(connection, namespace, epoch)))
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""
@@ -111,14 +144,17 @@ class SQLiteStore(SQLiteReader, Store):
 
         return self._writer.submit(run, len(state))
 
-    def _commit(self, group: list[Work[_Write]]) -> None:
+    def _commit(self, group: list[Work[Write]]) -> None:
         """Writes a group in one transaction; when it fails, each alone, so that one cannot spoil the others'."""
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            results = [work.what(self._connection) for work in group]
-            self._connection.execute("COMMIT")
+            results = self._transact(group)
         except Exception as error:
-            self._connection = recover(self._connection, self._path, self._disk)
+            self._appender.forget()
+            if is_damage(error) and self._repaired(str(error)):
+                self._commit(group)
+                return
+            if not self._look():
+                self._connection = recover(self._connection, self._path, self._disk)
             if len(group) > 1:
                 for work in group:
                     self._commit([work])
@@ -126,81 +162,45 @@ class SQLiteStore(SQLiteReader, Store):
                 self._writer.fail(group[0], self._explain(error))
             return
         for work, result in zip(group, results, strict=True):
-            self._writer.settle(work, result)
+            if isinstance(result, Again):
+                self._writer.again(work, result.rest)
+            else:
+                self._writer.settle(work, result)
 
-    def _append(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        records = self._slide(connection, batch)
-        if not records:
-            return
-        problem = batch.problem
-        key = (problem.namespace, problem.name, digest_of(problem.prompt), problem.prompt)
-        row = connection.execute(
-            "SELECT id FROM prompts WHERE namespace = ? AND problem = ? AND digest = ? AND tokens = ?", key
-        ).fetchone()
-        prompt = (
-            row[0]
-            if row
-            else connection.execute(
-                "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)", key
-            ).lastrowid
-        )
-        connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
-        connection.executemany(
-            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed) for r in records],
-        )
-        connection.execute(
-            "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "
-            "SET newest_epoch = excluded.newest_epoch WHERE excluded.newest_epoch > newest_epoch",
-            (problem.namespace, max(record.epoch for record in records)),
-        )
+    def _transact(self, group: list[Work[Write]]) -> list[Any]:
+        self._require_files()
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._version:  # a person, or `histospec forget`
+            self._version = version
+            self._appender.forget()
+        self._slice.begin()
+        results = [work.what(connection) for work in group]
+        connection.execute("COMMIT")
+        self._require_files()  # what was written to a file that is gone must not be acknowledged
+        return results
 
-    def _slide(self, connection: sqlite3.Connection, batch: Batch) -> list[Record]:
-        """Makes room in the window of the problem. -> those of the batch that are inside of it.
+    def _require_files(self) -> None:
+        if trouble := self._look():
+            raise StoreError(f"{trouble}; nothing of this request was kept")
 
-        What leaves goes first: where the file may not grow, the new takes its place.
-        """
-        among, key = prompts_of(batch.problem)
-        held = {
-            e for (e,) in connection.execute(f"SELECT DISTINCT epoch FROM responses WHERE prompt IN ({among})", key)
-        }
-        kept = sorted(held | {record.epoch for record in batch.records})[-self._history_epochs :]
-        if held and min(held) < kept[0]:
-            connection.execute(f"DELETE FROM responses WHERE prompt IN ({among}) AND epoch < ?", (*key, kept[0]))
-            if batch.problem.name:  # which may come with a new prompt every time
-                connection.execute(
-                    f"DELETE FROM prompts WHERE id IN ({among}) "
-                    "AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
-                    key,
-                )
-        return [record for record in batch.records if record.epoch >= kept[0]]
-
-    def _forget_now_and_then(self) -> None:
-        while not self._closing.wait(min(self._retention / 10, FORGET_SECONDS)):
-            self._forget_old()
-
-    def _forget_old(self) -> None:
-        """Forgets what retention says, a little at a time, so that nobody waits long."""
-        try:
-            while self._writer.submit(self._forget_some, 0).result():
-                pass
-        except StoreError as error:  # the next time comes
-            log.warning("old problems are not forgotten", reason=str(error))
-
-    def _forget_some(self, connection: sqlite3.Connection) -> int:
-        """-> how many prompts that were. Those of a named problem stay until none of them is written to."""
-        since = time.time() - self._retention
-        return connection.execute(
-            "DELETE FROM prompts WHERE id IN (SELECT id FROM writes JOIN prompts AS mine ON id = prompt "
-            "WHERE latest < ? AND (problem = '' OR NOT EXISTS (SELECT 1 FROM prompts AS others "
-            "JOIN writes ON prompt = others.id WHERE others.namespace = mine.namespace "
-            "AND others.problem = mine.problem AND latest >= ?)) LIMIT ?)",
-            (since, since, FORGET_AT_ONCE),
-        ).rowcount
+    def _look(self) -> str:
+        """Why nothing can be stored, or nothing; says so in the log when that changes."""
+        changed = self._files.changed()
+        trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.error("nothing can be stored", reason=trouble)
+            else:
+                log.info("the store's files are back")
+        return trouble
 
     def _explain(self, error: Exception) -> StoreError:
         text = str(error)
+        if isinstance(error, StoreError):
+            return error
         if "full" not in text:
             return StoreError(f"store: {text}; nothing of this request was kept")
         # SQLite says the same of both.
@@ -210,11 +210,66 @@ class SQLiteStore(SQLiteReader, Store):
             )
         return StoreFull(f"store: the disk is full ({text}); free some room, nothing of this request was kept")
 
+    # Damage
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Looks at the structure of the whole file: damage is found before anything is written to it."""
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {found}")
+        for departure in departures(connection):  # that a crash left
+            self._writer.submit(partial(work_off, self._slice, departure), 0)
+
+    def load(self) -> Iterator[Batch]:
+        """See SQLiteReader. Begins once it is known whether the file is damaged, and what is old has been forgotten."""
+        with suppress(StoreError):
+            self._checked.result()
+        if self._retention:
+            self._retention.looked.wait()
+        yield from super().load()
+
+    def _repair(self, used: sqlite3.Connection, error: Exception) -> bool:
+        """See SQLiteReader. In the writer's thread: what is written meanwhile waits, and goes to the new file."""
+
+        def repaired(connection: sqlite3.Connection) -> bool:
+            if used is self._reader:
+                raise error  # as if it had been met while writing
+            return True
+
+        with suppress(StoreError):
+            return bool(self._writer.submit(repaired, 0).result())
+        return False
+
+    def _repaired(self, reason: str) -> bool:
+        """Whether another file has taken the place of the damaged one."""
+        self._repairs += 1
+        if self._repairs > MAX_REPAIRS or self._look():
+            return False
+        with self._reading:
+            # The reader's connection is the last to close: it does not move the write-ahead log into the file.
+            self._connection.close()
+            self._reader.close()
+            try:
+                self._damage.lost(replace(self._path, self._disk, reason).lost)
+                done = True
+            except StoreError as failed:
+                log.error("the damaged store stays in use", reason=str(failed))
+                done = False
+            self._open()
+        return done
+
+    def _open(self) -> None:
+        """Connects, and notes which files these are."""
+        self._connection = connect(self._path, self._disk)  # of the writer
+        self._reader = connect_to_read(self._path)
+        with suppress(*DAMAGE):
+            self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+        self._files = Files(self._path)
+
     def close(self) -> None:
         """See Store."""
-        self._closing.set()
         if self._retention:
-            self._forgetting.join()
+            self._retention.close()
+        super().close()  # before the writer, whose end moves the write-ahead log into the file
         self._writer.close()
-        super().close()
-        os.close(self._lock)
+        self._lock.release()

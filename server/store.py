@@ -6,6 +6,17 @@ from concurrent.futures import Future
 from itertools import groupby
 from typing import NamedTuple
 
+from histospec.server.arguments import shown
+from histospec.server.errors import LimitExceeded
+
+HISTORY_RESPONSES = 4096
+"""Responses of a problem that are kept, unless told otherwise: the newest."""
+MAX_EPOCH = 1 << 52
+"""The largest epoch that a caller may name. As many again are left to be counted exactly, in the floating-point scores
+of Redis, too."""
+LAST_EPOCH = (1 << 63) - 1
+"""The largest epoch that a store can hold: older versions took any int64."""
+
 
 class Problem(NamedTuple):
     """Identity of a problem: its explicit name, or, where that is empty, all tokens of its prompt."""
@@ -58,8 +69,11 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def history(self, problem: Problem, limit: int = 0) -> list[Record]:
-        """Responses of one problem, oldest first; with a limit, the newest so many."""
+    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+        """Responses of one problem, oldest first; with a limit, the newest so many.
+
+        Raises LimitExceeded where their arrays have more than `room` bytes.
+        """
 
     @abstractmethod
     def estimator(self, namespace: str) -> bytes | None:
@@ -80,6 +94,11 @@ class Reader(ABC):
         """How many responses there are."""
         return sum(len(records) for namespace in self.newest_epochs() for _, records in self.problems(namespace))
 
+    @property
+    def damaged_responses(self) -> int:
+        """How many stored responses were found damaged, or could not be read, and were left out."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Finishes what was asked for and closes."""
@@ -96,11 +115,22 @@ class Store(Reader):
     def waiting_bytes(self) -> int:
         """How much of what was asked for is not written yet."""
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be stored until a person acts, or nothing."""
+        return ""
+
+    @property
+    def retention_paused(self) -> str:
+        """Why retention waits for a person, or nothing."""
+        return ""
+
     @abstractmethod
     def append(self, batch: Batch) -> "Future[None]":
         """Adds responses; the future is done once they survive a crash, all of them or none.
 
-        Fails with StoreFull or StoreError. The sliding window of epochs is applied to the problem.
+        Fails with StoreFull or StoreError. Of the problem, the newest epochs are kept, and of these the newest
+        responses.
         """
 
     @abstractmethod
@@ -126,6 +156,15 @@ def by_epoch(problem: Problem, records: Iterable[Record]) -> Iterator[Batch]:
     """Records that are in the order of their epochs, as one batch an epoch."""
     for _, some in groupby(records, key=lambda record: record.epoch):
         yield Batch(problem, list(some))
+
+
+def within(room: int, size: int) -> None:
+    """Raises LimitExceeded where responses of so many bytes do not fit into an answer."""
+    if size > room:
+        raise LimitExceeded(
+            f"history: the responses asked for have {size} bytes, more than the limit of {shown(room)} "
+            "(--max-message); ask for fewer with limit"
+        )
 
 
 def total_size(records: Sequence[Record]) -> int:

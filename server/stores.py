@@ -1,9 +1,11 @@
 """Which store a configuration means."""
 
+from typing import Any
+
 from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
 from histospec.server.redis_location import Location
-from histospec.server.sqlite_reader import SQLiteReader
+from histospec.server.sqlite_snapshot import SQLiteSnapshot
 from histospec.server.sqlite_store import SQLiteStore
 from histospec.server.store import Reader, Store
 
@@ -16,13 +18,17 @@ def open_store(config: StoreConfig, shard: str) -> Store:
     Raises:
         ConfigError: it cannot be used; the message says what to change.
     """
-    window, retention, backlog = config.history_epochs, config.retention * DAY, config.max_backlog
+    common: dict[str, Any] = {
+        "history_responses": config.history_responses,
+        "retention": config.retention * DAY,
+        "max_backlog": config.max_backlog,
+    }
     if config.store == "sqlite":
-        return SQLiteStore(config.data_dir, window, retention=retention, disk=config.disk, max_backlog=backlog)
+        return SQLiteStore(config.data_dir, config.history_epochs, disk=config.disk, **common)
     from histospec.server.redis_store import RedisStore  # a sixth of what a server imports, and few need it
 
     location = Location.parse(config.store)
-    store = RedisStore(location, window, shard, retention=retention, max_backlog=backlog)
+    store = RedisStore(location, config.history_epochs, shard, **common)
     try:
         store.newest_epochs()
     except StoreError as error:
@@ -37,4 +43,6 @@ def open_reader(config: StoreConfig) -> Reader:
     Raises:
         ConfigError: as `open_store`, or there is none.
     """
-    return SQLiteReader.snapshot(config.data_dir) if config.store == "sqlite" else open_store(config, "")
+    if config.store == "sqlite":
+        return SQLiteSnapshot(config.data_dir, config.history_responses)
+    return open_store(config, "")

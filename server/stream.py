@@ -29,7 +29,7 @@ from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError, U
 from histospec.server.history import CROWDED, History
 from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.store import LAST_EPOCH, Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
@@ -391,7 +391,7 @@ class DraftStream:
             self._history.name_epochs(namespace)
             return close.epoch
         base = self._bases.setdefault(namespace, self._history.newest_epoch(namespace) - close.changes)
-        return self._history.counted_epoch(namespace, min(base + close.changes, wire.MAX_EPOCH))
+        return self._history.counted_epoch(namespace, min(base + close.changes, LAST_EPOCH))
 
     def _forget(self, session: int) -> None:
         held = self._ids.pop(session, None)

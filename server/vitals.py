@@ -21,7 +21,7 @@ class Vitals(Collector):
 
     Args:
         config: what the server was given.
-        store: what waits for it is shown.
+        store: what waits for it, and what is wrong with it, is shown.
         certificates: None without TLS.
         watched: files that may change while the server runs.
         ready: whether the server is.
@@ -62,6 +62,21 @@ class Vitals(Collector):
             "histospec_store_waiting_limit_bytes",
             "How many may wait before ingests and commits are refused (--max-backlog).",
             self._config.max_backlog,
+        )
+        yield GaugeMetricFamily(
+            "histospec_store_usable",
+            "Whether the store takes responses: 0 where its files are gone or are no longer those that it opened.",
+            not self._store.trouble,
+        )
+        yield CounterMetricFamily(
+            "histospec_store_damaged_responses",
+            "Stored responses that were found damaged, or could not be read, and are left out.",
+            self._store.damaged_responses,
+        )
+        yield GaugeMetricFamily(
+            "histospec_retention_paused",
+            "Whether --retention waits for a person because the clock may have jumped.",
+            bool(self._store.retention_paused),
         )
         yield CounterMetricFamily(
             "histospec_event_loop_cpu_seconds",

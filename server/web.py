@@ -105,6 +105,7 @@ def application(
     about: Mapping[str, str],
     overview: Callable[[], Awaitable[Mapping[str, Any]]],
     aside: Executor,
+    troubles: Readiness = dict,
 ) -> web.Application:
     """An aiohttp application of read-only pages.
 
@@ -148,7 +149,7 @@ def application(
             {
                 **about,
                 "ready": not any(parts.values()),
-                "parts": {part: why or "ok" for part, why in parts.items()},
+                "parts": {part: why or troubles().get(part) or "ok" for part, why in parts.items()},
             }
         )
 

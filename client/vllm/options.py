@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ..tokens import MAX_PROBLEM
+from ..tokens import MAX_EPOCH, MAX_PROBLEM
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -60,7 +60,7 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
         _warn(name, f"unknown; known are {', '.join(KNOWN)}")
     options = RequestOptions(
         problem=_use("problem", _problem, given),
-        epoch=_use("epoch", partial(_integer, least=0), given),
+        epoch=_use("epoch", partial(_integer, least=0, most=MAX_EPOCH), given),
         generated=_use("generated", partial(_integer, least=0), given),
         commit=_use("commit", _switch, given),
         seed=_use("seed", partial(_integer, least=-MAX_INT64 - 1), given),
@@ -106,14 +106,14 @@ def _problem(value: Any) -> str:
     return value
 
 
-def _integer(value: Any, least: int) -> int:
+def _integer(value: Any, least: int, most: int = MAX_INT64) -> int:
     try:
         number = None if isinstance(value, bool) else int(value)
     except (ValueError, TypeError, OverflowError):
         number = None
     rounded = isinstance(value, float) and value != number
-    if number is None or rounded or not least <= number <= MAX_INT64:
-        raise ValueError(f"expected an integer from {least} to {MAX_INT64}, got {value!r:.80}")
+    if number is None or rounded or not least <= number <= most:
+        raise ValueError(f"expected an integer from {least} to {most}, got {value!r:.80}")
     return number
 
 

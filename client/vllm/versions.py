@@ -20,7 +20,7 @@ import importlib
 import re
 from typing import Any, NamedTuple
 
-from .options import MAX_INT64
+from ..tokens import MAX_EPOCH
 
 # The number stands alone, or behind a word or a separator: "7", "step7", "run-2/v7"; not "9f86d08" and not "2.5b".
 NUMBERED = re.compile(r"(?:.*[^0-9A-Za-z.])?[A-Za-z]*([0-9]{1,19})", re.ASCII | re.DOTALL)
@@ -63,7 +63,7 @@ class WeightVersions:
         self._named = version
         number = NUMBERED.fullmatch(version)
         epoch = int(number[1]) if number else None
-        if epoch is None or epoch > MAX_INT64:  # hashes: some of them end in a number, by chance
+        if epoch is None or epoch > MAX_EPOCH:  # hashes: some of them end in a number, by chance
             self._numbered = False
         self._change(max(epoch or 0, self.current.epoch or 0) if self._numbered else None)
 

@@ -114,6 +114,7 @@ def test_bad_close_closes_nothing(client):
     client.step([a, b], [[1, 2], [3]])
     for arguments, message in [
         ({"epochs": -1}, r"epochs: -1 is outside"),
+        ({"epochs": 2**52 + 1}, "epochs: 4503599627370497 is more than the limit of 4503599627370496"),
         ({"epochs": [1]}, "epochs: 1 values for 2 sessions"),
         ({"epochs": [1, 1.5]}, r"epochs\[1\]: must be an integer"),
         ({"changes": -1}, r"changes: -1 is outside"),

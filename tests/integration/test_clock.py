@@ -1,6 +1,9 @@
-"""The wall clock of a shard jumps by a day: nothing hangs, nothing is lost, and history keeps the order of epochs."""
+"""The wall clock of a shard jumps: nothing hangs, nothing is lost, and history keeps the order of epochs."""
 
+import json
 import os
+import subprocess
+import sys
 import threading
 import urllib.request
 from pathlib import Path
@@ -97,3 +100,45 @@ def test_a_clock_that_jumps_changes_nothing(start_server, tmp_path, store, reque
     server.terminate()
     assert server.wait() == 0
     assert len(days) == 3  # else the clock has not moved
+
+
+def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(start_server, connect, tmp_path):
+    """
+    1. The day jumps by more than the retention: nothing is forgotten, and metric, status and log say so.
+    2. It is the same after a restart, and when the day is right again.
+    3. `histospec forget` ends it beside the running server, and forgets nothing that is new.
+    """
+    clock = Clock(tmp_path / "clock")
+    server = start_server("--retention", "1", env=clock.env)
+    wire = connect(server.endpoint)
+    for number in range(30):
+        wire.ingest([number, 1], [[1, 2, 3]])
+
+    def paused() -> bool:
+        return server.metrics()["histospec_retention_paused"] == 1
+
+    def everything() -> bool:
+        return all(wire.history([number, 1], wait=True) == [[1, 2, 3]] for number in range(30))
+
+    clock.jump("+3d")
+    eventually(paused, "retention does not pause")
+    assert everything()
+    hints = json.loads(server.get("/status")[1])["hints"]
+    assert any(
+        hint["title"] == "Retention is paused" and "jumped forward by 3.0 days" in hint["text"] for hint in hints
+    )
+    assert any(line.get("event") == "retention is paused: nothing is forgotten" for line in server.log)
+    for offset in ("+4d", "+0d"):
+        server.terminate()
+        assert server.wait() == 0
+        clock.jump(offset)
+        server.start()
+        eventually(paused, "a restart ends the pause")
+        assert everything()
+    command = [sys.executable, "-m", "histospec.server", "forget", "--older-than", "1d", "--data-dir"]
+    done = subprocess.run([*command, str(server.data_dir)], cwd="/", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "0 prompts forgotten; retention goes on where it was paused\n")
+    eventually(lambda: not paused(), "retention does not go on")
+    assert everything()
+    server.terminate()
+    assert server.wait() == 0

@@ -1,5 +1,6 @@
 """The promise of the history: every acknowledged response is there again, whatever happened to the server."""
 
+import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from disks import small_disk
+from waiting import eventually
 
 from histospec.v1 import draft_pb2 as pb
 
@@ -189,3 +191,75 @@ def test_a_dropped_namespace_stays_dropped(start_server, connect):
     server.start()
     assert wire.history([1], namespace="a", wait=True) == []
     assert wire.history([1], namespace="b") == [[6]]
+
+
+def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(start_server, connect):
+    """
+    1. The file is deleted while the server runs: ingests and commits are refused, and every channel says so.
+    2. Drafts go on.
+    3. A new server on the directory starts anew; one that is killed meanwhile has lost nothing that was acknowledged.
+    """
+    server = start_server()
+    wire = connect(server.endpoint)
+    wire.ingest([1, 2, 3], [response(1)])
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1, [1, 2, 3]), wire.open(2, [1, 2, 3])], step=wire.step([1, 2], [response(1)[:9]] * 2))
+    assert server.metrics()["histospec_store_usable"] == 1
+    (server.data_dir / "histospec.sqlite").rename(server.data_dir / "away")
+    eventually(lambda: server.metrics()["histospec_store_usable"] == 0, "the metric does not say so")  # idle or not
+    with pytest.raises(grpc.RpcError, match=r"histospec.sqlite was deleted or moved while the server") as caught:
+        wire.ingest([1, 2, 3], [response(2)])
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    answer = stream.ask(closes=[wire.commit(1, 9)])
+    assert answer.refusals[0].later
+    assert "deleted or moved" in answer.refusals[0].reason
+    (draft,) = wire.drafts(stream.ask(step=wire.step([2], [response(1)[9:10]], [9])))
+    assert draft[:1] == response(1)[10:11]
+    health = json.loads(server.get("/healthz")[1])
+    assert "deleted or moved" in health["parts"]["store"]
+    assert server.get("/readyz")[0] == 200
+    assert "Nothing can be stored" in {hint["title"] for hint in json.loads(server.get("/status")[1])["hints"]}
+    assert any(line.get("event") == "nothing can be stored" for line in server.log)
+    assert server.metrics()["histospec_store_errors_total"] == 2
+
+    (server.data_dir / "away").rename(server.data_dir / "histospec.sqlite")
+    wire.ingest([1, 2, 3], [response(3)])
+    server.restart()
+    assert wire.history([1, 2, 3], wait=True) == [response(1), response(3)]
+
+
+def test_a_damaged_file_is_served_and_set_aside(start_server, connect):
+    """
+    1. Pages of the file are overwritten while no server runs.
+    2. The next one is ready with the rest, says how much is missing, and takes responses.
+    3. After another restart it is the same, and nothing more is set aside.
+    """
+    server = start_server()
+    wire = connect(server.endpoint)
+    for number in range(60):
+        wire.ingest(prompt(number), [response(number)])
+    server.terminate()
+    assert server.wait() == 0
+    file = server.data_dir / "histospec.sqlite"
+    data = bytearray(file.read_bytes())
+    data[15 * 4096 : 16 * 4096] = bytes(4096)
+    file.write_bytes(data)
+    server.start()
+
+    def found() -> set[int]:
+        return {number for number in range(60) if wire.history(prompt(number), wait=True) == [response(number)]}
+
+    lost = server.metrics()["histospec_store_damaged_responses_total"]
+    there = found()
+    assert 0 < lost < 10
+    assert len(there) == 60 - lost
+    assert server.metrics()["histospec_loaded_responses"] == len(there)
+    (aside,) = server.data_dir.glob("histospec.sqlite.damaged-*Z")
+    assert aside.read_bytes() == data
+    assert "The store was damaged" in {hint["title"] for hint in json.loads(server.get("/status")[1])["hints"]}
+    wire.ingest([9, 9], [response(99)])
+    server.restart()
+    assert found() == there
+    assert wire.history([9, 9]) == [response(99)]
+    assert len(list(server.data_dir.glob("histospec.sqlite.damaged-*Z"))) == 1
+    assert not [line for line in server.log if "exception" in line]

@@ -31,8 +31,8 @@ def test_no_command_or_a_wrong_one():
     result = histospec("surve")
     assert result.returncode == 2
     assert (
-        result.stderr
-        == "histospec: there is no command 'surve'; use one of serve, replay, snapshot, restore, bench, status\n"
+        result.stderr == "histospec: there is no command 'surve'; use one of "
+        "serve, replay, snapshot, restore, forget, bench, status\n"
     )
 
 

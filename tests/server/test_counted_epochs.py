@@ -2,8 +2,15 @@
 
 import itertools
 
+import grpc
+import numpy as np
 import pytest
+import xxhash
+from batches import put
 
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.store import LAST_EPOCH, MAX_EPOCH
+from histospec.specrl import rollout_cache_pb2, rollout_cache_pb2_grpc
 from histospec.v1 import draft_pb2 as pb
 
 NUMBERS = itertools.count()
@@ -114,10 +121,52 @@ def test_a_stream_that_goes_on_after_a_drop_counts_anew(wire, worker, namespace)
     assert [early.commit(changes=c) for c in (7, 8)] == [0, 1]
 
 
+@pytest.mark.parametrize("epoch", [MAX_EPOCH + 1, 2**53, 2**63 - 1])
+def test_an_epoch_that_leaves_no_room_to_count_is_refused(wire, worker, namespace, epoch):
+    """By whatever it comes; it then has changed nothing."""
+    says = f"epoch: {epoch} is more than the limit of {MAX_EPOCH}"
+    one = worker()
+    calls = [
+        lambda: wire.ingest([9], [[1]], namespace, epoch=epoch),
+        lambda: wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=epoch)),
+        lambda: one.commit(epoch=epoch),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError, match=says) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert worker().commit(changes=1) == 0
+
+
+def test_there_is_room_to_count_from_the_largest_epoch_on(wire, worker, namespace):
+    """Also with a Redis, whose scores are exact up to 2^53."""
+    wire.ingest([9], [[1]], namespace, epoch=MAX_EPOCH)
+    wire.ingest([9], [[2]], namespace)
+    wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=MAX_EPOCH))
+    request = pb.HistoryRequest(namespace=namespace, prompt=wire.i32([9]))
+    assert [r.epoch for r in wire.stub.History(request).responses] == [MAX_EPOCH] * 2
+
+
 def test_a_count_ends_at_the_last_epoch(start_server, connect):
-    """Named before the server started anew, which remembers the epochs but not who named them."""
-    server = start_server()
-    connect(server.endpoint).ingest([9], [[1]], epoch=(1 << 63) - 1)
-    server.restart()
+    """Stored by an older server, which took any epoch: it stays readable, and takes responses."""
+    server = start_server("--specrl-namespace", "run")
+    server.terminate()
+    assert server.wait() == 0
+    store = SQLiteStore(server.data_dir, 8)
+    put(store, np.array([1], "<i4").tobytes(), LAST_EPOCH, prompt=np.array([9], "<i4").tobytes())
+    store.close()
+    server.start()
     one = Worker(connect(server.endpoint), "run")
-    assert [one.commit(changes=c) for c in (0, 1, 2**32 - 1)] == [(1 << 63) - 1] * 3
+    assert [one.commit(changes=c) for c in (0, 1, 2**32 - 1)] == [LAST_EPOCH] * 3
+    wire = connect(server.endpoint)
+    wire.ingest([9], [[2]])
+    updates = rollout_cache_pb2_grpc.RolloutCacheServiceStub(grpc.insecure_channel(server.endpoint))
+    prompt = rollout_cache_pb2.TokenList(tokens=[1, 2])
+    named = xxhash.xxh64_intdigest(wire.i32([1, 2]), seed=0)
+    for text in ([3], [4]):
+        responses = [rollout_cache_pb2.TokenList(tokens=text)]
+        request = rollout_cache_pb2.UpdateCacheRequest(prompt_hash=named, prompt=prompt, responses=responses)
+        assert updates.UpdateCache(request, timeout=30).success
+    assert wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=3)).responses > 0
+    wire.ingest([9], [[3]])
+    assert wire.history([9]) == [[3]]

@@ -29,6 +29,19 @@ CASES = {
     "loading": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is being loaded", "(store: 4 of 9)"),
     "draining": (BUSY._replace(waiting={"drain": "draining"}), "info", "This shard is draining", "stops when"),
     "store errors": (BUSY._replace(store_errors=1), "bad", "The store fails", "1 request failed"),
+    "files gone": (
+        BUSY._replace(store_trouble="store: the file was deleted"),
+        "bad",
+        "Nothing can be stored",
+        "store: the file was deleted. Nothing is acknowledged",
+    ),
+    "damage": (BUSY._replace(damaged=1), "bad", "The store was damaged", "1 stored response or more could not be read"),
+    "a pause": (
+        BUSY._replace(retention_paused="the time of day jumped"),
+        "warn",
+        "Retention is paused",
+        "The time of day jumped. Nothing is forgotten meanwhile",
+    ),
     "a shard away": (BUSY._replace(away=["b", "c"]), "bad", "Not serving: b, c", "log"),
     "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "34 ms or more"),
     "first epoch": (

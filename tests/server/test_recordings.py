@@ -73,7 +73,7 @@ def response(**fields: object) -> dict[str, object]:
         ({**GOOD, "id": "b", "responses": []}, "responses: must not be empty"),
         (response(epoch=None), "responses[1].epoch: should be a valid integer, is None"),
         (response(epoch=-1), "responses[1].epoch: -1 is below the limit 0"),
-        (response(epoch=1 << 63), "responses[1].epoch: 9223372036854775808 is above the limit 2^63 - 1"),
+        (response(epoch=(1 << 52) + 1), "responses[1].epoch: 4503599627370497 is above the limit 4503599627370496"),
         (response(tokens=[5, -1]), "responses[1].tokens[1]: -1 is below the limit 0"),
         (response(tokens=[1 << 31]), "responses[1].tokens[0]: 2147483648 is above the limit 2147483647"),
         (response(tokens=[1 << 80]), "is above the limit 2147483647"),

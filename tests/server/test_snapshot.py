@@ -22,6 +22,7 @@ from histospec.server.redis_location import Location
 from histospec.server.redis_store import RedisStore
 from histospec.server.sqlite_file import FILE_NAME
 from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.sqlite_writes import Appender
 from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
@@ -58,7 +59,7 @@ def logprobs(count: int) -> bytes:
 
 BATCHES = [
     Batch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
-    Batch(Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**62, -1e-300, logprobs(300), seed=-(2**63))]),
+    Batch(Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**52, -1e-300, logprobs(300), seed=-(2**63))]),
     Batch(Problem("run", tokens(1, 2), "a name ❤"), [Record(tokens(9), 3, None, b"", b"\0")]),
     Batch(
         Problem("run", tokens(3), "turns"),
@@ -157,7 +158,7 @@ def test_a_store_of_an_older_version_is_not_read(run, data, tmp_path):
         connection.execute("PRAGMA user_version = 2")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
     assert code == 2
-    assert "was written by an older HistoSpec (schema 2, this one needs 4); start" in text
+    assert "was written by an older HistoSpec (schema 2, this one needs 5); start" in text
 
 
 def test_namespaces_are_chosen_by_a_pattern(run, data, tmp_path):
@@ -235,19 +236,19 @@ def test_a_restore_of_more_than_fits_at_once_arrives(run, tmp_path, monkeypatch)
 def test_a_restore_that_the_store_ends_can_be_gone_on_with(run, data, tmp_path, monkeypatch):
     file = tmp_path / "all.jsonl"
     run("snapshot", file, "--data-dir", data)
-    append, seen = SQLiteStore._append, []
+    append, seen = Appender.append, []
 
-    def failing(self, connection, some):
-        seen.append(some)
+    def failing(self, connection, batch):
+        seen.append(batch)
         if len(seen) > 2:
             raise StoreFull("store: full; nothing of this request was kept")
-        append(self, connection, some)
+        append(self, connection, batch)
 
-    monkeypatch.setattr(SQLiteStore, "_append", failing)
+    monkeypatch.setattr(Appender, "append", failing)
     code, text = run("restore", file, "--data-dir", tmp_path / "new")
     assert code == 1
     assert "restore again with --merge" in text
-    monkeypatch.setattr(SQLiteStore, "_append", append)
+    monkeypatch.setattr(Appender, "append", append)
     assert run("restore", file, "--data-dir", tmp_path / "new", "--merge")[0] == 0
     store, original = on_disk(tmp_path, "new"), on_disk(tmp_path)
     assert content(store)[0] == content(original)[0]

@@ -7,10 +7,11 @@ import pytest
 from batches import batch, put
 from waiting import eventually
 
+from histospec.server.errors import LimitExceeded
 from histospec.server.redis_location import Location
 from histospec.server.redis_store import RedisStore
 from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.store import LAST_EPOCH, Batch, Problem, Record
 
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
@@ -105,6 +106,57 @@ def test_the_window_counts_epochs_that_the_problem_has_seen(open_store):
     store = open_store(history_epochs=2)  # which has yet to find out what is there
     put(store, b"bbbb", 30)
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [20, 30]
+
+
+@pytest.mark.parametrize("name", ["", "a name"])
+def test_the_newest_responses_of_a_problem_stay(open_store, name):
+    """Whatever epochs they are of. What is kept beyond the limit, to forget many at once, nobody sees."""
+    store = open_store(history_responses=16)
+    expected: list[tuple[int, bytes]] = []
+    problem = Problem("run", b"prompt..", name)
+    for number in range(0, 120, 3):
+        texts = [(number + i).to_bytes(4, "big") for i in range(3)]
+        epoch = 5 if number % 4 else 4  # half of them come late
+        store.append(Batch(problem, [Record(text, epoch) for text in texts])).result()
+        expected = sorted([*expected, *((epoch, text) for text in texts)])[-16:]
+        assert [(r.epoch, r.tokens) for r in store.history(problem)] == expected
+    assert [len(records) for _, records in store.problems("run")] == [16]
+    assert store.history(problem, 5) == store.history(problem)[-5:]
+    store.close()
+    store = open_store(history_responses=16)  # which has yet to find out how many there are
+    put(store, b"next", 5, name=name)
+    assert [r.tokens for r in store.history(problem)] == [text for _, text in expected[1:]] + [b"next"]
+    store.close()
+    store = open_store(history_responses=4)
+    assert [len(some.records) for some in store.load()] == [4]
+    put(store, b"last", 5, name=name)
+    assert [r.tokens for r in store.history(problem)][-2:] == [b"next", b"last"]
+    assert store.count() == 4
+
+
+def test_a_batch_beyond_the_limit_keeps_its_newest(open_store):
+    store = open_store(history_responses=4)
+    store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 0) for i in range(50)])).result()
+    assert [r.tokens[0] for r in store.history(Problem("run", b"prompt.."))] == [46, 47, 48, 49]
+
+
+def test_a_history_that_is_too_large_for_an_answer_is_refused(open_store):
+    store = open_store()
+    problem = Problem("run", b"prompt..")
+    records = [Record(bytes(4000), 0, None, bytes(4000)) for _ in range(200)]
+    store.append(Batch(problem, records)).result()
+    with pytest.raises(LimitExceeded, match=r"more than the limit of 1MiB \(--max-message\); ask for fewer with limit"):
+        store.history(problem, 0, 1 << 20)
+    assert len(store.history(problem, 100, 1 << 20)) == 100
+    assert len(store.history(problem, 0, 2 << 20)) == 200
+
+
+def test_epochs_of_older_versions_stay_readable(open_store):
+    store = open_store()
+    put(store, b"aaaa", LAST_EPOCH)
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [LAST_EPOCH]
+    assert store.newest_epochs() == {"run": LAST_EPOCH}
+    assert store.rewind("run", 3).result() == 1
 
 
 def test_many_threads_lose_nothing(open_store):

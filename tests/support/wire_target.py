@@ -91,6 +91,7 @@ class Shard:
             assert answer.responses == len(request.responses)
             assert answer.tokens == sum(len(r.tokens) // 4 for r in request.responses)
         elif method == "History":
+            answer = pb.HistoryResponse.FromString(answer)
             assert all(len(_ints(r.tokens)) and _ints(r.tokens).min() >= 0 for r in answer.responses)
         elif method == "PredictLength":
             assert len(answer.lengths) == (len(answer.quantiles) if answer.observations else 0)

@@ -160,7 +160,7 @@ def versions():
     [
         ("7", 7), ("step7", 7), ("global_step_40", 40), ("run-2/v007", 7), ("step 12", 12), ("0", 0),
         ("", None), ("best", None), ("9f86d08", None), ("v2.5", None), ("7b", None), ("step" + "9" * 19, None),
-        ("9" * 40, None), ("step\u0667", None),
+        ("9" * 40, None), (f"step{2**52}", 2**52), (f"step{2**52 + 1}", None), ("step\u0667", None),
     ],
 )  # fmt: skip
 def test_the_number_of_a_version(versions, version, epoch):
