@@ -28,7 +28,7 @@ from histospec.client.errors import (
 )
 from histospec.client.shard import Pending
 from histospec.client.sync import DraftClient
-from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats
+from histospec.client.values import Draft, LengthPrediction, Response, Shard, ShardStats, Stats
 
 __all__ = [
     "AsyncDraftClient",
@@ -47,6 +47,7 @@ __all__ = [
     "Response",
     "ServerError",
     "Shard",
+    "ShardStats",
     "Stats",
     "Timeouts",
     "Tls",

@@ -16,7 +16,9 @@ from histospec.client.channel import metadata, open_channel
 from histospec.client.conversation import Conversation, GarbledReply
 from histospec.client.core import Core
 from histospec.client.discovery import Discovery
+from histospec.client.room import ServerLimits
 from histospec.client.shard import ShardState
+from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 
 log = logging.getLogger("histospec.client")
@@ -34,6 +36,8 @@ class Stream:
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
+        self._limits = stub.Topology(pb.TopologyRequest(), metadata=metadata(core.config))
+        self._knows = False
         self._reader = asyncio.create_task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
@@ -45,12 +49,26 @@ class Stream:
     async def _write(self) -> None:
         outbox = self.conversation.outbox
         try:
+            await self._learn()
             while outbox:
                 message = outbox.popleft()
                 await self._call.write(message)
                 self._core.wrote(self.conversation, message.sequence)
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the stream ended, and the reader says so
+
+    async def _learn(self) -> None:
+        """Asks on the same connection what the shard takes, before anything is written."""
+        if self._knows:
+            return
+        limits = ServerLimits()
+        try:
+            await self._limits
+            limits = ServerLimits.told(await self._limits.trailing_metadata())
+        except grpc.RpcError as error:
+            log.debug("%s does not say its limits: %s", self._shard.name, error)
+        self._knows = True
+        self._core.learned(self._shard, self.conversation, limits, time.monotonic())
 
     async def _read(self) -> None:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
@@ -74,6 +92,7 @@ class Stream:
     async def close(self) -> None:
         """Ends the stream and its connection."""
         self._call.cancel()
+        self._limits.cancel()
         if asyncio.current_task() is not self._reader:
             await asyncio.wait([self._reader])
             return  # the reader closes the rest

@@ -17,6 +17,7 @@ MAX_TOKEN = (1 << 31) - 1
 MAX_PROBLEM = 1024
 """Characters of a problem id."""
 INT32 = np.dtype("<i4")
+UINT64 = np.dtype("<u8")
 FLOAT32 = np.dtype("<f4")
 
 
