@@ -13,6 +13,7 @@
 Imports nothing but numpy and gRPC, configures no logging, starts nothing until it is used.
 """
 
+import histospec.client.quiet_grpc  # noqa: F401 - before all others
 from histospec.client.client import AsyncDraftClient
 from histospec.client.config import Breaker, Limits, Timeouts, Tls
 from histospec.client.errors import (

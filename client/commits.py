@@ -1,8 +1,8 @@
 """Finished responses until they are acknowledged: kept, sent, sent again, and given up.
 
-Belongs to the core, which locks. A response waits at the shard that owns its problem. The limits are shared out: beyond
-them, the shard that is furthest over its share loses its oldest, so that a shard within its share loses nothing whatever
-the others do. A member's share is the same part for all; a shard that has left has none.
+Belongs to the core, which locks. A response waits at the shard that owns its problem. The limits are shared out:
+beyond them, the shard that is furthest over its share loses its oldest. So a shard within its share loses nothing,
+whatever the others do. All members have the same share; a shard that has left has none.
 """
 
 import logging

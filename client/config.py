@@ -72,8 +72,8 @@ class Limits:
     """What the client keeps and sends at most."""
 
     commits: int = 10_000
-    """Finished responses of all shards kept until they are acknowledged. Each shard has an equal share, and may use what
-    others leave. Beyond the limit, the oldest of the shard that is furthest over its share are dropped and counted."""
+    """Finished responses of all shards that are kept until they are acknowledged. Each shard has an equal share and may
+    use what others leave. Beyond the limit, the shard furthest over its share loses its oldest, which is counted."""
     commit_bytes: int = 256 << 20
     """The same, in bytes of their tokens, prompts and logprobs."""
     message_bytes: int = 4 << 20

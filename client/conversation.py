@@ -88,7 +88,7 @@ class Conversation:
 
     namespace: str
     limits: Limits
-    server: ServerLimits = ServerLimits()
+    server: ServerLimits = field(default_factory=ServerLimits)
     """What the shard takes, as far as it is known."""
     outbox: deque[pb.DraftRequest] = field(default_factory=deque)
     waiting: dict[int, Awaited] = field(default_factory=dict)
@@ -320,8 +320,9 @@ class Conversation:
         free = self._room.running - (len(self.held) - len(staying))
         out = ending & set(opened) | set(staying[max(0, free) :])
         for number in out:
-            session, session.opened = self._unwritten.pop(number)
-            self.reopened -= session.opened
+            session, before = self._unwritten.pop(number)
+            session.opened = before
+            self.reopened -= before
             self._forget(number)
         return out
 

@@ -16,9 +16,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from histospec.client import tokens
+from histospec.client import fork, tokens
 from histospec.client.budget import Budget
-from histospec.client.channel import forked
 from histospec.client.commits import Commits
 from histospec.client.config import Config, Endpoint
 from histospec.client.conversation import Batch, Conversation
@@ -104,6 +103,7 @@ class Core:
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """New sessions, known here alone until the next message."""
+        fork.refuse()  # first of all: in a forked process another thread of the parent may hold the lock for ever
         for name, values in (("problems", problems), ("generated", generated), ("seeds", seeds)):
             if values is not None:
                 tokens.same_length(name, values, "prompts", len(prompts))
@@ -132,6 +132,7 @@ class Core:
         changes: int | Sequence[int] | None = None,
     ) -> None:
         """Ends sessions; the server hears of it with the next message."""
+        fork.refuse()
         count = len(sessions)
         with self._lock:
             chosen = self._find(sessions)
@@ -161,6 +162,7 @@ class Core:
 
     def step(self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
+        fork.refuse()
         tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget.check()
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
@@ -270,8 +272,8 @@ class Core:
 
         Returns:
             Those shards, and any that is to be found, or owes an acknowledgement and is well.
-
         """
+        fork.refuse()
         with self._lock:
             self._commits.losses.report()
             self._give_up_silent(now)
@@ -309,6 +311,7 @@ class Core:
 
     def stats(self) -> Stats:
         """A copy of the counters."""
+        fork.refuse()
         with self._lock:
             everybody = self._members.everybody
             return replace(
@@ -318,6 +321,11 @@ class Core:
                 breakers={s.name: s.state for s in self.shards},
                 shards=self._commits.by_shard(),
             )
+
+    def report_losses(self) -> None:
+        """Logs what was dropped and not said yet: the client ends."""
+        with self._lock:
+            self._commits.losses.report(all_of_them=True)
 
     # ---- what the streams report ----------------------------------------------------------------------------------
 
@@ -410,10 +418,10 @@ class Core:
         self._changed()
 
     def _may_ask(self, shard: ShardState, now: float) -> bool:
-        return bool(shard.endpoint.address) and not self.closed and not forked() and shard.breaker.allows(now)
+        return bool(shard.endpoint.address) and not self.closed and shard.breaker.allows(now)
 
     def _to_be_found(self, shard: ShardState) -> bool:
-        return not (shard.endpoint.address or self.closed or forked())
+        return not (shard.endpoint.address or self.closed)
 
     def _conversation(self, shard: ShardState) -> Conversation:
         if shard.conversation is None:

@@ -5,9 +5,10 @@ and receiving meanwhile, and what they finished is found when the loop turns aga
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -26,6 +27,13 @@ log = logging.getLogger("histospec.client")
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
+def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """A task that says nothing when its loop is closed under it, which is how most programs end."""
+    task = asyncio.create_task(work)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
+    return task
+
+
 class Stream:
     """One Draft stream, on a connection of its own, for one conversation."""
 
@@ -38,13 +46,13 @@ class Stream:
         self._call = stub.Draft(metadata=metadata(core.config))
         self._limits = stub.Topology(pb.TopologyRequest(), metadata=metadata(core.config))
         self._knows = False
-        self._reader = asyncio.create_task(self._read())
+        self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
         """Writes what is in the outbox; at most one write is in flight, the others follow in order."""
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write())
+            self._writer = _task(self._write())
 
     async def _write(self) -> None:
         outbox = self.conversation.outbox
@@ -101,6 +109,12 @@ class Stream:
             await asyncio.wait([self._writer])
         await self._channel.close()
 
+    def abandon(self) -> None:
+        """Ends the stream when its loop is closed."""
+        for call in (self._call, self._limits):
+            with contextlib.suppress(RuntimeError):  # gRPC wakes tasks on the loop, after it has cancelled the call
+                call.cancel()
+
 
 class Streams:
     """The streams of one client, made when they are first needed and again when they broke."""
@@ -110,6 +124,8 @@ class Streams:
         self._streams: dict[ShardState, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._discovery: asyncio.Task[None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """On which they run; None until one of them is needed."""
 
     def kick(self, shards: Sequence[ShardState]) -> None:
         """Sends what the shards' conversations have in their outboxes. Called on the loop; does not wait."""
@@ -126,18 +142,25 @@ class Streams:
 
     def discover(self) -> None:
         """Begins to look for shards, where they are to be found. Called on the loop; does not wait."""
+        self.loop = asyncio.get_running_loop()
         if self._core.config.discover:
             if self._discovery is None:
-                self._discovery = asyncio.create_task(Discovery(self._core).run())
+                self._discovery = _task(Discovery(self._core).run())
             for shard in [s for s in self._streams if s.left and s.settled]:
                 self._discard(shard)
 
     def _discard(self, shard: ShardState) -> None:
         stream = self._streams.pop(shard, None)
         if stream is not None:
-            task = asyncio.create_task(stream.close())
+            task = _task(stream.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    def abandon(self) -> None:
+        """Ends all streams when their loop is closed: what can be done without it."""
+        for stream in self._streams.values():
+            stream.abandon()
+        self._streams.clear()
 
     async def close(self) -> None:
         """Ends all streams."""
