@@ -245,7 +245,10 @@ class AsyncDraftClient:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(endpoint) is channel:
                 del self._channels[endpoint]  # see DraftClient
                 self._core.looked = -math.inf
-            raise from_status(error.code(), error.details(), call.what) from error
+            pieces = calls.smaller(call, error.details() or "", self.config.limits)
+            if not pieces:
+                raise from_status(error.code(), error.details(), call.what) from error
+        return [await self._call(piece) for piece in pieces][-1]
 
 
 class _Waiting:

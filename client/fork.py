@@ -1,24 +1,19 @@
 """gRPC and `fork`: a process forked from one that has connected cannot use gRPC, and must not touch what it inherited.
 
 gRPC's threads do not come along, so nothing would ever be sent or time out. Sockets and epoll sets are shared with the
-parent: closing a channel or a loop in the child would take part of them from the parent. So every method of a client
-raises in such a process, and what it inherited is never freed there.
+parent: closing a loop in the child would take the parent's sockets off its epoll set. So every method of a client
+raises in such a process, and nothing that it inherited is closed there.
 
 gRPC's core starts some of its threads again in a child, unless GRPC_ENABLE_FORK_SUPPORT=0, and crashes it now and then.
 The core reads that when it is first imported; Python's half of gRPC has its fork support switched off by default.
 """
 
-import ctypes
 import os
-from typing import Any
-from weakref import WeakSet
 
 from histospec.client.errors import Unavailable
 
 _process: int | None = None
 """The process in which gRPC was first used here."""
-_open: "WeakSet[Any]" = WeakSet()
-"""What holds connections."""
 
 
 def connecting() -> None:
@@ -41,17 +36,3 @@ def refuse() -> None:
             "start it with multiprocessing's 'spawn', or fork before the first client connects and make a new client "
             "in each process"
         )
-
-
-def keep(connections: Any) -> None:
-    """Has a forked process never free these."""
-    _open.add(connections)
-
-
-def _in_child() -> None:
-    # Not even while the interpreter shuts down, when everything else is freed.
-    for connections in list(_open) if forked() else ():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connections))
-
-
-os.register_at_fork(after_in_child=_in_child)

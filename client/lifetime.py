@@ -31,9 +31,6 @@ class Connections:
     channels: dict[Endpoint, Any] = field(default_factory=dict)
     """For single calls."""
 
-    def __post_init__(self) -> None:
-        fork.keep(self)
-
     def _warn(self) -> None:
         if waiting := self.core.stats().pending_commits:
             log.warning("a client was dropped without shutdown: %d finished responses are lost", waiting)

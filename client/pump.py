@@ -132,8 +132,10 @@ class _Turning(Exception):  # noqa: N818 - not an error
 
 
 def _turn(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs the loop. gRPC's coroutines keep the exception that is being handled while they run, and with it the frames of
-    the caller and the client: so they are given one without frames.
+    """Runs the loop.
+
+    gRPC's coroutines keep the exception that is being handled while they run, and with it the frames of the caller,
+    which hold the client: so they are given one without frames.
     """
     try:
         raise _Turning

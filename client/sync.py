@@ -381,4 +381,7 @@ class DraftClient:
                     if self._channels.get(endpoint) is channel:
                         del self._channels[endpoint]
                 self._core.looked = -math.inf  # it may have moved
-            raise from_status(error.code(), error.details(), call.what) from error
+            pieces = calls.smaller(call, error.details() or "", self.config.limits)
+            if not pieces:
+                raise from_status(error.code(), error.details(), call.what) from error
+        return [self._call(piece) for piece in pieces][-1]
