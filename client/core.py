@@ -32,6 +32,8 @@ from histospec.v1 import draft_pb2 as pb
 log = logging.getLogger("histospec.client")
 
 _EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
+CLOSED_HERE = "closed by the client"
+"""How a stream ended that the client closed."""
 _POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -367,8 +369,10 @@ class Core:
         self._changed()
 
     def learned(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
-        """The shard has said what it takes, before anything large was written."""
+        """The shard has said what it takes, before anything was written."""
         with self._lock:
+            if limits == ServerLimits():  # an older server, which says nothing
+                limits = shard.limits
             shard.limits = limits
             if shard.conversation is conversation:
                 self._commits.unsent(shard, conversation.adopt(limits))
@@ -403,7 +407,9 @@ class Core:
             if shard.conversation is not conversation:
                 return
             self._stats.failed += 1
-            if shard.breaker.state == "closed" and not self.closed:  # said once, not with every try
+            if (
+                shard.breaker.state == "closed" and not self.closed and details != CLOSED_HERE
+            ):  # said once, not with every try
                 log.warning("%s: stream ended, %s: %s", shard.name, code.name, details)
             known = shard.limits
             shard.limits = known.refused(details) if code in _POISON else known

@@ -23,21 +23,25 @@ class Piece(NamedTuple):
 
 
 def cut(message: pb.DraftRequest, room: Room) -> list[Piece]:
-    """The same in messages that fit: all opens, then the step, then the closes, each in their order."""
+    """The same in messages that fit: opens, each before its row of the step, then closes."""
     step = message.step
     if step.max_tokens > room.draft:
         step.max_tokens = room.draft
     if fits(message, room):
         return [Piece(message, range(len(step.sessions) // UINT64.itemsize))]
     filling = _Filling(room)
-    for opening in message.opens:
-        filling.room_for("opens", opening.ByteSize() + PART).opens.append(opening)
-    if message.HasField("step"):
-        sizes = (ROW + 4 * np.frombuffer(step.lengths, INT32).astype(np.int64)).tolist()
-        for row, size in enumerate(sizes):
-            filling.room_for("rows", size)
-            filling.rows[-1].append(row)
-        _share(step, filling)
+    steps = list(_rows(step))
+    opens = {o.session: o for o in message.opens}
+    without_row = opens.keys() - {session for session, _ in steps}
+    for session, opening in opens.items():
+        if session in without_row:
+            filling.room_for("opens", opening.ByteSize() + PART).opens.append(opening)
+    for row, (session, tokens) in enumerate(steps):
+        if session in opens:
+            filling.room_for("opens", opens[session].ByteSize() + PART).opens.append(opens[session])
+        filling.room_for("rows", ROW + 4 * tokens)
+        filling.rows[-1].append(row)
+    _share(step, filling)
     for close in message.closes:
         filling.room_for("closes", close.ByteSize() + PART).closes.append(close)
     return [Piece(m, r) for m, r in zip(filling.messages, filling.rows, strict=True)]

@@ -8,14 +8,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 
 from histospec.client.channel import metadata, open_channel
 from histospec.client.conversation import Conversation, GarbledReply
-from histospec.client.core import Core
+from histospec.client.core import CLOSED_HERE, Core
 from histospec.client.discovery import Discovery
 from histospec.client.room import ServerLimits
 from histospec.client.shard import ShardState
@@ -90,7 +90,7 @@ class Stream:
         except GarbledReply as error:
             code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
         except asyncio.CancelledError:
-            code, details = grpc.StatusCode.CANCELLED, "closed by the client"
+            code, details = grpc.StatusCode.CANCELLED, CLOSED_HERE
         except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
             log.exception("%s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
@@ -114,6 +114,14 @@ class Stream:
         for call in (self._call, self._limits):
             with contextlib.suppress(RuntimeError):  # gRPC wakes tasks on the loop, after it has cancelled the call
                 call.cancel()
+
+
+def _run_now(callback: Callable[..., object], *args: Any, context: object = None) -> None:
+    callback(*args)
+
+
+def _ignore(*_: Any, context: object = None) -> None:
+    pass
 
 
 class Streams:
@@ -157,7 +165,16 @@ class Streams:
             task.add_done_callback(self._closing.discard)
 
     def abandon(self) -> None:
-        """Ends all streams when their loop is closed: what can be done without it."""
+        """Ends all streams when their loop is closed: what can be done without it.
+
+        gRPC reports the end of a call to the loop that made it, from whichever loop turns, which logs an error where
+        that one is closed. So the closed loop hears it, and does nothing; its tasks, some of them gRPC's, are freed.
+        """
+        assert self.loop is not None
+        self.loop.set_exception_handler(_ignore)
+        with contextlib.suppress(AttributeError):  # uvloop's do not allow it
+            self.loop.call_soon_threadsafe = _run_now  # type: ignore[assignment, method-assign]
+            self.loop.call_soon = _ignore  # type: ignore[assignment, method-assign]
         for stream in self._streams.values():
             stream.abandon()
         self._streams.clear()
