@@ -44,7 +44,8 @@ class Stream:
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
-        self._limits = stub.Topology(pb.TopologyRequest(), metadata=metadata(core.config))
+        patience = core.config.timeouts.silence / 2  # then it goes on without, before the stream is given up
+        self._limits = stub.Topology(pb.TopologyRequest(), timeout=patience, metadata=metadata(core.config))
         self._knows = False
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None

@@ -84,11 +84,8 @@ asyncio.run(run())
 DROPPED_AFTER_THEIR_LOOP = """
 asyncio.run(use_async())
 before = descriptors()
-clients = []
 for i in range(20):
-    clients.append(asyncio.run(use_async()))
-del clients[:]
-gc.collect()
+    asyncio.run(use_async())
 until(lambda: descriptors() <= before + 8)
 for i in range(20):
     loop = asyncio.new_event_loop()
