@@ -13,6 +13,7 @@
 Imports nothing but numpy and gRPC, configures no logging, starts nothing until it is used.
 """
 
+import histospec.client.quiet_grpc  # noqa: F401 - before all others
 from histospec.client.client import AsyncDraftClient
 from histospec.client.config import Breaker, Limits, Timeouts, Tls
 from histospec.client.errors import (
@@ -28,7 +29,7 @@ from histospec.client.errors import (
 )
 from histospec.client.shard import Pending
 from histospec.client.sync import DraftClient
-from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats
+from histospec.client.values import Draft, LengthPrediction, Response, Shard, ShardStats, Stats
 
 __all__ = [
     "AsyncDraftClient",
@@ -47,6 +48,7 @@ __all__ = [
     "Response",
     "ServerError",
     "Shard",
+    "ShardStats",
     "Stats",
     "Timeouts",
     "Tls",

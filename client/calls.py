@@ -10,9 +10,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from histospec.client import tokens, values
-from histospec.client.config import Endpoint
+from histospec.client.config import Endpoint, Limits
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable
+from histospec.client.pieces import PART
+from histospec.client.room import Room
 from histospec.client.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
 
@@ -41,6 +43,39 @@ class Call(Generic[T]):
         """For error messages."""
         return f"{self.method} on {self.shard.name}"
 
+    def cut(self, own: Limits) -> "list[Call[T]]":
+        """The same in requests that fit, by the client's limits and by what is known of the shard's."""
+        if not isinstance(self.request, pb.IngestRequest) or len(self.request.responses) < 2:
+            return [self]
+        room = Room.of(own, self.shard.limits)
+        responses = list(self.request.responses)
+        head = pb.IngestRequest()
+        head.CopyFrom(self.request)
+        del head.responses[:]
+        start = size = head.ByteSize()
+        groups: list[list[pb.Response]] = [[]]
+        for response in responses:
+            more = response.ByteSize() + PART
+            if groups[-1] and (size + more > room.size or len(groups[-1]) >= room.batch):
+                groups.append([])
+                size = start
+            groups[-1].append(response)
+            size += more
+        requests = []
+        for group in groups:
+            request = pb.IngestRequest()
+            request.CopyFrom(head)
+            request.responses.extend(group)
+            requests.append(request)
+        return [replace(self, request=request) for request in requests]
+
+
+def smaller(call: Call[T], details: str, own: Limits) -> list[Call[T]]:
+    """A shard refused a call, which changed nothing there. -> the same in smaller calls; none where size is not why."""
+    call.shard.limits = call.shard.limits.refused(details)
+    pieces = call.cut(own)
+    return pieces if len(pieces) > 1 else []
+
 
 def ingest(
     core: Core,
@@ -54,18 +89,16 @@ def ingest(
     text = tokens.token_bytes("prompt", prompt, empty=False)
     name = tokens.problem_name("problem", problem)
     version = tokens.epoch_number("epoch", epoch)
+    given = _seeded(responses, seeds)
+    messages = [_response(f"responses[{i}]", response) for i, response in enumerate(given)]
+    if not messages:
+        return []
+    request = pb.IngestRequest(
+        namespace=core.config.namespace, prompt=text, problem=name, epoch=version, responses=messages
+    )
     shard = core.shard_of(text, name)
-    calls: list[Call[int]] = []
-    size = 0
-    for i, response in enumerate(_seeded(responses, seeds)):
-        message = _response(f"responses[{i}]", response)
-        if not calls or size > core.config.limits.message_bytes:
-            request = pb.IngestRequest(namespace=core.config.namespace, prompt=text, problem=name, epoch=version)
-            calls.append(Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses)))
-            size = 0
-        calls[-1].request.responses.append(message)
-        size += len(message.tokens) + len(message.logprobs) + len(message.generated)
-    return calls
+    call = Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses))
+    return call.cut(core.config.limits)
 
 
 def _seeded(responses: Sequence[values.Response], seeds: Sequence[int | None] | None) -> Sequence[values.Response]:

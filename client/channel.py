@@ -1,11 +1,10 @@
 """How a connection to a shard is made, for the streams and for single calls."""
 
-import os
 from types import ModuleType
 from typing import Any
 
+from histospec.client import fork
 from histospec.client.config import Config, Endpoint, bearer
-from histospec.client.errors import Unavailable
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # a history may be long
@@ -19,30 +18,14 @@ _OPTIONS = [
 ]
 
 
-_process: int | None = None
-"""The process in which gRPC was first used here."""
-
-
-def forked() -> bool:
-    """Whether this process was forked from one that had connected.
-
-    gRPC's threads did not come along, so nothing would ever be sent or time out: such a process does without drafts.
-    """
-    return _process is not None and _process != os.getpid()
-
-
 def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config) -> Any:
     """A channel of `grpc` or `grpc.aio`.
 
     Raises:
         Unavailable: the process was forked from one that had connected.
     """
-    global _process
-    if forked():
-        raise Unavailable(
-            "this process was forked from one that had connected already; spawn it, or connect after forking"
-        )
-    _process = os.getpid()
+    fork.refuse()
+    fork.connecting()
     if config.tls is None:
         return kind.insecure_channel(endpoint.address, options=_OPTIONS)
     options: list[tuple[str, Any]] = list(_OPTIONS)

@@ -3,18 +3,21 @@
 import asyncio
 import math
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import grpc
 
-from histospec.client import calls
+from histospec.client import calls, fork
 from histospec.client.budget import Budget
 from histospec.client.calls import Call
-from histospec.client.channel import forked, metadata, open_channel
-from histospec.client.config import Breaker, Endpoint, Limits, Timeouts, Tls, configure
+from histospec.client.channel import metadata, open_channel
+from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
+from histospec.client.lifetime import LoopConnections
 from histospec.client.many import carry_out_async
 from histospec.client.shard import Pending
 from histospec.client.stream import Streams
@@ -47,10 +50,13 @@ class AsyncDraftClient:
         limits: Limits | None = None,
     ) -> None:
         self.config = configure(endpoint, namespace, token, tls, deadline, timeouts, breaker, limits)
-        self._core = Core(self.config, self._look_again)
+        self._waiting = _Waiting()
+        self._core = Core(self.config, self._waiting.look_again)
         self._streams = Streams(self._core)
-        self._channels: dict[Endpoint, Any] = {}
-        self._waiting: set[tuple[Callable[[], bool], asyncio.Future[None]]] = set()
+        self._connections = LoopConnections(self._core, self._streams)
+        self._channels = self._connections.channels
+        self._dropped = weakref.finalize(self, self._connections.dropped)
+        self._dropped.atexit = False  # type: ignore[misc]  # missing in the stubs
 
     async def open(
         self,
@@ -91,8 +97,9 @@ class AsyncDraftClient:
 
     async def receive(self, pending: Pending) -> list[Draft]:
         """See `DraftClient.receive`."""
+        fork.refuse()
         try:
-            await self._until(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
+            await self._waiting.until(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
         except asyncio.CancelledError:
             self._core.abandon(pending)
             raise
@@ -116,7 +123,7 @@ class AsyncDraftClient:
         while touched := self._core.flush(time.monotonic()):
             self._streams.kick(touched)
             await asyncio.sleep(0)
-            await self._until(lambda t=touched: self._core.settled(t), until - time.monotonic())  # type: ignore[misc]
+            await self._waiting.until(partial(self._core.settled, touched), until - time.monotonic())
             if time.monotonic() >= until:
                 self._core.overdue(touched, time.monotonic())
                 return
@@ -188,15 +195,21 @@ class AsyncDraftClient:
 
     async def shutdown(self) -> None:
         """See `DraftClient.shutdown`."""
+        if fork.forked():
+            return
+        self._dropped.detach()
         await self.flush(self.config.timeouts.shutdown)
-        self._core.closed = True
-        await self._streams.close()
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        self._core.report_losses()
+        await self._connections.end()
 
     async def __aenter__(self) -> "AsyncDraftClient":
+        fork.refuse()
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an AsyncDraftClient holds connections and cannot be copied or pickled; make another one instead"
+        )
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
@@ -211,16 +224,18 @@ class AsyncDraftClient:
         def known() -> bool:
             return self._core.knows_shards(time.monotonic())
 
+        fork.refuse()
         if not (known() or self._core.closed):
             self._streams.discover()
-            await self._until(known, self.config.timeouts.call)
+            await self._waiting.until(known, self.config.timeouts.call)
 
     async def _call(self, call: Call[T]) -> T:
         endpoint = call.endpoint
-        channel = None if forked() else self._channels.get(endpoint)
+        channel = self._channels.get(endpoint)
         if self._core.closed:
             raise Unavailable(f"{call.what}: this client is shut down")
         if channel is None:
+            self._streams.loop = asyncio.get_running_loop()
             channel = open_channel(grpc.aio, endpoint, self.config)
             self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
@@ -230,19 +245,29 @@ class AsyncDraftClient:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(endpoint) is channel:
                 del self._channels[endpoint]  # see DraftClient
                 self._core.looked = -math.inf
-            raise from_status(error.code(), error.details(), call.what) from error
+            pieces = calls.smaller(call, error.details() or "", self.config.limits)
+            if not pieces:
+                raise from_status(error.code(), error.details(), call.what) from error
+        return [await self._call(piece) for piece in pieces][-1]
 
-    async def _until(self, done: Callable[[], bool], timeout: float) -> None:
+
+class _Waiting:
+    """The calls that wait. Not the client, which streams would keep alive otherwise."""
+
+    def __init__(self) -> None:
+        self._calls: set[tuple[Callable[[], bool], asyncio.Future[None]]] = set()
+
+    async def until(self, done: Callable[[], bool], timeout: float) -> None:
         if done() or timeout <= 0:
             return
-        waiter = (done, asyncio.get_running_loop().create_future())
-        self._waiting.add(waiter)
+        call = (done, asyncio.get_running_loop().create_future())
+        self._calls.add(call)
         try:
-            await asyncio.wait([waiter[1]], timeout=timeout)
+            await asyncio.wait([call[1]], timeout=timeout)
         finally:
-            self._waiting.discard(waiter)
+            self._calls.discard(call)
 
-    def _look_again(self) -> None:
-        for done, future in self._waiting:
+    def look_again(self) -> None:
+        for done, future in self._calls:
             if done() and not future.done():
                 future.set_result(None)

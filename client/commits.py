@@ -1,17 +1,21 @@
 """Finished responses until they are acknowledged: kept, sent, sent again, and given up.
 
-Belongs to the core, which locks. A response waits at the shard that owns its problem.
+Belongs to the core, which locks. A response waits at the shard that owns its problem. The limits are shared out:
+beyond them, the shard that is furthest over its share loses its oldest. So a shard within its share loses nothing,
+whatever the others do. All members have the same share; a shard that has left has none.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from histospec.client.config import Limits
 from histospec.client.conversation import Conversation
+from histospec.client.losses import Losses
 from histospec.client.membership import Membership
 from histospec.client.session import Commit
 from histospec.client.shard import ShardState
-from histospec.client.values import Stats
+from histospec.client.values import ShardStats, Stats
 
 log = logging.getLogger("histospec.client")
 
@@ -24,25 +28,64 @@ FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
 
 
 class Commits:
-    """What waits, within `limits`; what becomes of it is counted in `stats`."""
+    """What waits, within `limits`; what becomes of it is counted in `stats` and by shard."""
 
     def __init__(self, members: Membership, limits: Limits, stats: Stats) -> None:
+        self.losses = Losses()
+        self.pending = 0
+        """Of all shards."""
         self._members = members
         self._limits = limits
         self._stats = stats
+        self._number = 0
         self._bytes = 0
+        self._books: dict[str, ShardStats] = {}
+
+    def by_shard(self) -> dict[str, ShardStats]:
+        """Copies of the counters: of every member, and of all that ever had something to count."""
+        for shard in self._members.shards:
+            self._book(shard)
+        members = {shard.name for shard in self._members.shards}
+        empty = ShardStats()
+        return {name: replace(book) for name, book in self._books.items() if name in members or book != empty}
 
     def keep(self, commit: Commit) -> None:
-        """Takes one more, at the expense of the oldest where there are too many."""
+        """Takes one more, at the expense of the oldest of the shard that is over its share where there are too many."""
         shard = commit.session.shard
+        self._number += 1
+        commit.number = self._number
+        self._enter(shard, commit)
         shard.commits.append(commit)
-        self._bytes += commit.bytes
-        while shard.commits and (
-            self._bytes > self._limits.commit_bytes or shard.unacknowledged > self._limits.commits
-        ):
-            oldest = shard.commits.popleft()
-            shard.forget(oldest.session)
-            self.drop(shard, oldest, "too many wait for the server")
+        while (over := self._over()) is not None:
+            oldest = self._oldest(over)
+            over.forget(oldest.session)
+            self.drop(over, oldest, "too many wait for the server")
+
+    def _over(self) -> ShardState | None:
+        """The shard that is to lose one; None: all is within the limits."""
+        limits = self._limits
+        if self._bytes > limits.commit_bytes:
+            return max(
+                self._members.everybody, key=lambda s: self._book(s).pending_bytes - self._share(s, limits.commit_bytes)
+            )
+        if self.pending > limits.commits:
+            return max(self._members.everybody, key=lambda s: self._book(s).pending - self._share(s, limits.commits))
+        return None
+
+    def _share(self, shard: ShardState, limit: int) -> float:
+        return 0 if shard.left else limit / len(self._members.shards)
+
+    @staticmethod
+    def _oldest(shard: ShardState) -> Commit:
+        """The first that waits; where all are on their way, the first of those, which may be stored all the same."""
+        if shard.commits:
+            return shard.commits.popleft()
+        assert shard.conversation is not None
+        sent = shard.conversation.commits
+        sequence, batch = next(iter(sent.items()))
+        if len(batch) == 1:
+            del sent[sequence]
+        return batch.pop(0)
 
     def send(self, shard: ShardState, conversation: Conversation, now: float) -> None:
         """Sends closes and the oldest commits.
@@ -55,14 +98,16 @@ class Commits:
             batch.append(commit)
             size += commit.bytes
         if batch or shard.closes:
-            conversation.close(batch, shard.closes, now)
+            left = conversation.close(batch, shard.closes, now)
             shard.closes = []
+            shard.commits.extendleft(reversed(left))
 
     def acknowledged(self, shard: ShardState, commits: Iterable[Commit]) -> None:
         """The shard has stored these."""
         for commit in commits:
             shard.patience = 0.0
-            self._bytes -= commit.bytes
+            self._leave(commit.session.shard, commit)
+            self._book(shard).committed += 1
             self._stats.commits += 1
 
     def postpone(self, shard: ShardState, commits: Sequence[Commit], reason: str, now: float) -> None:
@@ -71,7 +116,8 @@ class Commits:
             log.warning("%s: responses wait for its store: %s", shard.name, reason)
         shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
         shard.not_before = now + shard.patience
-        shard.commits.extendleft(reversed(commits))
+        for commit in reversed(commits):
+            self._owner(commit).commits.appendleft(commit)
 
     def again(self, shard: ShardState, commits: Iterable[Commit]) -> None:
         """The server did not know the sessions of these."""
@@ -91,20 +137,45 @@ class Commits:
                 self.drop(shard, commit, "the server turned it down")
 
     def move(self, shards: Iterable[ShardState]) -> None:
-        """The members have changed: what waits at these goes to its owners."""
+        """The members have changed: what waits at these goes to its owners, the oldest first."""
         waiting: list[Commit] = []
         for shard in shards:
             waiting += shard.commits
             shard.commits.clear()
-        for commit in waiting:
+        for commit in sorted(waiting, key=lambda c: c.number):
             self._owner(commit).commits.append(commit)
 
     def drop(self, shard: ShardState, commit: Commit, reason: str) -> None:
         """Gives one up, for a reason."""
-        self._bytes -= commit.bytes
+        self._leave(commit.session.shard, commit)
+        self.refuse(shard, commit, reason)
+
+    def refuse(self, shard: ShardState, commit: Commit, reason: str) -> None:
+        """Does not even keep it."""
         self._stats.dropped_commits += 1
-        log.warning("%s: dropped a finished response of %d tokens: %s", shard.name, commit.session.length, reason)
+        self._book(shard).dropped += 1
+        self.losses.note(shard.name, commit.session.length, reason)
 
     def _owner(self, commit: Commit) -> ShardState:
-        commit.session.shard = self._members.owner_of(commit.session)
-        return commit.session.shard
+        before, owner = commit.session.shard, self._members.owner_of(commit.session)
+        if owner is not before:
+            self._leave(before, commit)
+            self._enter(owner, commit)
+            commit.session.shard = owner
+        return owner
+
+    def _book(self, shard: ShardState) -> ShardStats:
+        return self._books.setdefault(shard.name, ShardStats())
+
+    def _enter(self, shard: ShardState, commit: Commit) -> None:
+        self._count(shard, 1, commit.bytes)
+
+    def _leave(self, shard: ShardState, commit: Commit) -> None:
+        self._count(shard, -1, -commit.bytes)
+
+    def _count(self, shard: ShardState, commits: int, size: int) -> None:
+        book = self._book(shard)
+        book.pending += commits
+        book.pending_bytes += size
+        self.pending += commits
+        self._bytes += size

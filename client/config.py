@@ -74,13 +74,14 @@ class Limits:
     """What the client keeps and sends at most."""
 
     commits: int = 10_000
-    """Finished responses kept until the server acknowledges them; the oldest are dropped, and counted, beyond it."""
+    """Finished responses of all shards that are kept until they are acknowledged. Each shard has an equal share and may
+    use what others leave. Beyond the limit, the shard furthest over its share loses its oldest, which is counted."""
     commit_bytes: int = 256 << 20
     """The same, in bytes of their tokens, prompts and logprobs."""
     message_bytes: int = 4 << 20
-    """Sessions that are opened or committed are spread over messages of about this size."""
+    """Bytes of a message, where one session alone does not take more. A server may take less, and says so."""
     batch: int = 4096
-    """Sessions in one message; larger steps are split."""
+    """Sessions in one message. A server may take fewer, and says so; larger batches are split."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from histospec.client import pieces
 from histospec.client.budget import Budget
 from histospec.client.config import Limits
+from histospec.client.room import Room, ServerLimits
 from histospec.client.session import Commit, Session
-from histospec.client.tokens import FLOAT32, INT32
+from histospec.client.tokens import FLOAT32, INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
-
-UINT64 = np.dtype("<u8")
 
 
 class GarbledReply(Exception):  # noqa: N818 - what it is
@@ -55,12 +55,21 @@ class Drafts(NamedTuple):
     probs: NDArray[np.float32]
 
 
+class Awaited(NamedTuple):
+    """What a message owes to a step whose drafts the caller waits for."""
+
+    step: int
+    rows: Sequence[int]
+    """Of that step."""
+
+
 class Reply(NamedTuple):
     """What one response meant."""
 
-    sequence: int
+    awaited: Awaited | None
+    """None where the message had no step, or where the caller has stopped waiting."""
     drafts: Drafts | None
-    """None where the message had no step, or where nobody waits for it any more."""
+    """One for each of the rows."""
     acknowledged: list[Commit]
     postponed: list[Commit]
     """Commits that the store could not take now."""
@@ -79,9 +88,11 @@ class Conversation:
 
     namespace: str
     limits: Limits
+    server: ServerLimits = field(default_factory=ServerLimits)
+    """What the shard takes, as far as it is known."""
     outbox: deque[pb.DraftRequest] = field(default_factory=deque)
-    waiting: dict[int, int] = field(default_factory=dict)
-    """By sequence: how many sessions the step had whose drafts somebody waits for."""
+    waiting: dict[int, Awaited] = field(default_factory=dict)
+    """By sequence: what the caller waits for. A large step has several messages."""
     commits: dict[int, list[Commit]] = field(default_factory=dict)
     """By sequence: commits that are not acknowledged."""
     held: dict[int, int] = field(default_factory=dict)
@@ -94,9 +105,24 @@ class Conversation:
     """Sessions that were open before, on this stream or another."""
     late: int = 0
     """Steps whose drafts came too late, which the server is to hear of with the next step."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """Sessions of which a part fits into no message, and why; the core takes them."""
+    rejected: list[tuple[Commit, str]] = field(default_factory=list)
+    """Commits that fit into no message, and why; the core takes them."""
+    _unwritten: dict[int, tuple[Session, bool]] = field(default_factory=dict)
+    """Sessions that a message in the outbox opens, and whether they were open before."""
     _opened: dict[int, int] = field(default_factory=dict)
     """By session: the message that opened it last."""
     _sequence: int = 0
+    _steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._room = Room.of(self.limits, self.server)
+
+    @property
+    def said(self) -> int:
+        """How many messages there were so far."""
+        return self._sequence
 
     @property
     def settled(self) -> bool:
@@ -110,73 +136,97 @@ class Conversation:
 
     # ---- what the client says -------------------------------------------------------------------------------------
 
+    def wrote(self, sequence: int) -> None:
+        """gRPC has taken a message."""
+        self.written = sequence
+        if not self.outbox:
+            self._unwritten.clear()
+
     def open(self, sessions: Iterable[Session]) -> None:
-        """Opens what the server does not hold, up to all that was generated."""
-        strange = [s for s in sessions if s.number not in self.held]
-        lengths = [s.length for s in strange]
-        message = self._open_some(Batch(strange, lengths, [], b""), [None] * len(strange))
-        if message.opens:
-            self._say(message)
+        """Opens what the server does not hold, up to all that was generated, while the stream has places."""
+        message = pb.DraftRequest()
+        for session in sessions:
+            if session.number not in self.held and len(self.held) < self._room.running:
+                self._open(message, session, session.length)
+        self._say(message)
 
     def step(self, batch: Batch, budget: Budget, now: float) -> int:
-        """Says one step. -> its sequence.
+        """Says one step. -> its number, see `awaits`.
 
-        A session that the server does not hold is opened with what it had before, so that its step is still a step.
+        A session that the server does not hold is opened with what it had before, so that its step is still a step;
+        where the stream has no place for it, it is left out.
         """
         message = pb.DraftRequest()
         numbers = [s.number for s in batch.sessions]
         starts = list(map(self.held.get, numbers))
         lengths, tokens = batch.lengths, batch.tokens
+        rows: Sequence[int] = range(len(numbers))
         if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
-            message = self._open_some(batch, starts)
-            pieces = [s.generated[4 * self.held[s.number] : 4 * s.length] for s in batch.sessions]
-            lengths, tokens = [len(piece) // 4 for piece in pieces], b"".join(pieces)
+            for session, length, start in zip(batch.sessions, batch.before, starts, strict=True):
+                if start is None and len(self.held) < self._room.running:
+                    self._open(message, session, length)
+            rows = [row for row in rows if numbers[row] in self.held]
+            sessions = [batch.sessions[row] for row in rows]
+            numbers = [s.number for s in sessions]
+            new = [s.generated[4 * self.held[s.number] : 4 * s.length] for s in sessions]
+            lengths, tokens = [len(text) // 4 for text in new], b"".join(new)
         positions = list(map(self.held.__getitem__, numbers))
-        self.held.update((s.number, s.length) for s in batch.sessions)
-        step = message.step
-        step.sessions = np.array(numbers, UINT64).tobytes()
-        step.positions = np.array(positions, INT32).tobytes()
-        step.lengths = np.array(lengths, INT32).tobytes()
-        step.tokens = tokens
-        step.max_tokens, step.verify_cost, step.tail_weight = budget
-        step.late, self.late = self.late, 0
-        sequence = self._say(message)
-        if budget.max_tokens:
-            self.waiting[sequence] = len(numbers)
-            self._expect(now)
-        return sequence
+        self.held.update((batch.sessions[row].number, batch.sessions[row].length) for row in rows)
+        self._steps += 1
+        if rows:
+            step = message.step
+            step.sessions = np.array(numbers, UINT64).tobytes()
+            step.positions = np.array(positions, INT32).tobytes()
+            step.lengths = np.array(lengths, INT32).tobytes()
+            step.tokens = tokens
+            step.max_tokens, step.verify_cost, step.tail_weight = budget
+            step.late, self.late = self.late, 0
+        self._say(message, Awaited(self._steps, rows) if budget.max_tokens else None, now=now)
+        return self._steps
 
-    def _open_some(self, batch: Batch, starts: Sequence[int | None]) -> pb.DraftRequest:
-        """Opens those that have no start; the last message of them is still to be said."""
-        message, size = pb.DraftRequest(), 0
-        for session, length, start in zip(batch.sessions, batch.before, starts, strict=True):
-            if start is None:
-                if size > self.limits.message_bytes:
-                    self._say(message)
-                    message, size = pb.DraftRequest(), 0
-                self._open(message, session, length)
-                size += len(session.prompt) + 4 * length
-        return message
+    def awaits(self, step: int) -> bool:
+        """Whether a message of this step is to be answered."""
+        return any(awaited.step == step for awaited in self.waiting.values())
 
-    def close(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> None:
-        """Closes: with commit (opening first what the server does not hold), and without."""
+    def forget_step(self, step: int) -> int:
+        """The caller waits for this step no longer. -> its messages that were not answered."""
+        unanswered = [sequence for sequence, awaited in self.waiting.items() if awaited.step == step]
+        for sequence in unanswered:
+            del self.waiting[sequence]
+        return len(unanswered)
+
+    def close(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> list[Commit]:
+        """Closes: with commit (opening first what the server does not hold), and without.
+
+        Returns:
+            The commits for which the stream has no place now.
+        """
         # They gained tokens while nothing was sent.
         behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
         if behind:
             self.step(Batch(behind, [s.length for s in behind], [], b""), Budget(max_tokens=0), now)
-        message, size, batch = pb.DraftRequest(), 0, list[Commit]()
-
-        def say() -> None:
-            nonlocal message, size, batch
-            sequence = self._say(message)
-            if batch:
-                self.commits[sequence] = batch
-                self._expect(now)
-            message, size, batch = pb.DraftRequest(), 0, []
-
-        for commit in commits:
+        message = pb.DraftRequest()
+        for number in sessions:
+            if number in self.held:
+                message.closes.add(session=number, generated=self.held[number])
+                self._forget(number)
+        self._say(message)
+        message, size, batch, left = pb.DraftRequest(), 0, list[Commit](), list[Commit]()
+        places = self._room.sessions - len(self.held)
+        # Those that the server holds come first: they make places.
+        for commit in sorted(commits, key=lambda c: c.session.number not in self.held):
             session = commit.session
-            if session.number not in self.held:
+            strange = session.number not in self.held
+            need = commit.bytes + 2 * pieces.PART + len(self.namespace)
+            if batch and (size + need > self._room.size or len(batch) >= self._room.batch or (strange and places <= 0)):
+                self._say(message, commits=batch, now=now)
+                message, size, batch = pb.DraftRequest(), 0, []
+                places = self._room.sessions - len(self.held)
+            if strange and places <= 0:
+                left.append(commit)
+                continue
+            if strange:
+                places -= 1
                 self._open(message, session, session.length)
             message.closes.add(
                 session=session.number,
@@ -189,15 +239,9 @@ class Conversation:
             )
             self._forget(session.number)
             batch.append(commit)
-            size += commit.bytes
-            if size > self.limits.message_bytes or len(batch) >= self.limits.batch:
-                say()
-        for number in sessions:
-            if number in self.held:
-                message.closes.add(session=number, generated=self.held[number])
-                self._forget(number)
-        if message.closes:
-            say()
+            size += need
+        self._say(message, commits=batch, now=now)
+        return left
 
     def _open(self, message: pb.DraftRequest, session: Session, length: int) -> None:
         message.opens.add(
@@ -208,24 +252,83 @@ class Conversation:
             generated=bytes(session.generated[: 4 * length]),
             seed=session.seed,
         )
+        self._unwritten[session.number] = (session, session.opened)
         self.reopened += session.opened
         session.opened = True
         self.held[session.number] = length
-        self._opened[session.number] = self._sequence + 1
+
+    def _say(
+        self,
+        message: pb.DraftRequest,
+        awaited: Awaited | None = None,
+        commits: Sequence[Commit] = (),
+        now: float | None = None,
+    ) -> None:
+        """Puts a message into the outbox, in as many pieces as it needs."""
+        rows: Sequence[int] = awaited.rows if awaited else ()
+        if misfits := pieces.too_large(message, self._room):
+            for opening in message.opens:
+                if opening.session in misfits:
+                    self._forget(opening.session)
+            self.refused |= misfits
+            self.rejected += [(c, misfits[c.session.number]) for c in commits if c.session.number in misfits]
+            message, stay = pieces.without(message, set(misfits))
+            rows = [rows[row] for row in stay] if awaited else ()
+        if not (message.opens or message.closes or message.HasField("step")):
+            return
+        finished = {c.session.number: c for c in commits}
+        for piece, mine in pieces.cut(message, self._room):
+            self._sequence += 1
+            piece.sequence = self._sequence
+            self._opened.update((o.session, self._sequence) for o in piece.opens)
+            if awaited and mine:
+                self.waiting[self._sequence] = Awaited(awaited.step, [rows[row] for row in mine])
+            if done := [finished[c.session] for c in piece.closes if c.session in finished]:
+                self.commits[self._sequence] = done
+            self.outbox.append(piece)
+        if self.heard is None and self.owes:
+            self.heard = now
+
+    def adopt(self, server: ServerLimits) -> list[Commit]:
+        """The server's limits are known: cuts what is not written yet, so that it fits.
+
+        Returns:
+            Commits that were taken back, because the stream has no places for all of their sessions at a time.
+        """
+        self.server, self._room = server, Room.of(self.limits, server)
+        unsaid = list(self.outbox)
+        out = self._without_place(unsaid)
+        if not out and all(pieces.fits(m, self._room) and m.step.max_tokens <= self._room.draft for m in unsaid):
+            return []
+        self.outbox.clear()
+        self._sequence = unsaid[0].sequence - 1
+        said = [(m, self.waiting.pop(m.sequence, None), self.commits.pop(m.sequence, [])) for m in unsaid]
+        for message, awaited, commits in said:
+            if out:
+                message, stay = pieces.without(message, out)
+                awaited = awaited and Awaited(awaited.step, [awaited.rows[row] for row in stay])
+            self._say(message, awaited, [c for c in commits if c.session.number not in out])
+        return [c for _, _, commits in said for c in commits if c.session.number in out]
+
+    def _without_place(self, unsaid: Sequence[pb.DraftRequest]) -> set[int]:
+        """Sessions in these messages that the stream has no place for."""
+        opened = [o.session for m in unsaid for o in m.opens]
+        if len(opened) <= self._room.running:
+            return set()
+        ending = {c.session for m in unsaid for c in m.closes}
+        staying = [session for session in opened if session not in ending]
+        free = self._room.running - (len(self.held) - len(staying))
+        out = ending & set(opened) | set(staying[max(0, free) :])
+        for number in out:
+            session, before = self._unwritten.pop(number)
+            session.opened = before
+            self.reopened -= before
+            self._forget(number)
+        return out
 
     def _forget(self, session: int) -> None:
         self.held.pop(session, None)
         self._opened.pop(session, None)
-
-    def _say(self, message: pb.DraftRequest) -> int:
-        self._sequence += 1
-        message.sequence = self._sequence
-        self.outbox.append(message)
-        return self._sequence
-
-    def _expect(self, now: float) -> None:
-        if self.heard is None:
-            self.heard = now
 
     # ---- what the server answers ----------------------------------------------------------------------------------
 
@@ -238,8 +341,8 @@ class Conversation:
         sequence = response.sequence
         if not 0 < sequence <= self._sequence:
             raise GarbledReply(f"sequence: {sequence} was never sent")
-        sessions = self.waiting.get(sequence)
-        drafts = None if sessions is None else _drafts(response, sessions)
+        awaited = self.waiting.get(sequence)
+        drafts = None if awaited is None else _drafts(response, len(awaited.rows))
         unknown = set(_array("unknown", response.unknown, UINT64).tolist())
         refused = {r.session: r.reason for r in response.refusals if not r.later}
         later = {r.session: r.reason for r in response.refusals if r.later}
@@ -250,7 +353,7 @@ class Conversation:
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
                 self._forget(number)
         return Reply(
-            sequence=sequence,
+            awaited=awaited,
             drafts=drafts,
             acknowledged=[c for c in commits if c.session.number not in {*unknown, *refused, *later}],
             postponed=[c for c in commits if c.session.number in later and c.session.number not in unknown],

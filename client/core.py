@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from histospec.client import tokens
+from histospec.client import fork, tokens
 from histospec.client.budget import Budget
-from histospec.client.channel import forked
 from histospec.client.commits import Commits
 from histospec.client.config import Config, Endpoint
 from histospec.client.conversation import Batch, Conversation
 from histospec.client.errors import UnknownSession
 from histospec.client.membership import Membership
+from histospec.client.room import ServerLimits
 from histospec.client.session import Commit, Session
 from histospec.client.shard import Part, Pending, ShardState
 from histospec.client.values import Draft, Stats, Tokens
@@ -32,6 +32,8 @@ from histospec.v1 import draft_pb2 as pb
 log = logging.getLogger("histospec.client")
 
 _EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
+CLOSED_HERE = "closed by the client"
+"""How a stream ended that the client closed."""
 _POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -103,6 +105,7 @@ class Core:
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """New sessions, known here alone until the next message."""
+        fork.refuse()  # first of all: in a forked process another thread of the parent may hold the lock for ever
         for name, values in (("problems", problems), ("generated", generated), ("seeds", seeds)):
             if values is not None:
                 tokens.same_length(name, values, "prompts", len(prompts))
@@ -131,6 +134,7 @@ class Core:
         changes: int | Sequence[int] | None = None,
     ) -> None:
         """Ends sessions; the server hears of it with the next message."""
+        fork.refuse()
         count = len(sessions)
         with self._lock:
             chosen = self._find(sessions)
@@ -145,16 +149,22 @@ class Core:
             ]
             for i, session in enumerate(chosen):
                 del self._sessions[session.number]
-                if commit and session.generated and not session.refused:
-                    session.shard.opens.pop(session.number, None)
-                    self._commits.keep(Commit(session, epoch[i], reward[i], scores[i], change[i]))
-                else:
+                if not (commit and session.generated):
                     session.shard.forget(session)
+                    continue
+                session.shard.opens.pop(session.number, None)
+                kept = Commit(session, epoch[i], reward[i], scores[i], change[i])
+                if session.refused:
+                    session.shard.forget(session)
+                    self._commits.refuse(session.shard, kept, "its session was refused")
+                else:
+                    self._commits.keep(kept)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def step(self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
+        fork.refuse()
         tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget.check()
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
@@ -167,6 +177,7 @@ class Core:
                 session.generated += flat[start:end]
                 session.length += length
                 start = end
+            self._commits.losses.report()
             self._give_up_silent(now)
             pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
             for shard, rows in self._split(chosen):
@@ -174,18 +185,16 @@ class Core:
             return pending
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
-        """The rows of a step by the shard that owns them, in pieces that fit into a message."""
-        rows: dict[ShardState, list[int]] = {}
+        """The rows of a step by the shard that owns them."""
         if len(self.shards) == 1 and not self._stats.refused:
-            rows[self.shards[0]] = list(range(len(chosen)))
-        else:
-            for row, session in enumerate(chosen):
-                if not session.refused:
-                    rows.setdefault(session.shard, []).append(row)
-        limit = self.config.limits.batch
-        for shard, mine in rows.items():
-            for start in range(0, len(mine), limit):
-                yield shard, mine[start : start + limit]
+            if chosen:
+                yield self.shards[0], range(len(chosen))
+            return
+        rows: dict[ShardState, list[int]] = {}
+        for row, session in enumerate(chosen):
+            if not session.refused:
+                rows.setdefault(session.shard, []).append(row)
+        yield from rows.items()
 
     def _ask(
         self, shard: ShardState, batch: Batch, rows: Sequence[int], budget: Budget, now: float, pending: Pending
@@ -201,12 +210,13 @@ class Core:
             for row in rows:
                 shard.opens.pop(batch.sessions[row].number, None)
         mine = batch if len(rows) == len(batch.sessions) else batch.take(rows)
-        sequence = conversation.step(mine, budget, now)
-        if budget.max_tokens:
-            part = Part(shard, conversation, sequence, rows)
+        step = conversation.step(mine, budget, now)
+        if conversation.awaits(step):
+            part = Part(shard, conversation, step, rows)
             pending.parts.append(part)
-            self._waiting[id(conversation), sequence] = part
-        self._commits.send(shard, conversation, now)  # after the step, whose drafts somebody waits for
+            self._waiting[id(conversation), step] = part
+        self._commits.send(shard, conversation, now)  # after the step, whose drafts the caller waits for
+        self._take_misfits(shard, conversation)
         pending.touched.append(shard)
 
     def collect(self, pending: Pending, now: float) -> list[Draft]:
@@ -214,14 +224,12 @@ class Core:
         drafts = [_EMPTY] * pending.size
         count = total = 0
         for part in pending.parts:
-            if part.drafts is None:
-                continue
-            offsets, text, probs = part.drafts
-            total += len(text)
-            for row, (start, end) in zip(part.rows, pairwise(offsets), strict=True):
-                if start != end:
-                    drafts[row] = Draft(text[start:end], probs[start:end])
-                    count += 1
+            for rows, (offsets, text, probs) in part.drafts:
+                total += len(text)
+                for row, (start, end) in zip(rows, pairwise(offsets), strict=True):
+                    if start != end:
+                        drafts[part.rows[row]] = Draft(text[start:end], probs[start:end])
+                        count += 1
         with self._lock:
             self._stats.drafts += count
             self._stats.draft_tokens += total
@@ -236,17 +244,16 @@ class Core:
         with self._lock:
             for part in pending.parts:
                 part.done = True
-                self._waiting.pop((id(part.conversation), part.sequence), None)
-                part.conversation.waiting.pop(part.sequence, None)
+                self._waiting.pop((id(part.conversation), part.step), None)
+                part.conversation.forget_step(part.step)
 
     def _expire(self, part: Part, now: float) -> None:
         shard, conversation = part.shard, part.conversation
-        self._waiting.pop((id(conversation), part.sequence), None)
+        self._waiting.pop((id(conversation), part.step), None)
         self._stats.late += 1
-        conversation.late += 1
         shard.breaker.failure(now)
         silent = self._silent(conversation, now)
-        conversation.waiting.pop(part.sequence, None)
+        conversation.late += conversation.forget_step(part.step)
         if silent and shard.conversation is conversation:
             log.warning("%s: no word for %.1f s, connecting anew", shard.name, self.config.timeouts.silence)
             self._lose(shard)
@@ -267,9 +274,10 @@ class Core:
 
         Returns:
             Those shards, and any that is to be found, or owes an acknowledgement and is well.
-
         """
+        fork.refuse()
         with self._lock:
+            self._commits.losses.report()
             self._give_up_silent(now)
             touched = self._members.leaving
             for shard in self.shards:
@@ -282,10 +290,13 @@ class Core:
                         touched.append(shard)
                     continue
                 conversation = self._conversation(shard)
+                said = conversation.said
                 self._commits.send(shard, conversation, now)
                 conversation.open(shard.opens.values())
                 shard.opens.clear()
-                touched.append(shard)
+                self._take_misfits(shard, conversation)
+                if conversation.said > said or not shard.settled:  # else the stream has no place for more
+                    touched.append(shard)
         return touched
 
     def settled(self, shards: Sequence[ShardState]) -> bool:
@@ -302,20 +313,27 @@ class Core:
 
     def stats(self) -> Stats:
         """A copy of the counters."""
+        fork.refuse()
         with self._lock:
             everybody = self._members.everybody
             return replace(
                 self._stats,
-                pending_commits=sum(s.unacknowledged for s in everybody),
+                pending_commits=self._commits.pending,
                 reopened=self._stats.reopened + sum(s.conversation.reopened for s in everybody if s.conversation),
                 breakers={s.name: s.state for s in self.shards},
+                shards=self._commits.by_shard(),
             )
+
+    def report_losses(self) -> None:
+        """Logs what was dropped and not said yet: the client ends."""
+        with self._lock:
+            self._commits.losses.report(all_of_them=True)
 
     # ---- what the streams report ----------------------------------------------------------------------------------
 
     def wrote(self, conversation: Conversation, sequence: int) -> None:
         """gRPC has taken a message."""
-        conversation.written = sequence
+        conversation.wrote(sequence)
         if not (conversation.outbox or conversation.owes):  # else the answer says so
             self._changed()
 
@@ -329,10 +347,13 @@ class Core:
             if shard.conversation is not conversation:
                 return
             reply = conversation.hear(response, now)
-            part = self._waiting.pop((id(conversation), reply.sequence), None)
-            if part is not None:
-                part.drafts, part.done = reply.drafts, True
-                shard.breaker.success()
+            if reply.awaited is not None and reply.drafts is not None:
+                step, rows = reply.awaited
+                part = self._waiting[id(conversation), step]
+                part.drafts.append((rows, reply.drafts))
+                if not conversation.awaits(step):
+                    self._finish(part)
+                    shard.breaker.success()
             elif reply.acknowledged and shard.breaker.state != "closed":
                 shard.breaker.success()
             self._commits.acknowledged(shard, reply.acknowledged)
@@ -342,8 +363,41 @@ class Core:
                 self._commits.postpone(shard, reply.postponed, reply.why_postponed, now)
             self._commits.again(shard, reply.unknown)
             if reply.refused:
-                self._refuse(shard, conversation, reply.refused)
+                for number in reply.refused:
+                    conversation.held.pop(number, None)
+                self._refuse(shard, reply.refused)
         self._changed()
+
+    def learned(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
+        """The shard has said what it takes, before anything was written."""
+        with self._lock:
+            if limits == ServerLimits():  # an older server, which says nothing
+                limits = shard.limits
+            shard.limits = limits
+            if shard.conversation is conversation:
+                self._commits.unsent(shard, conversation.adopt(limits))
+                self._commits.send(shard, conversation, now)
+                self._take_misfits(shard, conversation)
+        self._changed()
+
+    def _take_misfits(self, shard: ShardState, conversation: Conversation) -> None:
+        """Gives up sessions and commits of which a part is too large for any message."""
+        for commit, reason in conversation.rejected:
+            self._commits.drop(shard, commit, reason)
+        conversation.rejected.clear()
+        for part in [p for p in self._waiting.values() if p.conversation is conversation]:
+            if not conversation.awaits(part.step):
+                self._finish(part)
+        refused, conversation.refused = conversation.refused, {}
+        if refused:
+            for number in refused:
+                if number in conversation.held:
+                    shard.closes.append(number)
+            self._refuse(shard, refused)
+
+    def _finish(self, part: Part) -> None:
+        part.done = True
+        self._waiting.pop((id(part.conversation), part.step), None)
 
     def ended(
         self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
@@ -353,47 +407,51 @@ class Core:
             if shard.conversation is not conversation:
                 return
             self._stats.failed += 1
-            if shard.breaker.state == "closed" and not self.closed:  # said once, not with every try
+            if (
+                shard.breaker.state == "closed" and not self.closed and details != CLOSED_HERE
+            ):  # said once, not with every try
                 log.warning("%s: stream ended, %s: %s", shard.name, code.name, details)
-            shard.breaker.failure(now)
-            if code in _POISON:  # one of these may be why
+            known = shard.limits
+            shard.limits = known.refused(details) if code in _POISON else known
+            if shard.limits == known:
+                shard.breaker.failure(now)
+            elif shard.breaker.state == "trying":  # it is there, and takes smaller messages
+                shard.breaker.success()
+            if code in _POISON and shard.limits == known:  # one of these may be why
                 for commit in [c for batch in conversation.commits.values() for c in batch]:
                     commit.attempts += 1
             self._lose(shard)
         self._changed()
 
     def _may_ask(self, shard: ShardState, now: float) -> bool:
-        return bool(shard.endpoint.address) and not self.closed and not forked() and shard.breaker.allows(now)
+        return bool(shard.endpoint.address) and not self.closed and shard.breaker.allows(now)
 
     def _to_be_found(self, shard: ShardState) -> bool:
-        return not (shard.endpoint.address or self.closed or forked())
+        return not (shard.endpoint.address or self.closed)
 
     def _conversation(self, shard: ShardState) -> Conversation:
         if shard.conversation is None:
-            shard.conversation = Conversation(self.config.namespace, self.config.limits)
+            shard.conversation = Conversation(self.config.namespace, self.config.limits, shard.limits)
         return shard.conversation
 
     def _lose(self, shard: ShardState) -> None:
         """Forgets a conversation: nobody waits for it any more, and its commits are to be sent again."""
         conversation = shard.conversation
         assert conversation is not None
-        for sequence in conversation.waiting:
-            part = self._waiting.pop((id(conversation), sequence), None)
-            if part is not None:
-                part.done = True
+        for part in [p for p in self._waiting.values() if p.conversation is conversation]:
+            self._finish(part)
         again = [commit for batch in conversation.commits.values() for commit in batch]
         self._stats.reopened += conversation.reopened
         shard.conversation = None
         shard.closes.clear()  # sessions end with their stream
         self._commits.unsent(shard, again)
 
-    def _refuse(self, shard: ShardState, conversation: Conversation, refused: dict[int, str]) -> None:
+    def _refuse(self, shard: ShardState, refused: dict[int, str]) -> None:
         number, reason = next(iter(refused.items()))
         others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
         log.warning("%s: session %d%s refused: %s", shard.name, number, others, reason)
         for number in refused:
             session = self._sessions.get(number)
-            conversation.held.pop(number, None)
             if session is not None:
                 session.refused = True
         self._stats.refused += len(refused)

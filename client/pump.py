@@ -62,13 +62,20 @@ class Pump:
         with self._free:
             self._free.notify_all()
 
-    def close(self, last: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Runs `last` to its end and closes the loop. Nobody may use the pump any more."""
-        loop = self._start()
+    @property
+    def used(self) -> bool:
+        """Whether there is a loop."""
+        return self._loop is not None
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
+        """Runs `last` to its end and closes the loop. The pump may not be used any more."""
+        if self._loop is None:
+            return
+        loop = self._loop
         tasks: list[asyncio.Task[None]] = []
 
         def first() -> None:
-            tasks.append(loop.create_task(last))
+            tasks.append(loop.create_task(last()))
             tasks[0].add_done_callback(lambda _: self.wake())
 
         self.wait(lambda: bool(tasks) and tasks[0].done(), timeout, first)
@@ -110,7 +117,7 @@ class Pump:
                     loop.call_soon(first)
                     first = None
                 alarm = loop.call_later(left, loop.stop)
-                loop.run_forever()
+                _turn(loop)
                 alarm.cancel()
             finally:
                 with self._free:
@@ -118,6 +125,27 @@ class Pump:
                     self._free.notify_all()
         if first is not None:  # no time to drive the loop: whoever drives it next
             loop.call_soon_threadsafe(first)
+
+
+class _Turning(Exception):  # noqa: N818 - not an error
+    """Stands before whatever exception the caller handles at the moment."""
+
+
+def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs the loop.
+
+    gRPC's coroutines keep the exception that is being handled while they run, and with it the frames of the caller,
+    which hold the client: so they are given one without frames.
+    """
+    try:
+        raise _Turning
+    except _Turning as turning:
+        turning.__traceback__ = turning.__context__ = None
+        try:
+            loop.run_forever()
+        except BaseException as error:
+            error.__context__ = None
+            raise
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -43,6 +43,8 @@ class Commit:
     changes: int = 0
     attempts: int = 0
     """How often a server turned it down."""
+    number: int = 0
+    """Grows in the order in which they finished."""
 
     @property
     def bytes(self) -> int:

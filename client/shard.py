@@ -3,11 +3,12 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from histospec.client.breaker import CircuitBreaker
 from histospec.client.config import Config, Endpoint
 from histospec.client.conversation import Conversation, Drafts
+from histospec.client.room import ServerLimits
 from histospec.client.session import Commit, Session
 
 
@@ -20,6 +21,8 @@ class ShardState:
         """Whether it is a member no more."""
         self.breaker = CircuitBreaker(config.breaker)
         self.conversation: Conversation | None = None
+        self.limits = ServerLimits()
+        """What it takes, as far as it is known."""
         self.commits: deque[Commit] = deque()
         """To be sent ..."""
         self.patience = 0.0
@@ -39,12 +42,6 @@ class ShardState:
     def state(self) -> str:
         """That of its breaker."""
         return self.breaker.state if self.endpoint.address else "open"
-
-    @property
-    def unacknowledged(self) -> int:
-        """Commits that the server has not acknowledged."""
-        sent = self.conversation.commits.values() if self.conversation else ()
-        return len(self.commits) + sum(map(len, sent))
 
     @property
     def settled(self) -> bool:
@@ -70,10 +67,11 @@ class Part:
 
     shard: ShardState
     conversation: Conversation
-    sequence: int
+    step: int
     rows: Sequence[int]
     """Where its sessions stand in the step."""
-    drafts: Drafts | None = None
+    drafts: list[tuple[Sequence[int], Drafts]] = field(default_factory=list)
+    """What came, and for which of the rows."""
     done: bool = False
 
 

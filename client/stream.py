@@ -5,23 +5,33 @@ and receiving meanwhile, and what they finished is found when the loop turns aga
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 
 from histospec.client.channel import metadata, open_channel
 from histospec.client.conversation import Conversation, GarbledReply
-from histospec.client.core import Core
+from histospec.client.core import CLOSED_HERE, Core
 from histospec.client.discovery import Discovery
+from histospec.client.room import ServerLimits
 from histospec.client.shard import ShardState
+from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 
 log = logging.getLogger("histospec.client")
 
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """A task that says nothing when its loop is closed under it, which is how most programs end."""
+    task = asyncio.create_task(work)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
+    return task
 
 
 class Stream:
@@ -34,23 +44,40 @@ class Stream:
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
-        self._reader = asyncio.create_task(self._read())
+        patience = core.config.timeouts.silence / 2  # then it goes on without, before the stream is given up
+        self._limits = stub.Topology(pb.TopologyRequest(), timeout=patience, metadata=metadata(core.config))
+        self._knows = False
+        self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
         """Writes what is in the outbox; at most one write is in flight, the others follow in order."""
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write())
+            self._writer = _task(self._write())
 
     async def _write(self) -> None:
         outbox = self.conversation.outbox
         try:
+            await self._learn()
             while outbox:
                 message = outbox.popleft()
                 await self._call.write(message)
                 self._core.wrote(self.conversation, message.sequence)
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the stream ended, and the reader says so
+
+    async def _learn(self) -> None:
+        """Asks on the same connection what the shard takes, before anything is written."""
+        if self._knows:
+            return
+        limits = ServerLimits()
+        try:
+            await self._limits
+            limits = ServerLimits.told(await self._limits.trailing_metadata())
+        except grpc.RpcError as error:
+            log.debug("%s does not say its limits: %s", self._shard.name, error)
+        self._knows = True
+        self._core.learned(self._shard, self.conversation, limits, time.monotonic())
 
     async def _read(self) -> None:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
@@ -64,7 +91,7 @@ class Stream:
         except GarbledReply as error:
             code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
         except asyncio.CancelledError:
-            code, details = grpc.StatusCode.CANCELLED, "closed by the client"
+            code, details = grpc.StatusCode.CANCELLED, CLOSED_HERE
         except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
             log.exception("%s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
@@ -74,6 +101,7 @@ class Stream:
     async def close(self) -> None:
         """Ends the stream and its connection."""
         self._call.cancel()
+        self._limits.cancel()
         if asyncio.current_task() is not self._reader:
             await asyncio.wait([self._reader])
             return  # the reader closes the rest
@@ -81,6 +109,20 @@ class Stream:
             self._writer.cancel()  # gRPC leaves a write that flow control held up waiting for ever
             await asyncio.wait([self._writer])
         await self._channel.close()
+
+    def abandon(self) -> None:
+        """Ends the stream when its loop is closed."""
+        for call in (self._call, self._limits):
+            with contextlib.suppress(RuntimeError):  # gRPC wakes tasks on the loop, after it has cancelled the call
+                call.cancel()
+
+
+def _run_now(callback: Callable[..., object], *args: Any, context: object = None) -> None:
+    callback(*args)
+
+
+def _ignore(*_: Any, context: object = None) -> None:
+    pass
 
 
 class Streams:
@@ -91,6 +133,8 @@ class Streams:
         self._streams: dict[ShardState, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._discovery: asyncio.Task[None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """On which they run; None until one of them is needed."""
 
     def kick(self, shards: Sequence[ShardState]) -> None:
         """Sends what the shards' conversations have in their outboxes. Called on the loop; does not wait."""
@@ -107,18 +151,34 @@ class Streams:
 
     def discover(self) -> None:
         """Begins to look for shards, where they are to be found. Called on the loop; does not wait."""
+        self.loop = asyncio.get_running_loop()
         if self._core.config.discover:
             if self._discovery is None:
-                self._discovery = asyncio.create_task(Discovery(self._core).run())
+                self._discovery = _task(Discovery(self._core).run())
             for shard in [s for s in self._streams if s.left and s.settled]:
                 self._discard(shard)
 
     def _discard(self, shard: ShardState) -> None:
         stream = self._streams.pop(shard, None)
         if stream is not None:
-            task = asyncio.create_task(stream.close())
+            task = _task(stream.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    def abandon(self) -> None:
+        """Ends all streams when their loop is closed: what can be done without it.
+
+        gRPC reports the end of a call to the loop that made it, from whichever loop turns, which logs an error where
+        that one is closed. So the closed loop hears it, and does nothing; its tasks, some of them gRPC's, are freed.
+        """
+        assert self.loop is not None
+        self.loop.set_exception_handler(_ignore)
+        with contextlib.suppress(AttributeError):  # uvloop's do not allow it
+            self.loop.call_soon_threadsafe = _run_now  # type: ignore[assignment, method-assign]
+            self.loop.call_soon = _ignore  # type: ignore[assignment, method-assign]
+        for stream in self._streams.values():
+            stream.abandon()
+        self._streams.clear()
 
     async def close(self) -> None:
         """Ends all streams."""

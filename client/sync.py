@@ -3,19 +3,22 @@
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import grpc
 
-from histospec.client import calls
+from histospec.client import calls, fork
 from histospec.client.budget import Budget
 from histospec.client.calls import Call
-from histospec.client.channel import forked, metadata, open_channel
+from histospec.client.channel import metadata, open_channel
 from histospec.client.client import GRACE
-from histospec.client.config import Breaker, Endpoint, Limits, Timeouts, Tls, configure
+from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core import Core
 from histospec.client.errors import Unavailable, from_status
+from histospec.client.lifetime import PumpedConnections
 from histospec.client.many import carry_out
 from histospec.client.pump import Pump
 from histospec.client.shard import Pending
@@ -35,9 +38,12 @@ class DraftClient:
     opens them again. A finished response that the server has not acknowledged is sent again after a reconnection, so it
     is stored **at least once**: if the connection broke between the server's storing and its acknowledging, twice.
 
-    A client does not cross `fork`: in a process forked from one that had connected there are no drafts, and the other
-    calls raise Unavailable. Fork before, or spawn. Where a connected process has to fork, start it with
-    GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC tries to revive its threads in the child, which sometimes crashes it.
+    A client does not cross `fork`: in a process forked from one that had connected every method raises Unavailable,
+    also of a client made there, and `shutdown` does nothing. Fork before, or spawn. Where a process imports gRPC before
+    this package and forks later, start it with GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC starts threads again in the
+    child, which sometimes crashes it.
+
+    A client that is dropped without `shutdown` closes its connections; responses that were not acknowledged are lost.
 
     Args:
         endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378"; or
@@ -69,9 +75,12 @@ class DraftClient:
         self._pump = Pump()
         self._core = Core(self.config, self._pump.wake)
         self._streams = Streams(self._core)
-        self._channels: dict[Endpoint, grpc.Channel] = {}
+        self._connections = PumpedConnections(self._core, self._streams, pump=self._pump)
+        self._channels = self._connections.channels
         self._lock = threading.Lock()
         self._closed = False
+        self._dropped = weakref.finalize(self, self._connections.dropped)
+        self._dropped.atexit = False  # type: ignore[misc]  # the process takes its connections along
 
     # ---- drafting: never raises for a fault of the server ---------------------------------------------------------
 
@@ -143,11 +152,13 @@ class DraftClient:
         budget = Budget(max_tokens, verify_cost, tail_weight)
         pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
-            self._pump.run(lambda: self._streams.kick(pending.touched), self.config.timeouts.step)
+            # A function that waits for its turn on the loop must not hold the client.
+            self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)
         return pending
 
     def receive(self, pending: Pending) -> list[Draft]:
         """The second half of `step`: waits for what is left of the deadline. Call it once for each `send`."""
+        fork.refuse()
         if not pending.done:
             self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
         return self._core.collect(pending, time.monotonic())
@@ -185,8 +196,8 @@ class DraftClient:
         """
         until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
         while touched := self._core.flush(time.monotonic()):
-            self._pump.run(lambda t=touched: self._streams.kick(t), until - time.monotonic())  # type: ignore[misc]
-            self._pump.wait(lambda t=touched: self._core.settled(t), until - time.monotonic())  # type: ignore[misc]
+            self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
+            self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())
             if time.monotonic() >= until:
                 self._core.overdue(touched, time.monotonic())
                 return
@@ -315,20 +326,23 @@ class DraftClient:
 
         Afterwards steps give empty drafts, and the calls that ask the server raise Unavailable.
         """
+        if fork.forked():  # what there is belongs to the parent
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        self._dropped.detach()
         self.flush(self.config.timeouts.shutdown)
-        self._core.closed = True
-        if forked():  # what there is belongs to the parent
-            return
-        self._pump.close(self._streams.close(), self.config.timeouts.shutdown)
-        for channel in self._channels.values():
-            channel.close()
+        self._core.report_losses()
+        self._connections.end()
 
     def __enter__(self) -> "DraftClient":
+        fork.refuse()
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a DraftClient holds connections and cannot be copied or pickled; make another one")
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
@@ -343,14 +357,15 @@ class DraftClient:
         def known() -> bool:
             return self._core.knows_shards(time.monotonic())
 
-        if not (known() or self._closed or forked()):
+        fork.refuse()
+        if not (known() or self._closed):
             self._pump.run(self._streams.discover, self.config.timeouts.call)
             self._pump.wait(known, self.config.timeouts.call)
 
     def _call(self, call: Call[T]) -> T:
         endpoint = call.endpoint
         with self._lock:
-            channel = None if forked() else self._channels.get(endpoint)
+            channel = self._channels.get(endpoint)
             if self._closed:
                 raise Unavailable(f"{call.what}: this client is shut down")
             if channel is None:
@@ -366,4 +381,7 @@ class DraftClient:
                     if self._channels.get(endpoint) is channel:
                         del self._channels[endpoint]
                 self._core.looked = -math.inf  # it may have moved
-            raise from_status(error.code(), error.details(), call.what) from error
+            pieces = calls.smaller(call, error.details() or "", self.config.limits)
+            if not pieces:
+                raise from_status(error.code(), error.details(), call.what) from error
+        return [self._call(piece) for piece in pieces][-1]

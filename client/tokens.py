@@ -19,6 +19,7 @@ MAX_PROBLEM = 1024
 MAX_EPOCH = 1 << 52
 """Larger ones the servers refuse."""
 INT32 = np.dtype("<i4")
+UINT64 = np.dtype("<u8")
 FLOAT32 = np.dtype("<f4")
 
 

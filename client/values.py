@@ -63,6 +63,20 @@ class Shard:
 
 
 @dataclass
+class ShardStats:
+    """What became of the finished responses of one shard's problems."""
+
+    pending: int = 0
+    """Kept, because the shard has not acknowledged them yet."""
+    pending_bytes: int = 0
+    """The same, in bytes of their tokens, prompts and logprobs."""
+    committed: int = 0
+    """Acknowledged by the shard."""
+    dropped: int = 0
+    """Given up: the shard holds more than its share of the limits, or refused them."""
+
+
+@dataclass
 class Stats:
     """What a client has seen since it was made. Counts are of steps a shard, so a step over two shards counts twice."""
 
@@ -89,3 +103,5 @@ class Stats:
     """Finished responses given up: over the limits, or refused."""
     breakers: dict[str, str] = field(default_factory=dict)
     """By shard: closed (all is well), open, or trying."""
+    shards: dict[str, ShardStats] = field(default_factory=dict)
+    """By shard, also of those that have left: the finished responses that it acknowledged, owes and cost."""

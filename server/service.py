@@ -96,8 +96,17 @@ class DraftService(pb_grpc.DraftServiceServicer):
         return pb.PredictLengthResponse(quantiles=quantiles, lengths=lengths.tolist(), observations=observations)
 
     async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
-        """See draft.proto."""
+        """See draft.proto. What a message may hold goes with it, so that a client cuts its messages to fit."""
         self._permit(context)
+        config = self._config
+        context.set_trailing_metadata(
+            (
+                ("histospec-max-batch", str(config.max_batch)),
+                ("histospec-max-message", str(config.max_message)),
+                ("histospec-max-draft-tokens", str(config.max_draft_tokens)),
+                ("histospec-max-sessions-per-stream", str(config.max_sessions_per_stream)),
+            )
+        )
         return pb.TopologyResponse(
             shards=[
                 pb.Shard(name=shard.name, address=str(shard.address), listening=shard is self.listening)

@@ -1,7 +1,8 @@
 """What is said on a stream, checked against a model of the server under random operations. No network in here.
 
 The model holds sessions exactly as the wire's comments promise, forgets some, loses the stream now and then, and
-complains about every message that a real server would refuse. Whatever happens: it ends up with the worker's tokens.
+complains about every message that a real server would refuse: also for its limits, which it tells before the first
+message is written, or never. Whatever happens: it ends up with the worker's tokens.
 """
 
 import grpc
@@ -15,13 +16,17 @@ from histospec.client.budget import Budget
 from histospec.client.config import Breaker, Limits, configure
 from histospec.client.core import Core
 from histospec.client.errors import UnknownSession
+from histospec.client.room import ServerLimits
 from histospec.v1 import draft_pb2 as pb
+
+UNLIMITED = ServerLimits()
 
 
 class ModelServer:
     """Sessions of one stream, and the responses of all streams."""
 
-    def __init__(self):
+    def __init__(self, limits: ServerLimits):
+        self.limits = limits
         self.sessions: dict[int, list[int]] = {}
         self.committed: list[list[int]] = []
         self.sequence = 0
@@ -30,6 +35,10 @@ class ModelServer:
     def hear(self, request: pb.DraftRequest) -> pb.DraftResponse | None:
         self.sequence += 1
         assert request.sequence == self.sequence
+        assert request.ByteSize() <= self.limits.message, "too long"
+        assert max(len(request.opens), len(request.closes), len(request.step.sessions) // 8) <= self.limits.batch
+        assert request.step.max_tokens <= self.limits.draft
+        assert len(self.sessions) + len(request.opens) <= self.limits.sessions, "too many sessions"
         for o in request.opens:
             assert o.session not in self.sessions, "opened twice"
             assert o.prompt
@@ -72,10 +81,11 @@ class ModelServer:
 class World:
     """A core, the model server behind a wire with delay, and the truth."""
 
-    def __init__(self, message_bytes: int):
+    def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED):
+        self.limits = limits
         self.core = Core(configure("h:1", "run", limits=Limits(message_bytes=message_bytes)), lambda: None)
         self.shard = self.core.shards[0]
-        self.server = ModelServer()
+        self.server = ModelServer(limits)
         self.truth: dict[int, list[int]] = {}
         self.closed: list[list[int]] = []
         self.answers: list[pb.DraftResponse] = []
@@ -86,8 +96,10 @@ class World:
         """Lets the messages through, or leaves them in the outbox; and so many answers."""
         if self.shard.conversation is not self.conversation:  # sessions end with their stream
             self.conversation, self.answers = self.shard.conversation, []
-            committed, self.server = self.server.committed, ModelServer()
+            committed, self.server = self.server.committed, ModelServer(self.limits)
             self.server.committed = committed
+            if self.conversation is not None and self.limits != UNLIMITED:
+                self.core.learned(self.shard, self.conversation, self.limits, self.now)
         if self.conversation is None:
             return
         while write and self.conversation.outbox:
@@ -121,10 +133,23 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
-@given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]))
-def test_server_holds_what_the_worker_generated(operations, message_bytes):
-    world = World(message_bytes)
+LIMITS = st.sampled_from(
+    [
+        UNLIMITED,
+        ServerLimits(batch=1),
+        ServerLimits(batch=3, message=300, draft=2),
+        ServerLimits(message=250),
+        ServerLimits(sessions=2),
+        ServerLimits(batch=2, message=250, sessions=4),
+        ServerLimits(sessions=40),
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]), LIMITS)
+def test_server_holds_what_the_worker_generated(operations, message_bytes, limits):
+    world = World(message_bytes, limits)
     chosen = lambda bits: [s for s in world.truth if bits >> s % 8 & 1]  # noqa: E731
     for name, *arguments in [("open", 4), *operations]:
         world.now += 10  # past every cool-down
@@ -153,15 +178,17 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes):
             world.core.flush(world.now)
             world.exchange()
     # Whatever was unknown is found out, and opened again; small messages take one waiting response each.
-    for _ in range(8 + len(world.closed)):
+    for _ in range(8 + 2 * len(world.closed)):
         world.now += 10
         sessions = list(world.truth)
         drafts = world.step(sessions, [[]] * len(sessions))
         world.core.flush(world.now)
         world.exchange()
-    assert {s: world.server.sessions[s] for s in world.truth} == world.truth
-    assert [d.tokens.tolist() for d in drafts] == [[len(world.truth[s])] for s in sessions]
-    assert set(world.server.sessions) == set(world.truth)  # nothing is left behind
+    held = world.server.sessions
+    assert set(held) <= set(world.truth)  # nothing is left behind
+    assert {s: world.truth[s] for s in held} == held
+    assert len(held) == len(world.truth) or len(held) >= world.shard.conversation._room.running > 0
+    assert [d.tokens.tolist() for d in drafts] == [[len(world.truth[s])] if s in held else [] for s in sessions]
     lost = world.core.stats().dropped_commits
     committed = list(world.server.committed)
     for text in world.closed:
@@ -170,6 +197,8 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes):
         else:
             lost -= 1
     assert lost >= 0  # every response is there, or counted as dropped
+    stats = world.core.stats()
+    assert (stats.refused, stats.pending_commits) == (0, 0)
 
 
 def test_after_an_outage_commits_do_not_hold_up_the_step():

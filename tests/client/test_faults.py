@@ -491,58 +491,6 @@ def test_partition_between_two_hosts(start_server, eventually):
 
 # ---- processes ----------------------------------------------------------------------------------------------------
 
-FORK = """
-import os, sys
-from histospec.client import DraftClient, Response, Unavailable
-
-prompt, text = [1, 2, 3], list(range(50, 90))
-used, fresh = (DraftClient(sys.argv[1], "run", deadline=5) for _ in range(2))
-
-def drafts(client):
-    sessions = client.open([prompt])
-    return len(client.step(sessions, [text[:5]])[0])
-
-if sys.argv[2] == "before":     # nobody has connected yet: the child is free to
-    if pid := os.fork():
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        sys.exit(code or not drafts(fresh))
-    sys.exit(not drafts(fresh))
-
-assert drafts(used)
-if pid := os.fork():
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code == 0, code
-    assert drafts(used)         # the parent did not notice
-    sys.exit(0)
-for client in (used, fresh, DraftClient(sys.argv[1], "run")):
-    assert not drafts(client)   # does without, at once
-    try:
-        client.ingest(prompt, [Response(text)])
-    except Unavailable as error:
-        assert "forked" in str(error)
-    else:
-        sys.exit("ingest should have raised")
-    client.shutdown()
-"""
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_fork(shared_server, when):
-    """A child forked after the parent has connected does without drafts and says why; it never hangs.
-
-    gRPC's own handling of forks is off: where it is on, threads that it starts again in the child crash now and then.
-    """
-    with DraftClient(shared_server.endpoint, "run") as client:
-        client.ingest([1, 2, 3], [Response(list(range(50, 90)))])
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, shared_server.endpoint, when],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-
 
 def test_exit_without_shutdown_is_silent(shared_server):
     """Workers are rarely shut down properly; their last lines should not be ours."""

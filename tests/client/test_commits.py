@@ -1,0 +1,225 @@
+"""Finished responses that wait for their shards: what each shard may hold, and what is said of what is dropped."""
+
+import logging
+from collections import Counter
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histospec.client import Limits, ShardStats, Stats
+from histospec.client.budget import Budget
+from histospec.client.config import Endpoint, configure
+from histospec.client.core import Core
+from histospec.client.losses import PAUSE, Losses
+from histospec.client.shard import ShardState
+from histospec.v1 import draft_pb2 as pb
+
+LIMITS = Limits(commits=12, commit_bytes=600, message_bytes=100)
+NAMES = ("a", "b", "c")
+
+
+class World:
+    """A core with shards that answer when they are told to, and what was finished so far."""
+
+    def __init__(self) -> None:
+        self.core = Core(configure("discover://seed:1", "run", limits=LIMITS), lambda: None)
+        self.finished = 0
+        self.now = 0.0
+        self.update(NAMES)
+
+    def update(self, names: tuple[str, ...]) -> None:
+        self.core.update([Endpoint(name, f"{name}:1") for name in names])
+
+    @property
+    def everybody(self) -> list[ShardState]:
+        return self.core._members.everybody
+
+    def finish(self, prompt: int, tokens: int, flush: bool) -> None:
+        """A response, after which every shard that lost something must have held more than its share."""
+        (session,) = self.core.open([[prompt]])
+        self.core.step([session], [[1] * tokens], Budget(max_tokens=0), self.now)
+        before = self.core.stats().shards
+        owner = self.core._sessions[session].shard.name
+        size = len(self.core._sessions[session].generated) + 4
+        self.core.close([session])
+        self.finished += 1
+        members = {shard.name for shard in self.core.shards}
+        for name, after in self.core.stats().shards.items():
+            held = before.get(name, ShardStats())
+            if after.dropped == held.dropped or name not in members:
+                continue
+            commits = held.pending + (name == owner)
+            taken = held.pending_bytes + size * (name == owner)
+            assert commits > LIMITS.commits / len(members) or taken > LIMITS.commit_bytes / len(members), name
+        if flush:
+            self.core.flush(self.now)
+
+    def answer(self, name: str, how: str) -> None:
+        """A shard answers all that it was sent: it has stored it, could not store it now, or does not know it."""
+        shard = next((s for s in self.everybody if s.name == name), None)
+        if shard is None or (conversation := shard.conversation) is None:
+            return
+        for message in conversation.outbox:
+            self.core.wrote(conversation, message.sequence)
+        conversation.outbox.clear()
+        for sequence in list(conversation.commits):
+            numbers = [c.session.number for c in conversation.commits.get(sequence, [])]
+            answer = pb.DraftResponse(sequence=sequence)
+            if how == "unknown":
+                answer.unknown = np.array(numbers, "<u8").tobytes()
+            if how == "later":
+                answer.refusals.extend(pb.Refusal(session=number, reason="store", later=True) for number in numbers)
+            self.core.received(shard, conversation, answer, self.now)
+
+    def lose(self, name: str) -> None:
+        shard = next((s for s in self.everybody if s.name == name), None)
+        if shard is not None and shard.conversation is not None:
+            self.core.ended(shard, shard.conversation, grpc.StatusCode.UNAVAILABLE, "", self.now)
+
+    def check_books(self) -> None:
+        stats = self.core.stats()
+        sizes = {s.name: [c.bytes for c in waiting(s)] for s in self.everybody}
+        held = {name: (len(some), sum(some)) for name, some in sizes.items() if some}
+        assert {n: (s.pending, s.pending_bytes) for n, s in stats.shards.items() if s.pending} == held
+        totals = Counter[str]()
+        for shard in stats.shards.values():
+            totals.update(pending=shard.pending, committed=shard.committed, dropped=shard.dropped)
+        assert (stats.pending_commits, stats.commits, stats.dropped_commits) == (
+            totals["pending"],
+            totals["committed"],
+            totals["dropped"],
+        )
+        assert totals.total() == self.finished
+        assert stats.pending_commits <= LIMITS.commits
+        assert sum(size for _, size in held.values()) <= LIMITS.commit_bytes
+
+
+def waiting(shard: ShardState) -> list:
+    sent = shard.conversation.commits.values() if shard.conversation else ()
+    return [*shard.commits, *(commit for batch in sent for commit in batch)]
+
+
+SHARD = st.sampled_from(NAMES)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("finish"), st.integers(0, 30), st.integers(1, 40), st.booleans()),
+        st.tuples(st.just("finish"), st.integers(0, 30), st.integers(1, 4), st.booleans()),
+        st.tuples(st.just("answer"), SHARD, st.sampled_from(["stored", "stored", "later", "unknown"])),
+        st.tuples(st.just("lose"), SHARD),
+        st.tuples(st.just("update"), st.sampled_from([NAMES, NAMES[:2], NAMES[1:], NAMES[:1]])),
+    ),
+    min_size=20,
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(OPERATIONS)
+def test_a_shard_within_its_share_loses_nothing(operations):
+    """Whatever shards do, come and go: only a shard over its share loses, all is counted once, and the limits hold."""
+    world = World()
+    for name, *arguments in operations:
+        world.now += 40  # past every pause
+        getattr(world, name)(*arguments)
+        world.check_books()
+
+
+def test_a_healthy_shard_beside_a_dead_one_loses_nothing():
+    """The dead shard may use what the healthy one leaves, and gives it back when that one needs it."""
+    world = World()
+    world.update(("a", "b"))
+    owned = {name: [p for p in range(99) if world.core._members.owner(_i32([p]), "").name == name] for name in "ab"}
+    for prompt in owned["a"][:12]:
+        world.finish(prompt, 1, flush=True)
+    assert world.core.stats().shards["a"] == ShardStats(pending=12, pending_bytes=96)  # all that there is
+    for prompt in owned["b"][:6]:
+        world.finish(prompt, 1, flush=True)
+    stats = world.core.stats().shards
+    assert (stats["a"].pending, stats["a"].dropped, stats["b"].pending, stats["b"].dropped) == (6, 6, 6, 0)
+    world.answer("b", "stored")
+    for prompt in owned["b"][6:12]:
+        world.finish(prompt, 1, flush=True)
+        world.answer("b", "stored")
+    stats = world.core.stats().shards
+    assert (stats["b"].committed, stats["b"].dropped, stats["a"].pending) == (12, 0, 6)
+
+
+def test_what_is_on_its_way_counts_and_goes_last():
+    """A shard that was sent more than its share and never answers gives up even that."""
+    world = World()
+    world.update(("a", "b"))
+    owned = {name: [p for p in range(99) if world.core._members.owner(_i32([p]), "").name == name] for name in "ab"}
+    for prompt in owned["a"][:9]:
+        world.finish(prompt, 1, flush=True)
+    (a, _) = world.core.shards
+    assert (len(a.commits), sum(map(len, a.conversation.commits.values()))) == (0, 9)
+    for prompt in owned["b"][:6]:
+        world.finish(prompt, 1, flush=False)
+    assert [(s.pending, s.dropped) for s in world.core.stats().shards.values() if s.pending] == [(6, 3), (6, 0)]
+    world.answer("a", "stored")
+    assert world.core.stats().shards["a"].committed == 6
+
+
+def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others():
+    world = World()
+    world.update(("a", "b"))
+    mine = [p for p in range(99) if world.core._members.owner(_i32([p]), "").name == "a"][:3]
+    for prompt in mine:
+        world.finish(prompt, 1, flush=True)
+    world.update(("b",))
+    world.answer("a", "later")
+    world.now += 40
+    world.core.flush(world.now)
+    world.answer("b", "stored")
+    assert world.core.stats().shards["b"].committed == 3
+
+
+def test_the_response_of_a_refused_session_is_counted_as_dropped():
+    world = World()
+    (session,) = world.core.open([[1]])
+    world.core.step([session], [[1, 2]], Budget(), 0.0)
+    world.core._sessions[session].refused = True
+    world.core.close([session])
+    stats = world.core.stats()
+    assert (stats.dropped_commits, stats.pending_commits) == (1, 0)
+    assert isinstance(stats, Stats)
+
+
+def test_drops_are_said_once_and_then_once_a_minute(caplog):
+    now = [100.0]
+    losses = Losses(lambda: now[0])
+    with caplog.at_level(logging.WARNING, "histospec.client"):
+        for _ in range(1000):
+            losses.note("a", 7, "too many wait")
+        losses.note("b", 3, "too many wait")
+        losses.report()
+        now[0] += PAUSE
+        losses.report()
+        losses.report()
+        losses.note("a", 7, "refused")
+        losses.report(all_of_them=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: dropped a finished response of 7 tokens: too many wait",
+        "b: dropped a finished response of 3 tokens: too many wait",
+        "a: dropped 999 finished responses of 6993 tokens: too many wait",
+        "a: dropped a finished response of 7 tokens: refused",
+    ]
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_a_dead_shard_does_not_fill_the_log(caplog, flushes):
+    world = World()
+    with caplog.at_level(logging.WARNING, "histospec.client.losses"), caplog.at_level(logging.WARNING):
+        for n in range(200):
+            world.finish(n, 5, flush=flushes)
+    lines = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]
+    assert world.core.stats().dropped_commits > 150
+    assert len(lines) <= len(NAMES)
+    assert all(line.split(":")[0] in NAMES for line in lines)
+
+
+def _i32(tokens: list[int]) -> bytes:
+    return np.array(tokens, "<i4").tobytes()
