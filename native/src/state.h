@@ -167,6 +167,8 @@ class Engine::State {
   // Destroys it once the lock is released.
   void discard(std::shared_ptr<const void> what, std::size_t bytes) noexcept;
   bool evict_some();
+  // Tokens that may wait for their segment before whoever commits should wait.
+  std::size_t most_waiting() const;
   std::size_t evictable_bytes() const { return memory_bytes() - running_bytes(); }
   void tidy(const std::shared_ptr<Problem>& problem);
   void ask_for_segment(const std::shared_ptr<Problem>& problem);

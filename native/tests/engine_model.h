@@ -86,7 +86,7 @@ class EngineModel {
     std::deque<std::int64_t> latest_lengths;
     NamespaceStats counters;
     std::uint64_t added = 0, dropped = 0;
-    bool emptied = false;  // dropped, and nothing has come since
+    bool emptied = false;    // dropped, and nothing has come since
     std::set<Token> tokens;  // everything that a draft may be made of
   };
 
