@@ -29,6 +29,10 @@ class Child:
         """Waits for what was begun. Raises EOFError if the process died; its traceback is on stderr."""
         return self._connection.recv()
 
+    def ended(self, seconds: float) -> bool:
+        """Whether what was begun has ended, or the process; waits so long for it."""
+        return self._connection.poll(seconds)
+
     def call(self, method: str, *args: object) -> object:
         """Begins and waits."""
         self.start(method, *args)

@@ -117,11 +117,9 @@ ALIVE_AT_EXIT = """
 client = use()
 client.send(client.open([prompt]), [text])
 async def run():
-    global other, loop
+    global other
     other = await use_async()
 asyncio.run(run())
-loop = asyncio.new_event_loop()
-another = loop.run_until_complete(use_async())
 """
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from histospec.server.config import Config, Peer
 from histospec.server.metrics import Metrics
 from histospec.server.overview import MAX_NAMESPACES, Overview, _lately
 from histospec.server.recent_lines import RecentLines
+from histospec.server.stores import open_store
 from histospec.server.web import PAGE
 
 PACKAGED = """
@@ -97,8 +99,8 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path):
     metrics = Metrics(engine)
     config = Config(data_dir=tmp_path)
     me = Peer("me", config.listen)
-    with ThreadPoolExecutor(1) as aside:
-        overview = Overview(config, metrics, dict, me, {}, RecentLines(), aside)
+    with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
+        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, aside)
         for name in ("stays", "goes"):
             engine.ingest(name, [1], [[2, 3]])
             for _ in range(5):

@@ -1,0 +1,276 @@
+"""What a small worker's steps take beside callers who ask for much, and how long the engine's lock is held meanwhile.
+
+Every load is a process of its own; the worker steps 8 sessions every 10 ms over a stream of its own. The server runs as
+it comes, with one small budget for the floods. Prints a Markdown table.
+"""
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+import grpc
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+from process import Child
+
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as pb_grpc
+
+EVERY = 0.01  # seconds between two steps of the worker
+QUIET = 5.0  # seconds measured before each load
+DROPPED = 10_000  # problems
+
+
+def i32(values: object) -> bytes:
+    """As the wire has them."""
+    return np.asarray(values, "<i4").tobytes()
+
+
+def opening(session: int, prompt: object, namespace: str) -> pb.OpenSession:
+    """A session to open."""
+    return pb.OpenSession(session=session, namespace=namespace, prompt=i32(prompt))
+
+
+def step(sessions: list[int], position: int, texts: np.ndarray, max_tokens: int = 16) -> pb.Step:
+    """A step of sessions that all are at one position; texts: [B, n]."""
+    lengths = [texts.shape[1]] * len(sessions)
+    return pb.Step(
+        sessions=np.array(sessions, "<u8").tobytes(),
+        positions=i32([position] * len(sessions)),
+        lengths=i32(lengths),
+        tokens=i32(texts),
+        max_tokens=max_tokens,
+        verify_cost=0.05,
+    )
+
+
+class Stream:
+    """One Draft stream."""
+
+    def __init__(self, endpoint: str) -> None:
+        unbounded = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._requests: queue.Queue[pb.DraftRequest | None] = queue.Queue(64)
+        stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint, options=unbounded))
+        self._answers = stub.Draft(iter(self._requests.get, None))
+        self._sequence = 0
+
+    def send(self, **fields: object) -> None:
+        """Sends without waiting for the answer."""
+        self._sequence += 1
+        self._requests.put(pb.DraftRequest(sequence=self._sequence, **fields))
+
+    def receive(self) -> pb.DraftResponse:
+        """The next answer."""
+        return next(self._answers)
+
+    def ask(self, **fields: object) -> pb.DraftResponse:
+        """Sends and waits."""
+        self.send(**fields)
+        return self.receive()
+
+    def end(self) -> None:
+        """Ends it."""
+        self._requests.put(None)
+
+
+class Load:
+    """What other callers do, each method in a process of its own."""
+
+    def __init__(self, endpoint: str, http: str) -> None:
+        self._endpoint, self._http = endpoint, http
+        self._random = np.random.default_rng(0)
+
+    def commits(self, messages: int, length: int) -> None:
+        """Responses of one prompt, one a message, as fast as they are taken."""
+        stream, text = Stream(self._endpoint), self._random.integers(0, 1000, (1, length))
+        for n in range(1, messages + 1):
+            close = pb.CloseSession(session=n, commit=True, generated=length, epoch=0)
+            stream.send(opens=[opening(n, [7], "flood")], step=step([n], 0, text, 0), closes=[close])
+            if n > 32:
+                stream.receive()
+        for _ in range(32):
+            stream.receive()
+        stream.end()
+
+    def opens(self, sessions: int, length: int) -> None:
+        """A batch with long prompts, as at the start of a rollout."""
+        stream, prompts = Stream(self._endpoint), self._random.integers(0, 50_000, (sessions, length))
+        ids = list(range(1, sessions + 1))
+        for start in range(0, sessions, 64):
+            some = ids[start : start + 64]
+            stream.send(opens=[opening(i, prompts[i - 1], "long") for i in some])
+        stream.ask(step=step(ids, 0, np.ones((sessions, 1))))
+        stream.end()
+
+    def steps(self, sessions: int, steps: int) -> None:
+        """A worker with a large batch."""
+        stream, ids = Stream(self._endpoint), list(range(1, sessions + 1))
+        stream.ask(opens=[opening(i, [i % 64], "large") for i in ids], step=step(ids, 0, np.ones((sessions, 1))))
+        for n in range(1, steps):
+            stream.ask(step=step(ids, n, self._random.integers(0, 1000, (sessions, 1))))
+        stream.end()
+
+    def scrapes(self, seconds: float) -> None:
+        """A scraper that never pauses."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            metrics(self._http)
+
+    def problems(self, problems: int, length: int) -> None:
+        """Ingests what is to be dropped."""
+        stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(self._endpoint))
+        for n in range(problems):
+            response = pb.Response(tokens=i32(self._random.integers(0, 50_000, length)))
+            stub.Ingest(pb.IngestRequest(namespace="drop", prompt=i32([n, 1]), responses=[response]))
+
+    def namespaces(self, namespaces: int) -> None:
+        """Namespaces for scrapes."""
+        stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(self._endpoint))
+        for n in range(namespaces):
+            response = pb.Response(tokens=i32([1, 2, 3]))
+            stub.Ingest(pb.IngestRequest(namespace=f"run-{n}", prompt=i32([1]), responses=[response]))
+
+    def drop(self) -> None:
+        """Drops them."""
+        stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(self._endpoint))
+        stub.DropNamespace(pb.DropNamespaceRequest(namespace="drop"))
+
+
+class Case(NamedTuple):
+    """A load.
+
+    Attributes:
+        name: for the table.
+        calls: method of Load and its arguments, all at once.
+        before: the same, done before the worker is measured.
+
+    """
+
+    name: str
+    calls: list[tuple[object, ...]]
+    before: tuple[object, ...] = ()
+
+
+CASES = [
+    Case("3,000 responses of 20,000 tokens to one prompt, `--memory 64MiB`", [("commits", 3000, 20_000)]),
+    Case("1,024 opens of 4,000 tokens", [("opens", 1024, 4000)]),
+    Case("64 opens of 64,000 tokens", [("opens", 64, 64_000)]),
+    Case("steps of 4,096 sessions", [("steps", 4096, 40)]),
+    Case("1,000 namespaces, 4 scrapers without a pause", [("scrapes", 10.0)] * 4, ("namespaces", 1000)),
+    Case(f"a drop of {DROPPED:,} problems", [("drop",)], ("problems", DROPPED, 2000)),
+]
+
+
+@contextmanager
+def server(*flags: str) -> Iterator[tuple[str, str]]:
+    """A server on free ports. -> its gRPC and HTTP addresses."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = [
+            sys.executable,
+            "-m",
+            "histospec.server",
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+        ]
+        started = subprocess.Popen(
+            [*program, "--data-dir", folder, "--log-format", "json", *flags], stderr=subprocess.PIPE, text=True
+        )
+        assert started.stderr is not None
+        lines = map(json.loads, started.stderr)
+        where = next(line for line in lines if line["event"] == "listening")
+        next(line for line in lines if line["event"] == "loaded")
+        try:
+            yield where["grpc"], where["http"]
+        finally:
+            started.kill()
+            started.wait()
+            started.stderr.close()
+
+
+def metrics(http: str) -> dict[str, float]:
+    """All samples, of all labels, by name; of a histogram the sum and the count."""
+    with urllib.request.urlopen(f"http://{http}/metrics") as response:
+        text = response.read().decode()
+    return {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
+
+
+class Worker:
+    """Steps 8 sessions, and notes how long each answer takes."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._stream = Stream(endpoint)
+        self._ids, self._position = list(range(1, 9)), 1
+        opens = [opening(i, [1, 2, 3, i], "worker") for i in self._ids]
+        self._stream.ask(opens=opens, step=step(self._ids, 0, np.ones((8, 1))))
+
+    def step(self) -> float:
+        """Milliseconds of one step."""
+        texts = np.full((8, 1), self._position % 97)
+        started = time.perf_counter()
+        self._stream.ask(step=step(self._ids, self._position, texts))
+        took = 1e3 * (time.perf_counter() - started)
+        self._position += 1
+        time.sleep(EVERY)
+        return took
+
+    def until(self, over: object) -> list[float]:
+        """Steps until `over()`."""
+        taken = []
+        while not over():  # type: ignore[operator]
+            taken.append(self.step())
+        return taken
+
+
+def measure(case: Case) -> str:
+    """A row of the table."""
+    with server(*(["--memory", "64MiB"] if case.calls[0][0] == "commits" else [])) as (endpoint, http):
+        loads = [Child(Load, endpoint, http) for _ in case.calls]
+        if case.before:
+            loads[0].call(*case.before)  # type: ignore[arg-type]
+        worker = Worker(endpoint)
+        end = time.monotonic() + QUIET
+        quiet = worker.until(lambda: time.monotonic() > end)
+        for load, call in zip(loads, case.calls, strict=True):
+            load.start(*call)  # type: ignore[arg-type]
+        waiting = list(loads)
+
+        def over() -> bool:
+            for load in [w for w in waiting if w.ended(0)]:
+                load.result()
+                waiting.remove(load)
+            return not waiting
+
+        beside = worker.until(over)
+        longest = metrics(http)["histospec_engine_lock_longest_seconds"]
+        for load in loads:
+            with suppress(OSError):
+                load.end()
+    (p50, p99), (b50, b99) = (np.quantile(taken, [0.5, 0.99]) for taken in (quiet, beside))
+    return f"| {case.name} | {p50:.1f}, {p99:.1f} | {b50:.1f}, {b99:.1f} | {len(beside)} | {1e3 * longest:.1f} |"
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the cases, from 0")
+    chosen = parser.parse_args().only
+    print("| beside | quiet: step p50, p99 ms | beside: p50, p99 ms | steps | longest lock, ms of CPU |")
+    print("|---|---|---|---|---|")
+    for number, case in enumerate(CASES):
+        if chosen is None or number in chosen:
+            print(measure(case), flush=True)
+
+
+if __name__ == "__main__":
+    main()
