@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import grpc
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 from process import Child
+from prometheus_client.parser import text_string_to_metric_families
 
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
@@ -122,7 +122,8 @@ class Load:
         """A scraper that never pauses."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            metrics(self._http)
+            with urllib.request.urlopen(f"http://{self._http}/metrics") as response:
+                response.read()
 
     def problems(self, problems: int, length: int) -> None:
         """Ingests what is to be dropped."""
@@ -161,9 +162,9 @@ class Case(NamedTuple):
 
 CASES = [
     Case("3,000 responses of 20,000 tokens to one prompt, `--memory 64MiB`", [("commits", 3000, 20_000)]),
-    Case("1,024 opens of 4,000 tokens", [("opens", 1024, 4000)]),
-    Case("64 opens of 64,000 tokens", [("opens", 64, 64_000)]),
-    Case("steps of 4,096 sessions", [("steps", 4096, 40)]),
+    Case("4,096 opens of 4,000 tokens", [("opens", 4096, 4000)]),
+    Case("256 opens of 64,000 tokens", [("opens", 256, 64_000)]),
+    Case("steps of 4,096 sessions", [("steps", 4096, 200)]),
     Case("1,000 namespaces, 4 scrapers without a pause", [("scrapes", 10.0)] * 4, ("namespaces", 1000)),
     Case(f"a drop of {DROPPED:,} problems", [("drop",)], ("problems", DROPPED, 2000)),
 ]

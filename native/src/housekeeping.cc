@@ -72,9 +72,20 @@ void Engine::State::discard(std::shared_ptr<const void> what, std::size_t bytes)
   }
 }
 
+// True if there is more to do.
+bool Engine::State::tidy_some(Problem& problem, std::size_t work) {
+  const std::size_t before = problem.live->bytes();
+  const bool more = change_live(problem, [work](LiveText& live) { return live.tidy(work); });
+  try {
+    if (auto freed = problem.live->take_freed()) discard(std::move(freed), before - problem.live->bytes());
+  } catch (const std::bad_alloc&) {  // it waits for the next time, or for the end of the live text
+  }
+  return more;
+}
+
 // Gives back what forgotten text of a running group held.
 void Engine::State::tidy(const std::shared_ptr<Problem>& problem) {
-  if (problem->untidy || !change_live(*problem, [](LiveText& live) { return live.tidy(kTidyAtOnce); })) return;
+  if (problem->untidy || !tidy_some(*problem, kTidyAtOnce)) return;
   try {
     untidy_.push_back(problem);
     problem->untidy = true;
@@ -101,7 +112,7 @@ void Engine::State::keep_house() {
       const std::shared_ptr<Problem> problem = std::move(untidy_.front());
       untidy_.pop_front();
       problem->untidy = false;
-      if (problem->live && change_live(*problem, [](LiveText& live) { return live.tidy(); })) {
+      if (problem->live && tidy_some(*problem, LiveText::kSlice)) {
         untidy_.push_front(problem);  // where it was: no memory is needed
         problem->untidy = true;
       }

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
+#include <utility>
 
 namespace histospec {
 namespace {
 
 // How many places holds() looks at.
 constexpr int kHeldPlaces = 64;
+// Bytes of a text that take_freed() gives away.
+constexpr std::size_t kLargeText = 1 << 15;
 // What a node of the map of prompts takes.
 constexpr std::size_t kPromptNode = 40;
 
@@ -228,8 +232,19 @@ void LiveText::free(TextId id) {
     owners_[chunk] = {};
     free_chunks_.push_back(chunk);
   }
+  if (text.counted >= kLargeText) {
+    try {
+      freed_.push_back({std::move(text.tokens), std::move(text.links)});
+    } catch (const std::bad_alloc&) {  // then it is destroyed here
+    }
+  }
   text = Text();
   free_.push_back(id);
+}
+
+std::shared_ptr<const void> LiveText::take_freed() {
+  if (freed_.empty()) return nullptr;
+  return std::make_shared<const std::vector<Buffers>>(std::exchange(freed_, {}));
 }
 
 bool LiveText::tidy(std::size_t work) {

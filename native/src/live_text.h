@@ -78,6 +78,8 @@ class LiveText {
   // Gives back what forgotten texts held, in the order of about `work` tokens. False when nothing is left to do. Never
   // allocates.
   bool tidy(std::size_t work = kSlice);
+  // The memory of large texts that tidy() freed, to be destroyed where nobody waits for it; null if there is none.
+  std::shared_ptr<const void> take_freed();
 
   std::size_t running() const { return running_; }
   std::size_t finished_responses() const { return finished_responses_; }
@@ -95,6 +97,10 @@ class LiveText {
   struct Link {
     Place before = kNone;  // the newest of the older places with the same pair
     Place after = kNone;   // the oldest of the newer ones
+  };
+  struct Buffers {
+    std::vector<Token> tokens;
+    std::vector<Link> links;
   };
   struct Owner {
     TextId text = kNoText;
@@ -139,6 +145,7 @@ class LiveText {
   std::vector<TextId> going_;                          // forgotten, and still linked
   std::vector<Owner> owners_ = std::vector<Owner>(1);  // by chunk; the first holds kNone
   std::vector<Place> free_chunks_;
+  std::vector<Buffers> freed_;
   std::unordered_multimap<std::uint64_t, TextId> prompts_;
   PairTable newest_;
   TextId first_finished_ = kNoText;

@@ -171,6 +171,7 @@ class Engine::State {
   std::size_t most_waiting() const;
   std::size_t evictable_bytes() const { return memory_bytes() - running_bytes(); }
   void tidy(const std::shared_ptr<Problem>& problem);
+  bool tidy_some(Problem& problem, std::size_t work);
   void ask_for_segment(const std::shared_ptr<Problem>& problem);
   void press();
   void keep_house();
