@@ -11,16 +11,11 @@ import termios
 import urllib.request
 
 import pytest
+from ports import free_port
 from waiting import eventually
 
 PIPE, PAGE = 64 << 10, 4 << 10  # bytes that a pipe holds, and that it may leave free
 LONG = "x" * 100
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:
