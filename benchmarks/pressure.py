@@ -1,4 +1,4 @@
-"""What a small worker's steps take beside callers who ask for much, and how long the engine's lock is held meanwhile.
+"""What a small worker's steps take while other callers ask for much, and how long the engine's lock is held meanwhile.
 
 Every load is a process of its own; the worker steps 8 sessions every 10 ms over a stream of its own. The server runs as
 it comes, with one small budget for the floods. Prints a Markdown table.
@@ -266,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the cases, from 0")
     chosen = parser.parse_args().only
-    print("| beside | quiet: step p50, p99 ms | beside: p50, p99 ms | steps | longest lock, ms of CPU |")
+    print("| load | quiet: step p50, p99 ms | under load: p50, p99 ms | steps | longest lock, ms of CPU |")
     print("|---|---|---|---|---|")
     for number, case in enumerate(CASES):
         if chosen is None or number in chosen:

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     parser: ArgumentParser = configuration.parser(
         StoreConfig,
         "histospec forget",
-        "Forget the problems that nobody wrote to for so long, also while a server runs.",
+        "Forget the problems that no response was added to for so long, also while a server runs.",
     )
     parser.add_argument("--older-than", metavar="DAYS", required=True, help="such as 30, 30d or 0.5d")
     parser.add_argument("--dry-run", action="store_true", help="say how many they are, and change nothing")

@@ -1,4 +1,4 @@
-"""Writes the log in a thread of its own: whoever logs never waits and never fails, whatever becomes of stderr."""
+"""Writes the log in a thread of its own: a caller that logs never waits and never fails, whatever happens to stderr."""
 
 import os
 import queue

@@ -158,7 +158,7 @@ bool Engine::State::evict_some() {
       if (tired(kEvictSlice / 4)) return !over();
     }
   }
-  // Twins are a second copy of what the history has: nobody's history goes for them.
+  // Twins are a second copy of what the history has: they go before any history does.
   while (over() && !twinned_.empty()) {
     end_twins(*twinned_.front());
     if (tired(1)) return !over();

@@ -13,7 +13,7 @@
 //                      links      l1 l2 l3 …   [i]: of the pair that ends at token i
 //
 // Work in slices. A text that goes is unlinked place by place, and a long prompt is made searchable piece by piece, so
-// that whoever guards this object may let others in between: tidy() and index_some() say how much is to be done at
+// that the holder of the lock may let others in between: tidy() and index_some() say how much is to be done at
 // once.
 //
 // Cost: 12 bytes a token and about 32 a distinct pair; append O(1); a look-up at most kCandidates short comparisons.
@@ -78,7 +78,7 @@ class LiveText {
   // Gives back what forgotten texts held, in the order of about `work` tokens. False when nothing is left to do. Never
   // allocates.
   bool tidy(std::size_t work = kSlice);
-  // The memory of large texts that tidy() freed, to be destroyed where nobody waits for it; null if there is none.
+  // The memory of large texts that tidy() freed, to be destroyed outside of the lock; null if there is none.
   std::shared_ptr<const void> take_freed();
 
   std::size_t running() const { return running_; }

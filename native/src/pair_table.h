@@ -3,7 +3,7 @@
 // Extendible hashing (R. Fagin et al., "Extendible hashing: a fast access method for dynamic files", 1979): the first
 // bits of a hash choose a page in a directory, the others a slot in it. A full page becomes two, and the directory
 // doubles where it does not tell them apart. So no insertion moves more than one page of slots, however many pairs
-// there are: the table belongs to whoever holds the engine's lock.
+// there are: the table is changed under the engine's lock.
 //
 // A look-up reads an entry of the directory, which is small, and a line of memory or two. 12 bytes a slot, of which a
 // quarter to a half is in use.

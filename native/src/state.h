@@ -129,7 +129,7 @@ class Engine::State {
   void make_room(Lock& lock);
   // Evicts a little, and leaves the rest to the housekeeper.
   void relieve();
-  // Whether whoever commits should wait: responses finish faster than they become segments, or the housekeeper still
+  // Whether committers should wait: responses finish faster than they become segments, or the housekeeper still
   // has to evict.
   bool congested() const;
   // Lets the others who wait for the lock have it.
@@ -167,7 +167,7 @@ class Engine::State {
   // Destroys it once the lock is released.
   void discard(std::shared_ptr<const void> what, std::size_t bytes) noexcept;
   bool evict_some();
-  // Tokens that may wait for their segment before whoever commits should wait.
+  // Tokens that may wait for their segment before committers should wait.
   std::size_t most_waiting() const;
   std::size_t evictable_bytes() const { return memory_bytes() - running_bytes(); }
   void tidy(const std::shared_ptr<Problem>& problem);

@@ -227,7 +227,7 @@ class Engine {
   // `keep_learned` the namespace stays, with its counters and what its estimator has learned.
   std::uint64_t drop_namespace(const std::string& name, bool keep_learned = false);
 
-  // Whether whoever commits should wait a moment: responses finish faster than they become segments, or memory is still
+  // Whether committers should wait a moment: responses finish faster than they become segments, or memory is still
   // to be evicted. Without that, running sessions and what just finished could outgrow the budget.
   bool congested() const;
   // Waits until committed responses have become segments, and what was left to the housekeeper is done.
