@@ -18,7 +18,7 @@ from histospec.server.learning import Learning
 from histospec.server.logs import Throttle
 from histospec.server.metrics import Metrics
 from histospec.server.read_through import ReadThrough
-from histospec.server.store import Batch, Problem, Record, Store
+from histospec.server.store import Batch, Problem, Record, Store, total_size
 from histospec.server.wire import INT32
 
 log = structlog.get_logger()
@@ -30,6 +30,7 @@ LONGEST_WAIT = 10.0  # seconds for that; then the caller is told to come back
 CROWDED = (
     f"store: the index has taken nothing for {LONGEST_WAIT:g} seconds, because it builds or frees memory; try later"
 )
+UNINDEXED = 128 << 20  # bytes of ingests that may wait for the store and the index
 INDEX_TOKENS = 1 << 20  # of one call: building takes 48 bytes a token meanwhile
 WATCH_SECONDS = 3.0  # between looks at what other shards have stored
 
@@ -54,6 +55,7 @@ class History:
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._through = ReadThrough(store, self._knows, self._index, self._indexing, metrics)
         self._begun: set[asyncio.Task[Any]] = set()
+        self._unindexed = 0
         self._said: Counter[str] = Counter()
         self.loaded = asyncio.Event()
         self.progress = "not started"
@@ -85,7 +87,7 @@ class History:
     async def room(self) -> bool:
         """Waits while responses come faster than the index takes them. False: they still do."""
         until = time.monotonic() + LONGEST_WAIT
-        while self._engine.congested():
+        while self._engine.congested() or self._unindexed > UNINDEXED:
             if time.monotonic() > until:
                 return False
             await asyncio.sleep(LOOK_SECONDS)
@@ -95,14 +97,18 @@ class History:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
         if not await self.room():
             raise StoreFull(CROWDED)
+        self._unindexed += total_size(batch.records)  # before others look for room
         await self._to_the_end(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
         self.want(batch.problem)
-        with self._through.paused(batch.problem):  # what is stored here must not be read back before it is indexed
-            await self.store(batch)
-            self.saw(batch)
-            await self._in(self._indexing, lambda: self._index(batch))
+        try:
+            with self._through.paused(batch.problem):  # what is stored here must not be read back before it is indexed
+                await self.store(batch)
+                self.saw(batch)
+                await self._in(self._indexing, lambda: self._index(batch))
+        finally:
+            self._unindexed -= total_size(batch.records)
 
     def want(self, problem: Problem) -> None:
         """Begins to bring the problem into the index, where that does not hold it. Never waits."""

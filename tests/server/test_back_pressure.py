@@ -1,10 +1,16 @@
 """A stream that commits faster than the index takes it waits, and memory stays within the budget and a tenth."""
 
+import asyncio
 import threading
 
 import numpy as np
 import pytest
 
+from histospec.native import Engine
+from histospec.server import history
+from histospec.server.metrics import Metrics
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 BUDGET = 32 << 20
@@ -68,3 +74,46 @@ def test_sessions_alone_do_not_outgrow_the_budget(start_server, connect):
     assert all("--memory" in reason for reason in refused.values())
     assert server.metrics()["histospec_index_bytes"] <= 1.1 * (16 << 20) + 8 * 40_000 * 64
     assert wire.drafts(stream.ask(opens=[wire.open(99)], step=wire.step([99], [[1, 2, 3]])))
+
+
+class SlowEngine:
+    """An engine whose index takes nothing before it may."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(1 << 24)
+        self.may = threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+    def ingest(self, *args: object, **options: object) -> None:
+        self.may.wait()
+        self.engine.ingest(*args, **options)
+
+
+def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path, monkeypatch):
+    """Else callers that ingest faster than segments are built would fill the memory with stored responses."""
+    monkeypatch.setattr(history, "UNINDEXED", 3000)
+
+    async def run() -> None:
+        engine = SlowEngine()
+        store = SQLiteStore(tmp_path, 8)
+        mine = history.History(engine, store, Metrics(engine.engine), 10)
+        await mine.load()
+        adding = [
+            asyncio.create_task(mine.add(Batch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
+            for n in range(6)
+        ]
+        try:
+            while store.count() < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(10 * history.LOOK_SECONDS)  # the others look often enough meanwhile
+            stored = store.count()
+        finally:
+            engine.may.set()
+        assert stored == 2
+        await asyncio.gather(*adding)
+        assert store.count() == 6
+        await mine.close()
+
+    asyncio.run(run())
