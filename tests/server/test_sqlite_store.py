@@ -226,12 +226,12 @@ def test_other_writes_go_on_while_much_is_deleted(open_store, one_at_a_time, lon
     anew = store.append(batch(b"anew", 2))
     gate.set()
     anew.result()
-    assert order == ["others"]
     if long != "window":
         assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"anew"]
         assert [b.records for b in store.load()] == [[Record(b"anew", 2)]]
         assert deleting.result() == 101
     deleting.result()
+    assert order[0] == "others"
     assert min(seen) > 50  # others were written between
     assert {r.tokens for r in store.history(Problem("run", b"prompt.."))} <= {b"next", b"anew"}
     assert store._read("SELECT count(*) FROM leaving") == [(0,)]
