@@ -1,6 +1,6 @@
 """Imports gRPC before anything else of the client does, with its core's handling of forks switched off.
 
-Only where nobody has decided about it: see `fork.py`. The environment stays as it was.
+Only where the environment does not decide it: see `fork.py`. The environment stays as it was.
 """
 
 import os

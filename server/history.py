@@ -27,9 +27,7 @@ T = TypeVar("T")
 LOG_EVERY_SECONDS = 5.0
 LOOK_SECONDS = 0.005  # between two looks whether the index has room again
 LONGEST_WAIT = 10.0  # seconds for that; then the caller is told to come back
-CROWDED = (
-    f"store: the index has taken nothing for {LONGEST_WAIT:g} seconds, because it builds or frees memory; try later"
-)
+CROWDED = f"store: for {LONGEST_WAIT:g} seconds responses have come faster than the index takes them; try later"
 UNINDEXED = 128 << 20  # bytes of ingests that may wait for the store and the index
 INDEX_TOKENS = 1 << 20  # of one call: building takes 48 bytes a token meanwhile
 WATCH_SECONDS = 3.0  # between looks at what other shards have stored
@@ -101,8 +99,8 @@ class History:
         await self._to_the_end(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
-        self.want(batch.problem)
         try:
+            self.want(batch.problem)
             with self._through.paused(batch.problem):  # what is stored here must not be read back before it is indexed
                 await self.store(batch)
                 self.saw(batch)

@@ -1,4 +1,4 @@
-"""Files and directories that only the server's own user may read, whatever the umask."""
+"""Files and directories that only the server's own user may read, whatever the umask, and whose names survive a crash."""
 
 import os
 import stat
@@ -46,3 +46,12 @@ def directory(path: Path, ours: Sequence[str]) -> None:
         alone = all(any(fnmatchcase(name, pattern) for pattern in ours) for name in os.listdir(path))
         if (made or (alone and not mode & _SHARED)) and stat.S_IMODE(mode) != DIRECTORY:
             path.chmod(DIRECTORY)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder survive a crash. Raises OSError."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -57,7 +57,7 @@ class Retention:
         self._thread.start()
 
     def close(self) -> None:
-        """Notes the time, so that the next start knows how long nobody looked at the clock."""
+        """Notes the time, so that the next start knows how long no server looked at the clock."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

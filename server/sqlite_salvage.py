@@ -7,7 +7,6 @@ The damaged file is read and renamed, never written to. The new one gets its nam
     histospec.sqlite.damaged-...  the damaged file, with its write-ahead log, for a person to look at
 """
 
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from histospec.server.errors import ConfigError, Damaged, StoreError
+from histospec.server.private import sync_folder
 from histospec.server.sqlite_file import DAMAGE, besides, connect_to_read, open_file
 from histospec.server.sqlite_reader import COLUMNS, digest_of, record_of
 
@@ -65,7 +65,7 @@ def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
                 old.rename(new)
         besides(path)[2].unlink(missing_ok=True)
         salvaged.rename(path)
-        _sync(path.absolute().parent)
+        sync_folder(path.absolute().parent)
     except (OSError, sqlite3.Error, ConfigError) as error:
         raise StoreError(f"store: {path} is damaged ({reason}) and cannot be replaced: {error}") from error
     log.error(
@@ -90,14 +90,6 @@ def resume(path: Path) -> None:
         for file in besides(path)[1:]:  # the log of a file that is set aside is none of the new one
             file.unlink(missing_ok=True)
         salvaged.rename(path)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _stages(path: Path) -> tuple[Path, Path]:

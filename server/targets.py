@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.failures import reason
+from histospec.server.private import sync_folder
 
 STANDARD = ("-", "/dev/stdout")
 DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
@@ -106,7 +107,7 @@ def _replaced(path: Path, private: bool) -> Iterator[BinaryIO]:
                 os.fchmod(number, 0o666 & ~_umask())
             os.fsync(number)
         os.replace(partial, path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         if error.filename not in (None, partial):  # of something else
             raise
@@ -121,11 +122,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
