@@ -1,4 +1,4 @@
-"""Files and directories that only the server's own user may read, whatever the umask, and whose names survive a crash."""
+"""Files that only the server's own user may read, whatever the umask, in folders whose names survive a crash."""
 
 import os
 import stat
