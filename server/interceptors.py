@@ -70,6 +70,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             METHODS.values()
         ):  # an alert sees the first one only if there were none before
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
+        self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
 
@@ -92,6 +93,12 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             self._access.permit(dict(handler_call_details.invocation_metadata or ()))
         except Unauthenticated as error:
             return self._refusal(handler, service, method, error)
+        served = self._served.get(handler_call_details.method)
+        if served is None:
+            served = self._served[handler_call_details.method] = self._serve(handler, service, method)
+        return served
+
+    def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
         decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(

@@ -2,17 +2,17 @@
 
 Little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4 bytes
 each, whichever the largest one needs; then, where the flags say so, float32 log-probabilities, one bit a token for
-what the policy generated, and the int64 seed; then the CRC-32 of all that. A vocabulary of 150,000 takes 3 bytes a
-token.
+what the policy generated, and the int64 seed; then 32 bits of the XXH3 hash of all that. A vocabulary of 150,000 takes
+3 bytes a token.
 
-Responses of the versions 1 (without a seed) and 2 (with one) have no CRC; they are still read. Older servers refuse
+Responses of the versions 1 (without a seed) and 2 (with one) have no hash; they are still read. Older servers refuse
 version 3 by its number.
 """
 
 import struct
-import zlib
 
 import numpy as np
+import xxhash
 
 from histospec.server.errors import Damaged
 from histospec.server.store import LAST_EPOCH, Record
@@ -22,7 +22,8 @@ PLAIN, SEEDED, CHECKED = 1, 2, 3  # the versions
 REWARD, LOGPROBS, GENERATED, SEED = 1, 2, 4, 8
 _HEAD = struct.Struct("<BBBqdI")
 _SEED = struct.Struct("<q")
-_CRC = struct.Struct("<I")
+_HASH = struct.Struct("<I")
+_HASHED = (1 << 32) - 1  # the bits of a hash that are kept
 _WRAP = 1 << 64
 _ABOUT = struct.Struct("<qQdQBIII")
 
@@ -39,7 +40,7 @@ def pack(record: Record) -> bytes:
     narrow = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
     mask = np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes() if record.generated else b""
     packed = head + narrow + record.logprobs + mask + seed
-    return packed + _CRC.pack(zlib.crc32(packed))
+    return packed + _HASH.pack(_hash(packed))
 
 
 def unpack(data: bytes) -> Record:
@@ -53,10 +54,10 @@ def unpack(data: bytes) -> Record:
     scored, masked, seeded = (bool(flags & flag) for flag in (LOGPROBS, GENERATED, SEED))
     parts = (_HEAD.size, width * size, 4 * size * scored, -(-size // 8) * masked, _SEED.size * seeded)
     ends = np.cumsum(parts).tolist()
-    length = ends[-1] + _CRC.size * (version == CHECKED)
+    length = ends[-1] + _HASH.size * (version == CHECKED)
     if width not in (2, 3, 4) or length != len(data):
         raise Damaged(f"store: a response of {len(data)} bytes should have {length}")
-    if version == CHECKED and _CRC.unpack_from(data, ends[-1])[0] != zlib.crc32(data[: ends[-1]]):
+    if version == CHECKED and _HASH.unpack_from(data, ends[-1])[0] != _hash(data[: ends[-1]]):
         raise Damaged(f"store: a response of {len(data)} bytes does not have the checksum that it was stored with")
     wide = np.zeros((size, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8, width * size, ends[0]).reshape(size, width)
@@ -70,6 +71,10 @@ def unpack(data: bytes) -> Record:
         _SEED.unpack_from(data, ends[3])[0] if seeded else None,
     )
     return record if version == CHECKED else sound(record)
+
+
+def _hash(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data) & _HASHED
 
 
 def sound(record: Record) -> Record:
@@ -93,7 +98,8 @@ def checksum(record: Record, prompt: int) -> int:
     lengths = (len(record.tokens), len(record.logprobs), len(record.generated))
     given = (record.reward is not None) + 2 * (record.seed is not None)
     reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero
-    value = zlib.crc32(_ABOUT.pack(prompt, record.epoch % _WRAP, reward, (record.seed or 0) % _WRAP, given, *lengths))
+    about = _ABOUT.pack(prompt, record.epoch % _WRAP, reward, (record.seed or 0) % _WRAP, given, *lengths)
+    hashed = xxhash.xxh3_64(about)
     for part in (record.tokens, record.logprobs, record.generated):
-        value = zlib.crc32(part, value)
-    return value
+        hashed.update(part)
+    return hashed.intdigest() & _HASHED

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ LOCK_NAME = "lock"
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 """What reading a damaged file raises: the text of an error may quote bytes of the file."""
 OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server makes in its directory
+COARSE_SECONDS = 2.0  # a file system may tell two changes so close to each other the same time
 _ID_AT = 68  # where a SQLite file has its application id
 
 
@@ -70,23 +72,43 @@ class Lock:
 class Files:
     """The files of an open store, as they were when it was opened.
 
-    Compares what the names lead to, and opens nothing: closing a second descriptor would end SQLite's own locks.
+    Compares what the names lead to, and opens nothing: closing a second descriptor would end SQLite's own locks. It
+    looks at the files themselves only when their directory has changed: to ask for the times of the write-ahead log
+    between two writes makes the next sync a third slower, because the kernel then has a new time to write down.
     """
 
     def __init__(self, path: Path) -> None:
-        self._paths = besides(path)
+        self._paths = [str(file) for file in besides(path)]
+        self._parent = str(path.parent)
         self._were = [_identity(path) for path in self._paths]
+        self._directory: tuple[int, ...] = ()  # as it was at the last look, if the next change of it will show
 
     def changed(self) -> str:
         """Which of them is gone or another one, and since when nothing that is written there would last; or nothing."""
+        directory = _stamp(self._parent)
+        if directory and directory == self._directory:
+            return ""
         for path, was in zip(self._paths, self._were, strict=True):
             now = _identity(path)
             if now != was:
+                self._directory = ()
                 return f"{path} was {'replaced' if now else 'deleted or moved'} while the server has it open"
+        self._directory = directory
         return ""
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _stamp(directory: str) -> tuple[int, ...]:
+    """What is different once a name in the directory was; empty where it changed so lately that it may not be."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return ()
+    if abs(time.time() - found.st_mtime) < COARSE_SECONDS:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _identity(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except OSError:

@@ -132,7 +132,6 @@ class SQLiteStore(SQLiteReader, Store):
         return self._writer.submit(begin, 0)
 
     def _depart(self, connection: sqlite3.Connection, namespace: str, epoch: int) -> Again:
-        self._appender.forget()
         return Again(partial(work_off, self._slice, depart(connection, namespace, epoch)))
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":

@@ -8,7 +8,7 @@ when its time is up, and returns `Again`: the rest, for another transaction. A d
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,8 +49,9 @@ class Slice:
 class Appender:
     """Adds responses, and keeps of each problem the newest `epochs`, and of these the newest `responses`.
 
-    It remembers how many responses the problems hold of each epoch, so that what a write costs does not depend on it.
-    That is true only while all writes succeed and go through here: after anything else, `forget`.
+    It remembers how many responses the problems hold of each epoch, so that what a write costs does not depend on it,
+    and the newest epoch of each namespace. It notices when anything else has been written through the same connection;
+    after a write that failed or that others made, `forget`.
     """
 
     def __init__(self, epochs: int, responses: int, slice_: Slice) -> None:
@@ -58,42 +59,65 @@ class Appender:
         self._responses = responses
         self._slice = slice_
         self._windows: OrderedDict[Problem, Window] = OrderedDict()
+        self._newest: dict[str, int] = {}
+        self._changes = 0  # of the connection, when the last batch had been added
 
     def forget(self) -> None:
         """What is held may have changed."""
         self._windows.clear()
+        self._newest.clear()
 
     def append(self, connection: sqlite3.Connection, batch: Batch) -> "Again | None":
         """Adds a batch. What leaves goes first: where the file may not grow, the new takes its place."""
+        if connection.total_changes != self._changes:  # retention, a drop
+            self.forget()
+        finished = self._append(connection, batch)
+        self._changes = connection.total_changes
+        return None if finished else Again(partial(self.append, batch=Batch(batch.problem, [])))
+
+    def _append(self, connection: sqlite3.Connection, batch: Batch) -> bool:
         problem = batch.problem
-        window = self._window(connection, problem)
+        key = (problem.namespace, problem.name, digest_of(problem.prompt), problem.prompt)
+        row = connection.execute(
+            "SELECT id FROM prompts WHERE namespace = ? AND problem = ? AND digest = ? AND tokens = ?", key
+        ).fetchone()
+        prompt = int(row[0]) if row else None
+        window = self._window(connection, problem, prompt)
         # The oldest of several prompts have to be searched among all responses: so not with every write.
         slack = self._responses // 8 if problem.name else 0
         records, leave = window.admit(batch.records, self._epochs, self._responses, slack)
-        finished = not leave or self._delete(connection, problem, window, leave)
+        finished = not leave or self._delete(connection, problem, window, leave, prompt if records else None)
         if records:
-            self._insert(connection, problem, records)
+            if prompt is None:
+                insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
+                prompt = connection.execute(insert, key).lastrowid or 0
+            self._insert(connection, problem.namespace, prompt, records)
             window.add(records)
-        return None if finished else Again(partial(self.append, batch=Batch(problem, [])))
+        return finished
 
-    def _window(self, connection: sqlite3.Connection, problem: Problem) -> Window:
+    def _window(self, connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
         key = problem._replace(prompt=b"") if problem.name else problem
         window = self._windows.get(key)
         if window is None:
-            among, parameters = prompts_of(problem)
-            window = self._windows[key] = Window(
-                connection.execute(
-                    f"SELECT epoch, count(*) FROM responses WHERE prompt IN ({among}) AND {STAYS} GROUP BY epoch",
-                    (*parameters, problem.namespace),
-                )
-            )
+            counts = self._counts(connection, problem) if problem.name or prompt is not None else ()
+            window = self._windows[key] = Window(counts)
             while len(self._windows) > KNOWN_PROBLEMS:
                 self._windows.popitem(last=False)
         self._windows.move_to_end(key)
         return window
 
-    def _delete(self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int) -> bool:
-        """Deletes so many of the oldest; returns whether they are gone."""
+    @staticmethod
+    def _counts(connection: sqlite3.Connection, problem: Problem) -> Iterable[tuple[int, int]]:
+        among, parameters = prompts_of(problem)
+        return connection.execute(
+            f"SELECT epoch, count(*) FROM responses WHERE prompt IN ({among}) AND {STAYS} GROUP BY epoch",
+            (*parameters, problem.namespace),
+        )
+
+    def _delete(
+        self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int, used: int | None
+    ) -> bool:
+        """Deletes so many of the oldest; returns whether they are gone. The prompt `used` stays in any case."""
         among, key = prompts_of(problem)
         prompts = connection.execute(among, key).fetchall()
         if len(prompts) == 1:  # the index has its responses in this order
@@ -114,21 +138,12 @@ class Appender:
         if problem.name:  # which may come with a new prompt every time
             connection.execute(
                 f"DELETE FROM prompts WHERE id IN ({among}) "
-                "AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
-                key,
+                "AND id IS NOT ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
+                (*key, used),
             )
         return True
 
-    def _insert(self, connection: sqlite3.Connection, problem: Problem, records: list[Record]) -> None:
-        key = (problem.namespace, problem.name, digest_of(problem.prompt), problem.prompt)
-        row = connection.execute(
-            "SELECT id FROM prompts WHERE namespace = ? AND problem = ? AND digest = ? AND tokens = ?", key
-        ).fetchone()
-        if row:
-            prompt = int(row[0])
-        else:
-            insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
-            prompt = int(connection.execute(insert, key).lastrowid or 0)
+    def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
         connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
             "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum) "
@@ -138,11 +153,14 @@ class Appender:
                 for r in records
             ],
         )
-        connection.execute(
-            "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "
-            "SET newest_epoch = excluded.newest_epoch WHERE excluded.newest_epoch > newest_epoch",
-            (problem.namespace, max(record.epoch for record in records)),
-        )
+        epoch = max(record.epoch for record in records)
+        if epoch > self._newest.get(namespace, -1):
+            connection.execute(
+                "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "
+                "SET newest_epoch = excluded.newest_epoch WHERE excluded.newest_epoch > newest_epoch",
+                (namespace, epoch),
+            )
+            self._newest[namespace] = epoch
 
 
 class Departure(NamedTuple):

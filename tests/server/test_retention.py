@@ -140,6 +140,19 @@ def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(open_store,
     assert store.count() == 3
 
 
+def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(open_store):
+    store = open_store(retention=60.0)
+    for epoch in range(8):  # as many as the store keeps
+        put(store, b"old.", epoch)
+    age = "UPDATE writes SET latest = latest - 100"
+    store._writer.submit(lambda connection: connection.execute(age), 0).result()
+    store._retention._look()
+    assert store.count() == 0
+    for epoch in range(8, 12):
+        put(store, b"new.", epoch)
+    assert store.count() == 4
+
+
 def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store):
     store = open_store(retention=60.0)
     store.close()

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 from batches import put
@@ -37,6 +38,7 @@ def swap(data):
     (data / FILE_NAME).write_bytes((data / "moved").read_bytes())
 
 
+@pytest.mark.parametrize("ago", [0, 3600])  # seconds since the directory changed: lately, and long enough to trust that
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -48,7 +50,8 @@ def swap(data):
         (lambda data: data.rename(data.with_name("away")), "deleted or moved"),
     ],
 )
-def test_nothing_is_acknowledged_into_files_that_are_gone(store, tmp_path, fault, says):
+def test_nothing_is_acknowledged_into_files_that_are_gone(store, tmp_path, fault, says, ago):
+    os.utime(tmp_path / "data", (time.time() - ago,) * 2)
     put(store, b"kept")
     assert store.trouble == ""
     fault(tmp_path / "data")
