@@ -107,6 +107,8 @@ def roll_out(link: Any, load: Load, tasks: list[Task]) -> None:
         worker = _Worker(load, tasks, client)
         worker.warm()
         link.send("warm")
+        while not link.poll(load.interval):  # what rests grows cold
+            worker.warm(1)
         link.recv()
         link.send(worker.run())
 
@@ -126,8 +128,8 @@ class _Worker:
         (number,) = self._client.open([prompt])
         return _Session(number, text)
 
-    def warm(self) -> None:
-        for _ in range(WARM_STEPS):
+    def warm(self, steps: int = WARM_STEPS) -> None:
+        for _ in range(steps):
             self._step()
 
     def run(self) -> Measured:

@@ -69,6 +69,13 @@ class PairTable {
     --used_;
   }
 
+  // How many slots a look-up of the pair reads.
+  std::size_t probes(Token a, Token b) const {
+    const std::uint64_t hash = hash_of(a, b);
+    const Entry& entry = directory_[prefix(hash)];
+    return ((slot_of(entry, hash, a, b) - first_slot(hash, entry.mask)) & entry.mask) + 1;
+  }
+
   std::size_t size() const { return used_; }
   std::size_t bytes() const {
     return slots_ * sizeof(Slot) + pages_.capacity() * sizeof(Page) + directory_.capacity() * sizeof(Entry);
@@ -102,7 +109,8 @@ class PairTable {
         static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
     return key * 0x9e3779b97f4a7c15ull;
   }
-  static std::size_t first_slot(std::uint64_t hash, std::uint32_t mask) { return (hash >> 20) & mask; }
+  // Bits that the directory does not look at, and high enough to depend on both tokens.
+  static std::size_t first_slot(std::uint64_t hash, std::uint32_t mask) { return (hash >> 40) & mask; }
   static std::size_t slot_of(const Entry& entry, std::uint64_t hash, Token a, Token b) {
     std::size_t i = first_slot(hash, entry.mask);
     while (entry.slots[i].place != kNone && (entry.slots[i].a != a || entry.slots[i].b != b)) i = (i + 1) & entry.mask;

@@ -67,6 +67,22 @@ TEST(against_a_map) {
   }
 }
 
+// In text, few tokens follow many: pairs that have one token in common must not crowd into the same slots.
+TEST(a_look_up_reads_few_slots) {
+  for (const bool first : {true, false}) {
+    PairTable table;
+    std::size_t probes = 0;
+    const Token often = 8, seldom = 4000;
+    for (Token a = 0; a < often; ++a) {
+      for (Token b = 0; b < seldom; ++b) (first ? table(a, b) : table(b, a)) = 1;
+    }
+    for (Token a = 0; a < often; ++a) {
+      for (Token b = 0; b < seldom; ++b) probes += first ? table.probes(a, b) : table.probes(b, a);
+    }
+    CHECK(probes < 2 * table.size());
+  }
+}
+
 // The first bits of these hashes are all alike: no directory can tell them apart, so their page has to grow.
 TEST(pairs_whose_hashes_begin_alike) {
   PairTable table;
