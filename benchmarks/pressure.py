@@ -100,12 +100,12 @@ class Load:
             stream.receive()
         stream.end()
 
-    def opens(self, sessions: int, length: int) -> None:
-        """A batch with long prompts, as at the start of a rollout."""
+    def opens(self, sessions: int, length: int, together: int) -> None:
+        """A batch with long prompts, as at the start of a rollout, so many in a message."""
         stream, prompts = Stream(self._endpoint), self._random.integers(0, 50_000, (sessions, length))
         ids = list(range(1, sessions + 1))
-        for start in range(0, sessions, 64):
-            some = ids[start : start + 64]
+        for start in range(0, sessions, together):
+            some = ids[start : start + together]
             stream.send(opens=[opening(i, prompts[i - 1], "long") for i in some])
         stream.ask(step=step(ids, 0, np.ones((sessions, 1))))
         stream.end()
@@ -117,6 +117,12 @@ class Load:
         for n in range(1, steps):
             stream.ask(step=step(ids, n, self._random.integers(0, 1000, (sessions, 1))))
         stream.end()
+
+    def burn(self, seconds: float) -> None:
+        """Asks nothing of the server, and takes a core: what the machine alone does to the steps."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
 
     def scrapes(self, seconds: float) -> None:
         """A scraper that never pauses."""
@@ -161,9 +167,11 @@ class Case(NamedTuple):
 
 
 CASES = [
+    Case("nothing: two other processes compute", [("burn", 5.0)] * 2),
     Case("3,000 responses of 20,000 tokens to one prompt, `--memory 64MiB`", [("commits", 3000, 20_000)]),
-    Case("4,096 opens of 4,000 tokens", [("opens", 4096, 4000)]),
-    Case("256 opens of 64,000 tokens", [("opens", 256, 64_000)]),
+    Case("4,096 opens of 4,000 tokens", [("opens", 4096, 4000, 64)]),
+    Case("256 opens of 64,000 tokens, in messages of 4 MiB", [("opens", 256, 64_000, 16)]),
+    Case("256 opens of 64,000 tokens, in messages of 16 MiB", [("opens", 256, 64_000, 64)]),
     Case("steps of 4,096 sessions", [("steps", 4096, 200)]),
     Case("1,000 namespaces, 4 scrapers without a pause", [("scrapes", 10.0)] * 4, ("namespaces", 1000)),
     Case(f"a drop of {DROPPED:,} problems", [("drop",)], ("problems", DROPPED, 2000)),

@@ -28,6 +28,7 @@ from histospec.server.errors import (
 )
 from histospec.server.logs import Throttle, request_id
 from histospec.server.metrics import Metrics
+from histospec.server.slices import unless_large
 from histospec.server.traces import Traces
 from histospec.server.wire import unless_encoded
 from histospec.specrl import rollout_cache_pb2
@@ -127,8 +128,9 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         kind = METHODS[service][method].input_type.name
         if service == SPECRL.full_name:
             return wire.tolerant(kind, lambda data: specrl.read(data, self._config), self._checks[kind])
-        assert handler.request_deserializer is not None
-        return wire.tolerant(kind, handler.request_deserializer, self._checks[kind])
+        decode = handler.request_deserializer
+        assert decode is not None
+        return wire.tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
 
     def _traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
         return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)

@@ -5,18 +5,26 @@ however much it asks for. Work is counted in tokens, because that is what it cos
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.native import Engine
+from histospec.server import encoded
+from histospec.server.errors import InvalidRequest
+from histospec.server.wire import INT32
+from histospec.v1 import draft_pb2 as pb
 
 SESSIONS = 256
 """In one call of the engine: a few milliseconds."""
 TOKENS = 1 << 14
 """Appended in one call of the engine, and worked on between two turns of others."""
+
+LARGE_MESSAGE = 1 << 20
+"""Bytes from which on a message of a stream is decoded part by part."""
 
 Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
 
@@ -37,6 +45,25 @@ class Turns:
         """Others have their turn."""
         self._work = 0
         await asyncio.sleep(0)
+
+
+def unless_large(decode: Callable[[bytes], pb.DraftRequest]) -> Callable[[bytes], pb.DraftRequest | bytes]:
+    """`decode`, but a large message stays as it is, for `decode` below: gRPC would have it decoded at once."""
+    return lambda data: data if len(data) > LARGE_MESSAGE else decode(data)
+
+
+async def decode(data: bytes, turns: Turns) -> pb.DraftRequest:
+    """A large message. Raises InvalidRequest."""
+    request = pb.DraftRequest()
+    start = 0
+    try:
+        for _, _, _, end in encoded.fields(data, 0, len(data)):
+            request.MergeFromString(data[start:end])
+            await turns.after((end - start) // INT32.itemsize)
+            start = end
+    except DecodeError:
+        raise InvalidRequest(f"message: its {len(data)} bytes are not a DraftRequest") from None
+    return request
 
 
 class Asked(NamedTuple):

@@ -45,10 +45,8 @@ OWED_BYTES = 64 << 20
 RUNNING_SHARE = 0.5
 # What a message with an open or a close costs at least, in tokens.
 SESSION_WORK = 256
-# Tokens of a session that is opened in a thread, and bytes of a message that is checked in one: the event loop turns
-# meanwhile.
+# Tokens of a session that is opened in a thread: the event loop turns meanwhile.
 LONG_OPEN = slices.TOKENS
-LARGE_MESSAGE = 1 << 20
 
 
 class _Origin(NamedTuple):
@@ -56,16 +54,6 @@ class _Origin(NamedTuple):
 
     problem: Problem
     seed: int | None
-
-
-def _large(request: pb.DraftRequest | wire.Undecodable) -> bool:
-    """Whether its arrays are about as large as LARGE_MESSAGE. Its own size would take longer to find out."""
-    if isinstance(request, wire.Undecodable):
-        return False
-    opens = request.opens
-    return len(request.step.tokens) > LARGE_MESSAGE or (
-        len(opens) > 0 and len(opens) * len(opens[0].prompt) > LARGE_MESSAGE
-    )
 
 
 class DraftStream:
@@ -178,18 +166,19 @@ class DraftStream:
                 self._paid.clear()
                 await self._paid.wait()
 
-    async def _apply(self, request: pb.DraftRequest | wire.Undecodable) -> None:
+    async def _apply(self, request: pb.DraftRequest | bytes | wire.Undecodable) -> None:
         started = time.perf_counter()
         self._check_rights()
-        if _large(request):
-            message = await asyncio.to_thread(wire.message, request, self._config)
+        turns = slices.Turns()
+        if isinstance(request, bytes):
+            decoded = await slices.decode(request, turns)
+            message = await asyncio.to_thread(wire.message, decoded, self._config)
         else:
             message = wire.message(request, self._config)
         self._check_opens(message)
         self._check_late(message.step)
         response = pb.DraftResponse(sequence=message.sequence)
         unknown: list[int] = []
-        turns = slices.Turns()
         # Who commits faster than the index takes it waits here, and is not read meanwhile.
         crowded = any(close.commit for close in message.closes) and not await self._history.room()
         for opening in message.opens:

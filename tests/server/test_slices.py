@@ -5,11 +5,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from histospec.native import Engine
 from histospec.server import slices
+from histospec.server.errors import InvalidRequest
+from histospec.v1 import draft_pb2 as pb
 
 RESPONSE = np.random.default_rng(0).integers(0, 50, 400, dtype=np.int32)
 
@@ -117,3 +120,54 @@ def test_turns_are_given_by_work():
         return seen
 
     assert [b - a for a, b in pairwise(asyncio.run(run()))] == [4]
+
+
+def request(opens: int) -> pb.DraftRequest:
+    return pb.DraftRequest(
+        sequence=3,
+        opens=[pb.OpenSession(session=i, namespace="run", prompt=RESPONSE.tobytes(), seed=i) for i in range(opens)],
+        step=pb.Step(sessions=b"12345678", verify_cost=0.5),
+        closes=[pb.CloseSession(session=i, reward=0.0) for i in range(3)],
+    )
+
+
+def test_a_large_message_is_decoded_in_turns():
+    large = request(40)
+    data = large.SerializeToString()
+    others = 0
+
+    async def decode() -> pb.DraftRequest:
+        nonlocal others
+        decoding = asyncio.ensure_future(slices.decode(data, slices.Turns()))
+        while not decoding.done():
+            others += 1
+            await asyncio.sleep(0)
+        return await decoding
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "TOKENS", RESPONSE.size)
+        assert asyncio.run(decode()) == large
+    assert others > 20
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_what_is_no_message_is_refused_in_turns_as_at_once(data):
+    broken = bytearray(request(3).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        expected = pb.DraftRequest.FromString(bytes(broken))
+    except DecodeError:
+        with pytest.raises(InvalidRequest, match="bytes are not a DraftRequest"):
+            asyncio.run(slices.decode(bytes(broken), slices.Turns()))
+    else:
+        assert asyncio.run(slices.decode(bytes(broken), slices.Turns())) == expected
+
+
+def test_only_large_messages_are_left_encoded(monkeypatch):
+    monkeypatch.setattr(slices, "LARGE_MESSAGE", 100)
+    read = slices.unless_large(pb.DraftRequest.FromString)
+    small, large = request(0).SerializeToString()[:2], request(3).SerializeToString()
+    assert read(small) == pb.DraftRequest(sequence=3)
+    assert read(large) == large
