@@ -157,21 +157,22 @@ class Conversation:
         where the stream has no place for it, it is left out.
         """
         message = pb.DraftRequest()
-        numbers = [s.number for s in batch.sessions]
+        sessions = batch.sessions
+        numbers = [s.number for s in sessions]
         starts = list(map(self.held.get, numbers))
-        lengths, tokens = batch.lengths, batch.tokens
+        positions, lengths, tokens = batch.before, batch.lengths, batch.tokens
         rows: Sequence[int] = range(len(numbers))
         if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
-            for session, length, start in zip(batch.sessions, batch.before, starts, strict=True):
+            for session, length, start in zip(sessions, batch.before, starts, strict=True):
                 if start is None and len(self.held) < self._room.running:
                     self._open(message, session, length)
             rows = [row for row in rows if numbers[row] in self.held]
-            sessions = [batch.sessions[row] for row in rows]
+            sessions = [sessions[row] for row in rows]
             numbers = [s.number for s in sessions]
+            positions = list(map(self.held.__getitem__, numbers))
             new = [s.generated[4 * self.held[s.number] : 4 * s.length] for s in sessions]
             lengths, tokens = [len(text) // 4 for text in new], b"".join(new)
-        positions = list(map(self.held.__getitem__, numbers))
-        self.held.update((batch.sessions[row].number, batch.sessions[row].length) for row in rows)
+        self.held.update(zip(numbers, [s.length for s in sessions], strict=True))
         self._steps += 1
         if rows:
             step = message.step
@@ -265,7 +266,29 @@ class Conversation:
         now: float | None = None,
     ) -> None:
         """Puts a message into the outbox, in as many pieces as it needs."""
-        rows: Sequence[int] = awaited.rows if awaited else ()
+        if message.step.max_tokens > self._room.draft:
+            message.step.max_tokens = self._room.draft
+        parts = [pieces.Piece(message, awaited.rows if awaited else ())]
+        if not pieces.fits(message, self._room):
+            parts = self._cut(*parts[0], commits)
+        finished = {c.session.number: c for c in commits}
+        finished = {c.session.number: c for c in commits}
+        for piece, rows in parts:
+            if not (piece.opens or piece.closes or piece.HasField("step")):
+                continue
+            self._sequence += 1
+            piece.sequence = self._sequence
+            self._opened.update((o.session, self._sequence) for o in piece.opens)
+            if awaited and rows:
+                self.waiting[self._sequence] = Awaited(awaited.step, rows)
+            if done := [finished[c.session] for c in piece.closes if c.session in finished]:
+                self.commits[self._sequence] = done
+            self.outbox.append(piece)
+        if self.heard is None and self.owes:
+            self.heard = now
+
+    def _cut(self, message: pb.DraftRequest, rows: Sequence[int], commits: Sequence[Commit]) -> list[pieces.Piece]:
+        """The same in messages that fit, without the sessions that fit into none; `rows`: of the awaited step."""
         if misfits := pieces.too_large(message, self._room):
             for opening in message.opens:
                 if opening.session in misfits:
@@ -273,21 +296,11 @@ class Conversation:
             self.refused |= misfits
             self.rejected += [(c, misfits[c.session.number]) for c in commits if c.session.number in misfits]
             message, stay = pieces.without(message, set(misfits))
-            rows = [rows[row] for row in stay] if awaited else ()
-        if not (message.opens or message.closes or message.HasField("step")):
-            return
-        finished = {c.session.number: c for c in commits}
-        for piece, mine in pieces.cut(message, self._room):
-            self._sequence += 1
-            piece.sequence = self._sequence
-            self._opened.update((o.session, self._sequence) for o in piece.opens)
-            if awaited and mine:
-                self.waiting[self._sequence] = Awaited(awaited.step, [rows[row] for row in mine])
-            if done := [finished[c.session] for c in piece.closes if c.session in finished]:
-                self.commits[self._sequence] = done
-            self.outbox.append(piece)
-        if self.heard is None and self.owes:
-            self.heard = now
+            rows = [rows[row] for row in stay] if rows else ()
+        return [
+            pieces.Piece(piece, [rows[row] for row in mine] if rows else ())
+            for piece, mine in pieces.cut(message, self._room)
+        ]
 
     def adopt(self, server: ServerLimits) -> list[Commit]:
         """The server's limits are known: cuts what is not written yet, so that it fits.

@@ -25,8 +25,6 @@ class Piece(NamedTuple):
 def cut(message: pb.DraftRequest, room: Room) -> list[Piece]:
     """The same in messages that fit: opens, each before its row of the step, then closes."""
     step = message.step
-    if step.max_tokens > room.draft:
-        step.max_tokens = room.draft
     if fits(message, room):
         return [Piece(message, range(len(step.sessions) // UINT64.itemsize))]
     filling = _Filling(room)

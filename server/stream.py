@@ -13,6 +13,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import grpc
@@ -283,8 +284,7 @@ class DraftStream:
         if step.sessions and (origin := self._origins.get(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
             self._metrics.engine.saw_verify_cost(namespace, step.verify_cost)
-        find = self._ids.get
-        ids = np.array([find(session, -1) for session in step.sessions], np.int64)
+        ids = np.array(list(map(self._ids.get, step.sessions, repeat(-1))), np.int64)
         held = self._engine.lengths(ids)
         new = step.offsets[1:] - step.offsets[:-1]
         known = (held >= 0) & (step.positions <= held)
