@@ -26,7 +26,8 @@ TOKENS = 1 << 14
 LARGE_MESSAGE = 1 << 20
 """Bytes from which on a message of a stream is decoded part by part."""
 
-Drafts = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]
+STEPPED, UNKNOWN, TOO_LONG = range(3)
+"""What became of a session in a step."""
 
 
 class Turns:
@@ -67,7 +68,7 @@ async def decode(data: bytes, turns: Turns) -> pb.DraftRequest:
 
 
 class Asked(NamedTuple):
-    """What a step asks of the engine, as `Engine.step` takes it."""
+    """What a step asks of the engine, as `Engine.try_step` takes it."""
 
     sessions: NDArray[np.int64]
     """[B]"""
@@ -77,46 +78,85 @@ class Asked(NamedTuple):
     """[B + 1]"""
     positions: NDArray[np.int64]
     """[B]: generated tokens of each session before these."""
+    most_tokens: int
+    """That a session may have."""
     max_tokens: int
     verify_cost: float
     tail_weight: float
 
+    def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "Asked":
+        """The drafts of these rows alone, which have so many tokens."""
+        return self._replace(
+            sessions=self.sessions[rows],
+            tokens=np.empty(0, np.int32),
+            offsets=np.zeros(len(rows) + 1, np.int64),
+            positions=positions,
+        )
 
-async def step(engine: Engine, asked: Asked, turns: Turns) -> Drafts:
-    """`Engine.step` in as many calls as it takes. Drafts as one call does: first all append, then all draft.
+
+class Stepped(NamedTuple):
+    """What a step came to."""
+
+    tokens: NDArray[np.int32]
+    """[D], flat: the drafts."""
+    offsets: NDArray[np.int64]
+    """[B + 1]"""
+    probs: NDArray[np.float32]
+    """[D]"""
+    outcomes: NDArray[np.uint8]
+    """[B]: who is not STEPPED was left out."""
+
+
+async def step(engine: Engine, asked: Asked, turns: Turns) -> Stepped:
+    """`Engine.try_step` in as many calls as it takes. Drafts as one call does: first all append, then all draft.
 
     Only `tail_weight` looks at each 256 sessions on their own.
     """
     if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
         return _call(engine, asked)
-    for part in _appends(asked):
-        _call(engine, part)
+    outcomes = np.zeros(len(asked.sessions), np.uint8)
+    for first, part in _appends(asked):
+        _note(outcomes, first, _call(engine, part))
         await turns.now()
-    if asked.max_tokens == 0:
-        return np.empty(0, np.int32), np.zeros(len(asked.sessions) + 1, np.int64), np.empty(0, np.float32)
     drafts = []
-    for part in _drafts(asked):
-        drafts.append(_call(engine, part))
+    ends = asked.positions + np.diff(asked.offsets)
+    for first in range(0, len(asked.sessions), SESSIONS):
+        rows = np.arange(first, min(first + SESSIONS, len(asked.sessions)))
+        drafts.append(_call(engine, asked.without_tokens(rows, ends[rows])))
+        _note(outcomes, first, drafts[-1])
         await turns.now()
-    tokens, offsets, probs = zip(*drafts, strict=True)
-    lengths = np.concatenate([np.diff(some) for some in offsets])
-    return np.concatenate(tokens), np.concatenate(([0], np.cumsum(lengths))), np.concatenate(probs)
-
-
-def _call(engine: Engine, asked: Asked) -> Drafts:
-    return engine.step(
-        asked.sessions,
-        asked.tokens,
-        asked.offsets,
-        max_tokens=asked.max_tokens,
-        verify_cost=asked.verify_cost,
-        positions=asked.positions,
-        tail_weight=asked.tail_weight,
+    lengths = np.concatenate([np.diff(some.offsets) for some in drafts])
+    return Stepped(
+        np.concatenate([some.tokens for some in drafts]),
+        np.concatenate(([0], np.cumsum(lengths))),
+        np.concatenate([some.probs for some in drafts]),
+        outcomes,
     )
 
 
-def _appends(asked: Asked) -> Iterator[Asked]:
-    """The tokens of a step in the order of its sessions, a slice at a time.
+def _note(outcomes: NDArray[np.uint8], first: int, part: Stepped) -> None:
+    """What became of the sessions from `first` on; of one that was left out already, why it was at first."""
+    mine = outcomes[first : first + len(part.outcomes)]
+    mine[:] = np.where(mine == STEPPED, part.outcomes, mine)
+
+
+def _call(engine: Engine, asked: Asked) -> Stepped:
+    return Stepped(
+        *engine.try_step(
+            asked.sessions,
+            asked.tokens,
+            asked.offsets,
+            positions=asked.positions,
+            most_tokens=asked.most_tokens,
+            max_tokens=asked.max_tokens,
+            verify_cost=asked.verify_cost,
+            tail_weight=asked.tail_weight,
+        )
+    )
+
+
+def _appends(asked: Asked) -> Iterator[tuple[int, Asked]]:
+    """The tokens of a step in the order of its sessions, a slice at a time; and the row that each slice begins with.
 
     Only a text longer than TOKENS is cut: a session learns from its last draft with the first call that has its tokens.
     """
@@ -128,24 +168,14 @@ def _appends(asked: Asked) -> Iterator[Asked]:
         end = int(offsets[last]) if last > first else start + TOKENS
         last = max(last, first + 1)
         cut = np.clip(offsets[first : last + 1], start, end)
-        yield asked._replace(
-            sessions=asked.sessions[first:last],
-            tokens=asked.tokens[start:end],
-            offsets=cut - start,
-            positions=asked.positions[first:last] + cut[:-1] - offsets[first:last],
-            max_tokens=0,
+        yield (
+            first,
+            asked._replace(
+                sessions=asked.sessions[first:last],
+                tokens=asked.tokens[start:end],
+                offsets=cut - start,
+                positions=asked.positions[first:last] + cut[:-1] - offsets[first:last],
+                max_tokens=0,
+            ),
         )
         start = end
-
-
-def _drafts(asked: Asked) -> Iterator[Asked]:
-    """The drafts of a step whose sessions have their tokens, at most SESSIONS at a time."""
-    ends = asked.positions + np.diff(asked.offsets)
-    for start in range(0, len(asked.sessions), SESSIONS):
-        sessions = asked.sessions[start : start + SESSIONS]
-        yield asked._replace(
-            sessions=sessions,
-            tokens=np.empty(0, np.int32),
-            offsets=np.zeros(len(sessions) + 1, np.int64),
-            positions=ends[start : start + SESSIONS],
-        )

@@ -12,7 +12,7 @@ slices (`slices.py`), between which other streams have their turn.
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -285,35 +285,33 @@ class DraftStream:
             namespace = origin.problem.namespace  # a stream's sessions share it
             self._metrics.engine.saw_verify_cost(namespace, step.verify_cost)
         ids = np.array(list(map(self._ids.get, step.sessions, repeat(-1))), np.int64)
-        held = self._engine.lengths(ids)
-        new = step.offsets[1:] - step.offsets[:-1]
-        known = (held >= 0) & (step.positions <= held)
-        short = step.positions + new <= self._config.max_session_tokens
-        full = self._full() if step.tokens.size else ""
-        fits = known & short & ((new == 0) if full else True)
-        if fits.all():
-            tokens, offsets, probs = await self._draft(ids, step.tokens, step.offsets, step.positions, step, turns)
-            lengths = offsets[1:] - offsets[:-1]
-        else:
-            offsets = np.concatenate(([0], np.cumsum(new[fits])))
-            kept = step.tokens[np.repeat(fits, new)]
-            tokens, offsets, probs = await self._draft(ids[fits], kept, offsets, step.positions[fits], step, turns)
-            lengths = np.zeros(len(ids), np.int64)
-            lengths[fits] = np.diff(offsets)
-            limit = self._config.max_session_tokens
-            reasons = {
-                int(i): full if short[i] and known[i] else f"step: the session is over the limit of {limit} tokens"
-                for i in np.flatnonzero(~fits & (known | ~short))
-            }
-            self._give_up(step, np.flatnonzero(~fits), reasons, response, unknown)
+        most = self._config.max_session_tokens
+        asked = slices.Asked(
+            ids, step.tokens, step.offsets, step.positions.astype(np.int64), most,
+            step.max_tokens, step.verify_cost, step.tail_weight,
+        )  # fmt: skip
+        lengths = np.zeros(len(ids), np.int64)
+        rows = np.arange(len(ids))
+        if step.tokens.size and (full := self._full()):
+            grows = np.diff(step.offsets) > 0
+            self._give_up(step, rows[grows], full, response, unknown)
+            rows = rows[~grows]
+            asked = asked.without_tokens(rows, asked.positions[rows])
+        with self._metrics.draft_seconds.time():
+            drafts = await slices.step(self._engine, asked, turns)
+        lengths[rows] = np.diff(drafts.offsets)
+        if drafts.outcomes.any():
+            too_long = f"step: the session is over the limit of {most} tokens"
+            self._give_up(step, rows[drafts.outcomes == slices.TOO_LONG], too_long, response, unknown)
+            self._give_up(step, rows[drafts.outcomes == slices.UNKNOWN], "", response, unknown)
         response.lengths = lengths.astype(wire.INT32).tobytes()
-        response.tokens = tokens.tobytes()
-        response.probs = probs.tobytes()
+        response.tokens = drafts.tokens.tobytes()
+        response.probs = drafts.probs.tobytes()
         self._counts["steps"] += 1
         self._counts["late"] += step.late
         self._metrics.late_steps.inc(step.late)
         self._counts["tokens"] += int(step.tokens.size)
-        self._counts["drafted"] += int(tokens.size)
+        self._counts["drafted"] += int(drafts.tokens.size)
 
     def _full(self) -> str:
         """Why the sessions of this stream may not grow, or nothing."""
@@ -321,37 +319,23 @@ class DraftStream:
             return ""
         return f"step: running sessions hold all of --memory, {self._config.memory >> 20} MiB"
 
-    async def _draft(
-        self,
-        ids: NDArray[np.int64],
-        tokens: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-        positions: NDArray[np.int32],
-        step: wire.Step,
-        turns: slices.Turns,
-    ) -> slices.Drafts:
-        asked = slices.Asked(
-            ids, tokens, offsets, positions.astype(np.int64), step.max_tokens, step.verify_cost, step.tail_weight
-        )
-        with self._metrics.draft_seconds.time():
-            return await slices.step(self._engine, asked, turns)
-
     def _give_up(
         self,
         step: wire.Step,
         rows: NDArray[np.int64],
-        reasons: Mapping[int, str],
+        reason: str,
         response: pb.DraftResponse,
         unknown: list[int],
     ) -> None:
-        """Lets go of the sessions in these rows of the step: refused for a reason, or else unknown here."""
+        """Lets go of the sessions in these rows of the step: refused for a reason, or without one, unknown here."""
         refused = {refusal.session for refusal in response.refusals}
-        for i in rows.tolist():
-            session = step.sessions[i]
+        for session in (step.sessions[row] for row in rows.tolist()):
             self._forget(session)
-            if i in reasons:
-                self._refuse(response, "step", session, reasons[i])
-            elif session not in refused:
+            if session in refused:
+                continue
+            if reason:
+                self._refuse(response, "step", session, reason)
+            else:
                 unknown.append(session)
 
     def _close_session(

@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "casts.h"
 #include "histospec/engine.h"
 
@@ -70,13 +72,42 @@ py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::h
   histospec::StepResult result;
   {
     py::gil_scoped_release release;
-    engine.step({ids.span(), tokens.span(), offsets.span(), places ? places->span() : std::span<const std::int64_t>(),
-                 max_tokens, verify_cost, tail_weight},
+    engine.step({ids.span(),
+                 tokens.span(),
+                 offsets.span(),
+                 places ? places->span() : std::span<const std::int64_t>(),
+                 max_tokens,
+                 verify_cost,
+                 tail_weight,
+                 {}},
                 result);
   }
   return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
                         histospec::bindings::to_numpy(std::move(result.offsets)),
                         histospec::bindings::to_numpy(std::move(result.probabilities)));
+}
+
+py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
+                   py::handle positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
+                   float tail_weight) {
+  const auto ids = array_of<std::int64_t>("sessions", sessions);
+  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
+  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
+  const auto places = array_of<std::int64_t>("positions", positions);
+  histospec::StepResult result;
+  {
+    py::gil_scoped_release release;
+    engine.step(
+        {ids.span(), tokens.span(), offsets.span(), places.span(), max_tokens, verify_cost, tail_weight, most_tokens},
+        result);
+  }
+  std::vector<std::uint8_t> outcomes(result.outcomes.size());
+  std::ranges::transform(result.outcomes, outcomes.begin(),
+                         [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
+  return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
+                        histospec::bindings::to_numpy(std::move(result.offsets)),
+                        histospec::bindings::to_numpy(std::move(result.probabilities)),
+                        histospec::bindings::to_numpy(std::move(outcomes)));
 }
 
 py::list history(const Engine& engine, const std::string& name, py::handle prompt,
@@ -220,6 +251,8 @@ PYBIND11_MODULE(_core, m) {
           "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
            py::kw_only(), "positions"_a = py::none(), "tail_weight"_a = 1.0f)
+      .def("try_step", &try_step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, py::kw_only(), "positions"_a,
+           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "tail_weight"_a = 1.0f)
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
       .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(

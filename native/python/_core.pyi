@@ -172,6 +172,28 @@ class Engine:
         has, a negative max_tokens or verify_cost, or a tail_weight below 1.
         """
 
+    def try_step(
+        self,
+        sessions: npt.NDArray[np.int64],
+        new_tokens: npt.NDArray[np.int32],
+        new_offsets: npt.NDArray[np.int64],
+        *,
+        positions: npt.NDArray[np.int64],
+        most_tokens: int,
+        max_tokens: int = 16,
+        verify_cost: float = 0.05,
+        tail_weight: float = 1.0,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        """As step, but sessions that cannot step are left out instead of an error, and the others step.
+
+        most_tokens: how many tokens a session may have generated.
+
+        Returns (tokens, offsets, probs, outcomes). outcomes: uint8[B]; 0: it stepped; 1: it is not open, or has fewer
+        tokens than its position says; 2: it would have more than most_tokens. Who is left out has an empty draft.
+
+        Raises ValueError as step does, but never KeyError.
+        """
+
     def close(self, session: int, commit: bool = True, *, epoch: int | None = None) -> None:
         """Ends a session. With `commit`, what it generated joins the history of its problem at once.
 

@@ -107,7 +107,9 @@ class Engine::State {
   const Session& session(SessionId id) const;
 
   // The parts of a step; announced is the last, for which other threads may have to wake.
-  std::span<Session* const> batch_of(const StepRequest& request);
+  // The sessions that step, and in `rows_of_batch()` where they stand in the request.
+  std::span<Session* const> batch_of(const StepRequest& request, std::vector<Outcome>& outcomes);
+  std::span<const std::uint32_t> rows_of_batch() const { return rows_; }
   void announce(std::size_t batch) { workers_.announce(batch); }
   void append(Session& session, Tokens came);
   void find_tail(std::span<Session* const> batch);
@@ -203,6 +205,7 @@ class Engine::State {
   std::uint64_t drops_ = 0;
   std::uint64_t step_ = 0;
   std::vector<Session*> batch_;       // of this step
+  std::vector<std::uint32_t> rows_;   // of the batch in the request
   std::vector<std::uint32_t> order_;  // of the batch, by what is asked: numbers of its sessions
   std::vector<Viewpoint> ahead_;      // of each worker: moves along the draft that it makes; keeps its memory
   Workers workers_;

@@ -50,19 +50,40 @@ void check_step(const StepRequest& r) {
     throw std::invalid_argument("max_tokens: is " + std::to_string(r.max_tokens) + ", must lie in [0, " +
                                 std::to_string(kMaxDraft) + "]");
   }
+  if (r.most_tokens && r.positions.empty() && batch > 0) {
+    throw std::invalid_argument("positions: must be given with most_tokens");
+  }
+  if (r.most_tokens && *r.most_tokens < 0) {
+    throw std::invalid_argument("most_tokens: is " + std::to_string(*r.most_tokens) + ", must be at least 0");
+  }
   if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
   if (!(r.tail_weight >= 1)) throw std::invalid_argument("tail_weight: must be a number of at least 1");
   require_tokens("new_tokens", r.tokens);
 }
 
+// Whether the session in row b of a request can step; null: it is not open.
+Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* session) {
+  const std::int64_t position = request.positions[b], came = request.offsets[b + 1] - request.offsets[b];
+  if (position > *request.most_tokens - came) return Outcome::kTooLong;
+  return session && position <= session->view.generated ? Outcome::kStepped : Outcome::kUnknown;
+}
+
 }  // namespace
 
 // The sessions of the request, checked. They are good until the lock is released.
-std::span<Session* const> Engine::State::batch_of(const StepRequest& request) {
+std::span<Session* const> Engine::State::batch_of(const StepRequest& request, std::vector<Outcome>& outcomes) {
   batch_.clear();
+  rows_.clear();
+  outcomes.clear();
   ++step_;
   for (std::size_t b = 0; b < request.sessions.size(); ++b) {
-    Session& session = this->session(request.sessions[b]);
+    const auto found = sessions.find(request.sessions[b]);
+    Session* const known = found == sessions.end() ? nullptr : found->second.get();
+    if (request.most_tokens) {
+      outcomes.push_back(outcome_of(request, b, known));
+      if (outcomes.back() != Outcome::kStepped) continue;
+    }
+    Session& session = known ? *known : this->session(request.sessions[b]);
     if (session.step == step_) {
       throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
     }
@@ -79,6 +100,7 @@ std::span<Session* const> Engine::State::batch_of(const StepRequest& request) {
     }
     session.view.twin = twin ? Tokens(*twin) : Tokens();
     batch_.push_back(&session);
+    rows_.push_back(static_cast<std::uint32_t>(b));
   }
   return batch_;
 }
@@ -159,28 +181,32 @@ void Engine::step(const StepRequest& request, StepResult& result) {
   result.probabilities.clear();
   result.offsets.assign(1, 0);
   State::Lock lock(*state_);
-  const std::span<Session* const> batch = state_->batch_of(request);
+  const std::span<Session* const> batch = state_->batch_of(request, result.outcomes);
+  const std::span<const std::uint32_t> rows = state_->rows_of_batch();
   if (request.max_tokens > 0) state_->announce(batch.size());
   // First all sessions append and teach, in order; then all draft, from the same knowledge.
-  for (std::size_t b = 0; b < batch.size(); ++b) {
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const std::uint32_t b = rows[i];
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
     if (!request.positions.empty()) {
-      const auto known = static_cast<std::size_t>(batch[b]->view.generated - request.positions[b]);
+      const auto known = static_cast<std::size_t>(batch[i]->view.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
-    state_->append(*batch[b], came);
+    state_->append(*batch[i], came);
   }
   const bool tails = request.tail_weight > 1;
   if (request.max_tokens > 0) {
     if (tails) state_->find_tail(batch);
     state_->draft_all(batch, {request.max_tokens, request.verify_cost, request.tail_weight});
   }
-  for (Session* session : batch) {
+  result.offsets.reserve(request.sessions.size() + 1);
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    result.offsets.resize(rows[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // nothing for who is left out
     if (request.max_tokens > 0) {
-      const Draft& draft = session->draft;
-      NamespaceStats& counters = session->space->counters;
+      const Draft& draft = batch[i]->draft;
+      NamespaceStats& counters = batch[i]->space->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
-      counters.drafts_tail += tails && session->tail;
+      counters.drafts_tail += tails && batch[i]->tail;
       counters.draft_tokens += draft.tokens.size();
       count(counters, draft.origins, &SourceStats::draft_tokens);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
@@ -188,6 +214,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
     }
     result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
   }
+  result.offsets.resize(request.sessions.size() + 1, static_cast<std::int64_t>(result.tokens.size()));
   state_->relieve();
 }
 

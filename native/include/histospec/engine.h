@@ -154,12 +154,19 @@ struct StepRequest {
   // least one), in steps of the others: they decide when all are done. These draft at verify_cost / tail_weight. At
   // least 1.
   float tail_weight = 1;
+  // Where it is given, sessions that cannot step are left out instead of an error: those that are not open, that have
+  // fewer tokens than their position says, or that would have more than this. Then `positions` has to be given, too.
+  std::optional<std::int64_t> most_tokens;
 };
+
+// What became of a session in a step.
+enum class Outcome : std::uint8_t { kStepped, kUnknown, kTooLong };
 
 struct StepResult {
   std::vector<Token> tokens;
   std::vector<std::int64_t> offsets;  // B + 1
   std::vector<float> probabilities;   // one a token: of being accepted, given that all before it were
+  std::vector<Outcome> outcomes;      // B where most_tokens was given, else none
 };
 
 struct LengthPrediction {

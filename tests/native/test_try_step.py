@@ -1,0 +1,100 @@
+"""Steps that leave out who cannot step: against `step` with the others alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histospec.native import Engine
+
+STEPPED, UNKNOWN, TOO_LONG = range(3)
+SESSIONS = 6
+RESPONSE = np.random.default_rng(0).integers(0, 30, 300, dtype=np.int32)
+
+
+def engine_with_sessions() -> Engine:
+    engine = Engine(memory_bytes=1 << 28)
+    engine.ingest("run", [1], [RESPONSE])
+    for _ in range(SESSIONS):
+        engine.open("run", [1])
+    return engine
+
+
+def flat(texts, chosen):
+    """The tokens of the chosen ones, and their offsets."""
+    some = [texts[i] for i in chosen]
+    return np.concatenate([np.empty(0, np.int32), *some]), np.cumsum([0, *map(len, some)]).astype(np.int64)
+
+
+row = st.tuples(
+    st.integers(0, SESSIONS + 2), st.integers(-3, 3), st.integers(0, 9)
+)  # session, beside its place, tokens
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    steps=st.lists(st.lists(row, max_size=SESSIONS, unique_by=lambda r: r[0]), min_size=1, max_size=8),
+    most=st.integers(5, 40),
+    max_tokens=st.sampled_from([0, 8]),
+)
+def test_the_others_step_as_if_they_were_alone(steps, most, max_tokens):
+    tolerant, strict = engine_with_sessions(), engine_with_sessions()
+    for rows in steps:
+        ids = np.array([session for session, _, _ in rows], np.int64)
+        held = strict.lengths(ids)
+        at = np.maximum(held + np.array([beside for _, beside, _ in rows], np.int64), 0)
+        new = np.array([tokens for _, _, tokens in rows], np.int64)
+        texts = [RESPONSE[a : a + n] for a, n in zip(at, new, strict=True)]
+        outcomes = np.where(at + new > most, TOO_LONG, np.where((held < 0) | (at > held), UNKNOWN, STEPPED))
+
+        every, steps_on = np.arange(len(rows)), np.flatnonzero(outcomes == STEPPED)
+        tokens, offsets, probs, said = tolerant.try_step(
+            ids, *flat(texts, every), positions=at, most_tokens=most, max_tokens=max_tokens
+        )
+        expected = strict.step(ids[steps_on], *flat(texts, steps_on), positions=at[steps_on], max_tokens=max_tokens)
+        assert said.tolist() == outcomes.tolist()
+        assert said.dtype == np.uint8
+        lengths = np.diff(offsets)
+        assert not lengths[outcomes != STEPPED].any()
+        assert lengths[steps_on].tolist() == np.diff(expected[1]).tolist()
+        assert tokens.tolist() == expected[0].tolist()
+        assert probs.tolist() == expected[2].tolist()
+    assert tolerant.lengths(np.arange(9)).tolist() == strict.lengths(np.arange(9)).tolist()
+    assert tolerant.stats() == strict.stats()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"sessions": np.array([1, 1])}, "sessions: 1 appears twice"),
+        ({"positions": np.array([0])}, r"positions: has 1 entries, must have 2"),
+        ({"positions": np.array([-1, 0])}, r"positions\[0\]: is -1"),
+        ({"max_tokens": -1}, "max_tokens: is -1"),
+        ({"most_tokens": -1}, "most_tokens: is -1, must be at least 0"),
+        ({"new_tokens": np.array([-5, 1, 1], np.int32)}, "new_tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change, says):
+    engine = engine_with_sessions()
+    right = {
+        "sessions": np.array([1, 2]),
+        "new_tokens": RESPONSE[:3],
+        "new_offsets": np.array([0, 3, 3]),
+        "positions": np.array([0, 0]),
+        "most_tokens": 100,
+    }
+    before = engine.stats()
+    with pytest.raises(ValueError, match=says):
+        engine.try_step(**(right | change))
+    assert engine.stats() == before
+    assert engine.try_step(**right)[3].tolist() == [STEPPED, STEPPED]
+
+
+def test_no_position_is_too_far():
+    """Numbers at the end of what int64 holds."""
+    far = 2**63 - 1
+    engine = engine_with_sessions()
+    sessions, offsets, positions = np.array([1, 2]), np.array([0, 1, 2]), np.array([far, 0])
+    for most in (0, 100, far):
+        *_, outcomes = engine.try_step(sessions, RESPONSE[:2], offsets, positions=positions, most_tokens=most)
+        assert outcomes.tolist() == [TOO_LONG, TOO_LONG if most == 0 else STEPPED]
