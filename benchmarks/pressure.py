@@ -260,13 +260,13 @@ def measure(case: Case) -> str:
                 waiting.remove(load)
             return not waiting
 
-        beside = worker.until(over)
+        under_load = worker.until(over)
         longest = metrics(http)["histospec_engine_lock_longest_seconds"]
         for load in loads:
             with suppress(OSError):
                 load.end()
-    (p50, p99), (b50, b99) = (np.quantile(taken, [0.5, 0.99]) for taken in (quiet, beside))
-    return f"| {case.name} | {p50:.1f}, {p99:.1f} | {b50:.1f}, {b99:.1f} | {len(beside)} | {1e3 * longest:.1f} |"
+    (p50, p99), (b50, b99) = (np.quantile(taken, [0.5, 0.99]) for taken in (quiet, under_load))
+    return f"| {case.name} | {p50:.1f}, {p99:.1f} | {b50:.1f}, {b99:.1f} | {len(under_load)} | {1e3 * longest:.1f} |"
 
 
 def main() -> None:
