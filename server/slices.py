@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.server import encoded
-from histospec.server.errors import InvalidRequest
-from histospec.server.wire import INT32
+from histospec.server.wire import INT32, not_a
 from histospec.v1 import draft_pb2 as pb
 
 SESSIONS = 256
@@ -63,7 +62,7 @@ async def decode(data: bytes, turns: Turns) -> pb.DraftRequest:
             await turns.after((end - start) // INT32.itemsize)
             start = end
     except DecodeError:
-        raise InvalidRequest(f"message: its {len(data)} bytes are not a DraftRequest") from None
+        raise not_a("DraftRequest", data) from None
     return request
 
 
@@ -83,6 +82,18 @@ class Asked(NamedTuple):
     max_tokens: int
     verify_cost: float
     tail_weight: float
+
+    def of(self, rows: NDArray[np.int64]) -> "Asked":
+        """The same of these rows alone, in ascending order."""
+        new = np.diff(self.offsets)
+        chosen = np.zeros(len(new), bool)
+        chosen[rows] = True
+        return self._replace(
+            sessions=self.sessions[rows],
+            tokens=self.tokens[np.repeat(chosen, new)],
+            offsets=np.concatenate(([0], np.cumsum(new[rows]))),
+            positions=self.positions[rows],
+        )
 
     def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "Asked":
         """The drafts of these rows alone, which have so many tokens."""

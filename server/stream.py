@@ -293,10 +293,12 @@ class DraftStream:
         lengths = np.zeros(len(ids), np.int64)
         rows = np.arange(len(ids))
         if step.tokens.size and (full := self._full()):
-            grows = np.diff(step.offsets) > 0
+            new = np.diff(step.offsets)
+            known = self._engine.lengths(ids) >= step.positions
+            grows = known & (new > 0) & (step.positions + new <= most)
             self._give_up(step, rows[grows], full, response, unknown)
             rows = rows[~grows]
-            asked = asked.without_tokens(rows, asked.positions[rows])
+            asked = asked.of(rows)
         with self._metrics.draft_seconds.time():
             drafts = await slices.step(self._engine, asked, turns)
         lengths[rows] = np.diff(drafts.offsets)

@@ -78,6 +78,11 @@ class Undecodable(NamedTuple):
         raise self.error
 
 
+def not_a(kind: str, data: bytes) -> InvalidRequest:
+    """What to say of bytes that are no message of this kind."""
+    return InvalidRequest(f"message: its {len(data)} bytes are not a {kind}")
+
+
 def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], None]) -> Callable[[bytes], Any]:
     """`decode` after `check`, with their errors as a value: gRPC would answer an exception with UNKNOWN."""
 
@@ -86,7 +91,7 @@ def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], N
             check(data)
             return decode(data)
         except DecodeError:
-            return Undecodable(InvalidRequest(f"message: its {len(data)} bytes are not a {kind}"))
+            return Undecodable(not_a(kind, data))
         except HistoSpecError as error:
             return Undecodable(error)
 

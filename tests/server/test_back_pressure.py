@@ -14,6 +14,7 @@ from histospec.server.store import Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 BUDGET = 32 << 20
+STRANGE = 50  # a session that was never opened
 TEXT = np.random.default_rng(0).integers(0, 50_000, 20_000).astype("<i4").tobytes()
 
 
@@ -68,8 +69,10 @@ def test_sessions_alone_do_not_outgrow_the_budget(start_server, connect):
     for at in range(1, 400_000, 40_000):
         alive = [n for n in range(8) if n not in refused]
         texts = [rng.integers(0, 50_000, 40_000).tolist() for _ in alive]
-        answer = stream.ask(step=wire.step(alive, texts, [at] * len(alive), max_tokens=0))
+        step = wire.step([*alive, STRANGE], [*texts, [1]], [at] * len(alive) + [0], max_tokens=0)
+        answer = stream.ask(step=step)
         refused |= {r.session: r.reason for r in answer.refusals}
+        assert np.frombuffer(answer.unknown, "<u8").tolist() == [STRANGE]  # it may be opened again: it is not refused
     assert refused
     assert all("--memory" in reason for reason in refused.values())
     assert server.metrics()["histospec_index_bytes"] <= 1.1 * (16 << 20) + 8 * 40_000 * 64
