@@ -272,7 +272,6 @@ class Conversation:
         if not pieces.fits(message, self._room):
             parts = self._cut(*parts[0], commits)
         finished = {c.session.number: c for c in commits}
-        finished = {c.session.number: c for c in commits}
         for piece, rows in parts:
             if not (piece.opens or piece.closes or piece.HasField("step")):
                 continue

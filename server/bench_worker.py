@@ -107,7 +107,7 @@ def roll_out(link: Any, load: Load, tasks: list[Task]) -> None:
         worker = _Worker(load, tasks, client)
         worker.warm()
         link.send("warm")
-        while not link.poll(load.interval):  # what rests grows cold
+        while not link.poll(load.interval):  # else the first steps that count would find cold caches
             worker.warm(1)
         link.recv()
         link.send(worker.run())

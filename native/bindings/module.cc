@@ -62,45 +62,36 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   engine.ingest(space, head.span(), views, id);
 }
 
-py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
-               float verify_cost, const std::optional<py::object>& positions, float tail_weight) {
+histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
+                               const std::optional<py::object>& positions, int max_tokens, float verify_cost,
+                               float tail_weight, std::optional<std::int64_t> most_tokens) {
   const auto ids = array_of<std::int64_t>("sessions", sessions);
   const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
   const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
-  std::optional<histospec::bindings::Array<std::int64_t>> places;
-  if (positions) places = array_of<std::int64_t>("positions", *positions);
+  std::optional<histospec::bindings::Array<std::int64_t>> given;
+  if (positions) given = array_of<std::int64_t>("positions", *positions);
+  const auto places = given ? given->span() : std::span<const std::int64_t>();
   histospec::StepResult result;
-  {
-    py::gil_scoped_release release;
-    engine.step({ids.span(),
-                 tokens.span(),
-                 offsets.span(),
-                 places ? places->span() : std::span<const std::int64_t>(),
-                 max_tokens,
-                 verify_cost,
-                 tail_weight,
-                 {}},
-                result);
-  }
+  py::gil_scoped_release release;
+  engine.step({ids.span(), tokens.span(), offsets.span(), places, max_tokens, verify_cost, tail_weight, most_tokens},
+              result);
+  return result;
+}
+
+py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
+               float verify_cost, const std::optional<py::object>& positions, float tail_weight) {
+  auto result =
+      run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, tail_weight, {});
   return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
                         histospec::bindings::to_numpy(std::move(result.offsets)),
                         histospec::bindings::to_numpy(std::move(result.probabilities)));
 }
 
 py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                   py::handle positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
+                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
                    float tail_weight) {
-  const auto ids = array_of<std::int64_t>("sessions", sessions);
-  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
-  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
-  const auto places = array_of<std::int64_t>("positions", positions);
-  histospec::StepResult result;
-  {
-    py::gil_scoped_release release;
-    engine.step(
-        {ids.span(), tokens.span(), offsets.span(), places.span(), max_tokens, verify_cost, tail_weight, most_tokens},
-        result);
-  }
+  auto result =
+      run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, tail_weight, most_tokens);
   std::vector<std::uint8_t> outcomes(result.outcomes.size());
   std::ranges::transform(result.outcomes, outcomes.begin(),
                          [](auto outcome) { return static_cast<std::uint8_t>(outcome); });

@@ -26,9 +26,8 @@ def flat(texts, chosen):
     return np.concatenate([np.empty(0, np.int32), *some]), np.cumsum([0, *map(len, some)]).astype(np.int64)
 
 
-row = st.tuples(
-    st.integers(0, SESSIONS + 2), st.integers(-3, 3), st.integers(0, 9)
-)  # session, beside its place, tokens
+# Session, how far its position is from what it has, tokens.
+row = st.tuples(st.integers(0, SESSIONS + 2), st.integers(-3, 3), st.integers(0, 9))
 
 
 @settings(deadline=None, max_examples=300)
@@ -42,7 +41,7 @@ def test_the_others_step_as_if_they_were_alone(steps, most, max_tokens):
     for rows in steps:
         ids = np.array([session for session, _, _ in rows], np.int64)
         held = strict.lengths(ids)
-        at = np.maximum(held + np.array([beside for _, beside, _ in rows], np.int64), 0)
+        at = np.maximum(held + np.array([offset for _, offset, _ in rows], np.int64), 0)
         new = np.array([tokens for _, _, tokens in rows], np.int64)
         texts = [RESPONSE[a : a + n] for a, n in zip(at, new, strict=True)]
         outcomes = np.where(at + new > most, TOO_LONG, np.where((held < 0) | (at > held), UNKNOWN, STEPPED))
