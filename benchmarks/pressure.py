@@ -6,6 +6,7 @@ it comes, with one small budget for the floods. Prints a Markdown table.
 
 import argparse
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -85,6 +86,7 @@ class Load:
     """What other callers do, each method in a process of its own."""
 
     def __init__(self, endpoint: str, http: str) -> None:
+        os.nice(19)
         self._endpoint, self._http = endpoint, http
         self._random = np.random.default_rng(0)
 

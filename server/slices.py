@@ -5,7 +5,7 @@ however much it asks for. Work is counted in tokens, because that is what it cos
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.server import encoded
-from histospec.server.wire import INT32, not_a
+from histospec.server.wire import not_a
 from histospec.v1 import draft_pb2 as pb
 
 SESSIONS = 256
 """In one call of the engine: a few milliseconds."""
 TOKENS = 1 << 14
-"""Appended in one call of the engine, and worked on between two turns of others."""
+"""Appended in one call of the engine."""
+TURN = 1 << 12
+"""Tokens worked on between two turns of others: less than half a millisecond."""
+SESSION_WORK = 256
+"""What an open or a close costs at least, in tokens."""
+DECODED = 16
+"""Bytes of a message that are decoded in the time of one token."""
 
 LARGE_MESSAGE = 1 << 20
 """Bytes from which on a message of a stream is decoded part by part."""
@@ -38,13 +44,21 @@ class Turns:
     async def after(self, work: int) -> None:
         """So many tokens were worked on. Others have their turn if that makes a slice."""
         self._work += work
-        if self._work >= TOKENS:
+        if self._work >= TURN:
             await self.now()
 
     async def now(self) -> None:
         """Others have their turn."""
         self._work = 0
         await asyncio.sleep(0)
+
+
+async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> None:
+    """Closes them all."""
+    turns = Turns()
+    for session in sessions:
+        close_one(session)
+        await turns.after(SESSION_WORK)
 
 
 def unless_large(decode: Callable[[bytes], pb.DraftRequest]) -> Callable[[bytes], pb.DraftRequest | bytes]:
@@ -59,7 +73,7 @@ async def decode(data: bytes, turns: Turns) -> pb.DraftRequest:
     try:
         for _, _, _, end in encoded.fields(data, 0, len(data)):
             request.MergeFromString(data[start:end])
-            await turns.after((end - start) // INT32.itemsize)
+            await turns.after((end - start) // DECODED)
             start = end
     except DecodeError:
         raise not_a("DraftRequest", data) from None

@@ -44,8 +44,6 @@ OWED_BYTES = 64 << 20
 # Of the memory budget, for what no eviction frees. Beyond it, streams with more sessions than others open no more, so
 # that nobody's sessions drive out everybody's history.
 RUNNING_SHARE = 0.5
-# What a message with an open or a close costs at least, in tokens.
-SESSION_WORK = 256
 # Tokens of a session that is opened in a thread: the event loop turns meanwhile.
 LONG_OPEN = slices.TOKENS
 
@@ -119,7 +117,9 @@ class DraftStream:
             reading.cancel()
             leaving.cancel()
             open_sessions = len(self._ids)
-            self._end()
+            self._ending = asyncio.ensure_future(slices.close(list(self._ids.values()), self._close))
+            self._ids.clear()
+            self._origins.clear()
             if (more := THROTTLE.admits(outcome)) is not None:
                 log.info(
                     "draft stream ended",
@@ -151,12 +151,6 @@ class DraftStream:
         if self._draining and not self._ids and not self._storing:
             self._leaving.set()
 
-    def _end(self) -> None:
-        for session in self._ids.values():
-            self._close(session)
-        self._ids.clear()
-        self._origins.clear()
-
     async def _read(self) -> None:
         read = self._context.read
         while (request := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
@@ -184,14 +178,14 @@ class DraftStream:
         crowded = any(close.commit for close in message.closes) and not await self._history.room()
         for opening in message.opens:
             await self._open(opening, response)
-            await turns.after(opening.prompt.size + opening.generated.size + SESSION_WORK)
+            await turns.after(opening.prompt.size + opening.generated.size + slices.SESSION_WORK)
         if message.step is not None:
             await self._step(message.step, response, unknown, turns)
         commits = {}
         for close in message.closes:
             if batch := self._close_session(close, unknown, response, crowded):
                 commits[close.session] = batch
-            await turns.after(close.generated + SESSION_WORK)
+            await turns.after(close.generated + slices.SESSION_WORK)
         if unknown:
             response.unknown = np.array(unknown, wire.UINT64).tobytes()
         self._counts["messages"] += 1

@@ -33,7 +33,7 @@ Engine::~Engine() = default;
 
 void Engine::ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
                     const std::string& id) {
-  const ProblemKey key = checked_key(name, prompt, id);
+  ProblemKey key = checked_key(name, prompt, id);
   std::vector<ResponseView> views;
   std::vector<std::shared_ptr<const Twin>> twins;  // one a view, or null
   for (std::size_t i = 0; i < responses.size(); ++i) {
@@ -53,10 +53,12 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   State::Lock lock(*state_);
   std::shared_ptr<Namespace> space;
   std::shared_ptr<Problem> problem;
-  do {  // both anew each time: they may have been dropped while the lock was released
+  while (true) {  // both anew each time: they may have been dropped while the lock was released
     space = state_->space(name);
-    problem = state_->problem(*space, key);
-  } while (!state_->add_segment(lock, *problem, fresh));
+    problem = state_->problem(*space, std::move(key));
+    if (state_->add_segment(lock, *problem, fresh)) break;
+    key = ProblemKey(id, prompt);
+  }
   for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
   for (std::size_t i = 0; i < views.size(); ++i) {
     if (twins[i]) state_->add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]));
@@ -67,12 +69,14 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
 
 SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
                        std::optional<std::int64_t> seed) {
-  const ProblemKey key = checked_key(name, prompt, id);
+  ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
+  LiveText::Buffers buffers = LiveText::buffers_for(prompt);
   State::Lock lock(*state_);
   auto session = std::make_unique<Session>();
   session->space = state_->space(name);
-  const std::shared_ptr<Problem> problem = session->problem = state_->problem_of(*session->space, key, prompt);
+  const std::shared_ptr<Problem> problem = session->problem =
+      state_->problem_of(*session->space, std::move(key), prompt);
   session->prompt_length = id.empty() ? problem->key.prompt.size() : prompt.size();
   std::shared_ptr<const Twin> twin;
   if (seed) {
@@ -84,7 +88,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   std::optional<LiveText::TextId> text;
   SessionId number = 0;
   try {
-    state_->change_live(*problem, [&](LiveText& live) { text = live.open(prompt); });
+    state_->change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
     // Others have their turn while a long text is made searchable; being open, it stays where it is.
     while (state_->change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
       state_->breathe(lock);

@@ -52,12 +52,17 @@ LiveText::TextId LiveText::allocate(State state) {
 }
 
 // A text whose places end at its tokens from `first` on.
-LiveText::TextId LiveText::add(State state, Tokens tokens, std::uint32_t first) {
+LiveText::TextId LiveText::add(State state, Tokens tokens, std::uint32_t first, Buffers&& buffers) {
   const TextId id = allocate(state);
   Text& text = texts_[id];
   text.first = text.linked = std::max(first, 1u);
   try {
-    text.tokens.assign(tokens.begin(), tokens.end());
+    if (buffers.tokens.empty()) {
+      text.tokens.assign(tokens.begin(), tokens.end());
+    } else {
+      text.tokens = std::move(buffers.tokens);
+      text.links = std::move(buffers.links);
+    }
     make_room(id);
     link(id, kSlice);
   } catch (...) {
@@ -74,13 +79,18 @@ LiveText::TextId LiveText::find_prompt(Tokens prompt, std::uint64_t hash) const 
   return found == last ? kNoText : found->second;
 }
 
-LiveText::TextId LiveText::open(Tokens prompt) {
+LiveText::Buffers LiveText::buffers_for(Tokens prompt) {
+  if (prompt.size() <= kSlice) return {};
+  return {{prompt.begin(), prompt.end()}, std::vector<Link>(prompt.size())};
+}
+
+LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
   const std::uint64_t hash = hash_of(prompt);
   TextId shared = find_prompt(prompt, hash);
   if (shared == kNoText) {
     const auto entry = prompts_.emplace(hash, kNoText);
     try {
-      shared = entry->second = add(State::kPrompt, prompt, 0);
+      shared = entry->second = add(State::kPrompt, prompt, 0, std::move(buffers));
     } catch (...) {
       prompts_.erase(entry);
       throw;

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "histospec/types.h"
@@ -41,6 +42,13 @@ class LiveText {
   static constexpr std::size_t kSlice = 1 << 12;
 
   using TextId = std::uint32_t;
+  using Place = PairTable::Place;
+  static constexpr Place kNone = PairTable::kNone;
+
+  struct Link {
+    Place before = kNone;  // the newest of the older places with the same pair
+    Place after = kNone;   // the oldest of the newer ones
+  };
 
   // A place where the last `length` >= 2 tokens of the context stand, followed by `next`.
   struct Match {
@@ -49,9 +57,18 @@ class LiveText {
     bool own;  // in the asking session's own text or prompt; else a sibling's
   };
 
+  // What a long prompt will stand in, made and filled outside of the lock: memory that is touched for the first time is
+  // slow. Empty for a short one.
+  struct Buffers {
+    std::vector<Token> tokens;
+    std::vector<Link> links;
+  };
+  static Buffers buffers_for(Tokens prompt);
+
   // Starts the text of a session. The prompt is context for this session and for all that share it; kSlice tokens of a
-  // new one are searchable on return, and the rest after index_some().
-  TextId open(Tokens prompt);
+  // new one are searchable on return, and the rest after index_some(). `buffers` are those for this
+  // prompt, or empty, and taken only where the prompt is new.
+  TextId open(Tokens prompt, Buffers&& buffers = {});
   // Makes kSlice more tokens of the text's prompt searchable. False when all of them are.
   bool index_some(TextId text);
   void append(TextId text, Tokens tokens);
@@ -89,19 +106,9 @@ class LiveText {
  private:
   enum class State : std::uint8_t { kPrompt, kRunning, kFinished, kGoing, kFree };
 
-  using Place = PairTable::Place;
-  static constexpr Place kNone = PairTable::kNone;
   static constexpr TextId kNoText = UINT32_MAX;
   static constexpr std::uint32_t kChunk = 128;
 
-  struct Link {
-    Place before = kNone;  // the newest of the older places with the same pair
-    Place after = kNone;   // the oldest of the newer ones
-  };
-  struct Buffers {
-    std::vector<Token> tokens;
-    std::vector<Link> links;
-  };
   struct Owner {
     TextId text = kNoText;
     std::uint32_t begin = 0;  // the token that the first place of the chunk ends at
@@ -126,7 +133,7 @@ class LiveText {
   };
 
   TextId allocate(State state);
-  TextId add(State state, Tokens tokens, std::uint32_t first);
+  TextId add(State state, Tokens tokens, std::uint32_t first, Buffers&& buffers = {});
   TextId find_prompt(Tokens prompt, std::uint64_t hash) const;
   void release(TextId text);
   void free(TextId text);

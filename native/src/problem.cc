@@ -81,9 +81,8 @@ Holding Problem::in_twins() const {
 }
 
 Holding Problem::itself() const {
-  // The key stands in the map, too; a node of the map and one of each of two lists are about 64 bytes each.
-  return {.bytes = sizeof(*this) + sizeof(ProblemKey) +
-                   2 * (key.id.capacity() + key.prompt.capacity() * sizeof(Token)) + 256 + kPromptBytes,
+  // A node of the map and one of each of two lists are about 64 bytes each.
+  return {.bytes = sizeof(*this) + key.id.capacity() + key.prompt.capacity() * sizeof(Token) + 256 + kPromptBytes,
           .problems = 1};
 }
 

@@ -32,8 +32,12 @@ struct ProblemKey {
   bool operator==(const ProblemKey&) const = default;
 };
 
+// Of keys by what they point to: a map of problems looks into the problems themselves.
 struct ProblemKeyHash {
-  std::size_t operator()(const ProblemKey& key) const noexcept { return key.hash; }
+  std::size_t operator()(const ProblemKey* key) const noexcept { return key->hash; }
+};
+struct ProblemKeyEqual {
+  bool operator()(const ProblemKey* a, const ProblemKey* b) const { return *a == *b; }
 };
 
 struct Namespace;
@@ -48,7 +52,7 @@ struct Holding {
 };
 
 struct Problem {
-  explicit Problem(const ProblemKey& its_key) : key(its_key) {}
+  explicit Problem(ProblemKey its_key) : key(std::move(its_key)) {}
 
   const ProblemKey key;
   Namespace* owner = nullptr;

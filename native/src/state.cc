@@ -93,23 +93,21 @@ const Namespace* Engine::State::find_space(const std::string& name) const {
   return found == spaces.end() ? nullptr : found->second.get();
 }
 
-std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemKey& key) {
-  const auto found = space.problems.find(key);
+std::shared_ptr<Problem> Engine::State::problem(Namespace& space, ProblemKey&& key) {
+  const auto found = space.problems.find(&key);
   if (found != space.problems.end()) {
-    const std::shared_ptr<Problem>& known = found->second;
-    recency_.splice(recency_.end(), recency_, known->recency);
-    if (known->twins) twinned_.splice(twinned_.end(), twinned_, known->twinned);
-    return known;
+    use(*found->second);
+    return found->second;
   }
-  const auto problem = std::make_shared<Problem>(key);
+  const auto problem = std::make_shared<Problem>(std::move(key));
   problem->owner = &space;
   problem->dropped = drops_;
   std::list<Problem*> node = {problem.get()}, member = {problem.get()};
-  space.problems.emplace(key, problem);
+  space.problems.emplace(&problem->key, problem);
   try {
     space.prompts.add(*problem);
   } catch (...) {
-    space.problems.erase(key);
+    space.problems.erase(&problem->key);
     throw;
   }
   problem->recency = node.begin();
@@ -121,18 +119,26 @@ std::shared_ptr<Problem> Engine::State::problem(Namespace& space, const ProblemK
   return problem;
 }
 
-std::shared_ptr<Problem> Engine::State::problem_of(Namespace& space, const ProblemKey& key, Tokens prompt) {
-  if (key.id.empty() && !space.problems.contains(key)) {
+void Engine::State::use(Problem& problem) {
+  recency_.splice(recency_.end(), recency_, problem.recency);
+  if (problem.twins) twinned_.splice(twinned_.end(), twinned_, problem.twinned);
+}
+
+std::shared_ptr<Problem> Engine::State::problem_of(Namespace& space, ProblemKey&& key, Tokens prompt) {
+  if (key.id.empty() && !space.problems.contains(&key)) {
     const auto continues = [prompt](const Problem& problem) { return problem.continued_by(prompt); };
-    if (const Problem* earlier = space.prompts.longest_prefix(prompt, continues)) return problem(space, earlier->key);
+    if (Problem* earlier = space.prompts.longest_prefix(prompt, continues)) {
+      use(*earlier);
+      return space.problems.at(&earlier->key);
+    }
   }
-  return problem(space, key);
+  return problem(space, std::move(key));
 }
 
 const Problem* Engine::State::find_problem(const std::string& name, const ProblemKey& key) const {
   const Namespace* space = find_space(name);
   if (!space) return nullptr;
-  const auto found = space->problems.find(key);
+  const auto found = space->problems.find(&key);
   return found == space->problems.end() ? nullptr : found->second.get();
 }
 
@@ -286,7 +292,7 @@ void Engine::State::press() {
   while (!lingering_.empty()) {
     Problem& problem = **lingering_.begin();
     lingering_.erase(lingering_.begin());
-    ask_for_segment(problem.owner->problems.find(problem.key)->second);
+    ask_for_segment(problem.owner->problems.at(&problem.key));
   }
 }
 
@@ -347,7 +353,7 @@ std::size_t Engine::State::forget(Problem& problem) {
     change_live(problem, [](LiveText& live) { live.dissolve(live.finished_texts()); });
     if (problem.live->running() > 0) {
       lingering_.erase(&problem);
-      tidy(problem.owner->problems.find(problem.key)->second);
+      tidy(problem.owner->problems.at(&problem.key));
       return responses;
     }
     end_live(problem);
@@ -363,7 +369,7 @@ void Engine::State::erase(Problem& problem) {
   problem.owner->members.erase(problem.member);
   Namespace& space = *problem.owner;
   space.prompts.remove(problem);
-  space.problems.erase(space.problems.find(problem.key));  // may destroy `problem`
+  space.problems.erase(space.problems.find(&problem.key));  // may destroy `problem`
 }
 
 std::size_t Engine::State::memory_bytes() const {
@@ -388,7 +394,7 @@ void Engine::State::check_books() const {
     booked += space->booked;
     Holding held{.bytes = space->booked};
     for (const auto& [key, problem] : space->problems) {
-      require(problem->key == key && problem->owner == space.get(), "a problem is filed under another's key");
+      require(&problem->key == key && problem->owner == space.get(), "a problem is filed under another's key");
       segments += problem->in_segments().bytes;
       problems += problem->itself().bytes;
       live += problem->in_live().bytes;

@@ -40,7 +40,7 @@ struct Namespace {
   NamespaceIndex index;
   bool merging = false;     // its index
   NamespaceStats counters;  // what is counted; what is held stands in the books
-  std::unordered_map<ProblemKey, std::shared_ptr<Problem>, ProblemKeyHash> problems;
+  std::unordered_map<const ProblemKey*, std::shared_ptr<Problem>, ProblemKeyHash, ProblemKeyEqual> problems;
   std::list<Problem*> members;               // the same, those first that a drop has not visited
   Prompts prompts;                           // of the problems
   std::vector<std::int64_t> latest_lengths;  // oldest first
@@ -98,10 +98,10 @@ class Engine::State {
 
   std::shared_ptr<Namespace> space(const std::string& name);
   const Namespace* find_space(const std::string& name) const;
-  // The problem, made if it is new, as the most recently used one.
-  std::shared_ptr<Problem> problem(Namespace& space, const ProblemKey& key);
+  // The problem, as the most recently used one; if it is new, it is made and takes the key.
+  std::shared_ptr<Problem> problem(Namespace& space, ProblemKey&& key);
   // The problem of a session: the one that is known by this key, else the one of which this is a later turn, else new.
-  std::shared_ptr<Problem> problem_of(Namespace& space, const ProblemKey& key, Tokens prompt);
+  std::shared_ptr<Problem> problem_of(Namespace& space, ProblemKey&& key, Tokens prompt);
   const Problem* find_problem(const std::string& name, const ProblemKey& key) const;
   Session& session(SessionId id);
   const Session& session(SessionId id) const;
@@ -164,6 +164,8 @@ class Engine::State {
   NamespaceStats dropped;  // what namespaces had counted that are gone
 
  private:
+  // The problem becomes the most recently used one.
+  void use(Problem& problem);
   void publish(Problem& problem, std::shared_ptr<const Segments> segments);
   void end_live(Problem& problem);
   // Destroys it once the lock is released.

@@ -111,6 +111,21 @@ def test_others_have_their_turn_between_slices():
     asyncio.run(run())
 
 
+def test_the_sessions_of_a_stream_that_ended_are_closed_in_turns():
+    closed: list[int] = []
+    seen = set()
+
+    async def run() -> None:
+        closing = asyncio.ensure_future(slices.close(range(4096), closed.append))
+        while not closing.done():
+            seen.add(len(closed))
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert closed == list(range(4096))
+    assert len(seen) >= 4096 * slices.SESSION_WORK // slices.TURN
+
+
 def test_turns_are_given_by_work():
     async def run() -> list[int]:
         seen, done = [], 0
@@ -123,7 +138,7 @@ def test_turns_are_given_by_work():
         beside = asyncio.create_task(other())
         turns = slices.Turns()
         for _ in range(8):
-            await turns.after(slices.TOKENS // 4)
+            await turns.after(slices.TURN // 4)
             done += 1
         beside.cancel()
         return seen
@@ -154,7 +169,7 @@ def test_a_large_message_is_decoded_in_turns():
         return await decoding
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "TOKENS", RESPONSE.size)
+        patch.setattr(slices, "TURN", RESPONSE.nbytes // slices.DECODED)
         assert asyncio.run(decode()) == large
     assert others > 20
 
