@@ -58,6 +58,7 @@ class History:
         self.loaded = asyncio.Event()
         self.progress = "not started"
         self._closing = False
+        self._lacking = False  # the index lacks something that it had, or should have, and the store has
 
     def newest_epoch(self, namespace: str) -> int:
         """The newest epoch that the namespace has seen; 0 at first."""
@@ -104,13 +105,17 @@ class History:
             with self._through.paused(batch.problem):  # what is stored here must not be read back before it is indexed
                 await self.store(batch)
                 self.saw(batch)
-                await self._in(self._indexing, lambda: self._index(batch))
+                try:
+                    await self._in(self._indexing, lambda: self._index(batch))
+                except BaseException:
+                    self._lacking = True
+                    raise
         finally:
             self._unindexed -= total_size(batch.records)
 
     def want(self, problem: Problem) -> None:
         """Begins to bring the problem into the index, where that does not hold it. Never waits."""
-        if self.loaded.is_set() or not self._store.whole_at_start:
+        if not self._store.whole_at_start or (self.loaded.is_set() and (self._lacking or self._engine.evicted())):
             self._through.want(problem)
 
     def _knows(self, problem: Problem) -> bool:
@@ -189,6 +194,7 @@ class History:
             if namespace in self._newest:
                 self._newest[namespace] = min(self._newest[namespace], epoch)
             self._backwards += 1
+            self._lacking = True
             await self._through.forget()
             await self._in(self._indexing, lambda: self._engine.drop_namespace(namespace, keep_learned=True))
         return forgotten

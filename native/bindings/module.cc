@@ -299,6 +299,7 @@ PYBIND11_MODULE(_core, m) {
           "namespace"_a, "state"_a)
       .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, py::kw_only(), "keep_learned"_a = false, released)
       .def("congested", &Engine::congested, released)
+      .def("evicted", &Engine::evicted)
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
       .def("running_bytes", &Engine::running_bytes, released)

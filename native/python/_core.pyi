@@ -285,6 +285,9 @@ class Engine:
         True while responses finish faster than they become segments, or while memory over the budget is being freed.
         """
 
+    def evicted(self) -> bool:
+        """Whether the memory budget has ever cost a problem some of its history."""
+
     def wait_until_built(self) -> None:
         """Waits until committed responses have become segments and memory over the budget is freed.
 

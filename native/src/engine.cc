@@ -255,6 +255,8 @@ bool Engine::congested() const {
   return state_->congested();
 }
 
+bool Engine::evicted() const { return state_->has_evicted; }
+
 void Engine::wait_until_built() {
   State::Lock lock(*state_);
   state_->idle.wait(lock, [this] { return state_->is_idle(); });

@@ -170,6 +170,7 @@ bool Engine::State::evict_some() {
     const std::size_t its_work = 1 + problem.key.prompt.size() / kPromptSlice;
     Namespace& space = *problem.owner;
     space.counters.evicted_responses += forget(problem);
+    has_evicted = true;
     if (space.problems.empty()) {
       space.forget();
       book(space);
@@ -182,6 +183,7 @@ bool Engine::State::evict_some() {
       const Segments& segments = *problem->segments;
       problem->owner->counters.evicted_responses += segments.front()->extents().size();
       publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
+      has_evicted = true;
       if (tired(1)) return !over();
     }
   }

@@ -1,10 +1,13 @@
 // A problem: its history, and the live text of the group that is running.
 #pragma once
 
+#include <compare>
 #include <list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "live_text.h"
@@ -30,14 +33,10 @@ struct ProblemKey {
   std::uint64_t hash;
 
   bool operator==(const ProblemKey&) const = default;
-};
-
-// Of keys by what they point to: a map of problems looks into the problems themselves.
-struct ProblemKeyHash {
-  std::size_t operator()(const ProblemKey* key) const noexcept { return key->hash; }
-};
-struct ProblemKeyEqual {
-  bool operator()(const ProblemKey* a, const ProblemKey* b) const { return *a == *b; }
+  // By hash: keys that differ mostly differ there.
+  std::strong_ordering operator<=>(const ProblemKey& other) const {
+    return std::tie(hash, id, prompt) <=> std::tie(other.hash, other.id, other.prompt);
+  }
 };
 
 struct Namespace;
@@ -51,7 +50,7 @@ struct Holding {
   Holding& operator-=(const Holding& other);
 };
 
-struct Problem {
+struct Problem : std::enable_shared_from_this<Problem> {
   explicit Problem(ProblemKey its_key) : key(std::move(its_key)) {}
 
   const ProblemKey key;
@@ -87,5 +86,15 @@ struct Problem {
   std::optional<std::int64_t> shared_epoch_;  // of the last one that it saw
   std::size_t not_shared_ = 0;                // responses that came since
 };
+
+// The problems of a namespace, found by their keys. A tree, because a hash table moves all of them at once when it
+// grows, under the engine's lock.
+struct ByKey {
+  using is_transparent = void;
+  static const ProblemKey& key(const ProblemKey& of) { return of; }
+  static const ProblemKey& key(const std::shared_ptr<Problem>& of) { return of->key; }
+  bool operator()(const auto& a, const auto& b) const { return key(a) < key(b); }
+};
+using Problems = std::set<std::shared_ptr<Problem>, ByKey>;
 
 }  // namespace histospec

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <unordered_map>
 
 #include "problem.h"
 
@@ -41,7 +40,7 @@ class Prompts {
   }
 
  private:
-  std::unordered_multimap<std::uint64_t, Problem*> by_hash_;
+  std::multimap<std::uint64_t, Problem*> by_hash_;
   std::map<std::size_t, std::size_t> lengths_;  // of prompts -> how many are as long
 };
 

@@ -94,20 +94,20 @@ const Namespace* Engine::State::find_space(const std::string& name) const {
 }
 
 std::shared_ptr<Problem> Engine::State::problem(Namespace& space, ProblemKey&& key) {
-  const auto found = space.problems.find(&key);
+  const auto found = space.problems.find(key);
   if (found != space.problems.end()) {
-    use(*found->second);
-    return found->second;
+    use(**found);
+    return *found;
   }
   const auto problem = std::make_shared<Problem>(std::move(key));
   problem->owner = &space;
   problem->dropped = drops_;
   std::list<Problem*> node = {problem.get()}, member = {problem.get()};
-  space.problems.emplace(&problem->key, problem);
+  const auto inserted = space.problems.insert(problem).first;
   try {
     space.prompts.add(*problem);
   } catch (...) {
-    space.problems.erase(&problem->key);
+    space.problems.erase(inserted);
     throw;
   }
   problem->recency = node.begin();
@@ -125,11 +125,11 @@ void Engine::State::use(Problem& problem) {
 }
 
 std::shared_ptr<Problem> Engine::State::problem_of(Namespace& space, ProblemKey&& key, Tokens prompt) {
-  if (key.id.empty() && !space.problems.contains(&key)) {
+  if (key.id.empty() && !space.problems.contains(key)) {
     const auto continues = [prompt](const Problem& problem) { return problem.continued_by(prompt); };
     if (Problem* earlier = space.prompts.longest_prefix(prompt, continues)) {
       use(*earlier);
-      return space.problems.at(&earlier->key);
+      return earlier->shared_from_this();
     }
   }
   return problem(space, std::move(key));
@@ -138,8 +138,8 @@ std::shared_ptr<Problem> Engine::State::problem_of(Namespace& space, ProblemKey&
 const Problem* Engine::State::find_problem(const std::string& name, const ProblemKey& key) const {
   const Namespace* space = find_space(name);
   if (!space) return nullptr;
-  const auto found = space->problems.find(&key);
-  return found == space->problems.end() ? nullptr : found->second.get();
+  const auto found = space->problems.find(key);
+  return found == space->problems.end() ? nullptr : found->get();
 }
 
 Session& Engine::State::session(SessionId id) { return const_cast<Session&>(std::as_const(*this).session(id)); }
@@ -292,7 +292,7 @@ void Engine::State::press() {
   while (!lingering_.empty()) {
     Problem& problem = **lingering_.begin();
     lingering_.erase(lingering_.begin());
-    ask_for_segment(problem.owner->problems.at(&problem.key));
+    ask_for_segment(problem.shared_from_this());
   }
 }
 
@@ -353,7 +353,7 @@ std::size_t Engine::State::forget(Problem& problem) {
     change_live(problem, [](LiveText& live) { live.dissolve(live.finished_texts()); });
     if (problem.live->running() > 0) {
       lingering_.erase(&problem);
-      tidy(problem.owner->problems.at(&problem.key));
+      tidy(problem.shared_from_this());
       return responses;
     }
     end_live(problem);
@@ -369,7 +369,7 @@ void Engine::State::erase(Problem& problem) {
   problem.owner->members.erase(problem.member);
   Namespace& space = *problem.owner;
   space.prompts.remove(problem);
-  space.problems.erase(space.problems.find(&problem.key));  // may destroy `problem`
+  space.problems.erase(space.problems.find(problem.key));  // may destroy `problem`
 }
 
 std::size_t Engine::State::memory_bytes() const {
@@ -393,8 +393,8 @@ void Engine::State::check_books() const {
     require(space->booked == space->bytes() && !space->gone, "a namespace is not what is booked of it");
     booked += space->booked;
     Holding held{.bytes = space->booked};
-    for (const auto& [key, problem] : space->problems) {
-      require(&problem->key == key && problem->owner == space.get(), "a problem is filed under another's key");
+    for (const auto& problem : space->problems) {
+      require(problem->owner == space.get() && space->problems.contains(problem->key), "a problem is filed elsewhere");
       segments += problem->in_segments().bytes;
       problems += problem->itself().bytes;
       live += problem->in_live().bytes;

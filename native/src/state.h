@@ -6,6 +6,7 @@
 // text and frees memory where that is more than a caller should wait for.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -40,7 +41,7 @@ struct Namespace {
   NamespaceIndex index;
   bool merging = false;     // its index
   NamespaceStats counters;  // what is counted; what is held stands in the books
-  std::unordered_map<const ProblemKey*, std::shared_ptr<Problem>, ProblemKeyHash, ProblemKeyEqual> problems;
+  Problems problems;
   std::list<Problem*> members;               // the same, those first that a drop has not visited
   Prompts prompts;                           // of the problems
   std::vector<std::int64_t> latest_lengths;  // oldest first
@@ -161,7 +162,8 @@ class Engine::State {
   SessionId last_session = 0;
   std::deque<std::shared_ptr<Problem>> to_build;
   std::size_t building = 0;
-  NamespaceStats dropped;  // what namespaces had counted that are gone
+  std::atomic<bool> has_evicted = false;  // some history, for want of memory
+  NamespaceStats dropped;                 // what namespaces had counted that are gone
 
  private:
   // The problem becomes the most recently used one.

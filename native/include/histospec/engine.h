@@ -237,6 +237,8 @@ class Engine {
   // Whether committers should wait a moment: responses finish faster than they become segments, or memory is still
   // to be evicted. Without that, running sessions and what just finished could outgrow the budget.
   bool congested() const;
+  // Whether the memory budget has ever cost a problem some of its history: then what was ingested may be gone.
+  bool evicted() const;
   // Waits until committed responses have become segments, and what was left to the housekeeper is done.
   void wait_until_built();
   // What the index holds: segments, live text, sessions and their book-keeping.

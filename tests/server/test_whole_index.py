@@ -1,0 +1,68 @@
+"""An index that has had all of its store asks it for nothing; once something is missing, it asks again."""
+
+import pytest
+import pytest_asyncio
+from batches import put
+
+from histospec.native import Engine
+from histospec.server.history import History
+from histospec.server.metrics import Metrics
+from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.store import Batch, Problem, Record
+
+pytestmark = pytest.mark.asyncio
+
+KNOWN, NEW = Problem("run", b"aaaa"), Problem("run", b"bbbb")
+BUDGET = 8 << 20
+
+
+@pytest_asyncio.fixture
+async def history(tmp_path, monkeypatch):
+    """A history that has loaded a store with one response of KNOWN; it notes in `reads` what it asks the store for."""
+    store = SQLiteStore(tmp_path, 8)
+    put(store, b"aaaa", 5)
+    engine = Engine(BUDGET, namespace_tokens=0)
+    history = History(engine, store, Metrics(engine), 4096)
+    await history.load()
+    read, history.reads = store.history, []
+    monkeypatch.setattr(store, "history", lambda *asked: history.reads.append(asked[0]) or read(*asked))
+    history.engine = engine
+    yield history
+    await history.close()
+
+
+def batch(problem: Problem, tokens: int = 4) -> Batch:
+    return Batch(problem, [Record(bytes(4 * tokens), 6)])
+
+
+async def test_new_problems_are_not_looked_for(history):
+    for problem in (KNOWN, NEW):
+        history.want(problem)
+        await history.add(batch(problem))
+    assert history.reads == []
+
+
+async def test_after_a_rewind_the_rest_is_read(history):
+    await history.add(batch(KNOWN))
+    await history.rewind("run", 5)
+    await history.add(batch(KNOWN))
+    assert history.reads == [KNOWN]
+
+
+async def test_after_an_eviction_what_is_gone_is_read(history):
+    number = 0
+    while not history.engine.evicted():
+        number += 1
+        await history.add(batch(Problem("run", number.to_bytes(4, "little")), 10_000))
+    assert history.reads == []
+    await history.add(batch(KNOWN))
+    assert history.reads == [KNOWN]
+
+
+async def test_what_is_stored_but_could_not_be_indexed_is_read(history, monkeypatch):
+    with monkeypatch.context() as full:
+        full.setattr(history, "_index", lambda _: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            await history.add(batch(NEW))
+    await history.add(batch(NEW))
+    assert history.reads == [NEW]
