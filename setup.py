@@ -26,8 +26,18 @@ PACKAGES = {
 DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]
 if not CLIENT_ONLY:
     PACKAGES |= {
-        "histospec.server": "server",
         "histospec.native": "native/python",
+        "histospec.replay": "replay",
+        "histospec.server": "server",
+        "histospec.server.commands": "server/commands",
+        "histospec.server.history": "server/history",
+        "histospec.server.logs": "server/logs",
+        "histospec.server.observability": "server/observability",
+        "histospec.server.rpc": "server/rpc",
+        "histospec.server.security": "server/security",
+        "histospec.server.stores": "server/stores",
+        "histospec.server.stores.redis": "server/stores/redis",
+        "histospec.server.stores.sqlite": "server/stores/sqlite",
         "histospec.specrl": "protos/histospec/specrl",
     }
     DEPENDENCIES += [
@@ -89,7 +99,7 @@ class BuildWithCMake(build_ext):
 setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server": ["page/*"]},
+    package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server.observability": ["page/*"]},
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     install_requires=DEPENDENCIES,
     extras_require={} if CLIENT_ONLY else EXTRAS,

@@ -16,7 +16,7 @@ from replay import Replay
 from rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
 
 from histospec.native import Engine
-from histospec.server.recordings import Tokens
+from histospec.replay.recordings import Tokens
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 
 from histospec.native import Engine
-from histospec.server.recordings import Tokens
+from histospec.replay.recordings import Tokens
 
 MAX_DRAFT = 16
 VERIFY_COST = 0.05

@@ -8,7 +8,7 @@ import numpy as np
 from drafters import MAX_DRAFT, VERIFY_COST
 
 from histospec.native import Engine
-from histospec.server.recordings import Tokens
+from histospec.replay.recordings import Tokens
 
 TURN = 8  # steps that one engine takes in a row, before the turn of another
 

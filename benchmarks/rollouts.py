@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from histospec.server.recordings import Problem, Tokens, read
+from histospec.replay.recordings import Problem, Tokens, read
 
 MILLION = 10**6
 BATCH = 256  # sessions of a step

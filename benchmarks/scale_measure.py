@@ -18,7 +18,7 @@ from typing import IO
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from histospec.server.bench_worker import WARM_STEPS
+from histospec.server.commands.bench_worker import WARM_STEPS
 
 Figures = dict[str, float]
 START_SECONDS = 60.0

@@ -19,8 +19,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from histospec.server import recordings
-from histospec.server.recordings import Problem, RecordedResponse, Turn
+from histospec.replay import recordings
+from histospec.replay.recordings import Problem, RecordedResponse, Turn
 
 SITUATIONS = ("history", "siblings", "first visit")
 TARGETS = 16  # of a visit, that are written again

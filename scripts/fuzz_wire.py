@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 with atheris.instrument_imports(include=["histospec.server", "wire_target"]):
     import wire_target
 
-    from histospec.server import logs
+    from histospec.server.logs import lines as logs
 
 import hostile
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from histospec.server.recordings import RecordingError
+from histospec.replay.recordings import RecordingError
 
 HIDDEN = 8
 ROWS = 50  # 4 sources x 11 levels, 6 classes of runs

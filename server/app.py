@@ -21,25 +21,25 @@ from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
 from histospec.server import config as configuration
-from histospec.server import logs
-from histospec.server.access import Access
 from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError, HistoSpecError
-from histospec.server.history import History
-from histospec.server.interceptors import SERVICE, SPECRL, Accounting
-from histospec.server.log_output import drain as drain_log
-from histospec.server.log_output import log_output
+from histospec.server.history.history import History
+from histospec.server.logs import lines as logs
+from histospec.server.logs.output import drain as drain_log
+from histospec.server.logs.output import log_output
 from histospec.server.machine import cpu_limit, raise_descriptor_limit
-from histospec.server.metrics import Metrics
-from histospec.server.overview import Overview
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.overview import Overview
+from histospec.server.observability.traces import open_traces
+from histospec.server.observability.vitals import Vitals
+from histospec.server.observability.web import Web, application, most_connections
+from histospec.server.open_store import open_store
 from histospec.server.process import ENDING, TOGETHER, ends
-from histospec.server.service import DraftService
-from histospec.server.specrl import RolloutCacheService
-from histospec.server.stores import open_store
-from histospec.server.tls import Certificates
-from histospec.server.traces import open_traces
-from histospec.server.vitals import Vitals
-from histospec.server.web import Web, application, most_connections
+from histospec.server.rpc.interceptors import SERVICE, SPECRL, Accounting
+from histospec.server.rpc.service import DraftService
+from histospec.server.rpc.specrl import RolloutCacheService
+from histospec.server.security.access import Access
+from histospec.server.security.tls import Certificates
 from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 

@@ -18,12 +18,12 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
-    "replay": Command("histospec.server.replay", "what would drafting gain on recorded rollouts?"),
-    "snapshot": Command("histospec.server.snapshot", "write what a store holds to a file", "snapshot"),
-    "restore": Command("histospec.server.snapshot", "bring such a file back into a store", "restore"),
-    "forget": Command("histospec.server.forget", "forget what is old, and end a pause of --retention"),
-    "bench": Command("histospec.server.bench", "load a running service and say what it takes"),
-    "status": Command("histospec.server.status", "how a running server is doing"),
+    "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?"),
+    "snapshot": Command("histospec.server.commands.snapshot", "write what a store holds to a file", "snapshot"),
+    "restore": Command("histospec.server.commands.snapshot", "bring such a file back into a store", "restore"),
+    "forget": Command("histospec.server.commands.forget", "forget what is old, and end a pause of --retention"),
+    "bench": Command("histospec.server.commands.bench", "load a running service and say what it takes"),
+    "status": Command("histospec.server.commands.status", "how a running server is doing"),
 }
 
 USAGE = """\

@@ -31,10 +31,10 @@ from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, Pydant
 
 from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
-from histospec.server.group_commit import MAX_BACKLOG
-from histospec.server.redis_location import SCHEMES, Location
-from histospec.server.small_files import read_text
-from histospec.server.store import HISTORY_RESPONSES
+from histospec.server.security.small_files import read_text
+from histospec.server.stores.group_commit import MAX_BACKLOG
+from histospec.server.stores.interface import HISTORY_RESPONSES
+from histospec.server.stores.redis.location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
 MAX_NAMESPACE = 128  # characters

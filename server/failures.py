@@ -7,7 +7,6 @@ from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.process import STDOUT, Interrupted, say
 
 LONGEST = 2000  # characters of a sentence
-OUR_FOLDER = Path(__file__).parent
 
 
 def tell(prog: str, error: BaseException) -> int:
@@ -43,6 +42,6 @@ def _sentence(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     """The innermost line of ours, such as `status_tables.py:41`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if OUR_FOLDER in Path(frame.filename).parents] or frames
-    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "unknown line"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    ours = [one for one in frames if str(one[0].f_globals.get("__name__")).startswith("histospec.")] or frames
+    return f"{Path(ours[-1][0].f_code.co_filename).name}:{ours[-1][1]}" if ours else "unknown line"

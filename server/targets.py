@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.failures import reason
-from histospec.server.private import sync_folder
+from histospec.server.security.private import sync_folder
 
 STANDARD = ("-", "/dev/stdout")
 DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")

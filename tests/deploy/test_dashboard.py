@@ -17,7 +17,7 @@ from waiting import eventually
 
 from histospec.client import Draft, DraftClient, Response
 from histospec.client.config import Tls
-from histospec.server.bench_worker import generated
+from histospec.server.commands.bench_worker import generated
 
 EPOCHS = 6
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from histospec.native import Engine
-from histospec.server import history
-from histospec.server.metrics import Metrics
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.history import history
+from histospec.server.observability.metrics import Metrics
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 
 BUDGET = 32 << 20

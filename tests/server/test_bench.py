@@ -15,7 +15,7 @@ from children import Child
 from waiting import eventually
 
 from histospec.client.errors import HistoSpecError
-from histospec.server.bench_processes import Workers
+from histospec.server.commands.bench_processes import Workers
 
 SMALL = ["--batch", "8", "--steps", "5", "--problems", "4", "--responses", "3", "--siblings", "4", "--length", "80"]
 

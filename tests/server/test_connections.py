@@ -16,9 +16,18 @@ from prometheus_client.registry import Collector
 from waiting import eventually
 
 from histospec.native import Engine
-from histospec.server.connections import ANSWERING, CLOSED, CROWDED, IDLE, LATE, MAX_REQUEST, RECEIVING, _peer
-from histospec.server.metrics import Metrics
-from histospec.server.web import Web, application, most_connections
+from histospec.server.observability.connections import (
+    ANSWERING,
+    CLOSED,
+    CROWDED,
+    IDLE,
+    LATE,
+    MAX_REQUEST,
+    RECEIVING,
+    _peer,
+)
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.web import Web, application, most_connections
 
 DESCRIPTORS = 64
 MOST = most_connections(DESCRIPTORS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from histospec.server.health_hints import Facts, NamespaceFacts, hints
+from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
 
 WELL = NamespaceFacts(
     "run", hits=900, misses=100, history_responses=5000, hits_ever=9000, lookups_ever=9999, drafted=9000, accepted=6000

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from waiting import eventually
 
 from histospec.native import Engine
-from histospec.server.history import History
-from histospec.server.metrics import Metrics
-from histospec.server.sqlite_store import FILE_NAME, SQLiteStore
+from histospec.server.history.history import History
+from histospec.server.observability.metrics import Metrics
+from histospec.server.stores.sqlite.store import FILE_NAME, SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 
 PROMPT = [1, 2, 3]

@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from waiting import eventually
 
 from histospec.server.machine import cpu_limit
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 SERVICE = "histospec.v1.DraftService"
 

@@ -7,9 +7,9 @@ import sys
 
 from waiting import eventually
 
-from histospec.server import log_writer
-from histospec.server.log_writer import LogWriter
-from histospec.server.visible import escaped
+from histospec.server.logs import writer as log_writer
+from histospec.server.logs.visible import escaped
+from histospec.server.logs.writer import LogWriter
 
 
 def test_lines_arrive_in_order():
@@ -66,7 +66,7 @@ def test_what_is_not_printable_is_escaped():
 
 STRAY = """
 import ctypes, logging, os, sys, threading, warnings
-from histospec.server.log_output import log_output
+from histospec.server.logs.output import log_output
 with log_output("json", "info"):
     os.write(2, b"E0000 00:00:1732284123.123456   13659 ssl.cc:12] it failed\\n")
     os.write(2, b"no end\\n" )

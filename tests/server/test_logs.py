@@ -4,7 +4,7 @@ import grpc
 import pytest
 from waiting import eventually
 
-from histospec.server.logs import Throttle, request_id
+from histospec.server.logs.lines import Throttle, request_id
 from histospec.v1 import draft_pb2 as pb
 
 

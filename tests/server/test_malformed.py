@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histospec.server import wire as checks
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded
+from histospec.server.rpc import wire as checks
 from histospec.v1 import draft_pb2 as pb
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

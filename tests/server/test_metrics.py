@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from histospec.native import Engine
-from histospec.server.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
+from histospec.server.observability.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
 from histospec.v1 import draft_pb2 as pb
 
 RESPONSE = list(range(10, 40))

@@ -9,11 +9,11 @@ from batches import put
 from structlog.testing import capture_logs
 
 from histospec.native import Engine
-from histospec.server import history as module
 from histospec.server.errors import StoreError
-from histospec.server.history import History
-from histospec.server.metrics import Metrics
-from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.history import history as module
+from histospec.server.history.history import History
+from histospec.server.observability.metrics import Metrics
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.asyncio
 

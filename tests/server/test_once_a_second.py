@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from histospec.server.once_a_second import OnceASecond
+from histospec.server.observability.once_a_second import OnceASecond
 
 
 class Numbers:

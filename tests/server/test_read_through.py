@@ -7,10 +7,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry, Counter
 
-from histospec.server import read_through
 from histospec.server.errors import StoreError
-from histospec.server.read_through import ReadThrough
-from histospec.server.store import Problem, Record
+from histospec.server.history import read_through
+from histospec.server.history.read_through import ReadThrough
+from histospec.server.stores.interface import Problem, Record
 
 pytestmark = pytest.mark.asyncio
 

@@ -2,7 +2,7 @@
 
 import structlog
 
-from histospec.server.recent_lines import LINES, LONGEST, RecentLines, without_secrets
+from histospec.server.logs.recent import LINES, LONGEST, RecentLines, without_secrets
 
 
 def _whole(logger, method, line):

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from histospec.server import recordings
+from histospec.replay import recordings
+from histospec.replay.recordings import GZIP_MAGIC, Problem, RecordingError, opened, read
 from histospec.server.errors import ConfigError
-from histospec.server.recordings import GZIP_MAGIC, Problem, RecordingError, opened, read
 
 GOOD = {"id": "a", "prompt": [7, 8], "responses": [{"epoch": 0, "group": 0, "tokens": [1, 2, 3]}]}
 ZIPPED = gzip.compress(json.dumps(GOOD).encode(), mtime=0)  # the same in every process that collects tests

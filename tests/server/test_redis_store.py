@@ -14,11 +14,14 @@ from ports import free_port
 from redis_processes import RedisCluster, RedisProcess, require_redis
 from waiting import eventually
 
-from histospec.server import records, redis_keys, redis_servers, redis_store
 from histospec.server.errors import Damaged, StoreError, StoreFull
-from histospec.server.redis_location import Location
-from histospec.server.redis_store import RedisStore
-from histospec.server.store import Problem, Record
+from histospec.server.stores import records
+from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.redis import keys as redis_keys
+from histospec.server.stores.redis import servers as redis_servers
+from histospec.server.stores.redis import store as redis_store
+from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.store import RedisStore
 
 PROBLEM = Problem("run", b"prompt..")
 

@@ -13,11 +13,16 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from histospec.server import cli, replay, replay_json, replay_plan, replay_plot, replay_tables
-from histospec.server.recordings import Problem, RecordedResponse, Turn, read
-from histospec.server.replay_cases import case_at
-from histospec.server.replay_result import Options
-from histospec.server.replay_scores import Score, score
+from histospec.replay import command as replay
+from histospec.replay import plan as replay_plan
+from histospec.replay import plot as replay_plot
+from histospec.replay import results_json as replay_json
+from histospec.replay import tables as replay_tables
+from histospec.replay.cases import case_at
+from histospec.replay.recordings import Problem, RecordedResponse, Turn, read
+from histospec.replay.result import Options
+from histospec.replay.scores import Score, score
+from histospec.server import cli
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 RECORDINGS = ["math_rlckpt_llama3b", "agent_tau_airline", "code_humaneval_codegen", "text_creative_gpt4"]

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from histospec.server import replay, replay_arctic
+from histospec.replay import arctic as replay_arctic
+from histospec.replay import command as replay
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 installed = pytest.mark.skipif(util.find_spec("arctic_inference") is None, reason="arctic-inference is not installed")

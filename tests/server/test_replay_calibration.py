@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from histospec.server.recordings import RecordedResponse, Tokens, Turn
-from histospec.server.replay_calibration import Verified, deciles
-from histospec.server.replay_cases import Case
-from histospec.server.replay_drafters import Draft, Drafter, Sources
-from histospec.server.replay_scores import follow, score
+from histospec.replay.calibration import Verified, deciles
+from histospec.replay.cases import Case
+from histospec.replay.drafters import Draft, Drafter, Sources
+from histospec.replay.recordings import RecordedResponse, Tokens, Turn
+from histospec.replay.scores import follow, score
 
 PROMPT = np.array([1, 2], np.int32)
 

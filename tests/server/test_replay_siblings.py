@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from histospec.server import replay
-from histospec.server.recordings import Problem, RecordedResponse, Tokens, Turn
-from histospec.server.replay_cases import Case, group_at
-from histospec.server.replay_drafters import Draft, EngineDrafter
-from histospec.server.replay_scores import follow, score, teach
+from histospec.replay import command as replay
+from histospec.replay.cases import Case, group_at
+from histospec.replay.drafters import Draft, EngineDrafter
+from histospec.replay.recordings import Problem, RecordedResponse, Tokens, Turn
+from histospec.replay.scores import follow, score, teach
 
 PROMPT = np.array([1, 2, 3], np.int32)
 

@@ -7,8 +7,8 @@ from batches import batch, put
 from waiting import eventually
 
 from histospec.server import cli
-from histospec.server.retention import A_FEW, Clock, Trust
-from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.stores.retention import A_FEW, Clock, Trust
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 DAY = 86_400.0
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from histospec.native import Engine
-from histospec.server import slices
 from histospec.server.errors import InvalidRequest
+from histospec.server.rpc import slices
 from histospec.v1 import draft_pb2 as pb
 
 RESPONSE = np.random.default_rng(0).integers(0, 50, 400, dtype=np.int32)

@@ -16,14 +16,15 @@ from batches import batch, put
 from children import Child
 from waiting import eventually
 
-from histospec.server import cli, snapshot
+from histospec.server import cli
+from histospec.server.commands import snapshot
 from histospec.server.errors import StoreFull
-from histospec.server.redis_location import Location
-from histospec.server.redis_store import RedisStore
-from histospec.server.sqlite_file import FILE_NAME
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.sqlite_writes import Appender
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.store import RedisStore
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.server.stores.sqlite.writes import Appender
 from histospec.v1 import draft_pb2 as pb
 
 

@@ -12,7 +12,7 @@ from specrl_updater import Updater, hash_of
 
 from histospec.client import DraftClient
 from histospec.server.errors import InvalidRequest, LimitExceeded
-from histospec.server.specrl import Visits, tokens_of
+from histospec.server.rpc.specrl import Visits, tokens_of
 from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
 
@@ -93,7 +93,7 @@ def test_who_counts_epochs_is_followed(wire, updater):
 
 
 def test_visits_are_bounded(monkeypatch):
-    monkeypatch.setattr("histospec.server.specrl.MAX_VISITS", 3)
+    monkeypatch.setattr("histospec.server.rpc.specrl.MAX_VISITS", 3)
     visits, newest = Visits(), 0
     seen = []
     for prompt in range(7):

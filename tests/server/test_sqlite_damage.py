@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from batches import put
 
-from histospec.server import cli, sqlite_salvage
+from histospec.server import cli
 from histospec.server.errors import StoreError
-from histospec.server.sqlite_file import FILE_NAME
-from histospec.server.sqlite_snapshot import SQLiteSnapshot
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.sqlite import salvage as sqlite_salvage
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 PAGE = 4096
 PROBLEMS, EACH = 40, 3

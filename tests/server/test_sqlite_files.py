@@ -11,9 +11,9 @@ from batches import put
 
 from histospec.server import cli
 from histospec.server.errors import ConfigError, StoreError
-from histospec.server.sqlite_file import FILE_NAME
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Problem
+from histospec.server.stores.interface import Problem
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 WAL = f"{FILE_NAME}-wal"
 
@@ -98,7 +98,7 @@ def run_with_umask(umask, directory):
     code = """
 import os, sys, pathlib
 os.umask(int(sys.argv[1], 8))
-from histospec.server.sqlite_store import SQLiteStore
+from histospec.server.stores.sqlite.store import SQLiteStore
 data = pathlib.Path(sys.argv[2])
 store = SQLiteStore(data, 8)
 store.save_estimator("run", b"learned").result()

@@ -12,14 +12,15 @@ import pytest
 from batches import batch, put
 from waiting import eventually
 
-from histospec.server import sqlite_reader, sqlite_writes
 from histospec.server.errors import ConfigError, StoreError, StoreFull
-from histospec.server.retention import Trust
-from histospec.server.sqlite_file import FILE_NAME
-from histospec.server.sqlite_retention import note_down
-from histospec.server.sqlite_snapshot import SQLiteSnapshot
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.retention import Trust
+from histospec.server.stores.sqlite import reader as sqlite_reader
+from histospec.server.stores.sqlite import writes as sqlite_writes
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.retention import note_down
+from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 FIRST_VERSION = """
 PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
@@ -246,9 +247,9 @@ def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path, long):
     """
     code = f"""
 import os, pathlib, sys
-from histospec.server import sqlite_writes
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.stores.sqlite import writes as sqlite_writes
+from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.server.stores.interface import Batch, Problem, Record
 sqlite_writes.SLICE_SECONDS, sqlite_writes.DELETED_AT_ONCE = 0.0, 2
 store = SQLiteStore(pathlib.Path(sys.argv[1]), 8)
 store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
@@ -386,7 +387,7 @@ def test_a_directory_serves_one_store_at_a_time(open_store, tmp_path):
 
 def test_the_lock_ends_with_its_process(tmp_path):
     code = (
-        "import os, sys, pathlib; from histospec.server.sqlite_store import SQLiteStore;"
+        "import os, sys, pathlib; from histospec.server.stores.sqlite.store import SQLiteStore;"
         "SQLiteStore(pathlib.Path(sys.argv[1]), 8); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd="/", timeout=60).returncode == -9

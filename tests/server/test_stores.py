@@ -8,10 +8,10 @@ from batches import batch, put
 from waiting import eventually
 
 from histospec.server.errors import LimitExceeded
-from histospec.server.redis_location import Location
-from histospec.server.redis_store import RedisStore
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import LAST_EPOCH, Batch, Problem, Record
+from histospec.server.stores.interface import LAST_EPOCH, Batch, Problem, Record
+from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.store import RedisStore
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from histospec.replay.plot import FORMATS
 from histospec.server import cli
 from histospec.server.errors import ConfigError
-from histospec.server.replay_plot import FORMATS
 from histospec.server.targets import TargetError, written
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from histospec.server.watched import SETTLED_NS, Watched, _State
+from histospec.server.security.watched import SETTLED_NS, Watched, _State
 
 LONG_AGO = 10**9  # seconds
 
@@ -68,9 +68,9 @@ def test_a_change_that_keeps_size_and_times_is_seen(reader):
 
 def test_a_change_within_one_tick_of_the_clock_is_seen(reader, monkeypatch):
     """A file that has just changed may change again without a sign; one that has not for long is left alone."""
-    monkeypatch.setattr("histospec.server.watched._state", lambda path: _State(1, 3, now, now))
+    monkeypatch.setattr("histospec.server.security.watched._state", lambda path: _State(1, 3, now, now))
     now = 10**18
-    monkeypatch.setattr("histospec.server.watched.time.time_ns", lambda: now + elapsed)
+    monkeypatch.setattr("histospec.server.security.watched.time.time_ns", lambda: now + elapsed)
     elapsed = 0
     watched = Watched("tokens", [reader.path], reader)
     watched.look()

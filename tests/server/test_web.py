@@ -16,11 +16,11 @@ import pytest
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.config import Config, Peer
-from histospec.server.metrics import Metrics
-from histospec.server.overview import MAX_NAMESPACES, Overview, _lately
-from histospec.server.recent_lines import RecentLines
-from histospec.server.stores import open_store
-from histospec.server.web import PAGE
+from histospec.server.logs.recent import RecentLines
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.overview import MAX_NAMESPACES, Overview, _lately
+from histospec.server.observability.web import PAGE
+from histospec.server.open_store import open_store
 
 PACKAGED = """
 import json
@@ -37,8 +37,8 @@ def test_the_page_is_in_the_wheel():
     done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     packaged = set(json.loads(done.stdout.splitlines()[-1]))
-    assert {f"histospec.server/page/{name}" for name, _ in PAGE.values()} <= packaged
-    there = {file.name for file in (resources.files("histospec.server") / "page").iterdir()}
+    assert {f"histospec.server.observability/page/{name}" for name, _ in PAGE.values()} <= packaged
+    there = {file.name for file in (resources.files("histospec.server.observability") / "page").iterdir()}
     assert there == {name for name, _ in PAGE.values()}
 
 

@@ -5,10 +5,10 @@ import pytest_asyncio
 from batches import put
 
 from histospec.native import Engine
-from histospec.server.history import History
-from histospec.server.metrics import Metrics
-from histospec.server.sqlite_store import SQLiteStore
-from histospec.server.store import Batch, Problem, Record
+from histospec.server.history.history import History
+from histospec.server.observability.metrics import Metrics
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.asyncio
 

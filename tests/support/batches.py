@@ -1,6 +1,6 @@
 """Something to store, with as little to say about it as a test needs."""
 
-from histospec.server.store import Batch, Problem, Record, Store
+from histospec.server.stores.interface import Batch, Problem, Record, Store
 
 
 def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:

@@ -12,15 +12,15 @@ import grpc.aio
 import numpy as np
 
 from histospec.native import Engine
-from histospec.server.access import Access
 from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError
-from histospec.server.history import History
-from histospec.server.interceptors import METHODS, SERVICE, checks
-from histospec.server.metrics import Metrics
-from histospec.server.service import DraftService
-from histospec.server.stores import open_store
-from histospec.server.wire import Undecodable, tolerant
+from histospec.server.history.history import History
+from histospec.server.observability.metrics import Metrics
+from histospec.server.open_store import open_store
+from histospec.server.rpc.interceptors import METHODS, SERVICE, checks
+from histospec.server.rpc.service import DraftService
+from histospec.server.rpc.wire import Undecodable, tolerant
+from histospec.server.security.access import Access
 from histospec.v1 import draft_pb2 as pb
 
 UNARY = ("Ingest", "History", "PredictLength", "DropNamespace", "Rewind")

@@ -1,0 +1,1 @@
+"""`histospec replay`: what drafting would gain on recorded rollouts."""

@@ -1,0 +1,194 @@
+"""`histospec replay FILE`: what would a user gain from drafts, judged by rollouts recorded earlier?"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from histospec.replay import arctic as replay_arctic
+from histospec.replay import plot as replay_plot
+from histospec.replay import results_json as replay_json
+from histospec.replay import tables as replay_tables
+from histospec.replay.plan import replay
+from histospec.replay.recordings import STDIN, Problem, is_regular, opened, read
+from histospec.replay.result import Options
+from histospec.server.arguments import MOST_COST, MOST_TOKENS, ArgumentParser, amount, whole
+from histospec.server.errors import ConfigError
+from histospec.server.targets import FORCE, is_stdout, written
+
+COSTS = (0.02, 0.05, 0.1)
+
+T = TypeVar("T")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command with the arguments after `histospec replay`. Raises HistoSpecError."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.history is not None and not args.siblings:
+        parser.error("--history and --no-history choose rows of the siblings table: add --siblings")
+    if args.compare:
+        replay_arctic.require()
+    options = Options(
+        mode=args.mode,
+        limit=args.limit,
+        seed=args.seed,
+        costs=_distinct(args.cost) or COSTS,
+        max_tokens=args.max_tokens,
+        max_response=args.max_response,
+        epochs=args.epochs,
+        siblings=_distinct(args.siblings),
+        history=(False, True) if args.history is None else (args.history,),
+        compare=args.compare == "arctic",
+    )
+    file = "standard input" if args.file == STDIN else Path(args.file).name
+    name = file.removesuffix(".gz").removesuffix(".jsonl")
+    plot = None if args.no_plot else args.plot or f"{name}.replay.png"
+    if plot is not None:
+        replay_plot.require(plot)
+    if args.json is not None and plot is not None and is_stdout(args.json) and is_stdout(plot):
+        raise ConfigError("--json and --plot both go to the standard output; give one of them a file")
+    errors = Console(stderr=True)
+    out = errors if any(target and is_stdout(target) for target in (args.json, plot)) else Console()
+    with ExitStack() as targets:
+        figures, picture = (
+            targets.enter_context(written(target, force=args.force)) if target else None for target in (args.json, plot)
+        )
+        with opened(args.file) as recording, _progress(errors) as progress:
+            result = replay(_load(recording, file, progress), options, progress)
+        out.print(replay_tables.report(result, options, name))
+        if figures is not None:
+            figures.write((json.dumps(replay_json.as_json(result, options, file), indent=2) + "\n").encode())
+        if picture is not None and plot is not None:
+            replay_plot.save(replay_plot.plot(result, options, name), picture, plot)
+    if plot is not None:
+        out.print(f"plot: {plot}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _load(recording: BinaryIO, name: str, progress: Progress) -> list[Problem]:
+    """Every problem of the recording; the bar follows the bytes read, where it is known how many there are."""
+    known = is_regular(recording)
+    bar = progress.add_task(f"reading {escape(name)}", total=os.fstat(recording.fileno()).st_size if known else None)
+    problems = []
+    for problem in read(recording):
+        problems.append(problem)
+        if known:
+            progress.update(bar, completed=recording.tell())
+    progress.remove_task(bar)
+    return problems
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="histospec replay",
+        description="What would drafts gain on these recorded rollouts? Prints a table and saves a plot.",
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="recorded rollouts, .jsonl or .jsonl.gz, - for standard input (format: docs/replay.md)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=["hist", "all"],
+        default="hist",
+        help="draft from earlier epochs only (hist), or also from the other responses of the same visit (all)",
+    )
+    parser.add_argument(
+        "--cost",
+        "--verify-cost",
+        type=_each(amount(0, MOST_COST)),
+        action="append",
+        metavar="C,...",
+        help="cost of verifying one drafted token, in decoding steps; a list sweeps it (default: 0.02,0.05,0.1)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=whole(0),
+        default=60,
+        metavar="N",
+        help="problems to replay, drawn at random; 0 = all (default: 60)",
+    )
+    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="of the draw (default: 1)")
+    parser.add_argument(
+        "--epochs", type=whole(0), default=10, metavar="N", help="newest epochs to score one by one (default: 10)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=whole(1, MOST_TOKENS),
+        default=16,
+        metavar="N",
+        help="longest draft, in tokens (default: 16)",
+    )
+    parser.add_argument(
+        "--max-response",
+        type=whole(1),
+        default=2000,
+        metavar="N",
+        help="replay this many tokens of a response (default: 2000)",
+    )
+    parser.add_argument(
+        "--siblings",
+        type=_each(_siblings),
+        action="append",
+        metavar="N,...",
+        help="let N other members of the target's group run beside it, in step; all = the whole group; "
+        "a table of 0,1,3,7,15 shows what each is worth",
+    )
+    parser.add_argument(
+        "--history",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="siblings table: only with, or only without the earlier epochs (default: both)",
+    )
+    parser.add_argument(
+        "--compare", choices=["arctic"], help="also replay with arctic-inference, which must be installed"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write every figure as JSON; - is the standard output")
+    plots = parser.add_mutually_exclusive_group()
+    plots.add_argument(
+        "--plot", metavar="PNG", help="where to save the plot (default: FILE's name + .replay.png, here)"
+    )
+    plots.add_argument("--no-plot", action="store_true", help="save no plot")
+    parser.add_argument("--force", action="store_true", help=FORCE)
+    return parser
+
+
+def _distinct(lists: Sequence[Sequence[T]] | None) -> tuple[T, ...]:
+    """What an option that takes lists and may be repeated was given, each value once, in order."""
+    return tuple(dict.fromkeys(chain.from_iterable(lists or ())))
+
+
+def _each(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A parser of comma-separated values."""
+
+    def values(text: str) -> list[T]:
+        return [parse(part) for part in text.split(",")]
+
+    return values
+
+
+def _siblings(text: str) -> int | None:
+    """How many; None for all."""
+    return None if text == "all" else whole(0)(text)

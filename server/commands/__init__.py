@@ -1,0 +1,1 @@
+"""What people run beside a server: `histospec status`, `snapshot`, `restore`, `forget`, `bench`."""

@@ -1,0 +1,228 @@
+"""`histospec bench ENDPOINT`: loads a running service as rollout workers do, and says what it takes.
+
+Workers are processes of their own, each with a `DraftClient` and a batch of sessions that replay written responses:
+what a draft has right is accepted, and one more token is generated. Before that, the history is ingested.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from itertools import islice
+from threading import Event
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from histospec.client import DraftClient, Response
+from histospec.client.config import configure
+from histospec.client.errors import ConfigurationError
+from histospec.client.errors import HistoSpecError as ClientError
+from histospec.replay.recordings import opened, read
+from histospec.server.arguments import MOST_COST, MOST_TOKENS, ArgumentParser, amount, whole
+from histospec.server.commands.bench_processes import Workers
+from histospec.server.commands.bench_worker import Load, Measured, Task, generated, roll_out
+from histospec.server.commands.reader import read_status
+from histospec.server.config import Address
+from histospec.server.errors import ConfigError, Unavailable
+from histospec.server.process import run_loop
+from histospec.server.targets import FORCE, is_stdout, written
+
+PATIENCE = 5.0  # seconds for ingests under way, when one failed or a signal came
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints a table, and JSON where asked. Raises HistoSpecError, such as where the service cannot be reached."""
+    options = _parser().parse_args(list(argv))
+    try:
+        http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--http: {error}") from None
+    load = Load(
+        options.endpoint, options.namespace or f"bench-{secrets.token_hex(4)}", options.batch, options.steps,
+        options.interval, options.deadline, options.max_tokens, options.verify_cost,
+    )  # fmt: skip
+    out = Console(stderr=options.json is not None and is_stdout(options.json))
+    with ExitStack() as targets:
+        file = targets.enter_context(written(options.json, force=options.force)) if options.json else None
+        try:
+            configure(load.endpoint, load.namespace)
+            tasks = _tasks(options.rollouts, options.problems, options.responses, options.siblings, options.length)
+            figures = measure(load, tasks, options.workers, options.ingesting, options.together, http)
+        except ConfigurationError as error:
+            raise ConfigError(str(error)) from None
+        except ClientError as error:
+            raise Unavailable(str(error)) from None
+        out.print(_table(figures))
+        if file is not None:
+            file.write((json.dumps(figures, indent=1) + "\n").encode())
+    return 0
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="histospec bench", description="Measure a draft service under load.")
+    parser.add_argument("endpoint", metavar="HOST:PORT[,...]", help="every shard, as workers are told of them")
+    count, seconds = whole(1, 1 << 20), 3600
+    parser.add_argument("--workers", type=whole(1, 256), default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--batch", type=count, default=256, metavar="N", help="sessions of each (default: 256)")
+    parser.add_argument("--steps", type=whole(1, 10**7), default=300, metavar="N", help="steps of each (default: 300)")
+    parser.add_argument(
+        "--interval", type=amount(0, seconds), default=0.0, metavar="SECONDS", help="between steps (default: 0)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=amount(0, seconds, above=True),
+        default=0.02,
+        metavar="SECONDS",
+        help="of a step (default: 0.02)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=whole(1, MOST_TOKENS), default=16, metavar="N", help="longest draft (default: 16)"
+    )
+    parser.add_argument(
+        "--verify-cost",
+        type=amount(0, MOST_COST),
+        default=0.05,
+        metavar="C",
+        help="of a drafted token, in plain steps (default: 0.05)",
+    )
+    parser.add_argument("--rollouts", metavar="FILE.jsonl[.gz]", help="recorded ones (default: generated)")
+    parser.add_argument("--problems", type=count, default=256, metavar="N", help="so many of them (default: 256)")
+    parser.add_argument("--responses", type=count, default=16, metavar="N", help="history of each (default: 16)")
+    parser.add_argument("--siblings", type=count, default=16, metavar="N", help="sessions of a problem (default: 16)")
+    parser.add_argument("--length", type=count, default=2000, metavar="N", help="tokens of a response (default: 2000)")
+    parser.add_argument(
+        "--ingesting", type=whole(1, 256), default=8, metavar="N", help="ingests side by side (default: 8)"
+    )
+    parser.add_argument(
+        "--together", type=count, metavar="N", help="responses of an ingest (default: all of a problem)"
+    )
+    parser.add_argument(
+        "--namespace", metavar="NAME", help="dropped before and after (default: one of its own, bench-...)"
+    )
+    parser.add_argument("--http", metavar="HOST:PORT[,...]", help="/status of the shards, for their CPU time")
+    parser.add_argument("--json", metavar="FILE", help="the figures, too; - for standard output")
+    parser.add_argument("--force", action="store_true", help=FORCE)
+    return parser
+
+
+def _tasks(recorded: str | None, problems: int, responses: int, siblings: int, length: int) -> list[Task]:
+    """Problems, what is known of them, and what is still to be written."""
+    if recorded is None:
+        return [generated(number, responses, siblings, length) for number in range(problems)]
+    tasks = []
+    with opened(recorded) as file:
+        for problem in islice(read(file), problems):
+            last = problem.epochs()[-1]
+            known = [response.flat() for response in problem.responses if response.epoch < last]
+            texts = [response.flat() for response in problem.responses if response.epoch == last]
+            tasks.append(Task(problem.prompt, known[-responses:], texts[:siblings]))
+    return tasks
+
+
+def measure(
+    load: Load, tasks: list[Task], workers: int, ingesting: int, together: int | None, http: Sequence[Address]
+) -> dict[str, float]:
+    """Ingests the history, runs the workers, forgets everything again. -> figures by name."""
+    with DraftClient(load.endpoint, load.namespace) as client:
+        client.drop_namespace()
+        try:
+            ingest_busy = _cpu_seconds(http)
+            ingest_seconds = _ingest(load, tasks, ingesting, together)
+            ingest_busy = _cpu_seconds(http) - ingest_busy
+            runs, seconds, busy = _run(load, tasks, workers, http)
+        except BaseException:
+            with suppress(ClientError):  # the reason to end is said, not this
+                client.drop_namespace()
+            raise
+        client.drop_namespace()
+    tokens = max(1, sum(len(text) for task in tasks for text in task.history))
+    steps = np.concatenate([run.seconds for run in runs])
+    count = len(steps)
+    middle, high, highest = np.quantile(steps, [0.5, 0.99, 0.999]).tolist()
+    written = sum(run.tokens for run in runs)
+    return {
+        "ingest_tokens_per_second": tokens / ingest_seconds,
+        "ingest_cpu_ns_per_token": 1e9 * ingest_busy / tokens,
+        "steps_per_second": count / seconds,
+        "tokens_per_second": written / seconds,
+        "tokens_per_step": written / (count * load.batch),
+        "drafted_per_step": sum(run.drafted for run in runs) / (count * load.batch),
+        "step_p50_ms": 1e3 * middle,
+        "step_p99_ms": 1e3 * high,
+        "step_p999_ms": 1e3 * highest,
+        "late_share": sum(run.late for run in runs) / count,
+        "client_cpu_ms_per_step": 1e3 * sum(run.cpu for run in runs) / count,
+        "server_cpu_ms_per_step": 1e3 * busy / count,
+    } | {name: float(value) for name, value in asdict(load).items() if isinstance(value, int | float)}
+
+
+def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int, together: int | None) -> float:
+    clients = [DraftClient(load.endpoint, load.namespace) for _ in range(side_by_side)]
+    ending = Event()
+
+    def ingest(number: int) -> None:
+        for task in tasks[number::side_by_side]:
+            responses = [Response(text) for text in task.history]
+            for start in range(0, len(responses), together or len(responses)):
+                if ending.is_set():
+                    return
+                clients[number].ingest(task.prompt, responses[start:][:together], epoch=0)
+
+    pool = ThreadPoolExecutor(side_by_side)
+    started = time.perf_counter()
+    threads = [pool.submit(ingest, number) for number in range(side_by_side)]
+    try:
+        for thread in threads:
+            thread.result()
+        seconds = time.perf_counter() - started
+    finally:
+        ending.set()
+        wait(threads, PATIENCE)  # what is sent after the namespace was dropped would make it anew
+        pool.shutdown(wait=False)
+    for client in clients:
+        client.shutdown()
+    return seconds
+
+
+def _run(load: Load, tasks: list[Task], workers: int, http: Sequence[Address]) -> tuple[list[Measured], float, float]:
+    """All workers at the same time. -> what they saw, seconds and CPU seconds of the shards, once each is warm."""
+    shares = [(load, tasks[number::workers] or tasks) for number in range(workers)]
+    with Workers(roll_out, shares) as running:
+        running.receive()
+        busy, started = _cpu_seconds(http), time.perf_counter()
+        for number in range(workers):
+            running.send(number, "go")
+        runs: list[Measured] = running.receive()
+        seconds, busy = time.perf_counter() - started, _cpu_seconds(http) - busy
+    return runs, seconds, busy
+
+
+def _cpu_seconds(http: Sequence[Address]) -> float:
+    """CPU time of the shards so far; 0 where nobody said where to read it. Raises Unavailable."""
+    return sum(float(run_loop(read_status(address, 10))["cpu_seconds"]) for address in http)
+
+
+def _table(figures: dict[str, float]) -> Table:
+    table = Table("what", "figure")
+    rows = {
+        "ingest, tokens a second": f"{figures['ingest_tokens_per_second']:,.0f}",
+        "steps a second": f"{figures['steps_per_second']:,.1f}",
+        "tokens a second": f"{figures['tokens_per_second']:,.0f}",
+        "tokens a session and step": f"{figures['tokens_per_step']:.2f}",
+        "drafted a session and step": f"{figures['drafted_per_step']:.2f}",
+        "step, p50": f"{figures['step_p50_ms']:.2f} ms",
+        "step, p99": f"{figures['step_p99_ms']:.2f} ms",
+        "step, p99.9": f"{figures['step_p999_ms']:.2f} ms",
+        "late": f"{figures['late_share']:.2%}",
+        "CPU of the service, a million tokens ingested": f"{figures['ingest_cpu_ns_per_token']:.1f} ms",
+        "CPU of the client, a step": f"{figures['client_cpu_ms_per_step']:.2f} ms",
+        "CPU of the service, a step": f"{figures['server_cpu_ms_per_step']:.2f} ms",
+    }
+    for what, figure in rows.items():
+        table.add_row(what, figure)
+    return table

@@ -1,0 +1,72 @@
+"""`histospec forget --older-than DAYS`: forgets what is old, and has a paused retention go on."""
+
+import math
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+
+from histospec.server import config as configuration
+from histospec.server.arguments import ArgumentParser
+from histospec.server.config import StoreConfig
+from histospec.server.errors import ConfigError, StoreError
+from histospec.server.open_store import DAY
+from histospec.server.stores.retention import Trust
+from histospec.server.stores.sqlite.file import FILE_NAME, open_existing
+from histospec.server.stores.sqlite.retention import each_old, note_down
+from histospec.server.stores.sqlite.writes import SLICE_SECONDS, Again, Slice, Write, forget_old
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command with these arguments. Raises HistoSpecError."""
+    parser: ArgumentParser = configuration.parser(
+        StoreConfig,
+        "histospec forget",
+        "Forget the problems that no response was added to for so long, also while a server runs.",
+    )
+    parser.add_argument("--older-than", metavar="DAYS", required=True, help="such as 30, 30d or 0.5d")
+    parser.add_argument("--dry-run", action="store_true", help="say how many they are, and change nothing")
+    flags = vars(parser.parse_args(list(argv)))
+    days, dry_run = _days(flags.pop("older_than")), flags.pop("dry_run", False)
+    config = configuration.settle(StoreConfig, flags)
+    if config.store != "sqlite":
+        raise ConfigError("--store: Redis forgets problems when their keys expire; this is for --store sqlite")
+    now = time.time()
+    try:
+        with closing(open_existing(config.data_dir / FILE_NAME, write=not dry_run)) as connection:
+            if dry_run:
+                forgotten = sum(1 for _ in each_old(now - days * DAY, connection))
+            else:
+                slice_ = Slice()
+                forgotten = _run(connection, slice_, partial(forget_old, slice_, now - days * DAY))
+                _run(connection, slice_, partial(note_down, Trust(now, -math.inf), ""))
+    except sqlite3.Error as error:
+        raise StoreError(f"store: {config.data_dir / FILE_NAME}: {error}") from error
+    what = "would be forgotten" if dry_run else "forgotten; retention goes on where it was paused"
+    sys.stdout.write(f"{forgotten} prompts {what}\n")
+    return 0
+
+
+def _run(connection: sqlite3.Connection, slice_: Slice, write: Write) -> int:
+    """Runs a write to its end, and lets the server write now and then."""
+    while True:
+        connection.execute("BEGIN IMMEDIATE")
+        slice_.begin()
+        result = write(connection)
+        connection.execute("COMMIT")
+        if not isinstance(result, Again):
+            return int(result or 0)
+        write = result.rest
+        time.sleep(SLICE_SECONDS)
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text.removesuffix("d"))
+    except ValueError:
+        days = math.nan
+    if not 0 <= days <= 36500:
+        raise ConfigError(f"--older-than: {text!r} is not a number of days from 0 to 36500, such as 30 or 0.5")
+    return days

@@ -1,0 +1,1 @@
+"""Keeps the index and the store in step."""

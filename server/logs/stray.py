@@ -1,0 +1,145 @@
+"""What others say on stderr, as lines of the log: libraries through `logging`, C code and Python's last words.
+
+gRPC's core writes straight to descriptor 2. A pipe takes its place, and a thread reads it, so that a JSON log is JSON
+throughout and no library waits for whoever reads stderr.
+"""
+
+import faulthandler
+import fcntl
+import logging
+import os
+import re
+import sys
+import threading
+
+import structlog
+
+from histospec.server.logs.lines import Throttle
+
+log = structlog.get_logger()
+
+PIPE_BYTES = 1 << 20
+LONGEST = 16 << 10  # characters of a line
+# gRPC's: I0000 00:00:1732284123.123456   13659 chttp2_transport.cc:1403] what happened
+CORE_LINE = re.compile(r"([IWEF])\d{4} [\d:.]+ +\d+ ([\w./-]+:\d+)\] (.*)")
+LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+THROTTLE = Throttle()  # strangers can cause them, by handshakes that fail; kinds are places in code
+
+
+class Library(logging.Handler):
+    """Makes what a library logs a line of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging."""
+        try:
+            if (more := THROTTLE.admits((record.name, record.lineno))) is not None:
+                text = record.getMessage()[:LONGEST]
+                error = {"exc_info": record.exc_info[1]} if record.exc_info and record.exc_info[1] else {}
+                log.log(record.levelno, text, logger=record.name, **error, **more)
+        except Exception:  # a library's line must not fail what the library does
+            log.error("a line of a library cannot be shown", logger=record.name)
+
+
+def _unraisable(args: "sys.UnraisableHookArgs") -> None:
+    log.error("an exception could not be raised", where=repr(args.object), exc_info=args.exc_value)
+
+
+def _of_a_thread(args: threading.ExceptHookArgs) -> None:
+    log.error("a thread failed", thread=args.thread and args.thread.name, exc_info=args.exc_value)
+
+
+def _say(line: str) -> None:
+    """A line that was written, not logged."""
+    if not line.strip():
+        return
+    if (found := CORE_LINE.match(line)) is None:
+        log.warning(line[:LONGEST], logger="stderr")
+    elif (more := THROTTLE.admits(found[2])) is not None:
+        log.log(LEVELS[found[1]], found[3][:LONGEST], logger="grpc", source=found[2], **more)
+
+
+class _Text:
+    """Stands for sys.stderr: never waits, never fails."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._rest = (self._rest + text).split("\n")
+            self._rest = self._rest[-LONGEST:]
+        for line in lines:
+            _say(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits but half a line."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+
+class StrayLines:
+    """From now on descriptor 2, sys.stderr, `logging` and `warnings` end in the log.
+
+    Args:
+        stderr: a duplicate of the real descriptor 2. What a crash says last goes there: the log dies with the process.
+
+    """
+
+    def __init__(self, stderr: int) -> None:
+        self._stderr = stderr
+        read, write = os.pipe()
+        _enlarge(write)
+        os.set_blocking(write, False)  # who writes may hold the GIL, which the reading thread needs
+        os.dup2(write, 2)
+        os.close(write)
+        if faulthandler.is_enabled():
+            faulthandler.enable(stderr)
+        self._sys = sys.stderr
+        sys.stderr = _Text()
+        logging.basicConfig(handlers=[Library()], level=logging.WARNING, force=True)
+        logging.captureWarnings(True)
+        sys.unraisablehook, threading.excepthook = _unraisable, _of_a_thread
+        self._reader = threading.Thread(target=_read, args=(read,), name="stray-lines", daemon=True)
+        self._reader.start()
+
+    def close(self, seconds: float) -> None:
+        """Puts everything back. What was written before is in the log then, if that takes no longer."""
+        os.dup2(self._stderr, 2)  # nothing else held the pipe: its reader comes to the end
+        self._reader.join(seconds)
+        sys.stderr = self._sys
+        sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
+        logging.captureWarnings(False)
+        logging.basicConfig(level=logging.WARNING, force=True)
+
+
+def _enlarge(pipe: int) -> None:
+    """Makes room for what is written while the reading thread waits for the GIL, where the system can."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            return  # less will do
+
+
+def _read(pipe: int) -> None:
+    rest = b""
+    while data := os.read(pipe, 1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        rest = rest[-LONGEST:]
+        for line in lines:
+            _say(line.decode("utf-8", "replace"))
+    if rest:
+        _say(rest.decode("utf-8", "replace"))
+    os.close(pipe)

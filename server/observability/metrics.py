@@ -1,0 +1,279 @@
+"""What Prometheus reads: the engine's own counters at the moment of a scrape, and what the RPCs count."""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from histospec.native import Engine
+from histospec.server.observability.connections import CLOSED
+
+# A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces: so many have a
+# label of their own, the others share one. A label becomes free when its namespace is dropped.
+MAX_NAMESPACE_LABELS = 256
+OTHER_NAMESPACES = "_other"
+
+# 20 ms, the deadline of a step unless told otherwise, is a limit of its own: alerts ask how many came later.
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+BY_RESULT = {
+    "histospec_problem_lookups": (
+        "Sessions opened, by whether their problem had history.",
+        {"hit": "lookups_hit", "miss": "lookups_miss"},
+    ),
+    "histospec_twin_lookups": (
+        "Sessions opened with a seed, by whether the latest response drawn with it was there.",
+        {"hit": "twins_hit", "miss": "twins_miss"},
+    ),
+    "histospec_drafts": (
+        "Drafts asked for, by whether there was anything to draft.",
+        {"hit": "drafts_hit", "empty": "drafts_empty"},
+    ),
+}
+BY_SOURCE = {
+    "histospec_source_draft_tokens": (
+        "Tokens drafted, by the source that knew the longest context: history, own, siblings or namespace; or twin.",
+        "draft_tokens",
+    ),
+    "histospec_source_accepted_tokens": (
+        "Drafted tokens that the sessions then generated, by that source.",
+        "accepted_tokens",
+    ),
+}
+SOURCES = ("history", "own", "siblings", "namespace", "twin")
+BY_AGE = {
+    "histospec_age_draft_tokens": (
+        "Tokens drafted from history, by how many epochs older than the newest of the namespace the response is.",
+        "draft_tokens",
+    ),
+    "histospec_age_accepted_tokens": (
+        "Of these, the tokens that the sessions then generated.",
+        "accepted_tokens",
+    ),
+}
+AGES = ("0", "1", "2", "3", "4+")
+TOTALS = {
+    "histospec_tail_drafts": (
+        "Drafts for sessions expected to go on the longest, where a worker gives these more.",
+        "drafts_tail",
+    ),
+    "histospec_draft_tokens": ("Tokens drafted.", "draft_tokens"),
+    "histospec_accepted_tokens": ("Drafted tokens that the sessions then generated.", "accepted_tokens"),
+    "histospec_generated_tokens": ("Tokens that the sessions generated.", "generated_tokens"),
+    "histospec_evicted_responses": (
+        "Responses gone from the index: for memory, or by age.",
+        "evicted_responses",
+    ),
+}
+
+
+class Counted(NamedTuple):
+    """What the engine counted and holds at one moment, by namespace."""
+
+    namespaces: list[str]
+    columns: dict[str, int]
+    """Where each number stands in a row; those by source and age are named `source.number`."""
+    values: NDArray[np.int64]
+    """A row for each namespace."""
+    dropped: NDArray[np.int64]
+    """What dropped namespaces had counted."""
+    verify_costs: dict[str, float]
+    """What a worker of a namespace last said."""
+
+    def total(self, name: str) -> int:
+        """Of all namespaces that are there or were: no count ever falls."""
+        column = self.columns[name]
+        return int(self.values[:, column].sum() + self.dropped[column])
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A number of every namespace."""
+        return self.values[:, self.columns[name]]
+
+    def row(self, number: int) -> dict[str, int]:
+        """All numbers of one namespace."""
+        return dict(zip(self.columns, self.values[number].tolist(), strict=True))
+
+
+class EngineCollector(Collector):
+    """Reads `engine.counters()` at every scrape."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._labels: set[str] = set()
+        self._verify_costs: dict[str, float] = {}
+        self._lock = Lock()
+
+    def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
+        """Notes what a step said."""
+        self._verify_costs[namespace] = verify_cost
+
+    def read(self) -> Counted:
+        """What the engine says now. What was noted of namespaces that it does not have is forgotten."""
+        costs = dict(self._verify_costs)
+        namespaces, columns, values, dropped = self._engine.counters()
+        for gone in costs.keys() - set(namespaces):
+            del costs[gone]
+            self._verify_costs.pop(gone, None)
+        return Counted(namespaces, {name: i for i, name in enumerate(columns)}, values, dropped, costs)
+
+    def index_bytes(self) -> int:
+        """What the index holds."""
+        return self._engine.memory_bytes()
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        now = self.read()
+        labelled = self._labelled(now)
+        for name, (text, results) in BY_RESULT.items():
+            family = CounterMetricFamily(name, text, labels=("namespace", "result"))
+            for namespace, counters in labelled.items():
+                for result, key in results.items():
+                    family.add_metric((namespace, result), counters[now.columns[key]])
+            yield family
+        for label, kinds, families in (("source", SOURCES, BY_SOURCE), ("age", AGES, BY_AGE)):
+            for name, (text, key) in families.items():
+                family = CounterMetricFamily(name, text, labels=("namespace", label))
+                for namespace, counters in labelled.items():
+                    for kind in kinds:
+                        family.add_metric((namespace, kind), counters[now.columns[f"{kind}.{key}"]])
+                yield family
+        for name, (text, key) in TOTALS.items():
+            yield CounterMetricFamily(name, text, now.total(key))
+        yield GaugeMetricFamily(
+            "histospec_history_tokens", "Tokens of finished responses in the index.", now.total("history_tokens")
+        )
+        held = GaugeMetricFamily(
+            "histospec_namespace_bytes", "Memory that each namespace holds in the index.", labels=("namespace",)
+        )
+        for namespace, counters in labelled.items():
+            held.add_metric((namespace,), counters[now.columns["bytes"]])
+        yield held
+        yield self._costs(now, labelled)
+        yield from self._lock_times()
+        yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", self.index_bytes())
+        yield GaugeMetricFamily("histospec_sessions", "Open sessions.", now.total("sessions"))
+
+    def _lock_times(self) -> Iterator[Metric]:
+        times = self._engine.lock_times()
+        bounds = [*map(str, times["bounds"]), "+Inf"]
+        yield HistogramMetricFamily(
+            "histospec_engine_lock_seconds",
+            "CPU time for which the engine's lock was held at a time; steps of others wait meanwhile.",
+            buckets=list(zip(bounds, accumulate(times["counts"]), strict=True)),
+            sum_value=times["seconds"],
+        )
+        yield GaugeMetricFamily(
+            "histospec_engine_lock_longest_seconds",
+            "The longest of these times since the start.",
+            times["longest"],
+        )
+
+    def _costs(self, now: Counted, labelled: Mapping[str, object]) -> Metric:
+        family = GaugeMetricFamily(
+            "histospec_verify_cost",
+            "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
+            labels=("namespace",),
+        )
+        named = {name if name in labelled else OTHER_NAMESPACES: cost for name, cost in now.verify_costs.items()}
+        for namespace, cost in named.items():
+            family.add_metric((namespace,), cost)
+        return family
+
+    def _labelled(self, now: Counted) -> dict[str, list[int]]:
+        """Rows by label: namespaces beyond the limit are summed. A namespace keeps its label while it is there."""
+        with self._lock:
+            names = set(now.namespaces)
+            self._labels &= names
+            free = MAX_NAMESPACE_LABELS - len(self._labels)
+            self._labels.update(heapq.nsmallest(free, names - self._labels))
+            with_label = np.fromiter((name in self._labels for name in now.namespaces), bool, len(names))
+        numbers = np.flatnonzero(with_label)
+        labelled = dict(zip([now.namespaces[i] for i in numbers], now.values[numbers].tolist(), strict=True))
+        if len(numbers) < len(names):
+            labelled[OTHER_NAMESPACES] = now.values[~with_label].sum(axis=0).tolist()
+        return labelled
+
+
+class Metrics:
+    """Everything that one server exports, in a registry of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        self.engine = EngineCollector(engine)
+        registry.register(self.engine)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        self.rpc_seconds = Histogram(
+            "histospec_rpc_seconds",
+            "Time to answer, by method; for Draft, one message of the stream.",
+            ("method",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.rpc_errors = Counter(
+            "histospec_rpc_errors", "RPCs that failed, by method and code.", ("method", "code"), registry=registry
+        )
+        self.draft_seconds = Histogram(
+            "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
+        )
+        self.ingested_responses = Counter(
+            "histospec_ingested_responses", "Responses stored, ingested or committed.", registry=registry
+        )
+        self.ingested_tokens = Counter("histospec_ingested_tokens", "Tokens of these responses.", registry=registry)
+        self.loaded_responses = Gauge(
+            "histospec_loaded_responses", "Responses indexed from the store since the start.", registry=registry
+        )
+        self.store_errors = Counter(
+            "histospec_store_errors", "Requests that the store could not do.", registry=registry
+        )
+        self.store_lookups = Counter(
+            "histospec_store_lookups",
+            "Problems that the index did not hold, by what asking the store gave: hit, miss, failed or skipped.",
+            ("result",),
+            registry=registry,
+        )
+        for result in ("hit", "miss", "failed", "skipped"):
+            self.store_lookups.labels(result)
+        self.refusals = Counter(
+            "histospec_refusals",
+            "What was refused within a stream that went on: a session to open, one grown too long, a commit.",
+            ("what",),
+            registry=registry,
+        )
+        for what in ("open", "step", "commit"):
+            self.refusals.labels(what)
+        self.late_steps = Counter(
+            "histospec_late_steps",
+            "Steps whose drafts came after their worker's deadline, as the workers said.",
+            registry=registry,
+        )
+        self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
+        self.http_connections = Gauge(
+            "histospec_http_connections", "Open connections of the HTTP port.", registry=registry
+        )
+        self.http_closed = Counter(
+            "histospec_http_closed",
+            "Connections of the HTTP port that the server closed: late, larger than a request, or one of too many.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in CLOSED:
+            self.http_closed.labels(reason)

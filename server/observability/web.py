@@ -1,0 +1,209 @@
+"""The HTTP side: metrics for Prometheus, health for whoever restarts or routes, the status page for people."""
+
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from importlib import resources
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from histospec.server.logs.lines import Throttle
+from histospec.server.observability.connections import MAX_CONNECTIONS, SECONDS, Connections
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.once_a_second import OnceASecond
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+OPEN_METRICS = "application/openmetrics-text"
+
+# What must hold before the server is ready, and for each part what it is waiting for ("" when it holds).
+Readiness = Callable[[], Mapping[str, str]]
+
+PAGE = {"/": ("index.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
+    f"/{name}": (name, "text/javascript") for name in ("page.js", "charts.js", "words.js")
+}
+# The page is made of what strangers named: it runs its own scripts alone, and talks to nobody else.
+GUARD = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+# aiohttp would print a traceback for each malformed request; the peer gets an answer that says what is wrong.
+QUIET = logging.getLogger("histospec.server.observability.web")
+QUIET.addHandler(logging.NullHandler())
+QUIET.propagate = False
+
+
+def most_connections(descriptors: int) -> int:
+    """How many HTTP may have, where the process may open so many files and sockets."""
+    return min(MAX_CONNECTIONS, descriptors // 4)
+
+
+class Web:
+    """The HTTP port: aiohttp's server behind bounded connections.
+
+    Args:
+        pages: what it answers; see `application`.
+        metrics: count the connections that are closed.
+        descriptors: how many the process may open; HTTP holds at most a quarter of them.
+        seconds: how long each stage of a connection may take.
+
+    """
+
+    def __init__(
+        self,
+        pages: web.Application,
+        metrics: Metrics,
+        descriptors: int,
+        seconds: Mapping[str, float] = SECONDS,
+    ) -> None:
+        self._runner = web.AppRunner(pages, access_log=None, logger=QUIET, lingering_time=1.0)
+        self._pages = pages
+        self._connections = Connections(
+            self._protocol,
+            lambda why: metrics.http_closed.labels(why).inc(),
+            most_connections(descriptors),
+            seconds,
+        )
+        metrics.http_connections.set_function(lambda: len(self._connections))
+        self._listening: asyncio.Server | None = None
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        return self._runner.server()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port. Raises OSError."""
+        self._pages.middlewares.append(self._connections.watch)
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connections, host, port, reuse_address=True, backlog=512)
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Closes all connections."""
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+
+def application(
+    metrics: Metrics,
+    readiness: Readiness,
+    about: Mapping[str, str],
+    overview: Callable[[], Awaitable[Mapping[str, Any]]],
+    aside: Executor,
+    troubles: Readiness = dict,
+) -> web.Application:
+    """An aiohttp application of read-only pages.
+
+    `/livez` says that the event loop turns; `/readyz` answers 503 until every part holds; `/healthz` shows both for
+    people, and always answers 200. `/` is the status page, which shows what `/status` says. What takes longer is
+    computed in `aside`, once a second for all that ask.
+    """
+
+    def aside_of_loop(compute: Callable[[], T]) -> Awaitable[T]:
+        return asyncio.get_running_loop().run_in_executor(aside, compute)
+
+    def exposition(accept: str) -> tuple[OnceASecond[bytes], str]:
+        encode, content_type = choose_encoder(accept)
+        return OnceASecond(lambda: aside_of_loop(partial(encode, metrics.registry))), content_type
+
+    expositions = {name: exposition(name) for name in (OPEN_METRICS, "")}
+
+    async def summed_up() -> Packed:
+        value = await overview()
+        return await aside_of_loop(partial(_packed, value))
+
+    packed_status = OnceASecond(summed_up)
+
+    async def show_metrics(request: web.Request) -> web.Response:
+        accepted = request.headers.get("Accept", "")
+        text, content_type = expositions[OPEN_METRICS if OPEN_METRICS in accepted else ""]
+        return web.Response(body=await text(), headers={"Content-Type": content_type})
+
+    async def livez(request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        waiting = {part: why for part, why in readiness().items() if why}
+        if waiting:
+            return web.Response(status=503, text="".join(f"{part}: {why}\n" for part, why in waiting.items()))
+        return web.Response(text="ok\n")
+
+    async def healthz(request: web.Request) -> web.Response:
+        parts = readiness()
+        return web.json_response(
+            {
+                **about,
+                "ready": not any(parts.values()),
+                "parts": {part: why or troubles().get(part) or "ok" for part, why in parts.items()},
+            }
+        )
+
+    async def status(request: web.Request) -> web.Response:
+        answer = await packed_status()
+        headers = {**GUARD, "Content-Type": "application/json; charset=utf-8", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=answer.gzipped, headers=headers | {"Content-Encoding": "gzip"})
+        return web.Response(body=answer.plain, headers=headers)
+
+    async def page(request: web.Request) -> web.Response:
+        text, content_type = files[request.path]
+        return web.Response(text=text, content_type=content_type, charset="utf-8", headers=GUARD)
+
+    folder = resources.files("histospec.server.observability") / "page"
+    files = {path: ((folder / name).read_text("utf-8"), kind) for path, (name, kind) in PAGE.items()}
+    app = web.Application(middlewares=[_reported])
+    app.add_routes(
+        [
+            web.get("/metrics", show_metrics),
+            web.get("/livez", livez),
+            web.get("/readyz", readyz),
+            web.get("/healthz", healthz),
+            web.get("/status", status),
+            *(web.get(path, page) for path in files),
+        ]
+    )
+    return app
+
+
+class Packed(NamedTuple):
+    """One body, as it is and compressed: all who asked share both."""
+
+    plain: bytes
+    gzipped: bytes
+
+
+def _packed(value: Mapping[str, Any]) -> Packed:
+    plain = json.dumps(value).encode()
+    return Packed(plain, gzip.compress(plain, compresslevel=1))
+
+
+_throttle = Throttle()
+
+
+@web.middleware
+async def _reported(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception:
+        if (more := _throttle.admits("failed")) is not None:
+            log.exception("http request failed", path=request.path, **more)
+        return web.Response(status=500, text="the server failed; its log says how\n")

@@ -1,0 +1,1 @@
+"""gRPC: what arrives, checked and cut into slices, and what is answered."""

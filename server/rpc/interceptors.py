@@ -1,0 +1,173 @@
+"""What the RPCs of our services have in common: they are authorised, timed, and their errors become gRPC statuses.
+
+A caller is authorised by the metadata of its call, before gRPC receives a message: what a stranger sends is never read.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+from structlog.contextvars import bind_contextvars
+
+from histospec.server.config import Config
+from histospec.server.errors import (
+    HistoSpecError,
+    InvalidRequest,
+    LimitExceeded,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    status_of,
+)
+from histospec.server.logs.lines import Throttle, request_id
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.traces import Traces
+from histospec.server.rpc import encoded, specrl, wire
+from histospec.server.rpc.slices import unless_large
+from histospec.server.rpc.wire import unless_encoded
+from histospec.server.security.access import Access
+from histospec.specrl import rollout_cache_pb2
+from histospec.v1 import draft_pb2
+
+log = structlog.get_logger()
+
+DRAFTS = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
+SERVICE = DRAFTS.full_name
+SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
+METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
+EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
+    """By the name of a request: what refuses one that would decode to more than this server takes."""
+    limits = {
+        "PredictLengthRequest.quantiles": wire.MAX_QUANTILES,
+        "TokenList.tokens": config.max_message,  # `specrl` counts them
+    }
+    requests = [method.input_type for methods in METHODS.values() for method in methods.values()]
+    shapes = {request.name: encoded.shape(request, limits, config.max_batch) for request in requests}
+    return {name: encoded.bounded(shape, config.max_batch) for name, shape in shapes.items()}
+
+
+class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
+    """Authorises the RPCs, counts and times them, and reports their errors. A stream times its own messages."""
+
+    def __init__(self, metrics: Metrics, config: Config, access: Access, traces: Traces | None = None) -> None:
+        self._metrics = metrics
+        self._config = config
+        self._access = access
+        self._checks = checks(config)
+        self._traces = traces
+        for method in chain.from_iterable(
+            METHODS.values()
+        ):  # an alert sees the first one only if there were none before
+            metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
+        self._served: dict[str, Handler] = {}  # by the full name of a method
+        self._running = 0
+        self._throttle = Throttle()
+
+    async def idle(self) -> None:
+        """Returns when no RPC of ours runs. Those of other services (a health watch) never end."""
+        while self._running:
+            await asyncio.sleep(0.01)
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler":
+        """See grpc.aio."""
+        handler = await continuation(handler_call_details)
+        service, _, method = handler_call_details.method.lstrip("/").partition("/")
+        if handler is None or service not in METHODS:  # health and reflection speak for themselves
+            return handler
+        try:
+            self._access.permit(dict(handler_call_details.invocation_metadata or ()))
+        except Unauthenticated as error:
+            return self._refusal(handler, service, method, error)
+        served = self._served.get(handler_call_details.method)
+        if served is None:
+            served = self._served[handler_call_details.method] = self._serve(handler, service, method)
+        return served
+
+    def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
+        decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                self._traced(self._reported(handler.stream_stream, method), service, method),  # type: ignore[arg-type]
+                decode,
+                encode,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._traced(self._timed(self._reported(handler.unary_unary, method), method), service, method),  # type: ignore[arg-type]
+            decode,
+            encode,
+        )
+
+    def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
+        """Answers without reading: gRPC receives the message of a stream only when it is asked for."""
+
+        async def refuse(unread: Any, context: Any) -> None:
+            raise error
+
+        behaviour = self._traced(self._reported(refuse, method), service, method)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(behaviour)
+        return grpc.stream_unary_rpc_method_handler(self._timed(behaviour, method))
+
+    def _decoder(self, service: str, method: str, handler: "Handler") -> Callable[[bytes], Any]:
+        kind = METHODS[service][method].input_type.name
+        if service == SPECRL.full_name:
+            return wire.tolerant(kind, lambda data: specrl.read(data, self._config), self._checks[kind])
+        decode = handler.request_deserializer
+        assert decode is not None
+        return wire.tolerant(kind, unless_large(decode) if handler.stream_stream else decode, self._checks[kind])
+
+    def _traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
+        return behaviour if self._traces is None else self._traces.traced(behaviour, service, method)
+
+    def _timed(self, behaviour: Behaviour, method: str) -> Behaviour:
+        seconds = self._metrics.rpc_seconds.labels(method)
+
+        async def timed(request: Any, context: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return await behaviour(request, context)
+            finally:
+                seconds.observe(time.perf_counter() - started)
+
+        return timed
+
+    def _reported(self, behaviour: Behaviour, method: str) -> Behaviour:
+        async def reported(request: Any, context: Any) -> Any:
+            self._running += 1
+            # Every line of this call says so, those of the tasks that it starts, too.
+            bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
+            try:
+                if isinstance(request, wire.Undecodable):
+                    request.refuse()
+                return await behaviour(request, context)
+            except HistoSpecError as error:
+                code = status_of(error)
+                say = log.info if isinstance(error, EXPECTED) else log.error
+                if (more := self._throttle.admits((method, code))) is not None:
+                    say("rpc refused", method=method, code=code.name, peer=context.peer(), reason=str(error), **more)
+                self._metrics.rpc_errors.labels(method, code.name).inc()
+                await context.abort(code, str(error))
+            except Exception:
+                log.exception("rpc failed", method=method, peer=context.peer())
+                self._metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name).inc()
+                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+            finally:
+                self._running -= 1
+
+        return reported

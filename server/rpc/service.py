@@ -1,0 +1,133 @@
+"""`histospec.v1.DraftService`: RPC to engine and store, and back."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from histospec.native import Engine
+from histospec.server.config import Config, Peer
+from histospec.server.errors import Unavailable
+from histospec.server.history.history import History
+from histospec.server.observability.metrics import Metrics
+from histospec.server.rpc import wire
+from histospec.server.rpc.draft_stream import DraftStream
+from histospec.server.rpc.ingest import ingest
+from histospec.server.security.access import Access, Permit
+from histospec.v1 import draft_pb2 as pb
+from histospec.v1 import draft_pb2_grpc as pb_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DraftService(pb_grpc.DraftServiceServicer):
+    """All RPCs of one shard. Errors are raised as they are; the interceptor turns them into gRPC statuses."""
+
+    def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config, access: Access) -> None:
+        self._engine = engine
+        self._history = history
+        self._metrics = metrics
+        self._config = config
+        self._access = access
+        self._streams: set[DraftStream] = set()
+        self._draining = False
+        self.shards: list[Peer] = []
+        self.listening: Peer | None = None
+        """This one among them, where nobody said how others reach it."""
+
+    def drain(self) -> None:
+        """Takes no new streams, and ends the open ones when their last session ends."""
+        self._draining = True
+        for stream in self._streams:
+            stream.drain()
+
+    async def Draft(  # type: ignore[override]  # noqa: N802 - gRPC's name, and its reader-writer style
+        self, request_iterator: object, context: Context
+    ) -> None:
+        """See draft.proto."""
+        if self._draining:
+            raise Unavailable("the server is draining; connect again")
+        permit = self._permit(context)
+        stream = DraftStream(
+            self._engine, self._history, self._metrics, self._config, permit, context, self._sessions_each
+        )
+        self._streams.add(stream)
+        try:
+            with self._metrics.streams.track_inprogress():
+                await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+    def _sessions_each(self) -> float:
+        """Open sessions of a stream, on average."""
+        return sum(stream.sessions for stream in self._streams) / len(self._streams)
+
+    def _permit(self, context: Context) -> Permit:
+        return self._access.permit(dict(context.invocation_metadata() or ()))
+
+    async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
+        """See draft.proto."""
+        self._permit(context).require("write", request.namespace)
+        batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
+        if batch.records and request.HasField("epoch"):
+            self._history.name_epochs(request.namespace)
+        tokens = await ingest(self._history, batch, context.peer())
+        return pb.IngestResponse(responses=len(batch.records), tokens=tokens)
+
+    async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]  # noqa: N802
+        """See draft.proto."""
+        self._permit(context).require("read", request.namespace)
+        problem, _ = wire.problem("", request)
+        records = await self._history.get(problem, request.limit, self._config.max_message)
+        return await asyncio.to_thread(wire.history, records)  # the interceptor takes bytes, too
+
+    async def PredictLength(  # noqa: N802
+        self, request: pb.PredictLengthRequest, context: Context
+    ) -> pb.PredictLengthResponse:
+        """See draft.proto."""
+        self._permit(context).require("read", request.namespace)
+        problem, prompt = wire.problem("", request)
+        quantiles = wire.quantiles(request)
+        lengths, observations = self._engine.predict_length(
+            problem.namespace, prompt, request.generated, np.array(quantiles), problem=problem.name or None
+        )
+        return pb.PredictLengthResponse(quantiles=quantiles, lengths=lengths.tolist(), observations=observations)
+
+    async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
+        """See draft.proto. What a message may hold goes with it, so that a client cuts its messages to fit."""
+        self._permit(context)
+        config = self._config
+        context.set_trailing_metadata(
+            (
+                ("histospec-max-batch", str(config.max_batch)),
+                ("histospec-max-message", str(config.max_message)),
+                ("histospec-max-draft-tokens", str(config.max_draft_tokens)),
+                ("histospec-max-sessions-per-stream", str(config.max_sessions_per_stream)),
+            )
+        )
+        return pb.TopologyResponse(
+            shards=[
+                pb.Shard(name=shard.name, address=str(shard.address), listening=shard is self.listening)
+                for shard in self.shards
+            ]
+        )
+
+    async def DropNamespace(  # noqa: N802
+        self, request: pb.DropNamespaceRequest, context: Context
+    ) -> pb.DropNamespaceResponse:
+        """See draft.proto."""
+        self._permit(context).require("admin", request.namespace)
+        namespace = wire.namespace("namespace", request.namespace)
+        responses = await self._history.drop(namespace)
+        for stream in self._streams:
+            stream.forget(namespace)
+        return pb.DropNamespaceResponse(responses=responses)
+
+    async def Rewind(self, request: pb.RewindRequest, context: Context) -> pb.RewindResponse:  # noqa: N802
+        """See draft.proto."""
+        self._permit(context).require("admin", request.namespace)
+        namespace = wire.namespace("namespace", request.namespace)
+        epoch = wire.epoch("epoch", request.epoch)
+        return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))

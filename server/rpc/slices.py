@@ -1,0 +1,206 @@
+"""Large work in slices, so that the steps of other streams have their turn.
+
+The event loop and the engine's lock belong to everybody: no message holds them for longer than the steps below take,
+however much it asks for. Work is counted in tokens, because that is what it costs.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from histospec.native import Engine
+from histospec.server.rpc import encoded
+from histospec.server.rpc.wire import not_a
+from histospec.v1 import draft_pb2 as pb
+
+SESSIONS = 256
+"""In one call of the engine: a few milliseconds."""
+TOKENS = 1 << 14
+"""Appended in one call of the engine."""
+TURN = 1 << 12
+"""Tokens worked on between two turns of others: less than half a millisecond."""
+SESSION_WORK = 256
+"""What an open or a close costs at least, in tokens."""
+DECODED = 16
+"""Bytes of a message that are decoded in the time of one token."""
+
+LARGE_MESSAGE = 1 << 20
+"""Bytes from which on a message of a stream is decoded part by part."""
+
+STEPPED, UNKNOWN, TOO_LONG = range(3)
+"""What became of a session in a step."""
+
+
+class Turns:
+    """Counts the work that one message makes, and gives others their turn after each slice of it."""
+
+    def __init__(self) -> None:
+        self._work = 0
+
+    async def after(self, work: int) -> None:
+        """So many tokens were worked on. Others have their turn if that makes a slice."""
+        self._work += work
+        if self._work >= TURN:
+            await self.now()
+
+    async def now(self) -> None:
+        """Others have their turn."""
+        self._work = 0
+        await asyncio.sleep(0)
+
+
+async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> None:
+    """Closes them all."""
+    turns = Turns()
+    for session in sessions:
+        close_one(session)
+        await turns.after(SESSION_WORK)
+
+
+def unless_large(decode: Callable[[bytes], pb.DraftRequest]) -> Callable[[bytes], pb.DraftRequest | bytes]:
+    """`decode`, but a large message stays as it is, for `decode` below: gRPC would have it decoded at once."""
+    return lambda data: data if len(data) > LARGE_MESSAGE else decode(data)
+
+
+async def decode(data: bytes, turns: Turns) -> pb.DraftRequest:
+    """A large message. Raises InvalidRequest."""
+    request = pb.DraftRequest()
+    start = 0
+    try:
+        for _, _, _, end in encoded.fields(data, 0, len(data)):
+            request.MergeFromString(data[start:end])
+            await turns.after((end - start) // DECODED)
+            start = end
+    except DecodeError:
+        raise not_a("DraftRequest", data) from None
+    return request
+
+
+class Asked(NamedTuple):
+    """What a step asks of the engine, as `Engine.try_step` takes it."""
+
+    sessions: NDArray[np.int64]
+    """[B]"""
+    tokens: NDArray[np.int32]
+    """[T], flat."""
+    offsets: NDArray[np.int64]
+    """[B + 1]"""
+    positions: NDArray[np.int64]
+    """[B]: generated tokens of each session before these."""
+    most_tokens: int
+    """That a session may have."""
+    max_tokens: int
+    verify_cost: float
+    tail_weight: float
+
+    def of(self, rows: NDArray[np.int64]) -> "Asked":
+        """The same of these rows alone, in ascending order."""
+        new = np.diff(self.offsets)
+        chosen = np.zeros(len(new), bool)
+        chosen[rows] = True
+        return self._replace(
+            sessions=self.sessions[rows],
+            tokens=self.tokens[np.repeat(chosen, new)],
+            offsets=np.concatenate(([0], np.cumsum(new[rows]))),
+            positions=self.positions[rows],
+        )
+
+    def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "Asked":
+        """The drafts of these rows alone, which have so many tokens."""
+        return self._replace(
+            sessions=self.sessions[rows],
+            tokens=np.empty(0, np.int32),
+            offsets=np.zeros(len(rows) + 1, np.int64),
+            positions=positions,
+        )
+
+
+class Stepped(NamedTuple):
+    """What a step came to."""
+
+    tokens: NDArray[np.int32]
+    """[D], flat: the drafts."""
+    offsets: NDArray[np.int64]
+    """[B + 1]"""
+    probs: NDArray[np.float32]
+    """[D]"""
+    outcomes: NDArray[np.uint8]
+    """[B]: who is not STEPPED was left out."""
+
+
+async def step(engine: Engine, asked: Asked, turns: Turns) -> Stepped:
+    """`Engine.try_step` in as many calls as it takes. Drafts as one call does: first all append, then all draft.
+
+    Only `tail_weight` looks at each 256 sessions on their own.
+    """
+    if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
+        return _call(engine, asked)
+    outcomes = np.zeros(len(asked.sessions), np.uint8)
+    for first, part in _appends(asked):
+        _note(outcomes, first, _call(engine, part))
+        await turns.now()
+    drafts = []
+    ends = asked.positions + np.diff(asked.offsets)
+    for first in range(0, len(asked.sessions), SESSIONS):
+        rows = np.arange(first, min(first + SESSIONS, len(asked.sessions)))
+        drafts.append(_call(engine, asked.without_tokens(rows, ends[rows])))
+        _note(outcomes, first, drafts[-1])
+        await turns.now()
+    lengths = np.concatenate([np.diff(some.offsets) for some in drafts])
+    return Stepped(
+        np.concatenate([some.tokens for some in drafts]),
+        np.concatenate(([0], np.cumsum(lengths))),
+        np.concatenate([some.probs for some in drafts]),
+        outcomes,
+    )
+
+
+def _note(outcomes: NDArray[np.uint8], first: int, part: Stepped) -> None:
+    """What became of the sessions from `first` on; of one that was left out already, why it was at first."""
+    mine = outcomes[first : first + len(part.outcomes)]
+    mine[:] = np.where(mine == STEPPED, part.outcomes, mine)
+
+
+def _call(engine: Engine, asked: Asked) -> Stepped:
+    return Stepped(
+        *engine.try_step(
+            asked.sessions,
+            asked.tokens,
+            asked.offsets,
+            positions=asked.positions,
+            most_tokens=asked.most_tokens,
+            max_tokens=asked.max_tokens,
+            verify_cost=asked.verify_cost,
+            tail_weight=asked.tail_weight,
+        )
+    )
+
+
+def _appends(asked: Asked) -> Iterator[tuple[int, Asked]]:
+    """The tokens of a step in the order of its sessions, a slice at a time; and the row that each slice begins with.
+
+    Only a text longer than TOKENS is cut: a session learns from its last draft with the first call that has its tokens.
+    """
+    offsets = asked.offsets
+    start = 0
+    while start < asked.tokens.size:
+        first = int(np.searchsorted(offsets, start, "right")) - 1
+        last = min(int(np.searchsorted(offsets, start + TOKENS, "right")) - 1, first + SESSIONS)
+        end = int(offsets[last]) if last > first else start + TOKENS
+        last = max(last, first + 1)
+        cut = np.clip(offsets[first : last + 1], start, end)
+        yield (
+            first,
+            asked._replace(
+                sessions=asked.sessions[first:last],
+                tokens=asked.tokens[start:end],
+                offsets=cut - start,
+                positions=asked.positions[first:last] + cut[:-1] - offsets[first:last],
+                max_tokens=0,
+            ),
+        )
+        start = end

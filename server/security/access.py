@@ -1,0 +1,150 @@
+"""Who may do what: bearer tokens from a file.
+
+    [[token]]
+    name = "workers"                 # for the log
+    secret = "…"                     # or sha256 = "…", the hash of the secret in hex, so that the file holds none
+    namespaces = ["run-*"]           # shell patterns; every namespace unless told
+    rights = ["read", "write"]       # these two unless told; "admin" forgets namespaces
+
+read: draft, look at histories and lengths. write: commit and ingest. A file that changes is read again; while it cannot
+be read, what was there stays in force. A stream whose token is gone, or may no longer read in a namespace of its
+sessions, ends with its next message.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from histospec.server.errors import ConfigError, PermissionDenied, Unauthenticated
+from histospec.server.security.small_files import read_text
+from histospec.server.security.watched import Watched
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+Right = Literal["read", "write", "admin"]
+LOOK_SECONDS = 1.0  # between two looks at the file
+SHORTEST = 16  # characters of a secret
+
+
+class _Token(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    name: str
+    secret: Annotated[str, Field(min_length=SHORTEST)] | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    namespaces: list[str] = ["*"]
+    rights: list[Right] = ["read", "write"]
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "_Token":
+        if (self.secret is None) == (self.sha256 is None):
+            raise ValueError("give either secret or sha256")
+        return self
+
+    def digest(self) -> str:
+        """SHA-256 of the secret, in hex."""
+        return self.sha256 or hashlib.sha256((self.secret or "").encode()).hexdigest()
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    token: list[_Token] = []
+
+
+class Permit(NamedTuple):
+    """What one caller may do, as long as its token is in the file."""
+
+    access: "Access"
+    digest: str
+
+    def check(self) -> int:
+        """The version of the file, in which rights stay the same. Raises Unauthenticated where the token is gone."""
+        self.access.grant(self.digest)
+        return self.access.version
+
+    def allows(self, right: Right, namespace: str) -> bool:
+        """Whether the token is good for this. Raises Unauthenticated."""
+        grant = self.access.grant(self.digest)
+        if grant is None:
+            return True
+        return right in grant.rights and any(fnmatchcase(namespace, pattern) for pattern in grant.namespaces)
+
+    def require(self, right: Right, namespace: str) -> None:
+        """Raises PermissionDenied or Unauthenticated unless the token is good for this."""
+        if not self.allows(right, namespace):
+            grant = self.access.grant(self.digest)
+            name = grant.name if grant else ""
+            raise PermissionDenied(f"token {name!r} has no right to {right} in namespace {namespace!r}")
+
+
+class Access:
+    """The token file; without one everybody may do everything.
+
+    Raises ConfigError where the file cannot be used at the start.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._looked = time.monotonic()
+        self.file: Watched[dict[str, _Token]] | None = None
+        if path is not None:
+            try:
+                self.file = Watched("tokens", [path], lambda: _read(path), _words)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"--tokens {path}: {_words(error)}") from None
+
+    @property
+    def version(self) -> int:
+        """Grows when the file says something else."""
+        return 0 if self.file is None else self.file.version
+
+    def permit(self, metadata: Mapping[str, Any]) -> Permit:
+        """What the caller who sent this metadata may do. Raises Unauthenticated."""
+        if self.file is None:
+            return Permit(self, "")
+        scheme, _, secret = str(metadata.get("authorization", "")).partition(" ")
+        if not secret:
+            raise Unauthenticated("authorization: no bearer token came with the call; set HISTOSPEC_TOKEN")
+        if scheme.lower() != "bearer":
+            raise Unauthenticated("authorization: expected 'Bearer TOKEN'")
+        permit = Permit(self, hashlib.sha256(secret.encode()).hexdigest())
+        permit.check()
+        return permit
+
+    def grant(self, digest: str) -> _Token | None:
+        """What the token of this digest is good for; None: everything. Raises Unauthenticated."""
+        if self.file is None:
+            return None
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self.file.look()
+        grant = self.file.value.get(digest)
+        if grant is None:
+            raise Unauthenticated("authorization: the token is not one of this server's")
+        return grant
+
+
+def _read(path: Path) -> dict[str, _Token]:
+    """The tokens of a file by the digest of their secret."""
+    tokens = _File.model_validate(tomllib.loads(read_text(path))).token
+    return {token.digest(): token for token in tokens}
+
+
+def _words(error: Exception) -> str:
+    """What is wrong, without repeating what the file says: it holds secrets."""
+    if isinstance(error, OSError):
+        return (error.strerror or "cannot be read").lower()
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+    return "it is not TOML" if isinstance(error, tomllib.TOMLDecodeError) else str(error)

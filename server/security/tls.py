@@ -1,0 +1,97 @@
+"""The server's certificates, read again when their files change."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from histospec.server.errors import ConfigError
+from histospec.server.security.small_files import read_bytes
+from histospec.server.security.watched import Watched
+
+
+class _Contents(NamedTuple):
+    """Of the files, read together."""
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes | None
+    expiry: float
+    """When the first certificate of the chain expires, in seconds since 1970."""
+
+
+class Certificates:
+    """PEM files: a certificate chain, its key and, for mTLS, the authorities that sign clients' certificates.
+
+    Raises ConfigError where they cannot be used at the start. Later, files that cannot be used leave in force what was
+    there.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        self._paths = {"--tls-cert": certificate, "--tls-key": key}
+        if client_ca is not None:
+            self._paths["--tls-client-ca"] = client_ca
+        self.files = Watched("certificates", self._paths.values(), self._read)
+        self._given = self.files.value
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a port. Every handshake looks whether the files have changed; connections that are open stay."""
+        asks = "--tls-client-ca" in self._paths
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._given),
+            self._fetch,  # type: ignore[arg-type]  # None: as before
+            require_client_authentication=asks,
+        )
+
+    def expiry(self) -> float:
+        """When the first certificate of the chain expires, in seconds since 1970, as the files are now."""
+        return self.files.look().expiry
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        contents = self.files.look()
+        if contents == self._given:
+            return None
+        self._given = contents
+        return _configuration(contents)
+
+    def _read(self) -> _Contents:
+        texts = {flag: _text(flag, path) for flag, path in self._paths.items()}
+        where = self._paths["--tls-cert"], self._paths["--tls-key"]
+        expiry = _checked(texts["--tls-cert"], texts["--tls-key"], *where)
+        return _Contents(texts["--tls-cert"], texts["--tls-key"], texts.get("--tls-client-ca"), expiry)
+
+
+def _text(flag: str, path: Path) -> bytes:
+    try:
+        text = read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {(error.strerror or str(error)).lower()}") from None
+    if b"-----BEGIN" not in text:
+        raise ConfigError(f"{flag} {path}: is not a PEM file")
+    return text
+
+
+def _checked(certificate: bytes, key: bytes, chain_path: Path, key_path: Path) -> float:
+    """When the chain expires. Raises ConfigError where it makes no sense, or the key is not that of the certificate."""
+    try:
+        chain = x509.load_pem_x509_certificates(certificate)
+    except ValueError as error:
+        raise ConfigError(f"--tls-cert {chain_path}: {error}") from None
+    try:
+        own = load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"--tls-key {key_path}: {error}") from None
+    if own != chain[0].public_key():
+        raise ConfigError(
+            f"--tls-key {key_path}: is not the key of the certificate in {chain_path}; give both of one pair"
+        )
+    return min(certificate.not_valid_after_utc for certificate in chain).timestamp()
+
+
+def _configuration(contents: _Contents) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(contents.key, contents.certificate)], root_certificates=contents.authorities
+    )

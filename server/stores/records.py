@@ -1,0 +1,105 @@
+"""A response as bytes, for stores that keep nothing but bytes.
+
+Little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4 bytes
+each, whichever the largest one needs; then, where the flags say so, float32 log-probabilities, one bit a token for
+what the policy generated, and the int64 seed; then 32 bits of the XXH3 hash of all that. A vocabulary of 150,000 takes
+3 bytes a token.
+
+Responses of the versions 1 (without a seed) and 2 (with one) have no hash; they are still read. Older servers refuse
+version 3 by its number.
+"""
+
+import struct
+
+import numpy as np
+import xxhash
+
+from histospec.server.errors import Damaged
+from histospec.server.rpc.wire import INT32
+from histospec.server.stores.interface import LAST_EPOCH, Record
+
+PLAIN, SEEDED, CHECKED = 1, 2, 3  # the versions
+REWARD, LOGPROBS, GENERATED, SEED = 1, 2, 4, 8
+_HEAD = struct.Struct("<BBBqdI")
+_SEED = struct.Struct("<q")
+_HASH = struct.Struct("<I")
+_HASHED = (1 << 32) - 1  # the bits of a hash that are kept
+_WRAP = 1 << 64
+_ABOUT = struct.Struct("<qQdQBIII")
+
+
+def pack(record: Record) -> bytes:
+    """The bytes of a record."""
+    tokens = np.frombuffer(record.tokens, INT32)
+    largest = int(tokens.max()) if tokens.size else 0
+    width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
+    flags = REWARD * (record.reward is not None) | LOGPROBS * bool(record.logprobs) | GENERATED * bool(record.generated)
+    seed = b"" if record.seed is None else _SEED.pack(record.seed)
+    flags |= SEED * bool(seed)
+    head = _HEAD.pack(CHECKED, flags, width, record.epoch, record.reward or 0.0, tokens.size)
+    narrow = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+    mask = np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes() if record.generated else b""
+    packed = head + narrow + record.logprobs + mask + seed
+    return packed + _HASH.pack(_hash(packed))
+
+
+def unpack(data: bytes) -> Record:
+    """The record that was packed. Raises Damaged where it is not one, or of an unknown version."""
+    try:
+        version, flags, width, epoch, reward, size = _HEAD.unpack_from(data)
+    except struct.error:
+        raise Damaged(f"store: a response of {len(data)} bytes is cut short") from None
+    if version not in (PLAIN, SEEDED, CHECKED):
+        raise Damaged(f"store: a response of version {version}; this server knows {PLAIN} to {CHECKED}")
+    scored, masked, seeded = (bool(flags & flag) for flag in (LOGPROBS, GENERATED, SEED))
+    parts = (_HEAD.size, width * size, 4 * size * scored, -(-size // 8) * masked, _SEED.size * seeded)
+    ends = np.cumsum(parts).tolist()
+    length = ends[-1] + _HASH.size * (version == CHECKED)
+    if width not in (2, 3, 4) or length != len(data):
+        raise Damaged(f"store: a response of {len(data)} bytes should have {length}")
+    if version == CHECKED and _HASH.unpack_from(data, ends[-1])[0] != _hash(data[: ends[-1]]):
+        raise Damaged(f"store: a response of {len(data)} bytes does not have the checksum that it was stored with")
+    wide = np.zeros((size, 4), np.uint8)
+    wide[:, :width] = np.frombuffer(data, np.uint8, width * size, ends[0]).reshape(size, width)
+    mask = np.unpackbits(np.frombuffer(data[ends[2] : ends[3]], np.uint8))[:size].tobytes()
+    record = Record(
+        wide.tobytes(),
+        epoch,
+        reward if flags & REWARD else None,
+        data[ends[1] : ends[2]],
+        mask,
+        _SEED.unpack_from(data, ends[3])[0] if seeded else None,
+    )
+    return record if version == CHECKED else sound(record)
+
+
+def _hash(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data) & _HASHED
+
+
+def sound(record: Record) -> Record:
+    """A record that has no checksum. Raises Damaged where it cannot be what was written."""
+    arrays = (record.tokens, record.logprobs, record.generated)
+    if not all(isinstance(part, bytes) for part in arrays):
+        raise Damaged("store: the arrays of a response are not bytes")
+    size, rest = divmod(len(record.tokens), INT32.itemsize)
+    if rest or len(record.logprobs) not in (0, 4 * size) or len(record.generated) not in (0, size):
+        raise Damaged(f"store: the arrays of a response have {', '.join(str(len(part)) for part in arrays)} bytes")
+    if not isinstance(record.epoch, int) or not 0 <= record.epoch <= LAST_EPOCH:
+        raise Damaged(f"store: the epoch of a response is {record.epoch!r}")
+    tokens = np.frombuffer(record.tokens, INT32)
+    if tokens.size and tokens.min() < 0:
+        raise Damaged(f"store: a response has the token {tokens.min()}")
+    return record
+
+
+def checksum(record: Record, prompt: int) -> int:
+    """32 bits that tell whether a record, stored under the number of its prompt, is still what it was."""
+    lengths = (len(record.tokens), len(record.logprobs), len(record.generated))
+    given = (record.reward is not None) + 2 * (record.seed is not None)
+    reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero
+    about = _ABOUT.pack(prompt, record.epoch % _WRAP, reward, (record.seed or 0) % _WRAP, given, *lengths)
+    hashed = xxhash.xxh3_64(about)
+    for part in (record.tokens, record.logprobs, record.generated):
+        hashed.update(part)
+    return hashed.intdigest() & _HASHED

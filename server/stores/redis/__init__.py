@@ -1,0 +1,1 @@
+"""Responses in Redis or Valkey, alone or as a Cluster."""

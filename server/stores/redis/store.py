@@ -1,0 +1,394 @@
+"""The store in Redis or Valkey, alone or as a Cluster, which all shards share.
+
+`redis_keys` says what is where. A problem is found by its digest; its tokens are compared all the same, before the
+first write and at every read. A problem is listed before its first response is written, so that every response can be
+found from its namespace. The name of a response's field is chosen once: writing it again after an answer was lost
+changes nothing.
+"""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import chain, count, groupby, repeat
+from typing import Any, TypeVar
+
+import redis
+import structlog
+
+from histospec.server.errors import Damaged, StoreError, StoreFull
+from histospec.server.stores import records
+from histospec.server.stores.damage import Damage
+from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
+from histospec.server.stores.interface import (
+    HISTORY_RESPONSES,
+    LAST_EPOCH,
+    Batch,
+    Problem,
+    Record,
+    Store,
+    total_size,
+    within,
+)
+from histospec.server.stores.redis.keys import (
+    ABOUT,
+    BUCKETS,
+    FIELD,
+    NAMESPACES,
+    about_of,
+    bucket_key,
+    digest_of,
+    epoch_of,
+    estimators_key,
+    pairs,
+    problem_key,
+    problem_of,
+    problems_key,
+    response_names,
+    same,
+)
+from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers
+
+log = structlog.get_logger()
+T = TypeVar("T")
+Run = Callable[[Sequence[Command]], list[Any]]
+
+PAGE = 500  # problems looked at in one round trip ...
+READ_PAGE = 64  # responses read in one round trip
+
+# How long a group is tried again while servers fail over, before its callers are told that it is not kept. Once that
+# has happened, the next groups are tried once, until one succeeds.
+PATIENCE = 10.0
+PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries, the last one again and again
+KNOWN_PROBLEMS = 200_000  # of which the epochs are remembered, so that a write need not ask for them
+
+
+class _Append:
+    """A batch as commands. Made once, and so the same however often it is sent."""
+
+    def __init__(self, batch: Batch, names: Iterator[bytes]) -> None:
+        problem = batch.problem
+        self.problem = problem
+        self.namespace = problem.namespace.encode()
+        self.digest = digest_of(problem)
+        self.key = problem_key(self.digest)
+        self.about = about_of(problem)
+        self.epochs = {record.epoch for record in batch.records}
+        fields = [(next(names), record) for record in batch.records]
+        self.fields = [FIELD.pack(b"r", r.epoch, time.time_ns(), name) for name, r in fields]
+        self.values = [records.pack(r) for _, r in fields]
+
+
+class RedisStore(Store):
+    """See the module. `shard` names this server among those that share the store.
+
+    A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0. Of a problem the newest
+    `history_responses` are read, and an eighth more may be held.
+    """
+
+    whole_at_start = False
+
+    def __init__(
+        self,
+        location: Location,
+        history_epochs: int,
+        shard: str,
+        *,
+        history_responses: int = HISTORY_RESPONSES,
+        retention: float = 0.0,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:
+        self._retention = int(1000 * retention)  # milliseconds
+        self._servers = Servers(location)
+        self._history_epochs = history_epochs
+        self._history_responses = history_responses
+        # Which responses are the oldest Redis tells only with the names of all: so not with every write.
+        self._slack = history_responses // 8
+        self._damage = Damage()
+        self._shard = shard.encode()
+        own = secrets.token_bytes(3)
+        self._names = (own + (number & 0xFFFFFF).to_bytes(3, "big") for number in count())
+        self._names_lock = threading.Lock()
+        # Only the writer's thread touches these.
+        self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()  # by digest, as far as known
+        self._newest: dict[bytes, int] = {}
+        self._away = False
+        self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
+            self._write, self._servers.close, max_backlog
+        )
+
+    # Writing
+
+    @property
+    def waiting_bytes(self) -> int:
+        """See Store."""
+        return self._writer.backlog
+
+    def append(self, batch: Batch) -> "Future[None]":
+        """See Store."""
+        with self._names_lock:
+            work = _Append(batch, self._names)
+        return self._writer.submit(work, total_size(batch.records) + len(batch.problem.prompt))
+
+    def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
+        """See Store."""
+        name = namespace.encode()
+        listed: Command = ("ZADD", NAMESPACES, "GT", 0, name)
+        return self._writer.submit([listed, ("HSET", estimators_key(name), self._shard, state)], len(state))
+
+    def drop(self, namespace: str) -> "Future[int]":
+        """See Store."""
+        return self._writer.submit(partial(self._drop, namespace.encode()), 0)
+
+    def rewind(self, namespace: str, epoch: int) -> "Future[int]":
+        """See Store."""
+        return self._writer.submit(partial(self._rewind, namespace.encode(), epoch), 0)
+
+    def _write(self, group: list[Work[Any]]) -> None:
+        """In order; what comes together is sent together."""
+        for kind, some in groupby(group, key=lambda work: type(work.what)):
+            works = list(some)
+            what = [work.what for work in works]
+            results: list[Any]
+            try:
+                if kind is _Append:
+                    results = self._patiently(self._append, what)
+                elif kind is list:
+                    self._patiently(self._servers.run, [command for commands in what for command in commands], True)
+                    results = [None] * len(works)
+                else:
+                    results = [self._patiently(run) for run in what]
+            except redis.RedisError as error:
+                results = [_explain(error)] * len(works)
+            for work, result in zip(works, results, strict=True):
+                if isinstance(result, StoreError):
+                    self._writer.fail(work, result)
+                else:
+                    self._writer.settle(work, result)
+
+    def _patiently(self, run: Callable[..., T], *arguments: Any) -> T:
+        until = time.monotonic() + (0 if self._away else PATIENCE)
+        for pause in chain(PAUSES, repeat(PAUSES[-1])):
+            try:
+                result = run(*arguments)
+                break
+            except TRANSIENT as error:
+                if time.monotonic() >= until:
+                    if not self._away:
+                        log.warning("the store is away; responses are refused until it is back", reason=str(error))
+                    self._away = True
+                    raise
+                time.sleep(pause)
+        if self._away:
+            log.info("the store is back")
+        self._away = False
+        return result
+
+    def _append(self, works: Sequence[_Append]) -> list[StoreError | None]:
+        """What could not be written of each, None where it was."""
+        # What may have been forgotten meanwhile is introduced with every write.
+        unknown = [work for work in works if self._retention or work.digest not in self._epochs]
+        strangers = self._introduce(works, unknown)
+        mine = [work for work in works if work.digest not in strangers]
+        writes: list[Command] = [
+            ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
+            for work in mine
+        ]
+        if self._retention:  # what was listed when it was introduced may have been taken for forgotten, see `_tidy`
+            writes += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in mine]
+        sizes: dict[bytes, Command] = {work.digest: ("HLEN", work.key) for work in mine}
+        answers = self._servers.run([*writes, *sizes.values()], replicas=True)
+        full = {
+            digest
+            for digest, size in zip(sizes, answers[len(writes) :], strict=True)
+            if size - 1 > self._history_responses + self._slack
+        }
+        fresh = {
+            work.digest: work.key
+            for work in mine
+            if work.digest in full or not work.epochs <= self._epochs.get(work.digest, set())
+        }
+        for work in mine:
+            self._newest[work.namespace] = max(self._newest.get(work.namespace, -1), *work.epochs)
+        if fresh:
+            names = self._servers.run([("HKEYS", key) for key in fresh.values()])
+            self._slide(dict(zip(fresh, names, strict=True)))
+        collision = StoreError("store: another problem has the same digest; nothing of this request is kept")
+        return [collision if work.digest in strangers else None for work in works]
+
+    def _introduce(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
+        """Lists namespaces and problems. -> digests that belong to another problem."""
+        first: list[Command] = []
+        for work in works:
+            newest = max(work.epochs)
+            if newest > self._newest.get(work.namespace, -1):
+                first.append(("ZADD", NAMESPACES, "GT", newest, work.namespace))
+        first += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in unknown]
+        first += [("HSETNX", work.key, ABOUT, work.about) for work in unknown]
+        first += [self._lease(work.key) for work in unknown]
+        abouts: list[Command] = [("HGET", work.key, ABOUT) for work in unknown]
+        answers = self._servers.run(first + abouts, replicas=True) if first else []
+        held = answers[len(first) :]
+        return {w.digest for w, about in zip(unknown, held, strict=True) if not same(problem_of(about), w.problem)}
+
+    def _lease(self, key: bytes) -> Command:
+        """How long a problem stays from now on."""
+        return ("PEXPIRE", key, self._retention) if self._retention else ("PERSIST", key)
+
+    def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
+        """Keeps the newest epochs of these problems, by digest, and of these the newest responses."""
+        deletions: list[Command] = []
+        for digest, answer in fields.items():
+            names = response_names(answer)
+            kept = set(sorted({epoch_of(name) for name in names})[-self._history_epochs :])
+            self._epochs[digest] = kept
+            self._epochs.move_to_end(digest)
+            stay = [name for name in names if epoch_of(name) in kept]
+            if len(stay) > self._history_responses + self._slack:
+                stay = stay[-self._history_responses :]
+            if old := names[: len(names) - len(stay)]:  # the names sort by epoch, then arrival
+                deletions += [
+                    ("HDEL", problem_key(digest), *old[start : start + PAGE]) for start in range(0, len(old), PAGE)
+                ]
+        while len(self._epochs) > KNOWN_PROBLEMS:
+            self._epochs.popitem(last=False)
+        if deletions:
+            self._servers.run(deletions)
+
+    def _drop(self, namespace: bytes) -> int:
+        dropped = 0
+        for members, digests in self._walk(namespace, self._servers.run):
+            keys = [problem_key(digest) for digest in digests]
+            answers = self._servers.run([("HLEN", k) for k in keys] + [("UNLINK", k) for k in keys])
+            dropped += sum(max(0, n - 1) for n in answers[: len(keys)])
+            self._servers.run([("SREM", members, *digests)])
+        self._servers.run([("UNLINK", estimators_key(namespace)), ("ZREM", NAMESPACES, namespace)])
+        self._epochs.clear()
+        self._newest.pop(namespace, None)
+        return dropped
+
+    def _rewind(self, namespace: bytes, epoch: int) -> int:
+        forgotten = 0
+        for members, digests in self._walk(namespace, self._servers.run):
+            keys = [problem_key(digest) for digest in digests]
+            answers = self._servers.run([("HKEYS", key) for key in keys])
+            self._tidy(members, [d for d, names in zip(digests, answers, strict=True) if not names], self._servers.run)
+            newer = [[n for n in names if n != ABOUT and epoch_of(n) > epoch] for names in answers]
+            deletions: list[Command] = [("HDEL", key, *old) for key, old in zip(keys, newer, strict=True) if old]
+            if deletions:
+                forgotten += sum(self._servers.run(deletions, replicas=True))
+        self._servers.run([("ZADD", NAMESPACES, "XX", "LT", epoch, namespace)])
+        self._epochs.clear()
+        self._newest.pop(namespace, None)
+        return forgotten
+
+    def _walk(self, namespace: bytes, run: Run) -> Iterator[tuple[bytes, list[bytes]]]:
+        """The problems of a namespace: a set that lists some of them, and a page of its digests, again and again."""
+        for bucket in range(BUCKETS):
+            members = bucket_key(namespace, bucket)
+            (answer,) = run([("SMEMBERS", members)])
+            digests = sorted(answer)
+            for start in range(0, len(digests), PAGE):
+                yield members, digests[start : start + PAGE]
+
+    def _tidy(self, members: bytes, forgotten: Sequence[bytes], run: Run) -> None:
+        """Takes problems that Redis has forgotten off their list; whoever writes to one meanwhile lists it again."""
+        if not forgotten:
+            return
+        run([("SREM", members, *forgotten)])
+        there = run([("EXISTS", problem_key(digest)) for digest in forgotten])
+        if back := [digest for digest, exists in zip(forgotten, there, strict=True) if exists]:
+            run([("SADD", members, *back)])
+
+    # Reading
+
+    def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
+        """See Reader."""
+        key = problem_key(digest_of(problem))
+        about, names = self._read([("HGET", key, ABOUT), ("HKEYS", key)])
+        if about is not None and not same(problem_of(about), problem):
+            return []
+        return self._records(key, names, limit, room)
+
+    def _records(self, key: bytes, names: Sequence[bytes], limit: int = 0, room: int | None = None) -> list[Record]:
+        """The newest of a problem's responses, oldest first, without those that are damaged."""
+        newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
+        found: list[Record] = []
+        size = 0
+        for end in range(len(newest), 0, -READ_PAGE):
+            page = newest[max(0, end - READ_PAGE) : end]
+            (answers,) = self._read([("HMGET", key, *page)])
+            records = [self._unpacked(key, name, data) for name, data in zip(page, answers, strict=True)]
+            intact = [record for record in records if record is not None]
+            size += total_size(intact)
+            if room is not None:
+                within(room, size)
+            found[:0] = intact
+        return found
+
+    def _unpacked(self, key: bytes, name: bytes, data: bytes | None) -> Record | None:
+        """None where it left meanwhile, or is damaged."""
+        if data is None:
+            return None
+        try:
+            return records.unpack(data)
+        except Damaged as error:
+            self._damage.found((key, name), str(error))
+            return None
+
+    @property
+    def damaged_responses(self) -> int:
+        """See Reader."""
+        return self._damage.responses
+
+    def newest_epochs(self) -> dict[str, int]:
+        """See Reader."""
+        (answer,) = self._read([("ZRANGE", NAMESPACES, 0, -1, "WITHSCORES")])
+        found = zip(answer[::2], answer[1::2], strict=True) if answer and isinstance(answer[0], bytes) else answer
+        return {name.decode(): min(int(float(score)), LAST_EPOCH) for name, score in found}
+
+    def estimator(self, namespace: str) -> bytes | None:
+        """See Reader. Where this shard has saved none, what another one has learned."""
+        (answer,) = self._read([("HGETALL", estimators_key(namespace.encode()))])
+        states = pairs(answer)
+        return states.get(self._shard, next(iter(states.values()), None))
+
+    def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
+        """See Reader."""
+        for members, digests in self._walk(namespace.encode(), self._read):
+            forgotten = []
+            keys = [problem_key(digest) for digest in digests]
+            abouts = self._read([("HGET", key, ABOUT) for key in keys])
+            for digest, key, about in zip(digests, keys, abouts, strict=True):
+                if about is None:
+                    forgotten.append(digest)
+                    continue
+                (names,) = self._read([("HKEYS", key)])
+                if found := self._records(key, names):
+                    yield problem_of(about), found
+            self._tidy(members, forgotten, self._read)
+
+    def _read(self, commands: Sequence[Command]) -> list[Any]:
+        try:
+            try:
+                return self._servers.run(commands)
+            except TRANSIENT:  # a connection that idled too long, a server that moved
+                return self._servers.run(commands)
+        except redis.RedisError as error:
+            raise _explain(error) from error
+
+    def close(self) -> None:
+        """See Store."""
+        self._writer.close()
+
+
+def _explain(error: Exception) -> StoreError:
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return StoreFull(f"store: the Redis server is full ({error}); nothing of this request is kept")
+    if "No space left on device" in str(error):
+        return StoreFull(f"store: the disk of the Redis server is full ({error}); nothing of this request is kept")
+    return StoreError(f"store: {error}; nothing of this request is kept")

@@ -1,0 +1,1 @@
+"""Responses in one SQLite file on the server's disk."""

@@ -1,0 +1,239 @@
+"""The file of the SQLite store: who may open it, and whether it is still there."""
+
+import errno
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from histospec.server.errors import ConfigError
+from histospec.server.security import private
+from histospec.server.stores.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+
+FILE_NAME = "histospec.sqlite"
+LOCK_NAME = "lock"
+DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged file raises: the text of an error may quote bytes of the file."""
+OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server makes in its directory
+COARSE_SECONDS = 2.0  # a file system may tell two changes so close to each other the same time
+_ID_AT = 68  # where a SQLite file has its application id
+
+
+def besides(path: Path) -> tuple[Path, Path, Path]:
+    """The database, its write-ahead log, and the index of that."""
+    return path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+
+
+class Lock:
+    """Keeps a second server out of a directory; the kernel lets go of it however this process ends.
+
+    Both the directory and a file in it are locked: the directory cannot be replaced unnoticed as the file can, and not
+    every file system locks directories. Raises ConfigError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptors: list[int] = []
+        try:
+            private.directory(directory, OURS)
+            self._descriptors.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            file = private.opener(str(directory / LOCK_NAME), os.O_RDWR | os.O_CREAT)
+            self._descriptors.append(file)
+        except OSError as error:
+            self.release()
+            raise ConfigError(
+                f"--data-dir {directory}: {error.strerror}; give a directory that can be written"
+            ) from None
+        try:
+            for descriptor in self._descriptors:
+                self._take(descriptor, required=descriptor == file)
+        except OSError:
+            self.release()
+            raise ConfigError(
+                f"--data-dir {directory}: another server uses it; stop that one or give another"
+            ) from None
+
+    @staticmethod
+    def _take(descriptor: int, required: bool) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if required or error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+
+    def release(self) -> None:
+        """Lets others in."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+class Files:
+    """The files of an open store, as they were when it was opened.
+
+    Compares what the names lead to, and opens nothing: closing a second descriptor would end SQLite's own locks. It
+    looks at the files themselves only when their directory has changed: to ask for the times of the write-ahead log
+    between two writes makes the next sync a third slower, because the kernel then has a new time to write down.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._paths = [str(file) for file in besides(path)]
+        self._parent = str(path.parent)
+        self._were = [_identity(path) for path in self._paths]
+        self._directory: tuple[int, ...] = ()  # as it was at the last look, if the next change of it will show
+
+    def changed(self) -> str:
+        """Which of them is gone or another one, and since when nothing that is written there would last; or nothing."""
+        directory = _stamp(self._parent)
+        if directory and directory == self._directory:
+            return ""
+        for path, was in zip(self._paths, self._were, strict=True):
+            now = _identity(path)
+            if now != was:
+                self._directory = ()
+                return f"{path} was {'replaced' if now else 'deleted or moved'} while the server has it open"
+        self._directory = directory
+        return ""
+
+
+def _stamp(directory: str) -> tuple[int, ...]:
+    """What is different once a name in the directory was; empty where it changed so lately that it may not be."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return ()
+    if abs(time.time() - found.st_mtime) < COARSE_SECONDS:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
+    """A connection that writes durably, and lets the file grow to `disk` bytes at most."""
+    connection = _plain(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA secure_delete = FAST")  # else some builds write zeros over every page that leaves
+    if disk:
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {max(1, disk // page)}")
+    return connection
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that never writes to the file, nor moves the write-ahead log into it."""
+    return _plain(f"{path.absolute().as_uri()}?mode=ro")
+
+
+def open_file(path: Path, disk: int | None = None) -> sqlite3.Connection:
+    """Connects to the file, which is made where there is none, and brings its schema up to date."""
+    with _usable(path):
+        private.create(path)
+        private.tighten(besides(path))
+        connection = connect_to_read(path)  # closing one that writes would move the write-ahead log into the file
+        version = _version(connection, path)
+        connection.close()
+        connection = connect(path, disk)
+        if version < SCHEMA_VERSION:
+            connection.executescript(
+                f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+                f"{''.join(SCHEMA[version:])} COMMIT;"
+            )
+        return connection
+
+
+def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
+    """Connects to the file of a store that exists, also while a server writes to it.
+
+    Reading, it is what the file holds at this moment. Raises ConfigError where there is none, or one of an older
+    version.
+    """
+    if not path.exists():
+        raise ConfigError(f"--data-dir: there is no store at {path}; give the directory of one")
+    with _usable(path):
+        connection = connect(path) if write else connect_to_read(path)
+        if not write:
+            connection.execute("BEGIN")
+        version = _version(connection, path)
+    if version < SCHEMA_VERSION:
+        connection.close()  # it would keep a server from bringing the file up to date
+        raise ConfigError(
+            f"--data-dir: {path} was written by an older HistoSpec (schema {version}, this one needs "
+            f"{SCHEMA_VERSION}); start this server on it once"
+        )
+    return connection
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if is_damage(error) and is_ours(path):
+            raise
+        raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether SQLite says that the file is not as it was written."""
+    return isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in ("malformed", "not a database"))
+    )
+
+
+def is_ours(path: Path) -> bool:
+    """Whether the file says in its first bytes that it is a store. Only for files that this process has not open."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(_ID_AT)
+        return file.read(4) == APPLICATION_ID.to_bytes(4, "big")
+    return False
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _plain(path: Path | str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, uri=isinstance(path, str), isolation_level=None, check_same_thread=False, timeout=10
+    )
+    connection.text_factory = _text  # a damaged text must not make a whole page of rows unreadable
+    return connection
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the schema; 0 where there is nothing yet. Raises ConfigError where the file is not for us."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables == 0 and application == 0:
+        return 0
+    if application != APPLICATION_ID:
+        raise ConfigError(f"--data-dir: {path} is another program's database; give another directory")
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"--data-dir: {path} was written by a newer HistoSpec (schema {version}, this one knows {SCHEMA_VERSION}); "
+            "upgrade this server or give another directory"
+        )
+    return version
+
+
+def recover(connection: sqlite3.Connection, path: Path, disk: int | None) -> sqlite3.Connection:
+    """The connection without its failed transaction, or a new one where it does not come back."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        with suppress(sqlite3.Error):
+            fresh = connect(path, disk)
+            connection.close()
+            return fresh
+    return connection

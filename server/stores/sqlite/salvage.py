@@ -1,0 +1,271 @@
+"""What can be read of a damaged SQLite file, in a new one.
+
+The damaged file is read and renamed, never written to. The new one gets its name when it is complete:
+
+    histospec.sqlite.salvaging    being filled; a crash leaves it, and the next attempt begins anew
+    histospec.sqlite.salvaged     complete: the damaged file makes room for it next
+    histospec.sqlite.damaged-...  the damaged file, with its write-ahead log, for a person to look at
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+
+from histospec.server.errors import ConfigError, Damaged, StoreError
+from histospec.server.security.private import sync_folder
+from histospec.server.stores.sqlite.file import DAMAGE, besides, connect_to_read, open_file
+from histospec.server.stores.sqlite.reader import COLUMNS, digest_of, record_of
+
+log = structlog.get_logger()
+
+COMMIT_BYTES = 4 << 20  # what a disk that becomes full may cost of what was copied
+SAY_SECONDS = 5.0
+NEIGHBOURS = 1000  # rows looked for one by one behind one that cannot be read, before greater steps are taken
+
+
+class Salvaged(NamedTuple):
+    """What became of a damaged file."""
+
+    responses: int
+    """That the new file has."""
+    lost: int
+    """Responses that it does not have: damaged, or not readable."""
+    exact: bool
+    """Whether it is known how many there were; otherwise at least so many are lost."""
+    full: bool
+    """Whether there was no room for everything that could be read."""
+
+    def __str__(self) -> str:
+        lost = f"{'' if self.exact else 'at least '}{self.lost}"
+        room = "; there was no room for more" if self.full else ""
+        return f"{self.responses} responses could be read, {lost} are lost{room}"
+
+
+def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
+    """Puts a new file with what can be read in the place of a damaged one, which is set aside under another name.
+
+    Raises StoreError where that fails; the damaged file then stays where it is.
+    """
+    log.error("the store is damaged; what can be read goes to a new file", file=str(path), reason=reason)
+    _, salvaged = _stages(path)
+    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    number = 0
+    while aside.exists():
+        number += 1
+        aside = aside.with_name(f"{aside.name.partition('_')[0]}_{number}")
+    try:
+        result = salvage(path, salvaged, disk)
+        for old, new in zip(besides(path)[:2], besides(aside)[:2], strict=True):
+            with suppress(FileNotFoundError):
+                old.rename(new)
+        besides(path)[2].unlink(missing_ok=True)
+        salvaged.rename(path)
+        sync_folder(path.absolute().parent)
+    except (OSError, sqlite3.Error, ConfigError) as error:
+        raise StoreError(f"store: {path} is damaged ({reason}) and cannot be replaced: {error}") from error
+    log.error(
+        "the damaged store was set aside",
+        damaged=str(aside),
+        file=str(path),
+        responses=result.responses,
+        lost=result.lost,
+        lost_is_exact=result.exact,
+        disk_full=result.full,
+    )
+    return result
+
+
+def resume(path: Path) -> None:
+    """Finishes or undoes what a crash interrupted."""
+    salvaging, salvaged = _stages(path)
+    for unfinished in (salvaging, *([salvaged] if path.exists() else [])):
+        for file in besides(unfinished):
+            file.unlink(missing_ok=True)
+    if salvaged.exists():
+        for file in besides(path)[1:]:  # the log of a file that is set aside is none of the new one
+            file.unlink(missing_ok=True)
+        salvaged.rename(path)
+
+
+def _stages(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f"{path.name}.salvaging"), path.with_name(f"{path.name}.salvaged")
+
+
+def salvage(path: Path, copy: Path, disk: int | None = None) -> Salvaged:
+    """Copies what can be read of a file to a new one of this name."""
+    unfinished, _ = _stages(path) if copy.parent == path.parent else (copy, copy)
+    for file in besides(unfinished):
+        file.unlink(missing_ok=True)
+    with closing(open_file(unfinished, disk)) as target, closing(connect_to_read(path)) as source:
+        source.execute("PRAGMA writable_schema = ON")  # reads what it can where the schema itself is damaged
+        result = _copy(source, target)
+        target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    unfinished.rename(copy)
+    return result
+
+
+class _Copy:
+    """Rows on their way from one file to the other, newest first: where there is no room for all, those stay."""
+
+    def __init__(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+        self._source = source
+        self._target = target
+        self.responses = 0
+        self.damaged = 0
+
+    def table(self, name: str, **columns: type) -> None:
+        """Copies the rows of a small table that can be read and have values of these types."""
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        for _, *row in _rows(self._source, name, names):
+            if all(isinstance(value, kind) for value, kind in zip(row, columns.values(), strict=True)):
+                self._target.execute(f"REPLACE INTO {name} ({names}) VALUES ({marks})", row)
+
+    def prompts(self) -> None:
+        """Copies the prompts that are what was written."""
+        for _, *row in _rows(self._source, "prompts", "id, namespace, problem, digest, tokens"):
+            tokens, digest = row[4], row[3]
+            if isinstance(tokens, bytes) and digest_of(tokens) == digest:
+                self._target.execute("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?)", row)
+
+    def all_responses(self) -> None:
+        """Copies the responses that are what was written and have a prompt."""
+        said = time.monotonic()
+        size = 0
+        for _, *row in _rows(self._source, "responses", _held_columns(self._source)):
+            try:
+                size += record_of(row).size
+                known = self._target.execute("SELECT 1 FROM prompts WHERE id = ?", (row[1],)).fetchone()
+            except Damaged:
+                known = None
+            if not known:
+                self.damaged += 1
+                continue
+            insert = f"INSERT OR IGNORE INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            self.responses += self._target.execute(insert, row).rowcount
+            if size >= COMMIT_BYTES:
+                size = 0
+                self.keep()
+                if time.monotonic() - said > SAY_SECONDS:
+                    said = time.monotonic()
+                    log.warning("salvaging", responses=self.responses, damaged=self.damaged)
+
+    def keep(self) -> None:
+        """A disk that becomes full takes nothing of what was copied so far."""
+        self._target.execute("COMMIT")
+        self._target.execute("BEGIN")
+
+    def complete(self) -> None:
+        """Makes up what follows from other rows where it could not be read."""
+        self._target.execute("INSERT OR IGNORE INTO writes SELECT id, ? FROM prompts", (time.time(),))
+        self._target.execute("DELETE FROM writes WHERE prompt NOT IN (SELECT id FROM prompts)")
+        self._target.execute(
+            "INSERT OR IGNORE INTO namespaces "
+            "SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace"
+        )
+
+
+def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
+    copy = _Copy(source, target)
+    full = False
+    target.execute("BEGIN")
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: copy.table("leaving", id=int, namespace=str, epoch=int, response=int),
+        lambda: copy.table("clock", one=int, seen=float, since=float, forgotten=float, paused=str),
+        lambda: copy.table("namespaces", namespace=str, newest_epoch=int),
+        lambda: copy.table("estimators", namespace=str, state=bytes),
+        copy.prompts,
+        lambda: copy.table("writes", prompt=int, latest=float),
+        copy.keep,
+        copy.all_responses,
+        copy.complete,
+    )
+    for step in steps:
+        try:
+            step()
+        except sqlite3.OperationalError as error:  # noqa: PERF203 - the next step may need less room
+            if "full" not in str(error):
+                raise
+            full = True
+            if not target.in_transaction:  # a full disk ends it
+                target.execute("BEGIN")
+    if target.in_transaction:
+        target.execute("COMMIT")
+    (copied,) = target.execute("SELECT count(*) FROM responses").fetchone()
+    expected = _expected(source)
+    exact = expected is not None and expected >= copied
+    lost = expected - copied if expected is not None and exact else copy.damaged
+    return Salvaged(copied, lost, exact, full)
+
+
+def _held_columns(source: sqlite3.Connection) -> str:
+    """COLUMNS, as far as the version of the file has them."""
+    with suppress(*DAMAGE):
+        held = {row[1] for row in source.execute("PRAGMA table_info(responses)")}
+        return ", ".join(name if not held or name in held else f"NULL AS {name}" for name in COLUMNS.split(", "))
+    return COLUMNS
+
+
+def _expected(source: sqlite3.Connection) -> int | None:
+    """How many responses there were, from the index or else from the table; None where neither can be read."""
+    for where in ("INDEXED BY responses_by_prompt", "NOT INDEXED"):
+        with suppress(*DAMAGE):
+            return int(source.execute(f"SELECT count(*) FROM responses {where}").fetchone()[0])
+    return None
+
+
+def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
+    """Every readable row of a table behind its rowid, the highest first."""
+    query = f"SELECT rowid, {columns} FROM {table} WHERE rowid < ? ORDER BY rowid DESC"
+    at = 1 << 62
+    while True:
+        try:
+            for row in source.execute(query, (at,)):
+                yield row
+                at = min(at, row[0])  # in a damaged tree they may come in any order
+        except DAMAGE:  # noqa: PERF203 - it goes on behind what cannot be read
+            below = _next_readable(source, f"{query} LIMIT 1", min(at, _highest(source, table, at)))
+            if below is None:
+                return
+            at = below
+        else:
+            return
+
+
+def _highest(source: sqlite3.Connection, table: str, at: int) -> int:
+    """A rowid above all others, so that a search need not begin at the end of all numbers."""
+    for query in (f"SELECT max(rowid) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):
+        with suppress(*DAMAGE):
+            for (highest,) in source.execute(query):
+                if isinstance(highest, int):
+                    return highest + 1
+    return at
+
+
+def _next_readable(source: sqlite3.Connection, query: str, at: int) -> int | None:
+    """The bound closest below `at` from which on the next row can be read; None where there is none."""
+
+    def readable(bound: int) -> bool:
+        try:
+            source.execute(query, (bound,)).fetchone()
+        except DAMAGE:
+            return False
+        return True
+
+    for bound in range(at - 1, max(at - NEIGHBOURS, 0), -1):
+        if readable(bound):
+            return bound
+    unreadable, step = at - NEIGHBOURS, NEIGHBOURS
+    while unreadable > 0:
+        bound = max(unreadable - step, 0)
+        if readable(bound):
+            while unreadable - bound > 1:
+                middle = (bound + unreadable) // 2
+                bound, unreadable = (middle, unreadable) if readable(middle) else (bound, middle)
+            return bound
+        unreadable, step = bound, 2 * step
+    return None

@@ -1,0 +1,58 @@
+"""What a SQLite store holds at one moment, whatever is written to it meanwhile."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import structlog
+
+from histospec.server.errors import StoreError
+from histospec.server.stores.sqlite.file import DAMAGE, FILE_NAME, connect_to_read, is_damage, open_existing
+from histospec.server.stores.sqlite.reader import SQLiteReader
+from histospec.server.stores.sqlite.salvage import salvage
+
+log = structlog.get_logger()
+
+
+class SQLiteSnapshot(SQLiteReader):
+    """To be read. Of a damaged file it is what can be read, in a temporary copy.
+
+    Raises ConfigError where there is no store, or one of another version.
+    """
+
+    def __init__(self, directory: Path, history_responses: int = 0) -> None:
+        path = directory / FILE_NAME
+        self._copy: TemporaryDirectory[str] | None = None
+        try:
+            super().__init__(open_existing(path), path, history_responses)
+            damaged = self._reader.execute("PRAGMA quick_check(1)").fetchone() != ("ok",)
+        except DAMAGE as error:
+            if not is_damage(error):
+                raise
+            super().__init__(connect_to_read(path), path, history_responses)
+            damaged = True
+        if damaged and not self._salvage():
+            raise StoreError(f"store: {path} is damaged, and nothing can be read of it")
+
+    def _repair(self, used: object, error: Exception) -> bool:
+        """See SQLiteReader."""
+        return self._copy is None and self._salvage()
+
+    def _salvage(self) -> bool:
+        self._copy = TemporaryDirectory(prefix="histospec-")
+        copy = Path(self._copy.name) / FILE_NAME
+        try:
+            salvaged = salvage(self._path, copy)
+        except DAMAGE as error:
+            log.error("the damaged store cannot be read", file=str(self._path), reason=str(error))
+            return False
+        with self._reading:
+            self._reader.close()
+            self._reader = open_existing(copy)
+        self._damage.lost(salvaged.lost)
+        return True
+
+    def close(self) -> None:
+        """See Reader."""
+        super().close()
+        if self._copy:
+            self._copy.cleanup()

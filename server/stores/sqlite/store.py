@@ -1,0 +1,274 @@
+"""The store in one SQLite file beside the server.
+
+One thread writes. It takes everything that waits, writes it in one transaction and syncs once (group commit), so many
+callers share the price of an fsync and each is told only after the bytes are on the disk: WAL with synchronous=FULL.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from histospec.server.arguments import shown
+from histospec.server.errors import StoreError, StoreFull
+from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
+from histospec.server.stores.interface import HISTORY_RESPONSES, Batch, Store, total_size
+from histospec.server.stores.sqlite.file import (
+    DAMAGE,
+    FILE_NAME,
+    Files,
+    Lock,
+    connect,
+    connect_to_read,
+    is_damage,
+    open_file,
+    recover,
+)
+from histospec.server.stores.sqlite.reader import SQLiteReader
+from histospec.server.stores.sqlite.retention import Retention
+from histospec.server.stores.sqlite.salvage import replace, resume
+from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
+
+log = structlog.get_logger()
+
+MAX_REPAIRS = 3  # of one process: more are not damage to a file, but a disk that damages files
+
+
+class SQLiteStore(SQLiteReader, Store):
+    """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
+
+    The file grows to `disk` bytes at most. A problem that nobody wrote to for `retention` seconds is forgotten, never
+    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. Raises
+    ConfigError where the directory or the file in it cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        history_epochs: int,
+        *,
+        history_responses: int = HISTORY_RESPONSES,
+        retention: float = 0.0,
+        disk: int | None = None,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:
+        self._disk = disk
+        self._connection: sqlite3.Connection
+        self._files: Files
+        self._lock = Lock(directory)
+        path = directory / FILE_NAME
+        lost = 0
+        try:
+            resume(path)
+            try:
+                connection = open_file(path, disk)
+            except DAMAGE as error:
+                lost = replace(path, disk, str(error)).lost
+                connection = open_file(path, disk)
+            super().__init__(connection, path, history_responses)
+            self._open()
+            connection.close()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._damage.lost(lost)
+        self._repairs = 0
+        self._trouble = ""
+        self._slice = Slice()
+        self._appender = Appender(history_epochs, history_responses, self._slice)
+        self._version = 0  # of the file, by what others than the writer wrote to it
+        self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
+        self._checked = self._writer.submit(self._check, 0)  # before anything is written
+        self._retention: Retention | None = None
+        if retention:
+            self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
+            self._retention.start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """See Store."""
+        return self._writer.backlog
+
+    @property
+    def trouble(self) -> str:
+        """See Store."""
+        return self._look()
+
+    @property
+    def retention_paused(self) -> str:
+        """See Store."""
+        return self._retention.paused if self._retention else ""
+
+    def append(self, batch: Batch) -> "Future[None]":
+        """See Store."""
+        size = total_size(batch.records) + len(batch.problem.prompt)
+        return self._writer.submit(partial(self._appender.append, batch=batch), size)
+
+    def drop(self, namespace: str) -> "Future[int]":
+        """See Store."""
+
+        def begin(connection: sqlite3.Connection) -> Again:
+            connection.execute("DELETE FROM estimators WHERE namespace = ?", (namespace,))
+            connection.execute("DELETE FROM namespaces WHERE namespace = ?", (namespace,))
+            return self._depart(connection, namespace, -1)
+
+        return self._writer.submit(begin, 0)
+
+    def rewind(self, namespace: str, epoch: int) -> "Future[int]":
+        """See Store."""
+
+        def begin(connection: sqlite3.Connection) -> Again:
+            connection.execute(
+                "UPDATE namespaces SET newest_epoch = min(newest_epoch, ?) WHERE namespace = ?", (epoch, namespace)
+            )
+            return self._depart(connection, namespace, epoch)
+
+        return self._writer.submit(begin, 0)
+
+    def _depart(self, connection: sqlite3.Connection, namespace: str, epoch: int) -> Again:
+        return Again(partial(work_off, self._slice, depart(connection, namespace, epoch)))
+
+    def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
+        """See Store."""
+
+        def run(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR IGNORE INTO namespaces VALUES (?, 0)", (namespace,))
+            connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
+
+        return self._writer.submit(run, len(state))
+
+    def _commit(self, group: list[Work[Write]]) -> None:
+        """Writes a group in one transaction; when it fails, each alone, so that one cannot spoil the others'."""
+        try:
+            results = self._transact(group)
+        except Exception as error:
+            self._appender.forget()
+            if is_damage(error) and self._repaired(str(error)):
+                self._commit(group)
+                return
+            if not self._look():
+                self._connection = recover(self._connection, self._path, self._disk)
+            if len(group) > 1:
+                for work in group:
+                    self._commit([work])
+            else:
+                self._writer.fail(group[0], self._explain(error))
+            return
+        for work, result in zip(group, results, strict=True):
+            if isinstance(result, Again):
+                self._writer.again(work, result.rest)
+            else:
+                self._writer.settle(work, result)
+
+    def _transact(self, group: list[Work[Write]]) -> list[Any]:
+        self._require_files()
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._version:  # a person, or `histospec forget`
+            self._version = version
+            self._appender.forget()
+        self._slice.begin()
+        results = [work.what(connection) for work in group]
+        connection.execute("COMMIT")
+        self._require_files()  # what was written to a file that is gone must not be acknowledged
+        return results
+
+    def _require_files(self) -> None:
+        if trouble := self._look():
+            raise StoreError(f"{trouble}; nothing of this request was kept")
+
+    def _look(self) -> str:
+        """Why nothing can be stored, or nothing; says so in the log when that changes."""
+        changed = self._files.changed()
+        trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            if trouble:
+                log.error("nothing can be stored", reason=trouble)
+            else:
+                log.info("the store's files are back")
+        return trouble
+
+    def _explain(self, error: Exception) -> StoreError:
+        text = str(error)
+        if isinstance(error, StoreError):
+            return error
+        if "full" not in text:
+            return StoreError(f"store: {text}; nothing of this request was kept")
+        # SQLite says the same of both.
+        if self._disk and shutil.disk_usage(self._path.parent).free > 2 * GROUP_BYTES:
+            return StoreFull(
+                f"store: the file has reached its limit (--disk {shown(self._disk)}); nothing of this request was kept"
+            )
+        return StoreFull(f"store: the disk is full ({text}); free some room, nothing of this request was kept")
+
+    # Damage
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Looks at the structure of the whole file: damage is found before anything is written to it."""
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {found}")
+        for departure in departures(connection):  # that a crash left
+            self._writer.submit(partial(work_off, self._slice, departure), 0)
+
+    def load(self) -> Iterator[Batch]:
+        """See SQLiteReader. Begins once it is known whether the file is damaged, and what is old has been forgotten."""
+        with suppress(StoreError):
+            self._checked.result()
+        if self._retention:
+            self._retention.looked.wait()
+        yield from super().load()
+
+    def _repair(self, used: sqlite3.Connection, error: Exception) -> bool:
+        """See SQLiteReader. In the writer's thread: what is written meanwhile waits, and goes to the new file."""
+
+        def repaired(connection: sqlite3.Connection) -> bool:
+            if used is self._reader:
+                raise error  # as if it had been met while writing
+            return True
+
+        with suppress(StoreError):
+            return bool(self._writer.submit(repaired, 0).result())
+        return False
+
+    def _repaired(self, reason: str) -> bool:
+        """Whether another file has taken the place of the damaged one."""
+        self._repairs += 1
+        if self._repairs > MAX_REPAIRS or self._look():
+            return False
+        with self._reading:
+            # The reader's connection is the last to close: it does not move the write-ahead log into the file.
+            self._connection.close()
+            self._reader.close()
+            try:
+                self._damage.lost(replace(self._path, self._disk, reason).lost)
+                done = True
+            except StoreError as failed:
+                log.error("the damaged store stays in use", reason=str(failed))
+                done = False
+            self._open()
+        return done
+
+    def _open(self) -> None:
+        """Connects, and notes which files these are."""
+        self._connection = connect(self._path, self._disk)  # of the writer
+        self._reader = connect_to_read(self._path)
+        with suppress(*DAMAGE):
+            self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+        self._files = Files(self._path)
+
+    def close(self) -> None:
+        """See Store."""
+        if self._retention:
+            self._retention.close()
+        super().close()  # before the writer, whose end moves the write-ahead log into the file
+        self._writer.close()
+        self._lock.release()

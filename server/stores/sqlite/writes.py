@@ -1,0 +1,264 @@
+"""What is written to the SQLite store, in pieces that take little time each.
+
+A transaction makes everybody wait for it. What may take long, because much leaves, therefore looks at the clock, stops
+when its time is up, and returns `Again`: the rest, for another transaction. A drop and a rewind are noted first
+(`leaving`): readers see them done from then on, and a crash leaves a note that the next start works off.
+"""
+
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.records import checksum
+from histospec.server.stores.sqlite.reader import STAYS, digest_of, prompts_of
+from histospec.server.stores.window import Window
+
+SLICE_SECONDS = 0.02
+DELETED_AT_ONCE = 32  # responses, between two looks at the clock
+LISTED_AT_ONCE = 500  # prompts
+KNOWN_PROBLEMS = 50_000
+
+Write = Callable[[sqlite3.Connection], Any]
+
+
+class Again(NamedTuple):
+    """The result of a write that is not finished: what is left of it."""
+
+    rest: Write
+
+
+class Slice:
+    """The time that long writes may take of one transaction, together."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def begin(self) -> None:
+        """A transaction begins."""
+        self._until = time.monotonic() + SLICE_SECONDS
+
+    def over(self) -> bool:
+        """Whether what is left must wait for another transaction."""
+        return time.monotonic() >= self._until
+
+
+class Appender:
+    """Adds responses, and keeps of each problem the newest `epochs`, and of these the newest `responses`.
+
+    It remembers how many responses the problems hold of each epoch, so that what a write costs does not depend on it,
+    and the newest epoch of each namespace. It notices when anything else has been written through the same connection;
+    after a write that failed or that others made, `forget`.
+    """
+
+    def __init__(self, epochs: int, responses: int, slice_: Slice) -> None:
+        self._epochs = epochs
+        self._responses = responses
+        self._slice = slice_
+        self._windows: OrderedDict[Problem, Window] = OrderedDict()
+        self._newest: dict[str, int] = {}
+        self._changes = 0  # of the connection, when the last batch had been added
+
+    def forget(self) -> None:
+        """What is held may have changed."""
+        self._windows.clear()
+        self._newest.clear()
+
+    def append(self, connection: sqlite3.Connection, batch: Batch) -> "Again | None":
+        """Adds a batch. What leaves goes first: where the file may not grow, the new takes its place."""
+        if connection.total_changes != self._changes:  # retention, a drop
+            self.forget()
+        finished = self._append(connection, batch)
+        self._changes = connection.total_changes
+        return None if finished else Again(partial(self.append, batch=Batch(batch.problem, [])))
+
+    def _append(self, connection: sqlite3.Connection, batch: Batch) -> bool:
+        problem = batch.problem
+        key = (problem.namespace, problem.name, digest_of(problem.prompt), problem.prompt)
+        row = connection.execute(
+            "SELECT id FROM prompts WHERE namespace = ? AND problem = ? AND digest = ? AND tokens = ?", key
+        ).fetchone()
+        prompt = int(row[0]) if row else None
+        window = self._window(connection, problem, prompt)
+        # The oldest of several prompts have to be searched among all responses: so not with every write.
+        slack = self._responses // 8 if problem.name else 0
+        records, leave = window.admit(batch.records, self._epochs, self._responses, slack)
+        finished = not leave or self._delete(connection, problem, window, leave, prompt if records else None)
+        if records:
+            if prompt is None:
+                insert = "INSERT INTO prompts (namespace, problem, digest, tokens) VALUES (?, ?, ?, ?)"
+                prompt = connection.execute(insert, key).lastrowid or 0
+            self._insert(connection, problem.namespace, prompt, records)
+            window.add(records)
+        return finished
+
+    def _window(self, connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
+        key = problem._replace(prompt=b"") if problem.name else problem
+        window = self._windows.get(key)
+        if window is None:
+            counts = self._counts(connection, problem) if problem.name or prompt is not None else ()
+            window = self._windows[key] = Window(counts)
+            while len(self._windows) > KNOWN_PROBLEMS:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(key)
+        return window
+
+    @staticmethod
+    def _counts(connection: sqlite3.Connection, problem: Problem) -> Iterable[tuple[int, int]]:
+        among, parameters = prompts_of(problem)
+        return connection.execute(
+            f"SELECT epoch, count(*) FROM responses WHERE prompt IN ({among}) AND {STAYS} GROUP BY epoch",
+            (*parameters, problem.namespace),
+        )
+
+    def _delete(
+        self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int, used: int | None
+    ) -> bool:
+        """Deletes so many of the oldest; returns whether they are gone. The prompt `used` stays in any case."""
+        among, key = prompts_of(problem)
+        prompts = connection.execute(among, key).fetchall()
+        if len(prompts) == 1:  # the index has its responses in this order
+            which, parameters = "prompt = ?", prompts[0]
+        else:
+            which, parameters = f"prompt IN ({among})", key
+        while leave:
+            some = min(leave, DELETED_AT_ONCE)
+            connection.execute(
+                f"DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE {which} AND {STAYS} "
+                "ORDER BY epoch, id LIMIT ?)",
+                (*parameters, problem.namespace, some),
+            )
+            window.remove_oldest(some)
+            leave -= some
+            if leave and self._slice.over():
+                return False
+        if problem.name:  # which may come with a new prompt every time
+            connection.execute(
+                f"DELETE FROM prompts WHERE id IN ({among}) "
+                "AND id IS NOT ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
+                (*key, used),
+            )
+        return True
+
+    def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
+        connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
+        connection.executemany(
+            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed, checksum(r, prompt))
+                for r in records
+            ],
+        )
+        epoch = max(record.epoch for record in records)
+        if epoch > self._newest.get(namespace, -1):
+            connection.execute(
+                "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "
+                "SET newest_epoch = excluded.newest_epoch WHERE excluded.newest_epoch > newest_epoch",
+                (namespace, epoch),
+            )
+            self._newest[namespace] = epoch
+
+
+class Departure(NamedTuple):
+    """A row of `leaving`, and how far it is worked off."""
+
+    number: int
+    namespace: str
+    epoch: int
+    response: int
+    after: tuple[str, bytes, int] = ("", b"", 0)
+    gone: int = 0
+
+
+def depart(connection: sqlite3.Connection, namespace: str, epoch: int) -> Departure:
+    """Notes that the responses of a namespace that are newer than an epoch leave; all of it where that is -1."""
+    (response,) = connection.execute("SELECT coalesce(max(id), 0) FROM responses").fetchone()
+    row = (namespace, epoch, response)
+    number = connection.execute("INSERT INTO leaving (namespace, epoch, response) VALUES (?, ?, ?)", row).lastrowid
+    assert number is not None
+    return Departure(number, *row)
+
+
+def departures(connection: sqlite3.Connection) -> list[Departure]:
+    """Those that were noted and are not worked off."""
+    return [Departure(*row) for row in connection.execute("SELECT id, namespace, epoch, response FROM leaving")]
+
+
+def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> "Again | int":
+    """Deletes what leaves; returns how many responses that were in all."""
+    after, gone = what.after, what.gone
+    while True:
+        row = connection.execute(
+            "SELECT problem, digest, id FROM prompts WHERE namespace = ? AND (problem, digest, id) > (?, ?, ?) "
+            "ORDER BY problem, digest, id LIMIT 1",
+            (what.namespace, *after),
+        ).fetchone()
+        if row is None:
+            connection.execute("DELETE FROM leaving WHERE id = ?", (what.number,))
+            return gone
+        some = connection.execute(
+            "DELETE FROM responses WHERE id IN "
+            "(SELECT id FROM responses WHERE prompt = ? AND epoch > ? AND id <= ? LIMIT ?)",
+            (row[2], what.epoch, what.response, DELETED_AT_ONCE),
+        ).rowcount
+        gone += some
+        if some < DELETED_AT_ONCE:
+            if what.epoch < 0:
+                connection.execute(
+                    "DELETE FROM prompts WHERE id = ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = ?)",
+                    (row[2], row[2]),
+                )
+            after = row
+        if slice_.over():
+            return Again(partial(work_off, slice_, what._replace(after=after, gone=gone)))
+
+
+def old_prompts(connection: sqlite3.Connection, since: float, after: int) -> tuple[list[int], int | None]:
+    """Of the next prompts those whose problem nobody wrote to since then, and where to go on; None at the end."""
+    page = connection.execute(
+        "SELECT prompt, latest FROM writes WHERE prompt > ? ORDER BY prompt LIMIT ?", (after, LISTED_AT_ONCE)
+    ).fetchall()
+    old = [prompt for prompt, latest in page if latest < since and not _kept_alive(connection, prompt, since)]
+    return old, page[-1][0] if page else None
+
+
+def _kept_alive(connection: sqlite3.Connection, prompt: int, since: float) -> bool:
+    """Whether another prompt of the same named problem was written to since then."""
+    return bool(
+        connection.execute(
+            "SELECT 1 FROM prompts AS mine JOIN prompts AS others ON others.namespace = mine.namespace "
+            "AND others.problem = mine.problem JOIN writes ON prompt = others.id "
+            "WHERE mine.id = ? AND mine.problem != '' AND latest >= ? LIMIT 1",
+            (prompt, since),
+        ).fetchone()
+    )
+
+
+def forget_old(
+    slice_: Slice, since: float, connection: sqlite3.Connection, after: int = 0, gone: int = 0
+) -> "Again | int":
+    """Deletes the problems that nobody wrote to since then; returns how many prompts that were in all."""
+    while True:
+        old, end = old_prompts(connection, since, after)
+        for prompt in old:
+            while (
+                connection.execute(
+                    "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE prompt = ? LIMIT ?)",
+                    (prompt, DELETED_AT_ONCE),
+                ).rowcount
+                == DELETED_AT_ONCE
+            ):
+                if slice_.over():
+                    return Again(partial(forget_old, slice_, since, after=prompt - 1, gone=gone))
+            gone += connection.execute("DELETE FROM prompts WHERE id = ?", (prompt,)).rowcount
+            if slice_.over():
+                return Again(partial(forget_old, slice_, since, after=prompt, gone=gone))
+        if end is None:
+            return gone
+        after = end
+        if slice_.over():
+            return Again(partial(forget_old, slice_, since, after=after, gone=gone))
