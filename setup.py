@@ -21,6 +21,7 @@ PACKAGES = {
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
     "histospec.client.vllm.coupled": "client/vllm/coupled",
+    "histospec.protocol": "protos/histospec/protocol",
     "histospec.v1": "protos/histospec/v1",
 }
 DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]

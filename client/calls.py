@@ -16,6 +16,7 @@ from histospec.client.errors import Unavailable
 from histospec.client.pieces import PART
 from histospec.client.room import Room
 from histospec.client.shard import ShardState
+from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
@@ -176,8 +177,8 @@ def _names(prompts: Sequence[values.Tokens], problems: Sequence[str | None] | No
 def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
     return [
         values.Response(
-            tokens=np.frombuffer(r.tokens, tokens.INT32),
-            logprobs=np.frombuffer(r.logprobs, tokens.FLOAT32) if r.logprobs else None,
+            tokens=np.frombuffer(r.tokens, INT32),
+            logprobs=np.frombuffer(r.logprobs, FLOAT32) if r.logprobs else None,
             reward=r.reward if r.HasField("reward") else None,
             epoch=r.epoch,
             generated=np.frombuffer(r.generated, np.bool_) if r.generated else None,

@@ -24,10 +24,9 @@ from pathlib import Path
 import grpc
 
 from histospec.client.errors import ConfigurationError
+from histospec.protocol.limits import MAX_NAMESPACE
 
 DISCOVER = "discover://"
-MAX_NAMESPACE = 128
-"""Characters, as the wire allows."""
 LONGEST_FILE = 16 << 20
 """Bytes of a token or a certificate."""
 

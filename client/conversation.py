@@ -19,7 +19,7 @@ from histospec.client.budget import Budget
 from histospec.client.config import Limits
 from histospec.client.room import Room, ServerLimits
 from histospec.client.session import Commit, Session
-from histospec.client.tokens import FLOAT32, INT32, UINT64
+from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
 
 

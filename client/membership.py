@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from histospec.client import routing
 from histospec.client.config import DISCOVER, Config, Endpoint
 from histospec.client.session import Session
 from histospec.client.shard import ShardState
+from histospec.protocol import placement
 
 
 class Membership:
@@ -35,8 +35,8 @@ class Membership:
         """The shard that owns a problem."""
         if len(self.shards) == 1:
             return self.shards[0]
-        digest = routing.problem_digest(self._config.namespace, prompt, problem)
-        return self.shards[routing.place(digest, self._names)]
+        digest = placement.problem_digest(self._config.namespace, prompt, problem)
+        return self.shards[placement.place(digest, self._names)]
 
     def owner_of(self, session: Session) -> ShardState:
         """The shard that owns the problem of a session."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from histospec.client.room import Room
-from histospec.client.tokens import INT32, UINT64
+from histospec.protocol.arrays import INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
 
 PART = 8

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from histospec.client.config import Limits
+from histospec.protocol.names import LIMITS
 
 UNLIMITED = 1 << 62
 OVERHEAD = 128
@@ -33,13 +34,7 @@ class ServerLimits(NamedTuple):
     def told(cls, metadata: Iterable[tuple[str, Any]] | None) -> "ServerLimits":
         """As the answer to Topology says them; servers before 0.2 say none."""
         said = {str(key): value for key, value in metadata or ()}
-        names = {
-            "batch": "histospec-max-batch",
-            "message": "histospec-max-message",
-            "draft": "histospec-max-draft-tokens",
-            "sessions": "histospec-max-sessions-per-stream",
-        }
-        numbers = {field: str(said[name]) for field, name in names.items() if name in said}
+        numbers = {field: str(said[name]) for field, name in LIMITS.items() if name in said}
         return cls(**{field: int(number) for field, number in numbers.items() if number.isdecimal() and int(number)})
 
     def refused(self, details: str) -> "ServerLimits":

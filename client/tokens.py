@@ -12,15 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from histospec.client.values import Tokens
-
-MAX_TOKEN = (1 << 31) - 1
-MAX_PROBLEM = 1024
-"""Characters of a problem id."""
-MAX_EPOCH = 1 << 52
-"""Larger ones the servers refuse."""
-INT32 = np.dtype("<i4")
-UINT64 = np.dtype("<u8")
-FLOAT32 = np.dtype("<f4")
+from histospec.protocol.arrays import FLOAT32, INT32
+from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
 
 
 def token_bytes(name: str, value: Tokens, *, empty: bool = True) -> bytes:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay import arctic as replay_arctic
 from histospec.replay import plot as replay_plot
 from histospec.replay import results_json as replay_json
@@ -20,7 +21,7 @@ from histospec.replay import tables as replay_tables
 from histospec.replay.plan import replay
 from histospec.replay.recordings import STDIN, Problem, is_regular, opened, read
 from histospec.replay.result import Options
-from histospec.server.arguments import MOST_COST, MOST_TOKENS, ArgumentParser, amount, whole
+from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.errors import ConfigError
 from histospec.server.targets import FORCE, is_stdout, written
 
@@ -136,7 +137,7 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--max-tokens",
-        type=whole(1, MOST_TOKENS),
+        type=whole(1, MAX_DRAFT),
         default=16,
         metavar="N",
         help="longest draft, in tokens (default: 16)",

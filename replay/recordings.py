@@ -19,9 +19,9 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from histospec.protocol.limits import MAX_EPOCH
 from histospec.server.errors import ConfigError
 from histospec.server.failures import reason
-from histospec.server.stores.interface import MAX_EPOCH
 
 MAX_TOKEN = (1 << 31) - 1
 GZIP_MAGIC = b"\x1f\x8b"

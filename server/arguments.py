@@ -6,7 +6,6 @@ from typing import NoReturn, TypeVar
 
 from histospec.server.errors import ConfigError
 
-MOST_TOKENS = 1024  # of a draft, as the engine allows
 MOST_COST = 1000.0  # of verifying a drafted token, in plain steps
 LONGEST = 500  # characters of a message
 N = TypeVar("N", int, float)

@@ -29,6 +29,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from histospec.protocol.limits import MAX_DRAFT, MAX_NAMESPACE
 from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
 from histospec.server.security.small_files import read_text
@@ -37,11 +38,9 @@ from histospec.server.stores.interface import HISTORY_RESPONSES
 from histospec.server.stores.redis.location import SCHEMES, Location
 
 PREFIX = "HISTOSPEC_"
-MAX_NAMESPACE = 128  # characters
 MAX_SHARD_NAME = 253  # characters, as a DNS name has
 MAX_BYTES = 1 << 47  # what a process can address
 MAX_COUNT = (1 << 31) - 1
-MAX_DRAFT_TOKENS = 1024  # the engine's own limit: kMaxDraft
 LONGEST = 300  # characters of a sentence: it repeats the wrong value
 C = TypeVar("C", bound="StoreConfig")
 
@@ -283,7 +282,7 @@ class Config(StoreConfig):
     max_batch: Count = Field(
         4096, description="most sessions in a step, opens or closes in a message, responses in an ingest"
     )
-    max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_TOKENS)] = Field(
+    max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT)] = Field(
         256, description="longest draft that a step may ask for, at most 1024"
     )
     max_namespaces: Count = Field(4096, description="most namespaces; each costs memory for as long as it is there")

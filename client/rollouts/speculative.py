@@ -24,6 +24,7 @@ from histospec.client.rollouts.old import Limits, Old, choose, cut
 from histospec.client.rollouts.values import Report, Rollout
 from histospec.client.sync import DraftClient
 from histospec.client.values import Response, Tokens
+from histospec.protocol.arrays import INT32
 
 log = logging.getLogger("histospec.client")
 
@@ -274,7 +275,7 @@ def _token_ids(name: str, given: Prompt) -> NDArray[np.int32]:
         if set(given) != {"prompt_token_ids"}:
             raise ValueError(f"{name}: must hold 'prompt_token_ids' and nothing else, holds {sorted(given)}")
         given = given["prompt_token_ids"]
-    return np.frombuffer(tokens.token_bytes(name, cast("Tokens", given), empty=False), tokens.INT32)
+    return np.frombuffer(tokens.token_bytes(name, cast("Tokens", given), empty=False), INT32)
 
 
 def _request(text: NDArray[np.int32]) -> dict[str, Any]:

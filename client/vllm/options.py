@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ..tokens import MAX_EPOCH, MAX_PROBLEM
+from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM
 
 logger = logging.getLogger("vllm.histospec")
 

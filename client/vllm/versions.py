@@ -20,7 +20,7 @@ import importlib
 import re
 from typing import Any, NamedTuple
 
-from ..tokens import MAX_EPOCH
+from histospec.protocol.limits import MAX_EPOCH
 
 # The number stands alone, or behind a word or a separator: "7", "step7", "run-2/v7"; not "9f86d08" and not "2.5b".
 NUMBERED = re.compile(r"(?:.*[^0-9A-Za-z.])?[A-Za-z]*([0-9]{1,19})", re.ASCII | re.DOTALL)

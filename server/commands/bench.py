@@ -22,8 +22,9 @@ from histospec.client import DraftClient, Response
 from histospec.client.config import configure
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
+from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
-from histospec.server.arguments import MOST_COST, MOST_TOKENS, ArgumentParser, amount, whole
+from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_processes import Workers
 from histospec.server.commands.bench_worker import Load, Measured, Task, generated, roll_out
 from histospec.server.commands.reader import read_status
@@ -81,7 +82,7 @@ def _parser() -> ArgumentParser:
         help="of a step (default: 0.02)",
     )
     parser.add_argument(
-        "--max-tokens", type=whole(1, MOST_TOKENS), default=16, metavar="N", help="longest draft (default: 16)"
+        "--max-tokens", type=whole(1, MAX_DRAFT), default=16, metavar="N", help="longest draft (default: 16)"
     )
     parser.add_argument(
         "--verify-cost",

@@ -19,13 +19,14 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from histospec.protocol.arrays import FLOAT32, INT32
+from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
 from histospec.replay.recordings import Line, LineResponse, RecordingError, is_regular, opened, read_as
 from histospec.server import config as configuration
 from histospec.server.arguments import ArgumentParser
-from histospec.server.config import MAX_NAMESPACE, StoreConfig
+from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
 from histospec.server.open_store import open_reader, open_store
-from histospec.server.rpc.wire import FLOAT32, INT32, MAX_PROBLEM
 from histospec.server.stores.interface import Batch, Problem, Reader, Record, Store, by_epoch, total_size
 from histospec.server.targets import FORCE, is_stdout, written
 

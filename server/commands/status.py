@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from rich.console import Console
 
-from histospec.client.channel import metadata
+from histospec.client.channel import metadata, open_channel
 from histospec.client.config import Config, Endpoint, Tls, configure
 from histospec.client.discovery import resolve, topology
 from histospec.client.errors import ConfigurationError
@@ -123,11 +123,19 @@ async def look(config: Config, http: Sequence[Address], timeout: float) -> list[
     http: where to read `/status`; none: at the usual port of each shard. Raises Unavailable where nobody answers.
     """
     endpoints = await _find(config, timeout)
-    states = await asyncio.gather(*(health(endpoint, config, timeout) for endpoint in endpoints))
+    states = await asyncio.gather(*(_health(endpoint, config, timeout) for endpoint in endpoints))
     places = http or dict.fromkeys(Address.parse(e.address)._replace(port=METRICS_PORT) for e in endpoints)
     told = await asyncio.gather(*(read_status(place, timeout) for place in places), return_exceptions=True)
     by_name = {status["shard"]: status for status in told if isinstance(status, dict)}
     return [Shard(end, state, by_name.get(end.name)) for end, state in zip(endpoints, states, strict=True)]
+
+
+async def _health(endpoint: Endpoint, config: Config, timeout: float) -> str:
+    try:
+        async with open_channel(grpc.aio, endpoint, config) as channel:
+            return await health(channel, timeout)
+    except ClientError as error:
+        return str(error)
 
 
 async def _find(config: Config, timeout: float) -> list[Endpoint]:

@@ -13,12 +13,12 @@ import numpy as np
 import structlog
 
 from histospec.native import Engine
+from histospec.protocol.arrays import INT32
 from histospec.server.errors import LimitExceeded, StoreError, StoreFull
 from histospec.server.history.learning import Learning
 from histospec.server.history.read_through import ReadThrough
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
-from histospec.server.rpc.wire import INT32
 from histospec.server.stores.interface import Batch, Problem, Record, Store, total_size
 
 log = structlog.get_logger()

@@ -8,32 +8,27 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from histospec.client.channel import open_channel
-from histospec.client.config import Config as ClientConfig
-from histospec.client.config import Endpoint, Tls
-from histospec.client.errors import HistoSpecError as ClientError
+from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server.config import Config, Peer
-from histospec.server.rpc.interceptors import SERVICE
+from histospec.server.security.tls import Visitor
 
 EVERY = 10.0  # seconds
 TIMEOUT = 2.0
 SERVING = "SERVING"
 UNKNOWN = "not asked yet"
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]  # a shard is near
 UNVERIFIED = "its certificate cannot be verified from here"
 
 
-async def health(endpoint: Endpoint, config: ClientConfig, timeout: float) -> str:
-    """SERVING, or what else is the case."""
+async def health(channel: grpc.aio.Channel, timeout: float) -> str:
+    """SERVING, or what else is the case with the shard at the end of this channel."""
     try:
-        async with open_channel(grpc.aio, endpoint, config) as channel:
-            request = health_pb2.HealthCheckRequest(service=SERVICE)
-            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
+        request = health_pb2.HealthCheckRequest(service=DRAFT_SERVICE)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
     except grpc.aio.AioRpcError as error:
         if "CERTIFICATE_VERIFY_FAILED" in (error.details() or ""):
             return UNVERIFIED
         return f"{error.code().name}: {error.details()}"
-    except ClientError as error:
-        return str(error)
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
@@ -42,11 +37,9 @@ class Peers:
 
     def __init__(self, peers: Sequence[Peer], config: Config) -> None:
         self._peers = peers
-        tls = None
-        if config.tls_cert is not None:
-            files = (config.tls_client_ca, config.tls_cert, config.tls_key)
-            tls = Tls(*(None if path is None else str(path) for path in files))
-        self._config = ClientConfig(endpoints=(), namespace="", tls=tls)
+        self._tls = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            self._tls = Visitor(config.tls_client_ca, config.tls_cert, config.tls_key)
         self._states: dict[str, str] = {}
         self._asked = -EVERY
         self._asking: asyncio.Task[None] | None = None
@@ -59,12 +52,23 @@ class Peers:
 
     async def _ask(self) -> None:
         try:
-            ends = [Endpoint(peer.name, str(peer.address)) for peer in self._peers]
-            answers = await asyncio.gather(*(health(end, self._config, TIMEOUT) for end in ends))
-            self._states = {end.name: answer for end, answer in zip(ends, answers, strict=True)}
+            answers = await asyncio.gather(*(self._health(peer) for peer in self._peers))
+            self._states = {peer.name: answer for peer, answer in zip(self._peers, answers, strict=True)}
         finally:
             self._asked = time.monotonic()
             self._asking = None
+
+    async def _health(self, peer: Peer) -> str:
+        try:
+            async with self._channel(peer) as channel:
+                return await health(channel, TIMEOUT)
+        except OSError as error:  # a certificate that cannot be read now
+            return f"tls: {error}"
+
+    def _channel(self, peer: Peer) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(str(peer.address), options=OPTIONS)
+        return grpc.aio.secure_channel(str(peer.address), self._tls.credentials(), options=OPTIONS)
 
     def stop(self) -> None:
         """Asks no more."""

@@ -23,6 +23,7 @@ import structlog
 from numpy.typing import NDArray
 
 from histospec.native import Engine
+from histospec.protocol.arrays import INT32, UINT64
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError, Unavailable
 from histospec.server.history.history import CROWDED, History
@@ -187,7 +188,7 @@ class DraftStream:
                 commits[close.session] = batch
             await turns.after(close.generated + slices.SESSION_WORK)
         if unknown:
-            response.unknown = np.array(unknown, wire.UINT64).tobytes()
+            response.unknown = np.array(unknown, UINT64).tobytes()
         self._counts["messages"] += 1
         if commits:
             task = asyncio.ensure_future(self._store(commits, response, started))
@@ -300,7 +301,7 @@ class DraftStream:
             too_long = f"step: the session is over the limit of {most} tokens"
             self._give_up(step, rows[drafts.outcomes == slices.TOO_LONG], too_long, response, unknown)
             self._give_up(step, rows[drafts.outcomes == slices.UNKNOWN], "", response, unknown)
-        response.lengths = lengths.astype(wire.INT32).tobytes()
+        response.lengths = lengths.astype(INT32).tobytes()
         response.tokens = drafts.tokens.tobytes()
         response.probs = drafts.probs.tobytes()
         self._counts["steps"] += 1

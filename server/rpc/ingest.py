@@ -4,9 +4,9 @@ import time
 
 import structlog
 
+from histospec.protocol.arrays import INT32
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
-from histospec.server.rpc.wire import INT32
 from histospec.server.stores.interface import Batch
 
 log = structlog.get_logger()

@@ -14,6 +14,7 @@ import grpc.aio
 import structlog
 from structlog.contextvars import bind_contextvars
 
+from histospec.protocol.limits import MAX_QUANTILES
 from histospec.server.config import Config
 from histospec.server.errors import (
     HistoSpecError,
@@ -50,7 +51,7 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
     """By the name of a request: what refuses one that would decode to more than this server takes."""
     limits = {
-        "PredictLengthRequest.quantiles": wire.MAX_QUANTILES,
+        "PredictLengthRequest.quantiles": MAX_QUANTILES,
         "TokenList.tokens": config.max_message,  # `specrl` counts them
     }
     requests = [method.input_type for methods in METHODS.values() for method in methods.values()]

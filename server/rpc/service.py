@@ -8,6 +8,7 @@ import grpc.aio
 import numpy as np
 
 from histospec.native import Engine
+from histospec.protocol.names import LIMITS
 from histospec.server.config import Config, Peer
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
@@ -101,10 +102,10 @@ class DraftService(pb_grpc.DraftServiceServicer):
         config = self._config
         context.set_trailing_metadata(
             (
-                ("histospec-max-batch", str(config.max_batch)),
-                ("histospec-max-message", str(config.max_message)),
-                ("histospec-max-draft-tokens", str(config.max_draft_tokens)),
-                ("histospec-max-sessions-per-stream", str(config.max_sessions_per_stream)),
+                (LIMITS["batch"], str(config.max_batch)),
+                (LIMITS["message"], str(config.max_message)),
+                (LIMITS["draft"], str(config.max_draft_tokens)),
+                (LIMITS["sessions"], str(config.max_sessions_per_stream)),
             )
         )
         return pb.TopologyResponse(

@@ -19,6 +19,7 @@ import xxhash
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from histospec.protocol.arrays import INT32
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
@@ -113,7 +114,7 @@ def read(data: bytes, config: Config) -> Update:
 
     Raises DecodeError, and LimitExceeded for more tokens than an ingest of that size may have.
     """
-    most = left = config.max_message // wire.INT32.itemsize
+    most = left = config.max_message // INT32.itemsize
     prompt_hash = 0
     prompt: list[memoryview] = []
     responses: list[memoryview] = []
@@ -144,7 +145,7 @@ async def tokens_of(field: str, part: bytes | memoryview, limit: int) -> bytes:
         except DecodeError:
             raise InvalidRequest(f"{field}: its {len(part)} bytes are not a TokenList") from None
         _check_number(field, len(numbers), limit)
-        return np.array(numbers, wire.INT32).tobytes()
+        return np.array(numbers, INT32).tobytes()
     _check_number(field, _numbers(packed), limit)
     pieces = []
     for piece in _pieces(field, packed):

@@ -12,20 +12,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from histospec.server.config import MAX_NAMESPACE, Config
+from histospec.protocol.arrays import FLOAT32, INT32, UINT64
+from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
+from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
-from histospec.server.stores.interface import LAST_EPOCH, MAX_EPOCH, Batch, Problem, Record
+from histospec.server.stores.interface import LAST_EPOCH, Batch, Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
-
-MAX_PROBLEM = 1024
-MAX_QUANTILES = 64
-
-INT32 = np.dtype("<i4")
-INT64 = np.dtype("<i8")
-UINT64 = np.dtype("<u8")
-FLOAT32 = np.dtype("<f4")
 
 
 class Open(NamedTuple):

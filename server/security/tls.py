@@ -23,6 +23,20 @@ class _Contents(NamedTuple):
     """When the first certificate of the chain expires, in seconds since 1970."""
 
 
+class Visitor(NamedTuple):
+    """What a server shows when it calls another one: the files that others are shown when they call this one."""
+
+    authorities: Path | None
+    """None: those of the system."""
+    certificate: Path
+    key: Path
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel, from the files as they are now. Raises OSError."""
+        authorities = None if self.authorities is None else read_bytes(self.authorities)
+        return grpc.ssl_channel_credentials(authorities, read_bytes(self.key), read_bytes(self.certificate))
+
+
 class Certificates:
     """PEM files: a certificate chain, its key and, for mTLS, the authorities that sign clients' certificates.
 

@@ -11,9 +11,6 @@ from histospec.server.errors import LimitExceeded
 
 HISTORY_RESPONSES = 4096
 """Responses of a problem that are kept, unless told otherwise: the newest."""
-MAX_EPOCH = 1 << 52
-"""The largest epoch that a caller may name. As many again are left to be counted exactly, in the floating-point scores
-of Redis, too."""
 LAST_EPOCH = (1 << 63) - 1
 """The largest epoch that a store can hold: older versions took any int64."""
 

@@ -14,8 +14,8 @@ import struct
 import numpy as np
 import xxhash
 
+from histospec.protocol.arrays import INT32
 from histospec.server.errors import Damaged
-from histospec.server.rpc.wire import INT32
 from histospec.server.stores.interface import LAST_EPOCH, Record
 
 PLAIN, SEEDED, CHECKED = 1, 2, 3  # the versions

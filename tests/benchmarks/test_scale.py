@@ -10,7 +10,7 @@ import pytest
 from scale_model import Costs, Plan, fit
 from scale_simulation import Surroundings, cheapest_shards, fewest_shards, simulate, tried
 
-from histospec.client.routing import place, problem_digest
+from histospec.protocol.placement import place, problem_digest
 
 NOTHING = Costs(*[0.0] * len(asdict(Costs())))
 EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0)

@@ -29,7 +29,7 @@ from histospec.client import (
     Unavailable,
     commits,
 )
-from histospec.client.routing import place, problem_digest
+from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 
 PROMPT = [11, 12, 13, 14]

@@ -7,7 +7,7 @@ from histospec.client import Limits
 from histospec.client.budget import Budget
 from histospec.client.config import Endpoint, configure
 from histospec.client.core import Core
-from histospec.client.routing import place, problem_digest
+from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 
 PROMPTS = [[7, p] for p in range(40)]

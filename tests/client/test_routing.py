@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from histospec.client.routing import place, problem_digest, weight
+from histospec.protocol.placement import place, problem_digest, weight
 
 PROMPT = np.array([1, 2, 3], "<i4").tobytes()
 NAMES = ["shard-0", "shard-1", "shard-2"]

@@ -10,7 +10,7 @@ from rollouts import NAMES, PROMPTS, Load, connections, owner
 from waiting import eventually
 
 from histospec.client import DraftClient, Response
-from histospec.client.routing import place, problem_digest
+from histospec.protocol.placement import place, problem_digest
 
 
 @pytest.fixture

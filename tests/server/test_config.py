@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from histospec.native import Engine
-from histospec.server.config import MAX_BYTES, MAX_COUNT, MAX_DRAFT_TOKENS, Address, Config, Peer, load
+from histospec.protocol.limits import MAX_DRAFT
+from histospec.server.config import MAX_BYTES, MAX_COUNT, Address, Config, Peer, load
 from histospec.server.errors import ConfigError
 
 
@@ -174,7 +175,7 @@ def test_a_long_value_is_cut_and_what_to_do_is_said():
 def test_the_longest_draft_is_the_engines_own():
     engine = Engine(1 << 20)
     nothing, offsets = np.empty(0, np.int64), np.zeros(1, np.int64)
-    longest = load(["--max-draft-tokens", str(MAX_DRAFT_TOKENS)]).max_draft_tokens
+    longest = load(["--max-draft-tokens", str(MAX_DRAFT)]).max_draft_tokens
     engine.step(nothing, np.empty(0, np.int32), offsets, max_tokens=longest)
     with pytest.raises(ValueError, match="max_tokens"):
         engine.step(nothing, np.empty(0, np.int32), offsets, max_tokens=longest + 1)

@@ -8,7 +8,8 @@ import pytest
 import xxhash
 from batches import put
 
-from histospec.server.stores.interface import LAST_EPOCH, MAX_EPOCH
+from histospec.protocol.limits import MAX_EPOCH
+from histospec.server.stores.interface import LAST_EPOCH
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.specrl import rollout_cache_pb2, rollout_cache_pb2_grpc
 from histospec.v1 import draft_pb2 as pb

@@ -10,7 +10,7 @@ from waiting import eventually
 
 from histospec.client import DraftClient
 from histospec.client.config import Breaker, Limits, Timeouts
-from histospec.client.routing import place, problem_digest
+from histospec.protocol.placement import place, problem_digest
 
 NAMES = ["shard-0", "shard-1", "shard-2"]
 NAMESPACE = "run"

@@ -5,14 +5,14 @@
     histospec:1:estimators:NAMESPACE       hash: what the drafter of each shard learned
     histospec:1:namespaces                 sorted set: the newest epoch of each
 
-DIGEST is the one that places the problem (`histospec.client.routing`).
+DIGEST is the one that places the problem (`histospec.protocol.placement`).
 """
 
 import struct
 from collections.abc import Iterable
 from typing import Any
 
-from histospec.client.routing import problem_digest
+from histospec.protocol.placement import problem_digest
 from histospec.server.stores.interface import Problem
 
 PREFIX = b"histospec:1:"

@@ -1,0 +1,12 @@
+"""How arrays travel: flat and little-endian, whatever machine is at either end."""
+
+import numpy as np
+
+INT32 = np.dtype("<i4")
+"""Tokens, positions and lengths."""
+INT64 = np.dtype("<i8")
+"""Offsets into flat arrays."""
+UINT64 = np.dtype("<u8")
+"""Sessions."""
+FLOAT32 = np.dtype("<f4")
+"""Probabilities and logprobs."""
