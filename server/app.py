@@ -107,9 +107,9 @@ class Server:
             namespace_tokens=config.namespace_tokens,
             history_responses=config.history_responses,
         )
-        self._metrics = Metrics(engine)
+        self._history = History(engine, store, config.max_namespaces)
+        self._metrics = Metrics(engine, self._history.counts)
         self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
-        self._history = History(engine, store, self._metrics, config.max_namespaces)
         self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
         self._services = [SERVICE] if self._specrl is None else [SERVICE, SPECRL.full_name]

@@ -15,10 +15,10 @@ import structlog
 from histospec.native import Engine
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import LimitExceeded, StoreError, StoreFull
+from histospec.server.history.counts import Counts
 from histospec.server.history.learning import Learning
 from histospec.server.history.read_through import ReadThrough
 from histospec.server.logs.lines import Throttle
-from histospec.server.observability.metrics import Metrics
 from histospec.server.stores.interface import Batch, Problem, Record, Store, total_size
 
 log = structlog.get_logger()
@@ -36,22 +36,22 @@ WATCH_SECONDS = 3.0  # between looks at what other shards have stored
 class History:
     """The finished responses of all problems of this shard."""
 
-    def __init__(self, engine: Engine, store: Store, metrics: Metrics, max_namespaces: int) -> None:
+    def __init__(self, engine: Engine, store: Store, max_namespaces: int) -> None:
         self._engine = engine
         self._store = store
-        self._metrics = metrics
+        self.counts = Counts()
         self._newest = store.newest_epochs()
         self._namespaces = set(self._newest)
         self._named: set[str] = set()  # namespaces whose epochs somebody names
         self._max_namespaces = max_namespaces
         self._backwards = 0  # how often the newest epochs went back: what was read before that no longer counts
         self._watching: asyncio.Task[None] | None = None
-        self._learning = Learning(engine, store, metrics)
+        self._learning = Learning(engine, store, self.counts)
         self._learning.restore()
         # Building an index takes milliseconds: it must not hold up the drafts on the event loop.
         self._indexing = ThreadPoolExecutor(1, thread_name_prefix="index")
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._through = ReadThrough(store, self._knows, self._index, self._indexing, metrics)
+        self._through = ReadThrough(store, self._knows, self._index, self._indexing, self.counts)
         self._begun: set[asyncio.Task[Any]] = set()
         self._unindexed = 0
         self._said: Counter[str] = Counter()
@@ -128,13 +128,13 @@ class History:
         try:
             await asyncio.wrap_future(self._store.append(batch))
         except StoreError:
-            self._metrics.store_errors.inc()
+            self.counts.store_errors += 1
             raise
         self._count(len(batch.records), _tokens(batch))
 
     def _count(self, responses: int, tokens: int) -> None:
-        self._metrics.ingested_responses.inc(responses)
-        self._metrics.ingested_tokens.inc(tokens)
+        self.counts.stored_responses += responses
+        self.counts.stored_tokens += tokens
         if not self._said:  # one line for all that arrives in the same few seconds
             nobody = Context()  # else the line would name the request that happened to come first
             asyncio.get_running_loop().call_later(LOG_EVERY_SECONDS, self._report, context=nobody)
@@ -156,7 +156,7 @@ class History:
         try:
             return await asyncio.to_thread(self._store.history, problem, limit, room)
         except StoreError:
-            self._metrics.store_errors.inc()
+            self.counts.store_errors += 1
             raise
 
     async def drop(self, namespace: str) -> int:
@@ -169,7 +169,7 @@ class History:
             try:
                 dropped = await asyncio.wrap_future(self._store.drop(namespace))
             except StoreError:
-                self._metrics.store_errors.inc()
+                self.counts.store_errors += 1
                 raise
             self._newest.pop(namespace, None)
             self._named.discard(namespace)
@@ -189,7 +189,7 @@ class History:
             try:
                 forgotten = await asyncio.wrap_future(self._store.rewind(namespace, epoch))
             except StoreError:
-                self._metrics.store_errors.inc()
+                self.counts.store_errors += 1
                 raise
             if namespace in self._newest:
                 self._newest[namespace] = min(self._newest[namespace], epoch)
@@ -236,7 +236,7 @@ class History:
             self._index(batch)
             responses += len(batch.records)
             tokens += _tokens(batch)
-            self._metrics.loaded_responses.set(responses)
+            self.counts.loaded_responses = responses
             self.progress = f"loaded {responses} of {total} responses"
             if time.monotonic() - said > LOG_EVERY_SECONDS:
                 said = time.monotonic()

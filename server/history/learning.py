@@ -11,7 +11,7 @@ import structlog
 
 from histospec.native import Engine
 from histospec.server.errors import StoreError
-from histospec.server.observability.metrics import Metrics
+from histospec.server.history.counts import Counts
 from histospec.server.stores.interface import Store
 
 log = structlog.get_logger()
@@ -23,10 +23,10 @@ SAVE_SECONDS = 60.0
 class Learning:
     """The estimators of all namespaces of this shard, and their copies in the store."""
 
-    def __init__(self, engine: Engine, store: Store, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, store: Store, counts: Counts) -> None:
         self._engine = engine
         self._store = store
-        self._metrics = metrics
+        self._counts = counts
         self._saved: dict[str, int] = {}  # hashes of the states that the store has
         # Held while states go to the store, so that none of a namespace that is being dropped goes there after it.
         self._lock = asyncio.Lock()
@@ -40,7 +40,7 @@ class Learning:
         try:
             states = self._store.estimators()
         except StoreError as error:
-            self._metrics.store_errors.inc()
+            self._counts.store_errors += 1
             log.warning("what was learned cannot be read; drafting starts anew", reason=str(error))
             return
         reasons = {namespace: self._restore(namespace, state) for namespace, state in states.items()}
@@ -83,7 +83,7 @@ class Learning:
                 try:
                     await asyncio.wrap_future(self._store.save_estimator(namespace, state))
                 except StoreError as error:  # the others would fare no better; the next time takes them all
-                    self._metrics.store_errors.inc()
+                    self._counts.store_errors += 1
                     log.warning("what was learned is not saved", namespace=namespace, reason=str(error))
                     return
                 self._saved[namespace] = hash(state)

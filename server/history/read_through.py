@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import structlog
 
 from histospec.server.errors import StoreError
-from histospec.server.observability.metrics import Metrics
+from histospec.server.history.counts import Counts
 from histospec.server.stores.interface import Batch, Problem, Store, by_epoch
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ class ReadThrough:
         holds: whether the index has finished responses of the problem.
         index: puts a batch into the index; called in `indexing`.
         indexing: the one thread that builds for the index.
-        metrics: where lookups are counted.
+        counts: where look-ups are counted.
 
     """
 
@@ -45,13 +45,13 @@ class ReadThrough:
         holds: Callable[[Problem], bool],
         index: Callable[[Batch], None],
         indexing: Executor,
-        metrics: Metrics,
+        counts: Counts,
     ) -> None:
         self._store = store
         self._holds = holds
         self._index = index
         self._indexing = indexing
-        self._metrics = metrics
+        self._counts = counts
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
         self._reading: dict[Problem, asyncio.Task[None]] = {}
         self._absent: OrderedDict[Problem, float] = OrderedDict()  # since when
@@ -64,7 +64,7 @@ class ReadThrough:
         if time.monotonic() - self._absent.get(problem, -math.inf) < ABSENT_SECONDS:
             return
         if len(self._reading) >= WAITING:
-            self._metrics.store_lookups.labels("skipped").inc()
+            self._counts.lookups["skipped"] += 1
             return
         task = asyncio.ensure_future(self._read(problem))
         self._reading[problem] = task
@@ -99,10 +99,10 @@ class ReadThrough:
                 self._absent.move_to_end(problem)
                 while len(self._absent) > ABSENT:
                     self._absent.popitem(last=False)
-            self._metrics.store_lookups.labels("hit" if batches else "miss").inc()
+            self._counts.lookups["hit" if batches else "miss"] += 1
         except StoreError as error:
-            self._metrics.store_errors.inc()
-            self._metrics.store_lookups.labels("failed").inc()
+            self._counts.store_errors += 1
+            self._counts.lookups["failed"] += 1
             log.warning("a problem's history cannot be read; it drafts without", reason=str(error))
 
     def _index_all(self, batches: Iterable[Batch]) -> None:

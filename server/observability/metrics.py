@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from histospec.native import Engine
+from histospec.server.history.counts import LOOKUPS, Counts
 from histospec.server.observability.connections import CLOSED
 
 # A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces: so many have a
@@ -210,14 +211,51 @@ class EngineCollector(Collector):
         return labelled
 
 
-class Metrics:
-    """Everything that one server exports, in a registry of its own."""
+class HistoryCollector(Collector):
+    """Reads what the history has counted at every scrape."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        counts = self._counts
+        yield CounterMetricFamily(
+            "histospec_ingested_responses", "Responses stored, ingested or committed.", counts.stored_responses
+        )
+        yield CounterMetricFamily("histospec_ingested_tokens", "Tokens of these responses.", counts.stored_tokens)
+        yield GaugeMetricFamily(
+            "histospec_loaded_responses", "Responses indexed from the store since the start.", counts.loaded_responses
+        )
+        yield CounterMetricFamily(
+            "histospec_store_errors", "Requests that the store could not do.", counts.store_errors
+        )
+        lookups = CounterMetricFamily(
+            "histospec_store_lookups",
+            "Problems that the index did not hold, by what asking the store gave: hit, miss, failed or skipped.",
+            labels=("result",),
+        )
+        for result in LOOKUPS:
+            lookups.add_metric((result,), counts.lookups[result])
+        yield lookups
+
+
+class Metrics:
+    """Everything that one server exports, in a registry of its own.
+
+    Args:
+        engine: read at every scrape.
+        counts: of the history; read at every scrape.
+
+    """
+
+    def __init__(self, engine: Engine, counts: Counts) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self.engine = EngineCollector(engine)
         registry.register(self.engine)
+        self.counts = counts
+        registry.register(HistoryCollector(counts))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         GCCollector(registry=registry)
@@ -234,24 +272,6 @@ class Metrics:
         self.draft_seconds = Histogram(
             "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
         )
-        self.ingested_responses = Counter(
-            "histospec_ingested_responses", "Responses stored, ingested or committed.", registry=registry
-        )
-        self.ingested_tokens = Counter("histospec_ingested_tokens", "Tokens of these responses.", registry=registry)
-        self.loaded_responses = Gauge(
-            "histospec_loaded_responses", "Responses indexed from the store since the start.", registry=registry
-        )
-        self.store_errors = Counter(
-            "histospec_store_errors", "Requests that the store could not do.", registry=registry
-        )
-        self.store_lookups = Counter(
-            "histospec_store_lookups",
-            "Problems that the index did not hold, by what asking the store gave: hit, miss, failed or skipped.",
-            ("result",),
-            registry=registry,
-        )
-        for result in ("hit", "miss", "failed", "skipped"):
-            self.store_lookups.labels(result)
         self.refusals = Counter(
             "histospec_refusals",
             "What was refused within a stream that went on: a session to open, one grown too long, a commit.",

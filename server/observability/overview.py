@@ -88,9 +88,9 @@ class Overview:
         counted = metrics.engine.read()
         values = {name: float(counted.total(name)) for name in COUNTED if name in counted.columns}
         values |= {
-            "ingested_responses": _value(metrics.ingested_responses.collect()),
-            "ingested_tokens": _value(metrics.ingested_tokens.collect()),
-            "store_errors": _value(metrics.store_errors.collect()),
+            "ingested_responses": metrics.counts.stored_responses,
+            "ingested_tokens": metrics.counts.stored_tokens,
+            "store_errors": metrics.counts.store_errors,
             "streams": _value(metrics.streams.collect()),
             "sessions": counted.total("sessions"),
             "index_bytes": metrics.engine.index_bytes(),

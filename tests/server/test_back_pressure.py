@@ -8,7 +8,6 @@ import pytest
 
 from histospec.native import Engine
 from histospec.server.history import history
-from histospec.server.observability.metrics import Metrics
 from histospec.server.stores.interface import Batch, Problem, Record
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
@@ -101,7 +100,7 @@ def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path, monkeypatch
     async def run() -> None:
         engine = SlowEngine()
         store = SQLiteStore(tmp_path, 8)
-        mine = history.History(engine, store, Metrics(engine.engine), 10)
+        mine = history.History(engine, store, 10)
         await mine.load()
         adding = [
             asyncio.create_task(mine.add(Batch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))

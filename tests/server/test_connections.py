@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from waiting import eventually
 
 from histospec.native import Engine
+from histospec.server.history.counts import Counts
 from histospec.server.observability.connections import (
     ANSWERING,
     CLOSED,
@@ -72,7 +73,7 @@ class Port:
 
 @contextlib.asynccontextmanager
 async def listening(seconds: Mapping[str, float] = PATIENT) -> AsyncIterator[Port]:
-    metrics = Metrics(Engine(1 << 24))
+    metrics = Metrics(Engine(1 << 24), Counts())
 
     async def overview() -> dict[str, object]:
         return {}

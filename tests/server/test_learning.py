@@ -16,7 +16,6 @@ from waiting import eventually
 
 from histospec.native import Engine
 from histospec.server.history.history import History
-from histospec.server.observability.metrics import Metrics
 from histospec.server.stores.sqlite.store import FILE_NAME, SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 
@@ -103,7 +102,8 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(tmp_path, mon
     quick.write_text(
         f"#!{sys.executable}\n"
         "import sys\n"
-        "from histospec.server import cli, learning\n"
+        "from histospec.server import cli\n"
+        "from histospec.server.history import learning\n"
         "learning.SAVE_SECONDS = 0.05\n"
         "sys.exit(cli.main(sys.argv[1:]))\n"
     )
@@ -199,7 +199,7 @@ async def opened(directory):
     """An engine that has learned in the namespaces a and b, a store, and the history between them."""
     engine = Engine(1 << 26)
     store = SQLiteStore(directory, 8)
-    history = History(engine, store, Metrics(engine), 4096)
+    history = History(engine, store, 4096)
     await history.load()
     for namespace in "ab":
         teach(engine, namespace)
@@ -249,7 +249,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path):
             await history._learning.save()
         assert [entry["event"] for entry in logs] == ["what was learned is not saved"]
         assert "the disk is full" in logs[0]["reason"]
-        assert history._metrics.store_errors._value.get() == 1
+        assert history.counts.store_errors == 1
         assert store.estimators() == {}
         teach(engine, "a")
         store._writer.submit(lambda connection: connection.execute("DROP TRIGGER fail"), 0).result()
@@ -301,7 +301,7 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path):
     store._writer.submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
     engine = Engine(1 << 26)
     with capture_logs() as logs:
-        history = History(engine, store, Metrics(engine), 4096)
+        history = History(engine, store, 4096)
     assert [entry["event"] for entry in logs] == ["what was learned cannot be read; drafting starts anew"]
     assert engine.stats()["namespaces"] == {}
     await history.load()

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from histospec.native import Engine
+from histospec.server.history.counts import Counts
 from histospec.server.observability.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
 from histospec.v1 import draft_pb2 as pb
 
@@ -274,7 +275,7 @@ def visit(engine: Engine, namespace: str) -> None:
 @pytest.mark.parametrize("beyond", [0, 3])
 def test_namespaces_beyond_the_limit_share_a_label(beyond):
     engine = Engine(1 << 24)
-    metrics = Metrics(engine)
+    metrics = Metrics(engine, Counts())
     for i in range(MAX_NAMESPACE_LABELS + beyond):
         visit(engine, f"namespace {i:04}")
     labels = labelled(metrics)
@@ -284,7 +285,7 @@ def test_namespaces_beyond_the_limit_share_a_label(beyond):
 
 def test_a_label_stays_while_its_namespace_does_and_is_free_after_it():
     engine = Engine(1 << 24)
-    metrics = Metrics(engine)
+    metrics = Metrics(engine, Counts())
     for i in range(MAX_NAMESPACE_LABELS):
         visit(engine, f"old {i:04}")
     old = set(labelled(metrics))
@@ -305,7 +306,7 @@ def test_a_label_stays_while_its_namespace_does_and_is_free_after_it():
 
 def test_what_a_worker_said_goes_with_its_namespace():
     engine = Engine(1 << 24)
-    metrics = Metrics(engine)
+    metrics = Metrics(engine, Counts())
     for name in ("a", "b"):
         visit(engine, name)
         metrics.engine.saw_verify_cost(name, 0.5)

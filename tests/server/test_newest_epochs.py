@@ -12,7 +12,6 @@ from histospec.native import Engine
 from histospec.server.errors import StoreError
 from histospec.server.history import history as module
 from histospec.server.history.history import History
-from histospec.server.observability.metrics import Metrics
 from histospec.server.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.asyncio
@@ -26,7 +25,7 @@ async def both(tmp_path, monkeypatch):
     store = SQLiteStore(tmp_path, 8)
     put(store, b"aaaa", 5)
     engine = Engine(1 << 26)
-    history = History(engine, store, Metrics(engine), 4096)
+    history = History(engine, store, 4096)
     await history.load()
     yield history, store
     await history.close()

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry, Counter
 
 from histospec.server.errors import StoreError
 from histospec.server.history import read_through
+from histospec.server.history.counts import Counts
 from histospec.server.history.read_through import ReadThrough
 from histospec.server.stores.interface import Problem, Record
 
@@ -25,10 +25,9 @@ class World:
         self.indexed: list[tuple[Problem, list[Record]]] = []
         self.reads = 0
         self.broken = False
-        self.store_errors = Counter("store_errors", "", registry=CollectorRegistry())
-        self.store_lookups = Counter("store_lookups", "", ("result",), registry=CollectorRegistry())
+        self.counts = Counts()
         indexing = ThreadPoolExecutor(1)
-        self.through = ReadThrough(self, self.holds, self.indexed.append, indexing, self)
+        self.through = ReadThrough(self, self.holds, self.indexed.append, indexing, self.counts)
 
     def history(self, problem: Problem) -> list[Record]:
         self.reads += 1
@@ -39,9 +38,8 @@ class World:
     def holds(self, problem: Problem) -> bool:
         return any(batch.problem == problem for batch in self.indexed)
 
-    def lookups(self) -> dict[str, float]:
-        samples = [s for family in self.store_lookups.collect() for s in family.samples if s.name.endswith("_total")]
-        return {sample.labels["result"]: sample.value for sample in samples}
+    def lookups(self) -> dict[str, int]:
+        return dict(self.counts.lookups)
 
 
 @pytest_asyncio.fixture

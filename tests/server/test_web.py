@@ -16,6 +16,7 @@ import pytest
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
 from histospec.server.config import Config, Peer
+from histospec.server.history.counts import Counts
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import MAX_NAMESPACES, Overview, _lately
@@ -96,7 +97,7 @@ def test_namespaces_are_bounded(start_server):
 def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path):
     """Nor do its counters, where the name comes again, take anything from those of the last ten minutes."""
     engine = Engine(1 << 24)
-    metrics = Metrics(engine)
+    metrics = Metrics(engine, Counts())
     config = Config(data_dir=tmp_path)
     me = Peer("me", config.listen)
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:

@@ -6,7 +6,6 @@ from batches import put
 
 from histospec.native import Engine
 from histospec.server.history.history import History
-from histospec.server.observability.metrics import Metrics
 from histospec.server.stores.interface import Batch, Problem, Record
 from histospec.server.stores.sqlite.store import SQLiteStore
 
@@ -22,7 +21,7 @@ async def history(tmp_path, monkeypatch):
     store = SQLiteStore(tmp_path, 8)
     put(store, b"aaaa", 5)
     engine = Engine(BUDGET, namespace_tokens=0)
-    history = History(engine, store, Metrics(engine), 4096)
+    history = History(engine, store, 4096)
     await history.load()
     read, history.reads = store.history, []
     monkeypatch.setattr(store, "history", lambda *asked: history.reads.append(asked[0]) or read(*asked))

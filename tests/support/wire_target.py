@@ -63,8 +63,8 @@ class Shard:
     async def _start(self) -> None:
         config = self._config
         self.engine = Engine(config.memory, namespace_tokens=config.namespace_tokens)
-        metrics = Metrics(self.engine)
-        self._history = History(self.engine, open_store(config, "shard-0"), metrics, config.max_namespaces)
+        self._history = History(self.engine, open_store(config, "shard-0"), config.max_namespaces)
+        metrics = Metrics(self.engine, self._history.counts)
         await self._history.load()
         self._service = DraftService(self.engine, self._history, metrics, config, Access(None))
 

@@ -1,0 +1,21 @@
+"""What a history counts, since the start. Metrics read it; nothing here knows how it is shown."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+LOOKUPS = ("hit", "miss", "failed", "skipped")
+
+
+@dataclass
+class Counts:
+    """Each number is written by one thread."""
+
+    stored_responses: int = 0
+    """Ingested or committed."""
+    stored_tokens: int = 0
+    loaded_responses: int = 0
+    """Indexed from the store since the start."""
+    store_errors: int = 0
+    """Requests that the store could not do."""
+    lookups: Counter[str] = field(default_factory=Counter)
+    """Problems that the index did not hold, by what asking the store gave: one of LOOKUPS."""

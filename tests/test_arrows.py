@@ -1,0 +1,153 @@
+"""Imports point one way: a room imports from those before it, never from those behind (docs/design.md, "Rooms").
+
+Imports for type checking count, imports inside functions count, and so do C++ includes.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {
+    "histospec.client": ROOT / "client",
+    "histospec.native": ROOT / "native/python",
+    "histospec.protocol": ROOT / "protos/histospec/protocol",
+    "histospec.replay": ROOT / "replay",
+    "histospec.server": ROOT / "server",
+}
+
+BASE = ["histospec.v1", "histospec.specrl", "histospec.protocol"]
+SERVER = [
+    "histospec.native",
+    "histospec.server.errors",
+    "histospec.server.process",
+    "histospec.server.machine",
+    "histospec.server.failures",
+    "histospec.server.arguments",
+    "histospec.server.logs",
+    "histospec.server.security",
+    "histospec.server.targets",
+    "histospec.server.stores",
+    "histospec.server.config",
+    "histospec.server.open_store",
+    "histospec.server.history",
+    "histospec.server.observability",
+    "histospec.server.rpc",
+    "histospec.server.app",
+]
+"""Each may import from those before it."""
+ROOMS = {room: [*BASE, *SERVER[:number]] for number, room in enumerate(SERVER)} | {
+    "histospec.protocol": [],
+    "histospec.client": BASE,
+    "histospec.replay": [*BASE, *SERVER[: SERVER.index("histospec.server.config")]],
+    "histospec.server.commands": [*BASE, *SERVER[:-1], "histospec.client", "histospec.replay"],
+    "histospec.server.cli": [*BASE, *SERVER[: SERVER.index("histospec.server.arguments")]],
+    "histospec.server.__main__": ["histospec.server.cli"],
+}
+"""What each room may import from, beside itself."""
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Every module, by name."""
+    for package, folder in PACKAGES.items():
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.pyi")]):
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join([package, *(part for part in parts if part != "__init__")]), path
+
+
+def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
+    """What a module imports of ours, by line, as the full name of a module or of something in one."""
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*start, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+
+def inside(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
+def wrong(found: list[tuple[str, str, str]]) -> list[str]:
+    """What does not point the right way, of `(importer, where, imported)`."""
+    out = []
+    for importer, where, imported in found:
+        room = max((room for room in ROOMS if inside(importer, room)), key=len, default="no room")
+        if not any(inside(imported, other) for other in [room, *ROOMS.get(room, [])]):
+            out.append(f"{where}: {importer} imports {imported}")
+    return out
+
+
+def arrows() -> list[tuple[str, str, str]]:
+    return [
+        (module, f"{path.relative_to(ROOT)}:{line}", name)
+        for module, path in sources()
+        for line, name in imports(module, path)
+        if name.startswith("histospec.")
+    ]
+
+
+def test_imports_point_one_way():
+    assert wrong(arrows()) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("histospec.client.sync", "histospec.server.errors.HistoSpecError"),
+        ("histospec.server.rpc.service", "histospec.client.DraftClient"),
+        ("histospec.server.stores.records", "histospec.server.rpc.wire"),
+        ("histospec.server.history.history", "histospec.server.rpc.service"),
+        ("histospec.replay.plan", "histospec.server.app"),
+        ("histospec.protocol.limits", "histospec.client"),
+    ],
+)
+def test_an_arrow_that_is_turned_is_found(importer, imported):
+    assert wrong([(importer, "x.py:1", imported)])
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = {module for module, _ in sources()}
+
+    def module_of(name: str) -> str | None:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    ahead: dict[str, set[str]] = {}
+    for importer, _, imported in arrows():
+        target = module_of(imported)
+        if target is not None and target != importer and not importer.startswith(target + "."):
+            ahead.setdefault(importer, set()).add(target)
+    done: set[str] = set()
+
+    def walk(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done:
+            for target in sorted(ahead.get(module, ())):
+                walk(target, (*path, module))
+            done.add(module)
+
+    for module in sorted(ahead):
+        walk(module, ())
+
+
+INCLUDE = re.compile(r'#include "(?:src/)?(index|live|draft|engine)/')
+FOLDERS = ["index", "live", "draft", "engine"]
+
+
+def test_includes_point_one_way():
+    turned = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for number, folder in enumerate(FOLDERS)
+        for path in sorted((ROOT / "native/src" / folder).glob("*"))
+        for line in path.read_text().splitlines()
+        if (include := INCLUDE.match(line)) and FOLDERS.index(include[1]) > number
+    ]
+    assert turned == []
