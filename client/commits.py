@@ -40,6 +40,7 @@ class Commits:
         self._number = 0
         self._bytes = 0
         self._books: dict[str, ShardStats] = {}
+        self._owners: dict[int, ShardState] = {}  # where each waits, by its number
 
     def by_shard(self) -> dict[str, ShardStats]:
         """Copies of the counters: of every member, and of all that ever had something to count."""
@@ -49,9 +50,8 @@ class Commits:
         empty = ShardStats()
         return {name: replace(book) for name, book in self._books.items() if name in members or book != empty}
 
-    def keep(self, commit: Commit) -> None:
+    def keep(self, shard: ShardState, commit: Commit) -> None:
         """Takes one more, at the expense of the oldest of the shard that is over its share where there are too many."""
-        shard = commit.session.shard
         self._number += 1
         commit.number = self._number
         self._enter(shard, commit)
@@ -106,7 +106,7 @@ class Commits:
         """The shard has stored these."""
         for commit in commits:
             shard.patience = 0.0
-            self._leave(commit.session.shard, commit)
+            self._leave(commit)
             self._book(shard).committed += 1
             self._stats.commits += 1
 
@@ -147,7 +147,7 @@ class Commits:
 
     def drop(self, shard: ShardState, commit: Commit, reason: str) -> None:
         """Gives one up, for a reason."""
-        self._leave(commit.session.shard, commit)
+        self._leave(commit)
         self.refuse(shard, commit, reason)
 
     def refuse(self, shard: ShardState, commit: Commit, reason: str) -> None:
@@ -157,21 +157,21 @@ class Commits:
         self.losses.note(shard.name, commit.session.length, reason)
 
     def _owner(self, commit: Commit) -> ShardState:
-        before, owner = commit.session.shard, self._members.owner_of(commit.session)
-        if owner is not before:
-            self._leave(before, commit)
+        owner = self._members.owner_of(commit.session)
+        if owner is not self._owners[commit.number]:
+            self._leave(commit)
             self._enter(owner, commit)
-            commit.session.shard = owner
         return owner
 
     def _book(self, shard: ShardState) -> ShardStats:
         return self._books.setdefault(shard.name, ShardStats())
 
     def _enter(self, shard: ShardState, commit: Commit) -> None:
+        self._owners[commit.number] = shard
         self._count(shard, 1, commit.bytes)
 
-    def _leave(self, shard: ShardState, commit: Commit) -> None:
-        self._count(shard, -1, -commit.bytes)
+    def _leave(self, commit: Commit) -> None:
+        self._count(self._owners.pop(commit.number), -1, -commit.bytes)
 
     def _count(self, shard: ShardState, commits: int, size: int) -> None:
         book = self._book(shard)

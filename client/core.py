@@ -52,6 +52,7 @@ class Core:
         self._members = Membership(config)
         self._changed = changed
         self._sessions: dict[int, Session] = {}
+        self._owners: dict[int, ShardState] = {}  # of their problems
         self._next = 1
         self._waiting: dict[tuple[int, int], Part] = {}
         self._stats = Stats()
@@ -82,10 +83,10 @@ class Core:
                 if shard.conversation is not None:
                     self._lose(shard)
             for session in self._sessions.values():
-                owner = self._members.owner_of(session)
-                if owner is not session.shard:
-                    session.shard.forget(session)
-                    session.shard = owner
+                former, owner = self._owners[session.number], self._members.owner_of(session)
+                if owner is not former:
+                    former.forget(session)
+                    self._owners[session.number] = owner
                     owner.opens[session.number] = session  # it begins to read the history
             self._commits.move(before)
         log.info("shards: %s", ", ".join(f"{e.name} at {e.address}" for e in endpoints))
@@ -117,9 +118,10 @@ class Core:
             opened = []
             for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
                 shard = self.shard_of(prompt, problem)
-                session = Session(self._next, shard, prompt, problem, text, seed)
+                session = Session(self._next, prompt, problem, text, seed)
                 self._next += 1
                 self._sessions[session.number] = session
+                self._owners[session.number] = shard
                 shard.opens[session.number] = session
                 opened.append(session.number)
             return opened
@@ -149,16 +151,17 @@ class Core:
             ]
             for i, session in enumerate(chosen):
                 del self._sessions[session.number]
+                shard = self._owners.pop(session.number)
                 if not (commit and session.generated):
-                    session.shard.forget(session)
+                    shard.forget(session)
                     continue
-                session.shard.opens.pop(session.number, None)
+                shard.opens.pop(session.number, None)
                 kept = Commit(session, epoch[i], reward[i], scores[i], change[i])
                 if session.refused:
-                    session.shard.forget(session)
-                    self._commits.refuse(session.shard, kept, "its session was refused")
+                    shard.forget(session)
+                    self._commits.refuse(shard, kept, "its session was refused")
                 else:
-                    self._commits.keep(kept)
+                    self._commits.keep(shard, kept)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class Core:
         rows: dict[ShardState, list[int]] = {}
         for row, session in enumerate(chosen):
             if not session.refused:
-                rows.setdefault(session.shard, []).append(row)
+                rows.setdefault(self._owners[session.number], []).append(row)
         yield from rows.items()
 
     def _ask(

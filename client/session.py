@@ -1,28 +1,22 @@
 """What the client remembers of a session: enough to open it again on a server that has forgotten it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from histospec.client.shard import ShardState
 
 
 class Session:
     """One running generation. Its tokens are kept as they travel: little-endian int32 bytes."""
 
-    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "shard")
+    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed")
 
     def __init__(
         self,
         number: int,
-        shard: "ShardState",
         prompt: bytes,
         problem: str,
         generated: bytes = b"",
         seed: int | None = None,
     ) -> None:
         self.number = number
-        self.shard = shard  # the owner of its problem
         self.prompt = prompt
         self.problem = problem
         self.generated = bytearray(generated)

@@ -42,8 +42,8 @@ class World:
         (session,) = self.core.open([[prompt]])
         self.core.step([session], [[1] * tokens], Budget(max_tokens=0), self.now)
         before = self.core.stats().shards
-        owner = self.core._sessions[session].shard.name
-        size = len(self.core._sessions[session].generated) + 4
+        owner = self.core.shard_of(_i32([prompt]), "").name
+        size = 4 * tokens + 4
         self.core.close([session])
         self.finished += 1
         members = {shard.name for shard in self.core.shards}
