@@ -17,7 +17,9 @@ CLIENT_ONLY = os.environ.get("HISTOSPEC_CLIENT_ONLY", "0") not in ("", "0")
 
 PACKAGES = {
     "histospec.client": "client",
+    "histospec.client.core": "client/core",
     "histospec.client.rollouts": "client/rollouts",
+    "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
     "histospec.client.vllm.coupled": "client/vllm/coupled",

@@ -14,8 +14,9 @@ Imports nothing but numpy and gRPC, configures no logging, starts nothing until 
 """
 
 import histospec.client.quiet_grpc  # noqa: F401 - before all others
-from histospec.client.client import AsyncDraftClient
+from histospec.client.aio import AsyncDraftClient
 from histospec.client.config import Breaker, Limits, Timeouts, Tls
+from histospec.client.core.shard import Pending
 from histospec.client.errors import (
     ConfigurationError,
     DeadlineExceeded,
@@ -27,7 +28,6 @@ from histospec.client.errors import (
     Unavailable,
     UnknownSession,
 )
-from histospec.client.shard import Pending
 from histospec.client.sync import DraftClient
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, ShardStats, Stats
 

@@ -10,19 +10,20 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import grpc
 
-from histospec.client import calls, fork
-from histospec.client.budget import Budget
-from histospec.client.calls import Call
-from histospec.client.channel import metadata, open_channel
-from histospec.client.client import GRACE
+from histospec.client import fork
+from histospec.client.aio import GRACE
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
-from histospec.client.core import Core
+from histospec.client.core.budget import Budget
+from histospec.client.core.core import Core
+from histospec.client.core.shard import Pending
 from histospec.client.errors import Unavailable, from_status
-from histospec.client.lifetime import PumpedConnections
-from histospec.client.many import carry_out
-from histospec.client.pump import Pump
-from histospec.client.shard import Pending
-from histospec.client.stream import Streams
+from histospec.client.transport import calls
+from histospec.client.transport.calls import Call
+from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.lifetime import PumpedConnections
+from histospec.client.transport.many import carry_out
+from histospec.client.transport.pump import Pump
+from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.v1 import draft_pb2_grpc as rpc
 

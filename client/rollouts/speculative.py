@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client import tokens
+from histospec.client.core import tokens
 from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
 from histospec.client.rollouts.acceptance import accept_prefix

@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 from rich.console import Console
 
-from histospec.client.channel import metadata, open_channel
 from histospec.client.config import Config, Endpoint, Tls, configure
-from histospec.client.discovery import resolve, topology
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
+from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.discovery import resolve, topology
 from histospec.server.arguments import ArgumentParser, amount
 from histospec.server.commands.reader import METRICS_PORT, read_status
 from histospec.server.commands.status_tables import numbers, shard_table

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from histospec.client import Limits, ShardStats, Stats
-from histospec.client.budget import Budget
 from histospec.client.config import Endpoint, configure
-from histospec.client.core import Core
-from histospec.client.losses import PAUSE, Losses
-from histospec.client.shard import ShardState
+from histospec.client.core.budget import Budget
+from histospec.client.core.core import Core
+from histospec.client.core.losses import PAUSE, Losses
+from histospec.client.core.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
 
 LIMITS = Limits(commits=12, commit_bytes=600, message_bytes=100)
@@ -212,7 +212,7 @@ def test_drops_are_said_once_and_then_once_a_minute(caplog):
 @pytest.mark.parametrize("flushes", [False, True])
 def test_a_dead_shard_does_not_fill_the_log(caplog, flushes):
     world = World()
-    with caplog.at_level(logging.WARNING, "histospec.client.losses"), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "histospec.client.core.losses"), caplog.at_level(logging.WARNING):
         for n in range(200):
             world.finish(n, 5, flush=flushes)
     lines = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histospec.client.breaker import CircuitBreaker
-from histospec.client.budget import Budget
 from histospec.client.config import Breaker, Limits, configure
-from histospec.client.core import Core
+from histospec.client.core.breaker import CircuitBreaker
+from histospec.client.core.budget import Budget
+from histospec.client.core.core import Core
+from histospec.client.core.room import ServerLimits
 from histospec.client.errors import UnknownSession
-from histospec.client.room import ServerLimits
 from histospec.v1 import draft_pb2 as pb
 
 UNLIMITED = ServerLimits()

@@ -27,8 +27,8 @@ from histospec.client import (
     Response,
     Timeouts,
     Unavailable,
-    commits,
 )
+from histospec.client.core import commits
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 

@@ -8,7 +8,7 @@ import pytest
 from waiting import eventually
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, LimitExceeded, Limits, Response
-from histospec.client.room import ServerLimits
+from histospec.client.core.room import ServerLimits
 from histospec.v1 import draft_pb2 as pb
 
 PATIENT = 60.0

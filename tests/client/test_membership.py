@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from histospec.client import Limits
-from histospec.client.budget import Budget
 from histospec.client.config import Endpoint, configure
-from histospec.client.core import Core
+from histospec.client.core.budget import Budget
+from histospec.client.core.core import Core
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 

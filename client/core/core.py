@@ -16,16 +16,17 @@ from typing import Any
 import grpc
 import numpy as np
 
-from histospec.client import fork, tokens
-from histospec.client.budget import Budget
-from histospec.client.commits import Commits
+from histospec.client import fork
 from histospec.client.config import Config, Endpoint
-from histospec.client.conversation import Batch, Conversation
+from histospec.client.core import tokens
+from histospec.client.core.budget import Budget
+from histospec.client.core.commits import Commits
+from histospec.client.core.conversation import Batch, Conversation
+from histospec.client.core.membership import Membership
+from histospec.client.core.room import ServerLimits
+from histospec.client.core.session import Commit, Session
+from histospec.client.core.shard import Part, Pending, ShardState
 from histospec.client.errors import UnknownSession
-from histospec.client.membership import Membership
-from histospec.client.room import ServerLimits
-from histospec.client.session import Commit, Session
-from histospec.client.shard import Part, Pending, ShardState
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.v1 import draft_pb2 as pb
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from histospec.client import fork
 from histospec.client.config import Endpoint
-from histospec.client.core import Core
-from histospec.client.pump import Pump
-from histospec.client.stream import Streams
+from histospec.client.core.core import Core
+from histospec.client.transport.pump import Pump
+from histospec.client.transport.stream import Streams
 
 log = logging.getLogger("histospec.client")
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from histospec.client.config import DISCOVER, Config, Endpoint
-from histospec.client.session import Session
-from histospec.client.shard import ShardState
+from histospec.client.core.session import Session
+from histospec.client.core.shard import ShardState
 from histospec.protocol import placement
 
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client import pieces
-from histospec.client.budget import Budget
 from histospec.client.config import Limits
-from histospec.client.room import Room, ServerLimits
-from histospec.client.session import Commit, Session
+from histospec.client.core import pieces
+from histospec.client.core.budget import Budget
+from histospec.client.core.room import Room, ServerLimits
+from histospec.client.core.session import Commit, Session
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import grpc
 
-from histospec.client.channel import metadata, open_channel
 from histospec.client.config import Config, Endpoint
-from histospec.client.core import Core
+from histospec.client.core.core import Core
 from histospec.client.errors import HistoSpecError
+from histospec.client.transport.channel import metadata, open_channel
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from histospec.client.breaker import CircuitBreaker
 from histospec.client.config import Config, Endpoint
-from histospec.client.conversation import Conversation, Drafts
-from histospec.client.room import ServerLimits
-from histospec.client.session import Commit, Session
+from histospec.client.core.breaker import CircuitBreaker
+from histospec.client.core.conversation import Conversation, Drafts
+from histospec.client.core.room import ServerLimits
+from histospec.client.core.session import Commit, Session
 
 
 class ShardState:

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from histospec.client.calls import Call
+from histospec.client.core.shard import ShardState
 from histospec.client.errors import Unavailable
-from histospec.client.shard import ShardState
+from histospec.client.transport.calls import Call
 
 log = logging.getLogger("histospec.client")
 

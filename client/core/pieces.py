@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from histospec.client.room import Room
+from histospec.client.core.room import Room
 from histospec.protocol.arrays import INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from histospec.client.config import Limits
-from histospec.client.conversation import Conversation
-from histospec.client.losses import Losses
-from histospec.client.membership import Membership
-from histospec.client.session import Commit
-from histospec.client.shard import ShardState
+from histospec.client.core.conversation import Conversation
+from histospec.client.core.losses import Losses
+from histospec.client.core.membership import Membership
+from histospec.client.core.session import Commit
+from histospec.client.core.shard import ShardState
 from histospec.client.values import ShardStats, Stats
 
 log = logging.getLogger("histospec.client")

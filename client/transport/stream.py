@@ -13,12 +13,12 @@ from typing import Any
 
 import grpc
 
-from histospec.client.channel import metadata, open_channel
-from histospec.client.conversation import Conversation, GarbledReply
-from histospec.client.core import CLOSED_HERE, Core
-from histospec.client.discovery import Discovery
-from histospec.client.room import ServerLimits
-from histospec.client.shard import ShardState
+from histospec.client.core.conversation import Conversation, GarbledReply
+from histospec.client.core.core import CLOSED_HERE, Core
+from histospec.client.core.room import ServerLimits
+from histospec.client.core.shard import ShardState
+from histospec.client.transport.channel import metadata, open_channel
+from histospec.client.transport.discovery import Discovery
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 

@@ -9,13 +9,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from histospec.client import tokens, values
+from histospec.client import values
 from histospec.client.config import Endpoint, Limits
-from histospec.client.core import Core
+from histospec.client.core import tokens
+from histospec.client.core.core import Core
+from histospec.client.core.pieces import PART
+from histospec.client.core.room import Room
+from histospec.client.core.shard import ShardState
 from histospec.client.errors import Unavailable
-from histospec.client.pieces import PART
-from histospec.client.room import Room
-from histospec.client.shard import ShardState
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.v1 import draft_pb2 as pb
 

@@ -1,0 +1,1 @@
+"""gRPC: streams, single calls, and how shards are found."""
