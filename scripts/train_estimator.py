@@ -1,6 +1,6 @@
 """Trains the weights that estimators start from; run it by scripts/train-estimator.
 
-The network is the one of native/src/estimator.h, without its token biases:
+The network is the one of native/src/draft/estimator.h, without its token biases:
 
     hidden = relu(x @ inputs + sum of row[rows])        log-odds = x @ direct + sum of row_odds[rows] + hidden @ output
 
@@ -25,7 +25,7 @@ ROWS = 50  # 4 sources x 11 levels, 6 classes of runs
 SEED, PASSES, BATCH, RATE, LAST_RATE, RIDGE = 0, 6, 256, 0.01, 0.0002, 1e-6
 # How much an example counts: a run meets a problem for the first time once, and then again and again.
 WEIGHTS = {"history": 1.0, "siblings": 1.0, "first visit": 0.3}
-HEADER = Path(__file__).parents[1] / "native/src/starting_weights.h"
+HEADER = Path(__file__).parents[1] / "native/src/draft/starting_weights.h"
 
 Floats = npt.NDArray[np.float32]
 Network = dict[str, Floats]

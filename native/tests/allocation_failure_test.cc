@@ -2,8 +2,8 @@
 #include "allocations.h"
 #include "check.h"
 #include "histospec/engine.h"
+#include "index/segments.h"
 #include "random_text.h"
-#include "segments.h"
 
 using namespace histospec;
 using testing::Random;

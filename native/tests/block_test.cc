@@ -1,4 +1,4 @@
-#include "block.h"
+#include "index/block.h"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "drafter.h"
+#include "draft/drafter.h"
 
 #include <numeric>
 #include <set>

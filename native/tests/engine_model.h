@@ -15,7 +15,7 @@
 
 #include "check.h"
 #include "histospec/engine.h"
-#include "segments.h"
+#include "index/segments.h"
 
 namespace histospec::testing {
 

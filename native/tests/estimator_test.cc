@@ -1,5 +1,5 @@
 // What holds for any estimator, however its features are chosen.
-#include "estimator.h"
+#include "draft/estimator.h"
 
 #include "check.h"
 #include "random_text.h"

@@ -1,4 +1,4 @@
-#include "evidence.h"
+#include "draft/evidence.h"
 
 #include <algorithm>
 

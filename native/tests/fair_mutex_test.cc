@@ -1,4 +1,4 @@
-#include "fair_mutex.h"
+#include "threads/fair_mutex.h"
 
 #include <condition_variable>
 #include <thread>

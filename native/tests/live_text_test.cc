@@ -1,4 +1,4 @@
-#include "live_text.h"
+#include "live/live_text.h"
 
 #include <map>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "pair_table.h"
+#include "live/pair_table.h"
 
 #include <map>
 

@@ -1,4 +1,4 @@
-#include "rows.h"
+#include "index/rows.h"
 
 #include "check.h"
 #include "histospec/types.h"

@@ -1,4 +1,4 @@
-#include "segment.h"
+#include "index/segment.h"
 
 #include <set>
 #include <tuple>

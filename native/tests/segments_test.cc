@@ -1,4 +1,4 @@
-#include "segments.h"
+#include "index/segments.h"
 
 #include <bit>
 #include <set>

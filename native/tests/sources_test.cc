@@ -1,4 +1,4 @@
-#include "sources.h"
+#include "draft/sources.h"
 
 #include <map>
 

@@ -1,4 +1,4 @@
-#include "suffix_array.h"
+#include "index/suffix_array.h"
 
 #include "check.h"
 #include "random_text.h"

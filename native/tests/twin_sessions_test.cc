@@ -1,8 +1,8 @@
 // Sessions that have a twin: what they draft, and when the twin is left alone or gone.
 #include "check.h"
+#include "draft/twin_trust.h"
 #include "histospec/engine.h"
 #include "random_text.h"
-#include "twin_trust.h"
 
 using namespace histospec;
 using testing::Random;

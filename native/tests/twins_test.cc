@@ -1,13 +1,13 @@
 // Twins and the trust in them, by themselves.
-#include "twins.h"
+#include "draft/twins.h"
 
 #include <cmath>
 #include <optional>
 #include <set>
 
 #include "check.h"
+#include "draft/twin_trust.h"
 #include "random_text.h"
-#include "twin_trust.h"
 
 using namespace histospec;
 using testing::Random;

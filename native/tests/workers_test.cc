@@ -1,4 +1,4 @@
-#include "workers.h"
+#include "threads/workers.h"
 
 #include <atomic>
 #include <chrono>

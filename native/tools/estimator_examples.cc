@@ -25,8 +25,8 @@
 #include <memory>
 #include <vector>
 
-#include "drafter.h"
-#include "namespace_index.h"
+#include "draft/drafter.h"
+#include "index/namespace_index.h"
 
 using namespace histospec;
 

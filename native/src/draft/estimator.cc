@@ -1,0 +1,219 @@
+#include "draft/estimator.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "draft/starting_weights.h"
+
+namespace histospec {
+namespace {
+
+constexpr float kRate = 0.002f;
+constexpr float kBiasRate = 0.1f;
+constexpr float kRemembered = 1000;  // steps that count for the yield
+// Of a tenth: observations that its correction starts as if it had, and that it goes on as if it had.
+constexpr float kDoubt = 100, kMostSeen = 2000;
+constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
+constexpr float kMostWeight = 1e6f;
+
+// log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
+Eight log2(const Eight& x) {
+  return halves(x, [](Eight::Half half) {
+    const auto bits = reinterpret_cast<Eight::Bits>(half);
+    const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
+    const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
+    return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
+  });
+}
+
+// The log-odds of what got `n` of `total`; 0 where nobody got any.
+Eight stretch(const Eight& n, const Eight& total) {
+  constexpr float kLn2 = 0.6931472f;
+  const Eight prior = Eight::all(0.3f), others = total - n;
+  return kLn2 * (log2(n + prior) - log2(where_positive(others, others) + prior));
+}
+
+Eight load(const float* x) {
+  Eight eight;
+  std::memcpy(&eight, x, sizeof(eight));
+  return eight;
+}
+void store(float* x, const Eight& eight) { std::memcpy(x, &eight, sizeof(eight)); }
+
+std::uint16_t slot(std::uint32_t key) {
+  return static_cast<std::uint16_t>((key * 2654435761u) >> (32 - Estimator::kBiasBits));
+}
+
+}  // namespace
+
+// In the order in which they are written down.
+template <typename AnyWeights, typename Visit>
+void Estimator::each_part(AnyWeights& w, Visit visit) {
+  visit(w.inputs), visit(w.rows), visit(w.output), visit(w.row_odds), visit(w.direct);
+}
+
+const Estimator::Weights& Estimator::starting() {
+  static const Weights weights = [] {
+    Weights w;
+    const float* next = kStartingWeights.data();
+    each_part(w, [&next](auto& part) {
+      std::memcpy(&part, next, sizeof(part));
+      next += sizeof(part) / sizeof(float);
+    });
+    return w;
+  }();
+  static_assert(kStartingWeights.size() == kHidden * (kInputs + kRows + 1) + kRows + kInputs);
+  return weights;
+}
+
+void Estimator::describe(const Evidence& evidence, Token previous, int run, Features& features) {
+  float all = 0, aligned = 0, count = 0, deepest_count = 0;
+  std::array<float, kSourceCount> votes{};
+  int deepest = 0, second = 0;  // levels
+  evidence.each([&](const Tally& tally) {
+    for (int source = 0; source < kSourceCount; ++source) votes[source] += tally.votes[source];
+    aligned += tally.aligned;
+    count += tally.count;
+    if (tally.level() > deepest) {
+      second = deepest, deepest = tally.level(), deepest_count = 0;
+    } else {
+      second = std::max<int>(second, tally.level());
+    }
+    if (tally.level() == deepest) deepest_count += tally.at_level;
+  });
+  for (float v : votes) all += v;
+  const Eight totals = {{all, aligned, votes[0], votes[1]}, {votes[2], votes[3], count, deepest_count}};
+
+  features.size = static_cast<int>(evidence.candidates().size());
+  for (int source = 0; source < kSourceCount; ++source) {
+    features.rows[source] = static_cast<std::uint8_t>(source * kLevels + evidence.matched(static_cast<Source>(source)));
+  }
+  const int run_class = std::min(static_cast<int>(std::bit_width(static_cast<unsigned>(run) + 1)), kRunClasses) - 1;
+  features.rows[kSourceCount] = static_cast<std::uint8_t>(kSourceCount * kLevels + run_class);
+  for (int c = 0; c < features.size; ++c) {
+    const Tally& tally = evidence[evidence.candidates()[c]];
+    const auto token = static_cast<std::uint32_t>(tally.token);
+    features.slots[c] = {slot(token), slot(static_cast<std::uint32_t>(previous) * 70001u + token)};
+    const bool at_top = tally.level() == deepest;
+    const auto& v = tally.votes;
+    const Eight got = {{tally.all(), tally.aligned, v[0], v[1]},
+                       {v[2], v[3], static_cast<float>(tally.count), at_top ? static_cast<float>(tally.at_level) : 0}};
+    store(features.x[c].data(), stretch(got, totals));
+    features.x[c][8] = static_cast<float>(tally.level() - (at_top ? second : deepest)) * 0.2f;
+    features.x[c][9] = static_cast<float>(tally.level()) * 0.2f;
+  }
+}
+
+void Estimator::estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const {
+  const Weights& w = weights();
+  Eight position{};
+  float odds_of_position = 0;
+  for (int row : features.rows) {
+    position += w.rows[row];
+    odds_of_position += w.row_odds[row];
+  }
+  for (int c = 0; c < features.size; ++c) {
+    const auto& x = features.x[c];
+    Eight hidden = position;
+    for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
+    const Eight parts = where_positive(hidden, hidden * w.output) + load(x.data()) * load(w.direct.data());
+    float odds = odds_of_position + parts.sum();
+    for (int i = 8; i < kInputs; ++i) odds += x[i] * w.direct[i];
+    for (int b = 0; net_ && b < 2; ++b) odds += net_->biases[b][features.slots[c][b]];
+    probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(odds, -12.0f, 12.0f)));
+  }
+}
+
+void Estimator::learn(const Features& features, int candidate, float probability, bool right) {
+  if (!net_) {
+    net_ = std::make_unique<Net>();
+    net_->weights = starting();
+  }
+  Weights& w = net_->weights;
+  const auto& x = features.x[candidate];
+  const float error = (right ? 1.0f : 0.0f) - probability;
+  const float step = kRate * error;
+  Eight hidden{};
+  for (int row : features.rows) hidden += w.rows[row];
+  for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
+  const Eight back = where_positive(hidden, step * w.output);
+  w.output += where_positive(hidden, step * hidden);
+  for (int i = 0; i < kInputs; ++i) w.inputs[i] += x[i] * back;
+  store(w.direct.data(), load(w.direct.data()) + step * load(x.data()));
+  for (int i = 8; i < kInputs; ++i) w.direct[i] += step * x[i];
+  for (int row : features.rows) {
+    w.rows[row] += back;
+    w.row_odds[row] += step;
+  }
+  for (int b = 0; b < 2; ++b) net_->biases[b][features.slots[candidate][b]] += kBiasRate * error;
+}
+
+float Estimator::calibrated(float probability) const {
+  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
+  return std::clamp(probability + correction_.offset[tenth], 1e-6f, 1 - 1e-6f);
+}
+
+void Estimator::saw_best(float probability, bool right) {
+  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
+  float& seen = correction_.seen[tenth];
+  const float error = (right ? 1.0f : 0.0f) - calibrated(probability);
+  correction_.offset[tenth] += error / (kDoubt + seen);
+  seen = std::min(seen + 1, kMostSeen);
+}
+
+float Estimator::speed_up(float verify_cost, float most) const {
+  return std::clamp(yield_.tokens / (yield_.steps + verify_cost * yield_.drafted), 1.0f, most);
+}
+
+void Estimator::saw_step(int tokens, std::size_t drafted) {
+  constexpr float kKept = 1 - 1 / kRemembered;
+  yield_.tokens = yield_.tokens * kKept + static_cast<float>(tokens);
+  yield_.steps = yield_.steps * kKept + 1;
+  yield_.drafted = yield_.drafted * kKept + static_cast<float>(drafted);
+}
+
+std::string Estimator::state() const {
+  if (!net_) return {};
+  std::string state(kStateVersion);
+  const auto write = [&state](const auto& part) { state.append(reinterpret_cast<const char*>(&part), sizeof(part)); };
+  write(yield_);
+  write(correction_);
+  each_part(net_->weights, write);
+  write(net_->biases);
+  return state;
+}
+
+void Estimator::restore(std::string_view state) {
+  if (!state.starts_with(kStateVersion)) throw std::invalid_argument("state: is not of this version of the estimator");
+  auto net = std::make_unique<Net>();
+  Yield yield;
+  Correction correction;
+  std::string_view left = state.substr(kStateVersion.size());
+  const auto read = [&left](auto& part) {
+    if (left.size() < sizeof(part)) throw std::invalid_argument("state: is too short");
+    std::memcpy(&part, left.data(), sizeof(part));
+    left.remove_prefix(sizeof(part));
+    for (std::size_t i = 0; i < sizeof(part) / sizeof(float); ++i) {
+      float value;
+      std::memcpy(&value, reinterpret_cast<const char*>(&part) + i * sizeof(float), sizeof(float));
+      if (!(std::abs(value) < kMostWeight)) throw std::invalid_argument("state: holds a number out of range");
+    }
+  };
+  read(yield);
+  read(correction);
+  each_part(net->weights, read);
+  read(net->biases);
+  if (!left.empty()) throw std::invalid_argument("state: is too long");
+  const bool counted = std::ranges::all_of(correction.seen, [](float n) { return n >= 0; });
+  if (!(counted && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
+    throw std::invalid_argument("state: holds a number out of range");
+  }
+  net_ = std::move(net);
+  yield_ = yield;
+  correction_ = correction;
+}
+
+}  // namespace histospec

@@ -1,0 +1,24 @@
+// What the history knows about how long responses become.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/problem.h"
+
+namespace histospec {
+
+// Lengths in tokens of the responses that tell how long a session of this problem becomes once it has `generated`:
+// those of the problem that are longer, or else of its namespace, whose latest ones are given. Ascending.
+std::vector<std::int64_t> longer_responses(const Problem* problem, std::span<const std::int64_t> latest,
+                                           std::int64_t generated);
+
+// The q-quantile, linear between neighbours, of ascending values, at least one.
+double quantile(std::span<const std::int64_t> ascending, double q);
+
+// The median length that a session which has `generated` tokens will have in the end; `generated` where none was
+// longer.
+double expected_length(const Problem& problem, std::span<const std::int64_t> latest, std::int64_t generated);
+
+}  // namespace histospec

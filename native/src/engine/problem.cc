@@ -1,0 +1,89 @@
+#include "engine/problem.h"
+
+#include <algorithm>
+
+namespace histospec {
+namespace {
+
+// Who names no epochs has groups, too.
+constexpr std::size_t kGroup = 16;
+
+constexpr std::size_t kPromptBytes = 128;  // what the namespace's Prompts keep of it
+
+}  // namespace
+
+ProblemKey::ProblemKey(std::string its_id, Tokens its_prompt)
+    : id(std::move(its_id)), hash(std::hash<std::string>()(id)) {
+  if (!id.empty()) return;
+  prompt.assign(its_prompt.begin(), its_prompt.end());
+  for (Token token : prompt) hash = next(hash, token);
+}
+
+bool Problem::continued_by(Tokens prompt) const {
+  constexpr std::size_t kBeginning = 4;  // tokens of a response that tell it
+  if (prompt.size() < key.prompt.size() + kBeginning) return false;
+  const Tokens context = tail(prompt.first(key.prompt.size() + kBeginning));
+  const auto holds = [&](const auto& segment) {
+    return segment->find(context).depth() == static_cast<int>(context.size());
+  };
+  return std::ranges::any_of(*segments, holds) || (live && live->holds(context));
+}
+
+bool Problem::shares(std::int64_t epoch, std::size_t responses) {
+  if (shared_epoch_ && epoch <= *shared_epoch_ && not_shared_ + responses < kGroup) {
+    not_shared_ += responses;
+    return false;
+  }
+  shared_epoch_ = std::max(epoch, shared_epoch_.value_or(epoch));
+  not_shared_ = responses - 1;
+  return true;
+}
+
+Holding& Holding::operator+=(const Holding& other) {
+  bytes += other.bytes;
+  problems += other.problems;
+  sessions += other.sessions;
+  responses += other.responses;
+  tokens += other.tokens;
+  return *this;
+}
+
+Holding& Holding::operator-=(const Holding& other) {
+  bytes -= other.bytes;
+  problems -= other.problems;
+  sessions -= other.sessions;
+  responses -= other.responses;
+  tokens -= other.tokens;
+  return *this;
+}
+
+Holding Problem::in_segments() const {
+  Holding held{.bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type)};
+  for (const auto& segment : *segments) {
+    held.bytes += segment->bytes();
+    held.responses += segment->extents().size();
+    held.tokens += segment->tokens();
+  }
+  return held;
+}
+
+Holding Problem::in_live() const {
+  if (!live) return {};
+  return {.bytes = live->bytes(),
+          .sessions = live->running(),
+          .responses = live->finished_responses(),
+          .tokens = live->finished_tokens()};
+}
+
+Holding Problem::in_twins() const {
+  if (!twins) return {};
+  return {.bytes = twins->bytes()};
+}
+
+Holding Problem::itself() const {
+  // A node of the map and one of each of two lists are about 64 bytes each.
+  return {.bytes = sizeof(*this) + key.id.capacity() + key.prompt.capacity() * sizeof(Token) + 256 + kPromptBytes,
+          .problems = 1};
+}
+
+}  // namespace histospec

@@ -1,0 +1,90 @@
+#include "index/namespace_index.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace histospec {
+namespace {
+
+// Text waits until it is so many tokens, or so much of what is indexed already: small segments cost more to follow than
+// they tell.
+constexpr std::size_t kWaitingTokens = 4096;
+constexpr std::size_t kWaitingShare = 16;
+constexpr std::size_t kGrowth = 4;
+// Of the limit, one in so many: the largest segment. With one for all, the limit would take everything at once.
+constexpr std::size_t kLargestShare = 2;
+
+}  // namespace
+
+bool NamespaceIndex::add(const ResponseView& response) {
+  if (max_tokens_ == 0) return false;
+  ResponseView kept = response;
+  kept.head = tail(kept.head);
+  waiting_.push_back(owned(kept));
+  waiting_tokens_ += response.tokens.size();
+  std::size_t indexed = 0;
+  for (const auto& segment : *segments_) indexed += segment->tokens();
+  return waiting_tokens_ >= std::max(kWaitingTokens, indexed / kWaitingShare);
+}
+
+std::size_t NamespaceIndex::Batch::tokens() const {
+  std::size_t n = 0;
+  for (const auto& segment : *before) n += segment->tokens();
+  for (const Response& r : fresh) n += r.tokens.size();
+  return n;
+}
+
+NamespaceIndex::Batch NamespaceIndex::take() {
+  waiting_tokens_ = 0;
+  return {segments_, std::exchange(waiting_, {})};
+}
+
+std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const {
+  std::vector<ResponseView> views;
+  for (const Response& r : batch.fresh) views.push_back(r.view());
+  std::size_t evicted = 0;  // nothing is too old here
+  auto out =
+      std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()},
+                                               evicted, {kGrowth, max_tokens_ / kLargestShare, 2}));
+  std::size_t tokens = 0;
+  for (const auto& segment : *out) tokens += segment->tokens();
+  while (tokens > max_tokens_ && out->size() > 1) {
+    tokens -= out->front()->tokens();
+    out->erase(out->begin());
+  }
+  return out;
+}
+
+void NamespaceIndex::clear() {
+  replace(std::make_shared<const Segments>());
+  waiting_.clear();
+  waiting_tokens_ = 0;
+}
+
+void NamespaceIndex::publish(const Batch& batch, std::shared_ptr<const Segments> segments) {
+  if (segments_ == batch.before) replace(std::move(segments));
+}
+
+bool NamespaceIndex::shrink() {
+  if (segments_->empty() && waiting_.empty()) return false;
+  if (segments_->empty()) {
+    clear();
+  } else {
+    replace(std::make_shared<const Segments>(segments_->begin() + 1, segments_->end()));
+  }
+  return true;
+}
+
+void NamespaceIndex::replace(std::shared_ptr<const Segments> segments) {
+  segments_ = std::move(segments);
+  segment_bytes_ = 0;
+  for (const auto& segment : *segments_) segment_bytes_ += segment->bytes();
+}
+
+std::size_t NamespaceIndex::bytes() const {
+  return segment_bytes_ + waiting_tokens_ * sizeof(Token) +
+         waiting_.size() * (sizeof(Response) + kMaxOrder * sizeof(Token) + 3 * 16);
+}
+
+}  // namespace histospec

@@ -1,0 +1,198 @@
+#include "index/segment.h"
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+namespace histospec {
+
+std::vector<std::uint32_t> Segment::text() const {
+  std::vector<std::uint32_t> newest(rows());  // row -> the newest token of its context
+  for (std::uint32_t rank = 0; rank < alphabet_.size(); ++rank) {
+    std::fill(newest.begin() + first_[rank], newest.begin() + first_[rank + 1], rank);
+  }
+  std::vector<std::uint32_t> text(rows());
+  each_row([&](std::uint32_t row, std::uint32_t position) { text[position - 1] = newest[row]; });
+  return text;
+}
+
+std::vector<Response> Segment::responses() const {
+  const std::vector<std::uint32_t> ranks = text();
+  std::vector<bool> hidden(masked_ ? ranks.size() + 1 : 0);
+  if (masked_) {
+    each_row([&](std::uint32_t row, std::uint32_t i) {
+      hidden[i] = rows_[row].next == kSeparator && i < ranks.size() && ranks[i] != kSeparator;
+    });
+  }
+  std::vector<Response> out;
+  out.reserve(extents_.size());
+  std::uint32_t begin = 0;
+  for (const Extent& extent : extents_) {
+    Response& r = out.emplace_back();
+    r.epoch = extent.epoch;
+    for (std::uint32_t i = begin + 1; i < extent.start; ++i) r.head.push_back(alphabet_[ranks[i]]);
+    r.tokens.reserve(extent.end - extent.start);
+    for (std::uint32_t i = extent.start; i < extent.end; ++i) r.tokens.push_back(alphabet_[ranks[i]]);
+    if (masked_ &&
+        std::find(hidden.begin() + extent.start, hidden.begin() + extent.end, true) != hidden.begin() + extent.end) {
+      r.generated.resize(r.tokens.size());
+      for (std::size_t i = 0; i < r.tokens.size(); ++i) r.generated[i] = !hidden[extent.start + i];
+    }
+    begin = extent.end;
+  }
+  return out;
+}
+
+std::size_t Segment::bytes() const {
+  constexpr std::size_t kAllocation = 32;  // what malloc and the shared pointer add
+  return sizeof(*this) + kAllocation + memory_.bytes();
+}
+
+std::uint32_t Segment::rank(Token token) const {
+  return slots_[find_slot(token, slots_.size(), [this, token](std::size_t i) {
+    return slots_[i] == kSeparator || alphabet_[slots_[i]] == token;
+  })];
+}
+
+std::uint8_t Segment::epoch_name(std::int64_t epoch) const {
+  int name = 0;
+  while (name + 1 < epochs_named_ && epochs_[name] > epoch) ++name;
+  return static_cast<std::uint8_t>(name);
+}
+
+Place Segment::find(Tokens context) const {
+  Place place = nowhere();
+  for (Token token : tail(context)) extend(place, token);
+  return place;
+}
+
+std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::uint32_t rank) const {
+  constexpr std::uint32_t kNearby = 3;
+  return rows_.read([&](auto rows) -> std::optional<std::uint32_t> {
+    // What followed a row that ends may only be hidden: nothing is known of the rows beyond.
+    const std::uint32_t top = place.row - std::min(place.row, place.above > 0 ? kNearby : 0);
+    for (std::uint32_t r = place.row; r > top;) {
+      const Row row = rows[--r];
+      if (row.next == rank) return row.to + 1;
+      if (row.next == kSeparator) break;
+    }
+    const std::uint32_t end = std::min(this->rows(), place.row + (place.below > 0 ? kNearby : 0));
+    for (std::uint32_t r = place.row; r < end; ++r) {
+      const Row row = rows[r];
+      if (row.next == rank) return row.to;
+      if (row.next == kSeparator) break;
+    }
+    return {};
+  });
+}
+
+void Segment::extend(Place& place, Token token) const {
+  // Where the row next to the place goes on with `token`, so does the place, to the same side of the row that it leads
+  // to. What it shares with the row beyond follows from what those two rows share, unless that is as much.
+  const auto longer = [](std::uint8_t shared) { return std::min<std::uint8_t>(shared + 1, kMaxOrder); };
+  if (place.below > 0) {
+    const Row row = rows_[place.row];
+    if (alphabet_[row.next] == token) {
+      const std::uint8_t below = longer(place.below), between = rows_[row.to].shared;
+      if (between < below || below == kMaxOrder) {
+        place = {row.to, between, below};
+        return;
+      }
+    }
+  }
+  if (place.above > 0) {
+    const Row row = rows_[place.row - 1];
+    if (alphabet_[row.next] == token) {
+      const std::uint8_t above = longer(place.above), between = rows_[row.to + 1].shared;
+      if (between < above || above == kMaxOrder) {
+        place = {row.to + 1, above, between};
+        return;
+      }
+    }
+  }
+  const std::uint32_t c = rank(token);
+  if (c == kSeparator) {
+    place = nowhere();
+    return;
+  }
+  // The neighbours of the new place continue the nearest rows on either side of the old one that the token followed.
+  const std::uint32_t first = first_[c], last = first_[c + 1];
+  const std::optional<std::uint32_t> nearby = continued_nearby(place, c);
+  const std::uint32_t row = nearby ? *nearby : from_.lower_bound(first, last, place.row);
+  rows_.prefetch(row);  // while what is shared is being looked for
+  Place moved{row, 0, 0};
+  if (row > first) moved.above = longer(rows_.least(from_[row - 1] + 1, place.row, place.above));
+  if (row < last) moved.below = longer(rows_.least(place.row + 1, from_[row] + 1, place.below));
+  place = moved;
+}
+
+void Segment::check_integrity() const {
+  auto require = [](bool holds, const char* invariant) {
+    if (!holds) throw std::logic_error(std::string("segment: ") + invariant);
+  };
+  const std::uint32_t n = rows();
+  const std::size_t alphabet = alphabet_.size();
+  require(from_.size() == n && first_.size() == alphabet + 1, "sizes differ");
+  require(first_[0] == 0 && first_[alphabet] == n, "buckets do not cover the rows");
+  for (std::uint32_t c = 0; c < alphabet; ++c) {
+    require(first_[c] < first_[c + 1] || n == 0, "a token without rows");
+    require(first_[c + 1] <= n, "buckets do not cover the rows");
+    if (c == kSeparator) continue;
+    require(rank(alphabet_[c]) == c, "the alphabet's hash table misses a token");
+    for (std::uint32_t row = first_[c] + 1; row < first_[c + 1]; ++row) {
+      require(from_[row - 1] < from_[row], "`from` does not ascend inside a token");
+    }
+  }
+  std::size_t tokens = 0;
+  std::uint32_t end = 0;
+  std::vector<std::uint16_t> offsets(n + 1);
+  std::vector<std::uint8_t> epochs(n + 1);
+  for (const Extent& extent : extents_) {
+    require(extent.start > end && extent.end >= extent.start && extent.end <= n, "extents overlap");
+    for (std::uint32_t i = extent.start; i <= extent.end; ++i) {
+      offsets[i] = static_cast<std::uint16_t>(std::min<std::uint32_t>(i - extent.start, UINT16_MAX));
+    }
+    tokens += extent.end - extent.start;
+    const std::uint8_t name = epoch_name(extent.epoch);
+    require(name + 1 == Rows::kEpochs ? extent.epoch <= epochs_[name] : extent.epoch == epochs_[name],
+            "an epoch has another's name");
+    std::fill(epochs.begin() + end + 1, epochs.begin() + extent.end + 1, name);
+    end = extent.end;
+  }
+  require(tokens == tokens_ && end == n, "extents do not cover the text");
+
+  std::vector<std::uint32_t> position(n);  // of each row; 0: not reached yet
+  std::uint32_t to = 0, row_before = last_row_;
+  for (std::uint32_t p = n; p > 0; --p) {
+    const std::uint32_t row = row_before;
+    require(row < n && position[row] == 0, "`from` is not one circle");
+    row_before = from_[row];
+    position[row] = p;
+    require(rows_[row].to == to, "`to` does not lead back");
+    require(rows_[row].offset == offsets[p], "a row says another offset");
+    require(rows_[row].epoch == epochs[p], "a row says another epoch");
+    to = row;
+  }
+  require(row_before == last_row_, "`from` is not one circle");
+  const std::vector<std::uint32_t> ranks = text();
+  for (std::uint32_t row = 0; row < n; ++row) {
+    const std::uint32_t p = position[row], next = p == n ? kSeparator : ranks[p];
+    require(rows_[row].next == next || (masked_ && rows_[row].next == kSeparator),
+            "what followed a context is not what stands there");
+    int common = 0;
+    if (row > 0) {
+      const std::uint32_t other = position[row - 1];
+      const int limit = static_cast<int>(std::min<std::uint32_t>({p, other, kMaxOrder}));
+      while (common < limit && ranks[p - 1 - common] == ranks[other - 1 - common] &&
+             ranks[p - 1 - common] != kSeparator) {
+        ++common;
+      }
+    }
+    require(rows_[row].shared == common, "neighbours share another number of tokens");
+  }
+  require(rows_[n].shared == 0, "something is shared beyond the last row");
+  require(rows_.sealed(), "the least of a block is not the least");
+}
+
+}  // namespace histospec

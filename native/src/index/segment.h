@@ -1,0 +1,183 @@
+// A segment: the immutable index of some finished responses of one problem.
+//
+// What it answers: after this context, what came next, how often, and where?
+//
+// Layout. The responses are laid one after another, each behind the end of its prompt (its head) and a separator:
+//
+//     text   0 h h h a b c d e  0 h h h a b x d  0 …          n tokens, as ranks in the segment's own alphabet
+//     i      0 1 2 3 4 …
+//
+// Sort all positions i by what stands BEFORE them, read backwards: text[i-1], text[i-2], … Positions with the same last
+// k tokens become neighbours, for every k at once: the contexts of length k + 1 are intervals inside that of length k.
+// A sorted array is a suffix tree stored flat: an interval is a node, and here the tree is that of the reversed text,
+// so that a longer context is a deeper node and the tokens that followed stand side by side:
+//
+//     one row a position, r = 0 … n - 1; each number 2 bytes, or 4 beyond 65,535 positions or distinct tokens
+//     next[r]     the token at position i: what followed this context
+//     to[r]       the row of position i + 1, i.e. of the same context and what followed it
+//     offset[r]   how far position i is into its response; always 2 bytes
+//     shared[r]   how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 6 bits
+//     epoch[r]    which of the newest epochs of the segment its response is of; 2 bits
+//     from[r]     the row of position i - 1, i.e. of the same context without its newest token
+//     first[t]    where the rows begin whose newest context token is t; one a distinct token
+//
+// `next` is the Burrows-Wheeler transform of the reversed text, and `from` is its inverse last-to-first mapping. Inside
+// the rows of one token t, `from` ascends: they are the rows that are followed by t, in their own order. A context has
+// a place among the rows: the gap where it would be sorted in. The place of "context + t" is the gap that the place of
+// "context" falls into among the rows of t: one binary search (backward search; P. Ferragina, G. Manzini,
+// "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either side of
+// the gap are the ones that share the most with the context, and how much follows from `shared`. Going outwards from
+// the gap, the rows come in the order of how much of the context they share: nobody needs to know where the intervals
+// of shorter contexts end. Neither the text nor the positions are stored: walking `from` gives them back.
+//
+// Cost. 9 bytes a token up to 65,535 tokens a segment, 15 beyond, and about 10 bytes a distinct token. Building: ranks
+// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token: where the next row was followed
+// by it, as it is along a repeated text, two rows are looked at, and all that is asked of a row lies in one line of
+// memory (rows.h). Else it is looked for among the nearest rows, where what was drafted mostly comes from; else by one
+// binary search in one contiguous piece of `from`. What is shared is then the least of `shared` over the rows that were
+// jumped.
+//
+// Threads. Immutable once built: any number of readers, no lock.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "histospec/types.h"
+#include "index/rows.h"
+#include "index/words.h"
+
+namespace histospec {
+
+// Where a context stands among the rows of a segment: between row - 1, with which it shares its last `above` tokens,
+// and row, with which it shares `below`.
+struct Place {
+  std::uint32_t row = 0;
+  std::uint8_t above = 0;
+  std::uint8_t below = 0;
+
+  int depth() const { return std::max(above, below); }
+};
+
+// A row near a place.
+struct Neighbour {
+  std::uint32_t next;    // the rank that followed there; kSeparator where a response ended or nothing was generated
+  std::uint16_t offset;  // tokens of its response before it; 0 inside the head, 65,535 means as many or more
+  std::uint8_t shared;   // how many tokens of the context stand before it
+  std::uint8_t epoch;    // of its response: a name for Segment::epoch()
+};
+
+class Segment {
+ public:
+  static constexpr std::uint32_t kSeparator = 0;  // the rank that stands between responses; nothing is drafted from it
+
+  struct Extent {
+    std::uint32_t start;  // position of the first token after the head
+    std::uint32_t end;    // one past its last token
+    std::int64_t epoch;
+  };
+
+  // The index of these responses, in this order. Throws std::length_error beyond 2^31 tokens.
+  static std::shared_ptr<const Segment> build(std::span<const ResponseView> responses);
+
+  // The responses again, equal to what was indexed.
+  std::vector<Response> responses() const;
+  std::span<const Extent> extents() const { return extents_; }
+  std::size_t tokens() const { return tokens_; }
+  // The epoch that rows call so. The last name is that of all that are older, too.
+  std::int64_t epoch(std::uint8_t name) const { return epochs_[name]; }
+  // What this object holds, allocations included.
+  std::size_t bytes() const;
+
+  // The rank of a token, kSeparator if the segment does not have it; and back.
+  std::uint32_t rank(Token token) const;
+  Token token(std::uint32_t rank) const { return alphabet_[rank]; }
+
+  // The place of `context` (its last kMaxOrder tokens count).
+  Place find(Tokens context) const;
+  // Moves to the place of the context followed by `token`.
+  void extend(Place& place, Token token) const;
+
+  std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
+  // Rows on either side of a place that are worth a look: where much is shared, fewer tell as much.
+  static constexpr int kNear = 6;
+  static int most_near(const Place& place) {
+    constexpr int kMuch = 11, kFew = 4;
+    return place.depth() < kMuch ? kNear : kFew;
+  }
+  // Calls visit(neighbour, nearness) for the rows nearest to a place that share anything with its context: at most
+  // `most` above it, nearest first, then as many below. The nearest has nearness 0.
+  template <typename Visit>
+  void each_near(const Place& place, int most, Visit visit) const {
+    if (place.above > 0) rows_.prefetch(rows_[place.row - 1].to);
+    if (place.below > 0) rows_.prefetch(rows_[place.row].to);
+    rows_.read([&](auto rows) {
+      std::uint8_t shared = place.above;
+      std::uint32_t r = place.row;
+      for (int i = 0; i < most && shared > 0; ++i) {
+        const Row row = rows[--r];
+        visit(Neighbour{row.next, row.offset, shared, row.epoch}, i);
+        shared = std::min(shared, row.shared);
+      }
+      shared = place.below;
+      r = place.row;
+      for (int i = 0; i < most && shared > 0; ++i) {
+        const Row row = rows[r];
+        visit(Neighbour{row.next, row.offset, shared, row.epoch}, i);
+        shared = std::min(shared, rows[++r].shared);
+      }
+    });
+  }
+
+  // Re-derives every invariant above; throws std::logic_error naming the first that fails.
+  void check_integrity() const;
+
+ private:
+  struct Ranked;  // the text on its way into rows
+
+  // Open addressing: the first slot of a token for which `fits`.
+  template <typename Fits>
+  static std::size_t find_slot(Token token, std::size_t slots, Fits fits) {
+    const std::uint32_t hash = static_cast<std::uint32_t>(token) * 2654435769u;
+    std::size_t slot = (static_cast<std::uint64_t>(hash) * slots) >> 32;
+    while (!fits(slot)) slot = slot + 1 == slots ? 0 : slot + 1;
+    return slot;
+  }
+
+  Segment() = default;
+  static Ranked rank(std::span<const ResponseView> responses);
+  void lay_out(const Ranked& ranked);
+  static std::vector<bool> hidden(std::span<const ResponseView> responses, const Ranked& ranked);
+  void sort_rows(const Ranked& ranked, const std::vector<bool>& hidden);
+  // Calls visit(row, position) for every position, from n down to 1.
+  template <typename Visit>
+  void each_row(Visit visit) const {
+    for (std::uint32_t row = last_row_, position = rows(); position > 0; row = from_[row]) visit(row, position--);
+  }
+  void name_epochs();
+  std::uint8_t epoch_name(std::int64_t epoch) const;
+  // Rank by rank, in the order in which the responses lie.
+  std::vector<std::uint32_t> text() const;
+  // The row below the place to which this token moves a place, if it followed one of the nearest rows.
+  std::optional<std::uint32_t> continued_nearby(const Place& place, std::uint32_t rank) const;
+  Place nowhere() const { return {rows() / 2, 0, 0}; }
+
+  std::size_t tokens_ = 0;
+  bool masked_ = false;
+  std::array<std::int64_t, Rows::kEpochs> epochs_{};  // the newest, newest first; fewer are followed by zeros
+  int epochs_named_ = 0;
+  std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `from` starts
+  Block memory_;                // of all that follows
+  std::span<Extent> extents_;
+  std::span<Token> alphabet_;  // rank -> token; [kSeparator] is -1
+  Words slots_;                // open addressing, token -> rank, 0 is free
+  Words first_;                // rank -> first row; [alphabet] = n
+  Words from_;
+  Rows rows_;
+};
+
+}  // namespace histospec

@@ -1,0 +1,171 @@
+// How a segment is built: ranks, rows, what neighbours share, what nobody generated.
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "index/segment.h"
+#include "index/suffix_array.h"
+
+namespace histospec {
+namespace {
+
+constexpr std::size_t kMaxText = std::size_t{1} << 31;
+
+}  // namespace
+
+struct Segment::Ranked {
+  std::vector<std::uint32_t> text;
+  std::vector<Token> alphabet = {-1};
+  std::vector<std::uint32_t> slots = std::vector<std::uint32_t>(64);
+  std::vector<Extent> extents;
+
+  void append(Token token) {
+    std::uint32_t& slot = slots[slot_of(token)];
+    if (slot != 0) {
+      text.push_back(slot);
+      return;
+    }
+    slot = static_cast<std::uint32_t>(alphabet.size());
+    text.push_back(slot);
+    alphabet.push_back(token);
+    if (2 * alphabet.size() > slots.size()) grow();
+  }
+
+ private:
+  std::size_t slot_of(Token token) const {
+    return find_slot(token, slots.size(),
+                     [this, token](std::size_t i) { return slots[i] == 0 || alphabet[slots[i]] == token; });
+  }
+  void grow() {
+    slots.assign(2 * slots.size(), 0);
+    for (std::uint32_t rank = 1; rank < alphabet.size(); ++rank) slots[slot_of(alphabet[rank])] = rank;
+  }
+};
+
+std::shared_ptr<const Segment> Segment::build(std::span<const ResponseView> responses) {
+  std::shared_ptr<Segment> segment(new Segment);
+  const Ranked ranked = rank(responses);
+  const std::vector<bool> not_generated = hidden(responses, ranked);
+  segment->masked_ = !not_generated.empty();
+  segment->lay_out(ranked);
+  segment->sort_rows(ranked, not_generated);
+  return segment;
+}
+
+Segment::Ranked Segment::rank(std::span<const ResponseView> responses) {
+  std::size_t n = 0;
+  for (const ResponseView& r : responses) n += 1 + tail(r.head).size() + r.tokens.size();
+  if (n >= kMaxText) throw std::length_error("segment: " + std::to_string(n) + " tokens are more than 2^31 - 1");
+  Ranked ranked;
+  ranked.text.reserve(n);
+  ranked.extents.reserve(responses.size());
+  for (const ResponseView& r : responses) {
+    ranked.text.push_back(kSeparator);
+    for (Token token : tail(r.head)) ranked.append(token);
+    const auto start = static_cast<std::uint32_t>(ranked.text.size());
+    for (Token token : r.tokens) ranked.append(token);
+    ranked.extents.push_back({start, static_cast<std::uint32_t>(ranked.text.size()), r.epoch});
+  }
+  return ranked;
+}
+
+void Segment::lay_out(const Ranked& ranked) {
+  const std::size_t n = ranked.text.size(), alphabet = ranked.alphabet.size(), responses = ranked.extents.size();
+  const std::size_t largest = std::max(n, alphabet);
+  const auto place = [&](Layout layout) {
+    extents_ = layout.take_array<Extent>(responses);
+    alphabet_ = layout.take_array<Token>(alphabet);
+    slots_ = Words(layout, ranked.slots.size(), alphabet);
+    first_ = Words(layout, alphabet + 1, largest);
+    from_ = Words(layout, n, largest);
+    rows_ = Rows(layout, n, largest);
+    return layout.size();
+  };
+  memory_ = Block(place(Layout(nullptr)));
+  place(Layout(memory_.data()));
+
+  std::ranges::copy(ranked.extents, extents_.begin());
+  std::ranges::copy(ranked.alphabet, alphabet_.begin());
+  for (std::size_t i = 0; i < ranked.slots.size(); ++i) slots_.set(i, ranked.slots[i]);
+  for (const Extent& extent : extents_) tokens_ += extent.end - extent.start;
+  name_epochs();
+}
+
+void Segment::name_epochs() {
+  std::int64_t older = INT64_MAX;
+  for (epochs_named_ = 0; epochs_named_ < Rows::kEpochs; ++epochs_named_) {
+    std::optional<std::int64_t> newest;
+    for (const Extent& extent : extents_) {
+      if (extent.epoch < older && (!newest || extent.epoch > *newest)) newest = extent.epoch;
+    }
+    if (!newest) break;
+    older = epochs_[epochs_named_] = *newest;
+  }
+}
+
+// Tool and user turns are context: nothing may be drafted from them, so what "followed" there is a separator. By
+// position; empty if all was generated.
+std::vector<bool> Segment::hidden(std::span<const ResponseView> responses, const Ranked& ranked) {
+  std::vector<bool> hidden;
+  for (std::size_t j = 0; j < responses.size(); ++j) {
+    const auto& generated = responses[j].generated;
+    for (std::size_t i = 0; i < generated.size(); ++i) {
+      if (generated[i]) continue;
+      hidden.resize(ranked.text.size() + 1);
+      hidden[ranked.extents[j].start + i] = true;
+    }
+  }
+  return hidden;
+}
+
+// The text is a circle: its first separator also follows its last token. Then every position has a context and every
+// token has a row, and `from` is a permutation. The sort knows no circle, which shows in one place: position 1, with
+// nothing before its separator, sorts first, wherever the whole text (position n, from which it comes) sorts.
+void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
+  const std::vector<std::uint32_t>& text = ranked.text;
+  const auto n = static_cast<std::uint32_t>(text.size());
+  const auto alphabet = static_cast<std::uint32_t>(alphabet_.size());
+  if (n == 0) return;
+  std::vector<std::uint32_t> position(n);  // of each row: 1 … n; position n is the separator at 0 again
+  {
+    const std::vector<std::uint32_t> reversed(text.rbegin(), text.rend());
+    suffix_array(reversed, alphabet, position);
+    for (std::uint32_t& p : position) p = n - p;
+  }
+  std::vector<std::uint32_t> cursor(alphabet + 1, 0);
+  for (std::uint32_t c : text) ++cursor[c + 1];
+  for (std::uint32_t c = 0; c < alphabet; ++c) cursor[c + 1] += cursor[c];
+  for (std::uint32_t c = 0; c <= alphabet; ++c) first_.set(c, cursor[c]);
+  last_row_ = static_cast<std::uint32_t>(std::ranges::find(position, n) - position.begin());
+  from_.set(cursor[kSeparator]++, last_row_);
+  for (std::uint32_t row = 0; row < n; ++row) {
+    if (row != last_row_) from_.set(cursor[text[position[row]]]++, row);
+  }
+
+  // What neighbours share: T. Kasai et al., "Linear-time longest-common-prefix computation in suffix arrays", CPM 2001:
+  // a context without its newest token shares at most one token less with its neighbour. A separator is not shared:
+  // nothing matches across it.
+  int shared = 0;
+  std::uint32_t to = 0;
+  auto extent = extents_.rbegin();
+  each_row([&](std::uint32_t row, std::uint32_t p) {
+    shared = row == 0 ? 0 : std::max(shared - 1, 0);
+    if (row > 0) {
+      const std::uint32_t other = position[row - 1];
+      const int most = static_cast<int>(std::min<std::uint32_t>({p, other, kMaxOrder}));
+      while (shared < most && text[p - 1 - shared] == text[other - 1 - shared] && text[p - 1 - shared] != kSeparator) {
+        ++shared;
+      }
+    }
+    while (extent + 1 != extents_.rend() && p <= (extent + 1)->end) ++extent;
+    const std::uint32_t offset = p > extent->start ? std::min<std::uint32_t>(p - extent->start, UINT16_MAX) : 0;
+    const bool ends = p == n || (masked_ && hidden[p]);
+    rows_.set(row, {ends ? kSeparator : text[p], to, static_cast<std::uint16_t>(offset),
+                    static_cast<std::uint8_t>(shared), epoch_name(extent->epoch)});
+    to = row;
+  });
+  rows_.seal();
+}
+
+}  // namespace histospec

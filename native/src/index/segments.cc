@@ -1,0 +1,87 @@
+#include "index/segments.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <span>
+
+namespace histospec {
+namespace {
+
+// The oldest epoch that the window of the newest `epochs` distinct ones keeps.
+std::int64_t oldest_kept(const Segments& segments, int epochs) {
+  std::set<std::int64_t> seen;
+  std::optional<std::int64_t> last;
+  for (const auto& segment : segments) {
+    for (const auto& extent : segment->extents()) {
+      if (extent.epoch == last) continue;
+      last = extent.epoch;
+      seen.insert(extent.epoch);
+      if (seen.size() > static_cast<std::size_t>(epochs)) seen.erase(seen.begin());
+    }
+  }
+  return seen.empty() ? 0 : *seen.begin();
+}
+
+std::shared_ptr<const Segment> merged(std::span<const std::shared_ptr<const Segment>> run, std::int64_t oldest,
+                                      std::size_t most, std::size_t& evicted) {
+  std::vector<Response> responses;
+  for (const auto& segment : run) std::ranges::move(segment->responses(), std::back_inserter(responses));
+  evicted += std::erase_if(responses, [oldest](const Response& r) { return r.epoch < oldest; });
+  const std::size_t kept = std::min(responses.size(), most);
+  evicted += responses.size() - kept;
+  std::vector<ResponseView> views;
+  views.reserve(kept);
+  for (const Response& r : std::span(responses).last(kept)) views.push_back(r.view());
+  return Segment::build(views);
+}
+
+// How many of the newest segments are to be merged; 1: none.
+std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
+  std::size_t length = 0, tokens = 0, largest = 0;
+  for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment, ++length) {
+    const std::size_t its = (*segment)->tokens();
+    if (length > 0 && (its >= policy.growth * largest || tokens + its > policy.largest)) break;
+    tokens += its;
+    largest = std::max(largest, its);
+  }
+  return length >= (tokens <= policy.small ? policy.fan_in : 2) ? length : 1;
+}
+
+// Takes away the segments from the front that hold nothing of the newest `most` responses.
+void leave_out_oldest(Segments& segments, std::size_t most, std::size_t& evicted) {
+  std::size_t newer = 0;
+  for (auto segment = segments.end(); segment != segments.begin(); newer += (*segment)->extents().size()) {
+    if (newer >= most) {
+      std::for_each(segments.begin(), segment, [&](const auto& old) { evicted += old->extents().size(); });
+      segments.erase(segments.begin(), segment);
+      return;
+    }
+    --segment;
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
+                                             Window window, std::size_t& evicted, MergePolicy policy) {
+  auto out = std::make_shared<Segments>(segments);
+  out->push_back(std::move(fresh));
+  const std::int64_t oldest = oldest_kept(*out, window.epochs);
+  std::erase_if(*out, [&](const auto& segment) {
+    const auto extents = segment->extents();
+    const bool old = std::ranges::all_of(extents, [oldest](const auto& e) { return e.epoch < oldest; });
+    if (old) evicted += extents.size();
+    return old;
+  });
+  leave_out_oldest(*out, window.responses, evicted);
+  for (std::size_t run; (run = run_to_merge(*out, policy)) > 1;) {
+    auto all = merged(std::span(*out).last(run), oldest, window.responses, evicted);
+    out->resize(out->size() - run);
+    out->push_back(std::move(all));
+  }
+  return out;
+}
+
+}  // namespace histospec

@@ -1,0 +1,104 @@
+#include "threads/workers.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace histospec {
+namespace {
+
+// To sleep and to wake takes longer than what is waited for, mostly: the last piece, or the run that was announced.
+// More patience is taken from whoever else needs the core: the next step of a worker is a round trip away.
+template <typename Done>
+bool wait_awake(Done done) {
+  constexpr std::chrono::microseconds kPatience{50};
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!done()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+}  // namespace
+
+Workers::~Workers() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  started_.notify_all();
+  for (std::thread& thread : others_) thread.join();
+}
+
+void Workers::start() {
+  while (others_.size() + 1 < taken_.size()) {
+    others_.emplace_back([this, worker = static_cast<int>(others_.size()) + 1] { loop(worker); });
+  }
+}
+
+void Workers::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    announced_ = true;
+  }
+  started_.notify_all();
+}
+
+void Workers::share(std::size_t size, Job job) {
+  start();
+  {
+    const std::lock_guard lock(mutex_);
+    job_ = std::move(job);
+    size_ = size;
+    for (std::size_t worker = 0; worker < taken_.size(); ++worker) taken_[worker].until = part(worker);
+    busy_ = static_cast<int>(others_.size());
+    ++round_;
+  }
+  wake();
+  take_pieces(0);
+  const auto finished = [this] { return busy_ == 0; };
+  wait_awake(finished);
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, finished);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Workers::take_pieces(int worker) {
+  try {
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      const std::size_t whose = (static_cast<std::size_t>(worker) + i) % taken_.size();
+      const std::size_t end = part(whose + 1);
+      for (std::size_t first; (first = taken_[whose].until.fetch_add(kPiece)) < end;) {
+        job_(worker, first, std::min(first + kPiece, end));
+      }
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+  }
+}
+
+void Workers::loop(int worker) {
+  std::uint64_t seen = 0;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    started_.wait(lock, [&] { return stopping_ || round_ != seen || announced_; });
+    announced_ = false;
+    for (bool more = true; more;) {
+      if (stopping_) return;
+      const bool due = round_ != seen;
+      seen = round_;
+      lock.unlock();
+      if (due) take_pieces(worker);
+      if (due && --busy_ == 0) {
+        const std::lock_guard finishing(mutex_);  // who waits for it is awake, or asleep already
+        finished_.notify_one();
+      }
+      more = wait_awake([&] { return round_ != seen || stopping_; });
+      lock.lock();
+    }
+  }
+}
+
+}  // namespace histospec
