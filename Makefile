@@ -94,13 +94,13 @@ test-verl: $(VENV_VERL)/.ready
 
 bench: setup
 	scripts/install-peers $(VENV)
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/growth.py
-	$(BIN)/python benchmarks/budget.py
+	$(BIN)/python -m benchmarks.engine.compare
+	$(BIN)/python -m benchmarks.engine.growth
+	$(BIN)/python -m benchmarks.engine.budget
 
 study: setup
 	scripts/install-peers $(VENV)
-	$(BIN)/python benchmarks/rl_study/run.py
+	$(BIN)/python -m benchmarks.rl_study.run
 
 chaos: setup
 	scripts/install-tools

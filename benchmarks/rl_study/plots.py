@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from runs import Run, band
+
+from benchmarks.rl_study.runs import Run, band
 
 EXACT = {"none": "#8a95a1", "ngram": "#c9a227", "suffix": "#e07a1f", "HistoSpec": "#1b6ca8"}
 

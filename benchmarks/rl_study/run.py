@@ -1,9 +1,9 @@
 """RL runs by method and seed, and what they took: tables and plots.
 
-    python benchmarks/rl_study/run.py                    # all of it: hours; what is there is kept
-    python benchmarks/rl_study/run.py --methods none HistoSpec --seeds 1 2
-    python benchmarks/rl_study/run.py --draw             # only the table and the plots, of the runs that are there
-    python benchmarks/rl_study/run.py --quick            # proves that it runs; the figures mean nothing
+    python -m benchmarks.rl_study.run                    # all of it: hours; what is there is kept
+    python -m benchmarks.rl_study.run --methods none HistoSpec --seeds 1 2
+    python -m benchmarks.rl_study.run --draw             # only the table and the plots, of the runs that are there
+    python -m benchmarks.rl_study.run --quick            # proves that it runs; the figures mean nothing
 
 Every run has a process of its own (trial.py), and its draft server, where it has one, a store of its own. Methods take
 turns, seed by seed, so that a machine that is slow for an hour is slow for all of them. docs/study.md: what came out.
@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tiny_rl"))
+import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
+
+# isort: split
 import draft_server
-import plots
-import runs
-import tables
-from methods import METHODS, Method
 from rich.progress import track
 
-HERE = Path(__file__).parent
+from benchmarks.rl_study import plots, runs, tables
+from benchmarks.rl_study.methods import METHODS, Method
+
 SEEDS = 5
 
 
@@ -40,10 +40,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of runs and plots")
     parser.add_argument("--page", type=Path, help="a page whose tables are replaced by these, such as docs/study.md")
+    parser.add_argument("--runs", type=Path, help="folder of the runs themselves (default: runs/ in --out)")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     arguments = parser.parse_args()
-    folder = arguments.out / "runs"
+    folder = arguments.runs or arguments.out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     missing = [
         (METHODS[name], seed)
@@ -78,7 +79,8 @@ def roll(method: Method, seed: int, folder: Path, quick: bool) -> str | None:
     """One run; None, or why it failed. Its file appears when it is complete."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result"
-        command = [sys.executable, HERE / "trial.py", method.name, str(seed), result, *(["--quick"] if quick else [])]
+        command = [sys.executable, "-m", "benchmarks.rl_study.trial", method.name, str(seed), str(result)]
+        command += ["--quick"] if quick else []
         with draft_server.running(Path(scratch) / "store", Path(scratch) / "log") as server:
             started = server.cpu_seconds()
             environment = os.environ | {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "study"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from runs import Run, mean
+from benchmarks.rl_study.runs import Run, mean
 
 PARTS = ("verification", "rollout", "assembly", "update", "other")
 FIRST = 2  # the epoch from which there is something to draft from, or to reuse

@@ -9,7 +9,6 @@ Time is CPU time of this process, which has one thread that works: other program
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tiny_rl"))
+import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it would give torch as many threads as there are cores
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -31,10 +31,10 @@ import grpo
 import policy
 import task
 import torch
-from methods import FROM_TWIN, METHODS, Method
-from overlap import common_prefix, rouge_1
 from rollout import DRAFTS, Counts, RolloutEngine, responding
 
+from benchmarks.rl_study.methods import FROM_TWIN, METHODS, Method
+from benchmarks.rl_study.overlap import common_prefix, rouge_1
 from histospec.client import DraftClient
 from histospec.client.rollouts import SpeculativeRollout
 from histospec.client.vllm import cpu

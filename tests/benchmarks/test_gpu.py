@@ -1,10 +1,10 @@
-"""The arithmetic and the bookkeeping of benchmarks/gpu_vllm.py; its measurements need vLLM."""
+"""The arithmetic and the bookkeeping of benchmarks/gpu/run.py; its measurements need vLLM."""
 
 import json
 
 import pytest
-from gpu_cost import marginal_cost, verify_cost
-from gpu_results import Results
+from benchmarks.gpu.cost import marginal_cost, verify_cost
+from benchmarks.gpu.results import Results
 
 
 def test_verify_cost_is_in_plain_steps_a_drafted_token():
@@ -23,7 +23,7 @@ def test_the_order_of_the_lengths_does_not_matter():
 
 
 def test_results_are_kept_measurement_by_measurement(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpu_results.machine", lambda: "a machine")
+    monkeypatch.setattr("benchmarks.gpu.results.machine", lambda: "a machine")
     results = Results(tmp_path, "cost", dry=True)
     results.add({"model": "toy", "batch": 2}, {"seconds": 1.0})
     results.add({"model": "toy", "batch": 4}, {"seconds": 2.0})
@@ -37,7 +37,7 @@ def test_results_are_kept_measurement_by_measurement(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_is_not_mixed_with_a_real_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpu_results.machine", lambda: "a machine")
+    monkeypatch.setattr("benchmarks.gpu.results.machine", lambda: "a machine")
     Results(tmp_path, "cost", dry=True).add({"batch": 2}, {"seconds": 1.0})
     with pytest.raises(ValueError, match=r"cost\.json: made with --dry"):
         Results(tmp_path, "cost", dry=False)

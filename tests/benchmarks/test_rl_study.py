@@ -5,13 +5,11 @@ import json
 import math
 from pathlib import Path
 
-import overlap
 import pytest
-import runs
-import tables
-from methods import METHODS
+from benchmarks.rl_study import overlap, runs, tables
+from benchmarks.rl_study.methods import METHODS
 
-STUDY = Path(__file__).parents[2] / "docs" / "study"
+ROOT = Path(__file__).parents[2]
 
 
 def test_overlap():
@@ -70,8 +68,8 @@ def test_repetition_is_beside_independent_draws(tmp_path):
 
 
 def test_the_page_says_what_its_runs_say():
-    found = runs.load(STUDY / "runs", METHODS)
-    assert tables.text(found) in (STUDY.parent / "study.md").read_text()
+    found = runs.load(ROOT / "benchmarks/rl_study/recorded", METHODS)
+    assert tables.text(found) in (ROOT / "docs/study.md").read_text()
 
 
 def test_only_the_tables_of_a_page_are_replaced(tmp_path):

@@ -1,5 +1,6 @@
-"""The cost model and the simulation of benchmarks/scale.py, where the answer is known otherwise."""
+"""The cost model and the simulation of benchmarks/scale/run.py, where the answer is known otherwise."""
 
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -7,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scale_model import Costs, Plan, fit
-from scale_simulation import Surroundings, cheapest_shards, fewest_shards, simulate, tried
+from benchmarks.scale.model import Costs, Plan, fit
+from benchmarks.scale.simulation import Surroundings, cheapest_shards, fewest_shards, simulate, tried
 
 from histospec.protocol.placement import place, problem_digest
 
+ROOT = Path(__file__).parents[2]
 NOTHING = Costs(*[0.0] * len(asdict(Costs())))
 EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0)
 PLAN = Plan(gpus=8)
@@ -134,7 +136,7 @@ def test_a_deadline_that_no_shard_can_keep():
     ],
 )
 def test_the_program(options, code, said, tmp_path):
-    program = Path(simulate.__code__.co_filename).with_name("scale.py")
-    done = subprocess.run([sys.executable, program, *options], capture_output=True, text=True, cwd=tmp_path)
+    command = [sys.executable, "-m", "benchmarks.scale.run", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT})
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr

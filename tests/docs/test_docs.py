@@ -67,9 +67,11 @@ def test_every_command_of_histospec_takes_what_the_pages_give_it():
 def test_every_script_takes_what_the_pages_give_it():
     said = [(page, words) for page, words in commands() if words[0] == "python" and words[1:2] != ["setup.py"]]
     assert said
-    for page, (_, script, *rest) in said:
+    for page, (_, *words) in said:
+        module = words[:1] == ["-m"]
+        script, rest = (words[1].replace(".", "/") + ".py", words[2:]) if module else (words[0], words[1:])
         assert (ROOT / script).is_file(), f"{page}: there is no {script}"
-        known = help_of(sys.executable, script) if flags(rest) else ""
+        known = help_of(sys.executable, *words[: 1 + module]) if flags(rest) else ""
         assert all(flag in known for flag in flags(rest)), f"{page}: {script} does not take {flags(rest)}"
 
 

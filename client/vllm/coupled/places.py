@@ -2,7 +2,7 @@
 
 Noise has to be fresh for every token of a response: what repeats in it must not draw the same again, or a loop would
 never end. The position is fresh, too, but after one word more or less nothing is where it was; behind the same words
-the noise is the same again (`benchmarks/noise_keys.py` compares them).
+the noise is the same again (`benchmarks/vllm/noise_keys.py` compares them).
 """
 
 from collections.abc import Iterable

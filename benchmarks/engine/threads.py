@@ -1,4 +1,4 @@
-"""What a second thread brings a step: `python benchmarks/threads.py [--quick]`.
+"""What a second thread brings a step: `python -m benchmarks.engine.threads [--quick]`.
 
 Engines with one and with two worker threads hold the same history and step the same sessions by turns of eight steps;
 what counts is the time that passes. benchmarks/README.md says what each number means.
@@ -8,9 +8,9 @@ import argparse
 import statistics
 
 import numpy as np
-from replay import TURN, Replay, Step
-from rollouts import SIBLINGS, generated
 
+from benchmarks.engine.replay import TURN, Replay, Step
+from benchmarks.engine.rollouts import SIBLINGS, generated
 from histospec.native import Engine
 
 THREADS = (1, 2)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 import matplotlib as mpl
-from scale_model import Costs, Plan
-from scale_simulation import Outcome, Surroundings, tried
+
+from benchmarks.scale.model import Costs, Plan
+from benchmarks.scale.simulation import Outcome, Surroundings, tried
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from drafters import MAX_DRAFT, VERIFY_COST
 
+from benchmarks.engine.drafters import MAX_DRAFT, VERIFY_COST
 from histospec.native import Engine
 from histospec.replay.recordings import Tokens
 

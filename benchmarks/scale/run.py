@@ -1,4 +1,4 @@
-"""How many shards N GPUs need: `python benchmarks/scale.py [--gpus N ...] [--measure FILE] [--costs FILE]`.
+"""How many shards N GPUs need: `python -m benchmarks.scale.run [--gpus N ...] [--measure FILE] [--costs FILE]`.
 
 Without options it prints the tables of docs/scale.md. benchmarks/README.md says what each column means.
 """
@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from scale_measure import Figures, measure
-from scale_model import Costs, Fit, Plan, fit
-from scale_simulation import Outcome, Surroundings, cheapest_shards, fewest_shards, simulate
+
+from benchmarks.scale.measure import Figures, measure
+from benchmarks.scale.model import Costs, Fit, Plan, fit
+from benchmarks.scale.simulation import Outcome, Surroundings, cheapest_shards, fewest_shards, simulate
 
 GIB = 1 << 30
 PROBLEMS = {10: 1_000, 100: 8_000, 1_000: 32_000, 10_000: 128_000}
@@ -68,7 +69,7 @@ def main() -> None:
             rows.append(row)
             _print_row(row, costs)
     if args.plot:
-        from scale_plot import plot
+        from benchmarks.scale.plot import plot
 
         plot(args.plot, replace(plans[0], gpus=args.cell), costs, around, rows)
 

@@ -1,4 +1,4 @@
-"""Index and drafter in process, HistoSpec beside Arctic Inference: `python benchmarks/engine.py [--quick]`.
+"""Index and drafter in process, HistoSpec beside Arctic Inference: `python -m benchmarks.engine.compare [--quick]`.
 
 Both run in one process, taking turns round by round, so that a busy machine slows both; figures are medians.
 Time is the CPU time of the process with all its threads. benchmarks/README.md says what each number means.
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from drafters import Drafter, HistoSpec, available
-from replay import TURN
-from rollouts import Rollouts, generated, recorded
+
+from benchmarks.engine.drafters import Drafter, HistoSpec, available
+from benchmarks.engine.replay import TURN
+from benchmarks.engine.rollouts import Rollouts, generated, recorded
 
 APPENDED = 3  # tokens a session takes in a step
 

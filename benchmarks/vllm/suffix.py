@@ -1,7 +1,7 @@
 """HistoSpec beside vLLM's own suffix decoding, in real vLLM, on the policies of a real RL run.
 
-    python benchmarks/vllm_suffix.py                # needs vllm and arctic-inference; half an hour on two cores
-    python benchmarks/vllm_suffix.py --quick        # proves that it runs; the figures mean nothing
+    python -m benchmarks.vllm.suffix                # needs vllm and arctic-inference; half an hour on two cores
+    python -m benchmarks.vllm.suffix --quick        # proves that it runs; the figures mean nothing
 
 The run of examples/tiny_rl is trained once, without drafts, and the policy of every epoch is kept. Then each method
 rolls out every epoch on those weights: the same prompts, sampling and seeds, one engine for all epochs, so that each
@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_rl"))
+import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
@@ -166,7 +167,7 @@ def compare(arguments: argparse.Namespace) -> Any:
             for method, (environment, _) in METHODS.items():
                 namespace = f"{method} {seed}"
                 settled = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace} | environment
-                command = [sys.executable, __file__, "--part", method, str(seed), name]
+                command = [sys.executable, "-m", "benchmarks.vllm.suffix", "--part", method, str(seed), name]
                 command += ["--quick"] if arguments.quick else []
                 done = subprocess.run(command, env=os.environ | settled, stdout=subprocess.PIPE, text=True, check=True)
                 results[method].append(json.loads(done.stdout.splitlines()[-1]))

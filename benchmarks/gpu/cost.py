@@ -7,9 +7,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import gpu_models
-from gpu_models import Scale
-from gpu_results import Results
+from benchmarks.gpu import models as gpu_models
+from benchmarks.gpu.models import Scale
+from benchmarks.gpu.results import Results
 
 LENGTHS = (0, 1, 2, 4, 8, 16)
 SETTLE = 2  # steps after a change: the first still verifies drafts of the length before
@@ -47,7 +47,7 @@ def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
 
 def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
     """Measures one engine at each batch."""
-    from gpu_steps import Stepper, say
+    from benchmarks.gpu.steps import Stepper, say
 
     model, engine = job
     shape = scale.shapes[model]
@@ -72,7 +72,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
 
 
 def _options(engine: str, batches: Sequence[int]) -> dict[str, Any]:
-    from gpu_drafts import OPTIONS
+    from benchmarks.gpu.drafts import OPTIONS
 
     if engine == PLAIN:
         return {}
@@ -91,7 +91,7 @@ def _prompts(batch: int, length: int, vocabulary: int) -> list[list[int]]:
 
 def _curve(stepper: Any, lengths: Sequence[int], scale: Scale, rng: Random) -> dict[int, list[float]]:
     """Seconds a step of each window, by length. The lengths take turns, in another order each time."""
-    from gpu_drafts import FixedLengthDrafter
+    from benchmarks.gpu.drafts import FixedLengthDrafter
 
     seconds: dict[int, list[float]] = {k: [] for k in lengths}
     for number in range(scale.windows + 1):

@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import gpu_models
-from gpu_models import Scale
-from gpu_results import Results
+from benchmarks.gpu import models as gpu_models
+from benchmarks.gpu.models import Scale
+from benchmarks.gpu.results import Results
 
 LETTERS = 64  # tokens that the model writes with
 GROUP = 8  # responses a problem
@@ -35,13 +35,13 @@ class Method:
 
 
 def _histospec() -> dict[str, Any]:
-    import vllm_suffix
+    from benchmarks.vllm import suffix as vllm_suffix
 
     return vllm_suffix.drafts()
 
 
 def _suffix() -> dict[str, Any]:
-    import vllm_suffix
+    from benchmarks.vllm import suffix as vllm_suffix
 
     return vllm_suffix.suffix()
 
@@ -78,9 +78,9 @@ def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
 def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
     """Measures one method at each batch: the second visit to problems whose first one is the history."""
     import draft_server
-    from gpu_steps import Stepper, say
-    from vllm_saturated import timed_calls
 
+    from benchmarks.gpu.steps import Stepper, say
+    from benchmarks.vllm.saturated import timed_calls
     from histospec.client.vllm import cpu
 
     method = METHODS[job[0]]

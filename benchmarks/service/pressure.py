@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import grpc
 import numpy as np
-from process import Child
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.process import Child
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 

@@ -1,9 +1,9 @@
 """HistoSpec on one large GPU: what a drafted token costs, what asking for drafts costs, what rollouts gain.
 
-    python benchmarks/gpu_vllm.py --out FOLDER                       # needs vllm and a GPU of 80 GB; about 40 minutes
-    python benchmarks/gpu_vllm.py --out FOLDER --parts cost overhead # some of it
-    python benchmarks/gpu_vllm.py --out FOLDER --dry                 # toys on vLLM's CPU build; figures mean nothing
-    python benchmarks/gpu_vllm.py --out FOLDER --draw                # only the tables and plots, once again
+    python -m benchmarks.gpu.run --out FOLDER                       # needs vllm and a GPU of 80 GB; about 40 minutes
+    python -m benchmarks.gpu.run --out FOLDER --parts cost overhead # some of it
+    python -m benchmarks.gpu.run --out FOLDER --dry                 # toys on vLLM's CPU build; figures mean nothing
+    python -m benchmarks.gpu.run --out FOLDER --draw                # only the tables and plots, once again
 
 FOLDER takes a JSON file a part, written anew as each measurement ends. What is in there is not measured again, so the
 same command goes on where it was cut off. Each engine has a process of its own.
@@ -20,12 +20,12 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-import gpu_cost
-import gpu_overhead
-import gpu_report
-import gpu_speedup
-from gpu_models import DRY, Scale
-from gpu_results import Results
+from benchmarks.gpu import cost as gpu_cost
+from benchmarks.gpu import overhead as gpu_overhead
+from benchmarks.gpu import report as gpu_report
+from benchmarks.gpu import speedup as gpu_speedup
+from benchmarks.gpu.models import DRY, Scale
+from benchmarks.gpu.results import Results
 
 PARTS: dict[str, Any] = {"cost": gpu_cost, "overhead": gpu_overhead, "speedup": gpu_speedup}
 
@@ -63,7 +63,7 @@ def measure(arguments: argparse.Namespace, scale: Scale, work: Path) -> list[str
         for job in PARTS[part].jobs(scale):
             if PARTS[part].finished(job, Results(arguments.out, part, arguments.dry), scale):
                 continue
-            command = [sys.executable, __file__, "--out", str(arguments.out), "--work", str(work)]
+            command = [sys.executable, "-m", "benchmarks.gpu.run", "--out", str(arguments.out), "--work", str(work)]
             command += ["--dry"] if arguments.dry else []
             start = time.perf_counter()
             if subprocess.run([*command, "--job", part, *job]).returncode:

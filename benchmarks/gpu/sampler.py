@@ -1,7 +1,7 @@
 """What coupled sampling costs on a GPU, beside vLLM's own sampler, in one process.
 
-    python benchmarks/gpu_sampler.py            # 256 requests x (16 drafts + 1) x 151,936 tokens; a GPU of 40 GB
-    python benchmarks/gpu_sampler.py --dry      # toy sizes on the CPU; figures mean nothing
+    python -m benchmarks.gpu.sampler            # 256 requests x (16 drafts + 1) x 151,936 tokens; a GPU of 40 GB
+    python -m benchmarks.gpu.sampler --dry      # toy sizes on the CPU; figures mean nothing
 
 Three ways to decide on the same logits: coupled (one kernel over all of them), vLLM with a seed a request, and vLLM
 without seeds. vLLM's own are its functions, called as its RejectionSampler calls them: `rejection_sample` on the

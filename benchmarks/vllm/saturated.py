@@ -1,8 +1,8 @@
 """A large batch in real vLLM, where drafts hardly pay or not at all: is it slower than without speculation?
 
-    python benchmarks/vllm_saturated.py             # needs vllm; twelve minutes on two cores
-    python benchmarks/vllm_saturated.py --heavy 16  # a policy so slow that every token of a batch costs: saturated
-    python benchmarks/vllm_saturated.py --quick     # proves that it runs; the figures mean nothing
+    python -m benchmarks.vllm.saturated             # needs vllm; twelve minutes on two cores
+    python -m benchmarks.vllm.saturated --heavy 16  # a policy so slow that every token of a batch costs: saturated
+    python -m benchmarks.vllm.saturated --quick     # proves that it runs; the figures mean nothing
 
 Two engines with the same configuration in one process differ by several percent, for as long as the process lives: by
 where their memory lies. So several processes, each with the engines in another order, roll out the demo's policy in
@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import vllm_suffix  # sets the environment that vLLM reads when it is imported
+from benchmarks.vllm import suffix as vllm_suffix  # sets the environment that vLLM reads when it is imported
 
 PLAIN = "no speculation"
 COSTS = {"HistoSpec, learned cost": "auto", "HistoSpec, cost 1": "1"}
@@ -50,8 +50,8 @@ def main() -> None:
         return
     parts = []
     for part in range(arguments.processes):
-        command = [sys.executable, __file__, "--part", str(part), "--rounds", str(arguments.rounds)]
-        command += ["--batch", str(arguments.batch), "--heavy", str(arguments.heavy)]
+        command = [sys.executable, "-m", "benchmarks.vllm.saturated", "--part", str(part)]
+        command += ["--rounds", str(arguments.rounds), "--batch", str(arguments.batch), "--heavy", str(arguments.heavy)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         parts.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"process {part}: {parts[-1]}", file=sys.stderr)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import vllm_suffix
-from gpu_models import Scale
-from gpu_results import Results
+from benchmarks.gpu.models import Scale
+from benchmarks.gpu.results import Results
+from benchmarks.vllm import suffix as vllm_suffix
 
 NONE, TRAINING = "no drafts", "training"
 METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
@@ -107,7 +107,8 @@ def _train(policies: Path, size: Plan) -> None:
 
 def _roll_out(job: tuple[str, ...], results: Results, size: Plan, policies: Path, work: Path) -> None:
     import draft_server
-    from gpu_steps import say
+
+    from benchmarks.gpu.steps import say
 
     method, concurrency = job[0], int(job[1])
     environment, options = METHODS[method]

@@ -5,12 +5,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gpu_cost
-import gpu_overhead
-import gpu_speedup
-from gpu_results import Results
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+
+from benchmarks.gpu import cost as gpu_cost
+from benchmarks.gpu import overhead as gpu_overhead
+from benchmarks.gpu import speedup as gpu_speedup
+from benchmarks.gpu.results import Results
 
 STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 12}
 COLORS = ("#1b6ca8", "#e07a1f", "#4d8b57", "#8a95a1", "#a23b72", "#6a4c93")

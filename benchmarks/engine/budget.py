@@ -1,4 +1,4 @@
-"""More history than fits, while steps go on: `python benchmarks/budget.py [--quick]`.
+"""More history than fits, while steps go on: `python -m benchmarks.engine.budget [--quick]`.
 
 One thread ingests, another steps a batch of 256 sessions all the while. benchmarks/README.md says what each number
 means.
@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from process import MIB, Child, forget_peak, peak, resident
-from replay import Replay
-from rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
 
+from benchmarks.engine.replay import Replay
+from benchmarks.engine.rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
+from benchmarks.process import MIB, Child, forget_peak, peak, resident
 from histospec.native import Engine
 from histospec.replay.recordings import Tokens
 

@@ -81,7 +81,7 @@ class Plan:
         generated, drafted: tokens a session and step.
         prompt, length: tokens of a prompt and of a response.
         problems, samples, epochs: of the data set; responses of each and epoch; epochs kept.
-        bytes_per_token: of the index; benchmarks/engine.py measures it.
+        bytes_per_token: of the index; benchmarks/engine/compare.py measures it.
 
     """
 

@@ -1,6 +1,6 @@
 """How long a batch of rollouts takes to its last token, when sessions expected to be long may draft more.
 
-    python benchmarks/tail.py DIR      # recordings, as `histospec replay` reads them; a minute each
+    python -m benchmarks.engine.tail DIR      # recordings, as `histospec replay` reads them; a minute each
 
 Every response of the last visit is written at the same time, with the earlier visits as history. A step takes as long
 as one without drafts times 1 + cost * drafted / first batch, as on a machine that the first batch just saturates: the
@@ -11,8 +11,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from rollouts import Rollouts, recorded
 
+from benchmarks.engine.rollouts import Rollouts, recorded
 from histospec.native import Engine
 
 WEIGHTS = (1.0, 1.5, 2.0, 4.0, 8.0)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scale_model import Costs, Plan
+
+from benchmarks.scale.model import Costs, Plan
 
 NOISE = 1 << 16  # random numbers drawn beforehand, used again and again
 WARM = 5  # steps of each worker, or so, that do not count

@@ -1,6 +1,6 @@
 """What the noise of coupled sampling should be keyed by: the position, or the last k tokens.
 
-    python benchmarks/noise_keys.py --seeds 2
+    python -m benchmarks.vllm.noise_keys --seeds 2
 
 The RL run of examples/tiny_rl, sampled in torch. At each epoch the same policy answers every prompt with each kind of
 noise, from the seeds of the epoch before; the engine drafts for all of them, from the responses that the same kind gave
@@ -12,25 +12,23 @@ inside a response must not repeat its noise. It should survive insertions, which
 
 import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
-from pathlib import Path
 from random import Random
 
+import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tiny_rl"))
-sys.path.insert(0, str(Path(__file__).parent / "rl_study"))
 
 import grpo
 import numpy as np
 import policy
 import task
 import torch
-from overlap import common_prefix
 from transformers import LlamaForCausalLM
 
+from benchmarks.rl_study.overlap import common_prefix
 from histospec.client.vllm.coupled import noise
 from histospec.native import Engine
 

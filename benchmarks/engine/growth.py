@@ -1,4 +1,4 @@
-"""One engine grown to 1, 10 and 100 million tokens of history: `python benchmarks/growth.py [--quick]`.
+"""One engine grown to 1, 10 and 100 million tokens of history: `python -m benchmarks.engine.growth [--quick]`.
 
 Each size has a process of its own, so that what it holds can be told. All stay, and step by turns, round by round, so
 that a busy machine slows all alike; figures are medians. benchmarks/README.md says what each number means.
@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from process import MIB, Child, resident
-from replay import Replay
-from rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
 
+from benchmarks.engine.replay import Replay
+from benchmarks.engine.rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
+from benchmarks.process import MIB, Child, resident
 from histospec.native import Engine
 
 

@@ -1,0 +1,1 @@
+"""Measurements beside the peers; README.md says what each is for."""

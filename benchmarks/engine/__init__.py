@@ -1,0 +1,1 @@
+"""Index and drafter in process."""

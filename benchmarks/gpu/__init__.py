@@ -1,0 +1,1 @@
+"""What a large GPU makes of it."""

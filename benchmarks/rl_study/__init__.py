@@ -1,0 +1,1 @@
+"""Whole RL runs, by method and seed."""

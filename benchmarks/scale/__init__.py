@@ -1,0 +1,1 @@
+"""How many shards a deployment needs."""
