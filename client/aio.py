@@ -75,10 +75,9 @@ class AsyncDraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = 0.05,
-        tail_weight: float = 1.0,
     ) -> list[Draft]:
         """See `DraftClient.step`."""
-        return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost, tail_weight))
+        return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost))
 
     async def send(
         self,
@@ -86,10 +85,9 @@ class AsyncDraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = 0.05,
-        tail_weight: float = 1.0,
     ) -> Pending:
         """See `DraftClient.send`."""
-        budget = Budget(max_tokens, verify_cost, tail_weight)
+        budget = Budget(max_tokens, verify_cost)
         pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             self._streams.kick(pending.touched)

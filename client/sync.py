@@ -116,7 +116,6 @@ class DraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = 0.05,
-        tail_weight: float = 1.0,
     ) -> list[Draft]:
         """Tells what each session has generated, and gets a draft for each, within the deadline.
 
@@ -125,9 +124,6 @@ class DraftClient:
             new_tokens: B times what the session generated since its last step.
             max_tokens: longest draft wanted, at most 256; 0 only tells.
             verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step.
-            tail_weight: what saving a step is worth for the sessions that are expected to go on the longest (one in 16
-                of those of a shard, at least one), in steps of the others; at least 1. They draft at
-                verify_cost / tail_weight.
 
         Returns:
             B drafts; empty where the server had nothing, was late or is away.
@@ -136,7 +132,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
-        return self.receive(self.send(sessions, new_tokens, max_tokens, verify_cost, tail_weight))
+        return self.receive(self.send(sessions, new_tokens, max_tokens, verify_cost))
 
     def send(
         self,
@@ -144,13 +140,12 @@ class DraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = 0.05,
-        tail_weight: float = 1.0,
     ) -> Pending:
         """The first half of `step`: writes the message from this thread, and does not wait for the answer.
 
         The deadline runs from here.
         """
-        budget = Budget(max_tokens, verify_cost, tail_weight)
+        budget = Budget(max_tokens, verify_cost)
         pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             # A function that waits for its turn on the loop must not hold the client.

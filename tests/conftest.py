@@ -257,7 +257,6 @@ class Wire:
         positions: Sequence[int] | None = None,
         max_tokens: int = 16,
         verify_cost: float = 0.05,
-        tail_weight: float = 0.0,
     ) -> pb.Step:
         """A Step; positions default to zeros."""
         return pb.Step(
@@ -267,7 +266,6 @@ class Wire:
             tokens=i32(token for some in tokens for token in some),
             max_tokens=max_tokens,
             verify_cost=verify_cost,
-            tail_weight=tail_weight,
         )
 
     @staticmethod

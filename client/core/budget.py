@@ -12,7 +12,6 @@ class Budget(NamedTuple):
 
     max_tokens: int = 16
     verify_cost: float = 0.05
-    tail_weight: float = 1.0
 
     def check(self) -> "Budget":
         """Itself, or ValueError naming the field that cannot be."""
@@ -20,6 +19,4 @@ class Budget(NamedTuple):
             raise ValueError(f"max_tokens: {self.max_tokens} is outside [0, {MAX_DRAFT}]")
         if not 0 <= self.verify_cost < math.inf:
             raise ValueError(f"verify_cost: {self.verify_cost} is not a finite number of at least 0")
-        if not 1 <= self.tail_weight < math.inf:
-            raise ValueError(f"tail_weight: {self.tail_weight} is not a finite number of at least 1")
         return self

@@ -180,7 +180,7 @@ class Conversation:
             step.positions = np.array(positions, INT32).tobytes()
             step.lengths = np.array(lengths, INT32).tobytes()
             step.tokens = tokens
-            step.max_tokens, step.verify_cost, step.tail_weight = budget
+            step.max_tokens, step.verify_cost = budget
             step.late, self.late = self.late, 0
         self._say(message, Awaited(self._steps, rows) if budget.max_tokens else None, now=now)
         return self._steps

@@ -124,10 +124,5 @@ def _take(step: pb.Step, rows: Sequence[int]) -> pb.Step:
         lengths=lengths[chosen].tobytes(),
         tokens=b"".join(tokens),
     )
-    taken.max_tokens, taken.verify_cost, taken.tail_weight, taken.late = (
-        step.max_tokens,
-        step.verify_cost,
-        step.tail_weight,
-        step.late,
-    )
+    taken.max_tokens, taken.verify_cost, taken.late = step.max_tokens, step.verify_cost, step.late
     return taken

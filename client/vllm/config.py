@@ -3,8 +3,6 @@
 ======================= ===========================================================================
 HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step: a number, or
                         `auto`, the default: learned from the time that steps take. Higher drafts shorter
-HISTOSPEC_TAIL_WEIGHT   what saving a step is worth for the requests that are expected to go on the longest, in steps of
-                        the others; 1, the default: all alike
 HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of that seed, and those without
                         get a seed (docs/coupled.md). `vllm`, the default: nothing is changed
 HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem, 0.5 unless said
@@ -33,15 +31,12 @@ class AdapterConfig:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
             shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
             HISTOSPEC_VERIFY_COST, a number or "auto".
-        tail_weight: what saving a step is worth for those running requests that are expected to go on the longest, in
-            steps of the others; they draft at verify_cost / tail_weight. 1: all alike. HISTOSPEC_TAIL_WEIGHT.
         seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
         cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see cpu.py). Off only
             to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None
-    tail_weight: float = 1.0
     seeds: SeedPolicy | None = None
     cpu_fix: bool = True
 
@@ -50,7 +45,6 @@ class AdapterConfig:
         """Raises ValueError, naming the variable, when a value cannot be used."""
         return cls(
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
-            tail_weight=_weight("HISTOSPEC_TAIL_WEIGHT", cls.tail_weight),
             seeds=_seeds() if samples_coupled() else None,
             cpu_fix=_switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
         )
@@ -89,11 +83,6 @@ def _cost(name: str, default: float | None) -> float | None:
     if text == "auto":
         return None
     return _number(name, text, 0, "'auto' or a number of at least 0, such as 0.05")
-
-
-def _weight(name: str, default: float) -> float:
-    text = os.environ.get(name, "")
-    return _number(name, text, 1, "a number of at least 1, such as 2") if text else default
 
 
 def _number(name: str, text: str, least: float, expected: str) -> float:

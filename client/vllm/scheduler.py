@@ -54,7 +54,7 @@ class HistoSpecScheduler(Scheduler):
         config = AdapterConfig.from_environment()
         client = DraftClient()
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
-        self._sessions = RequestSessions(client, speculative.num_speculative_tokens, config.tail_weight)
+        self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)

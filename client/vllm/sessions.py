@@ -29,11 +29,10 @@ class _Session:
 class RequestSessions:
     """Sessions by request id. Not thread-safe: it belongs to the scheduler's thread."""
 
-    def __init__(self, client: "DraftClient", max_tokens: int, tail_weight: float = 1.0) -> None:
-        """Drafts of at most max_tokens; tail_weight as in `DraftClient.step`."""
+    def __init__(self, client: "DraftClient", max_tokens: int) -> None:
+        """Drafts of at most max_tokens."""
         self.client = client
         self.max_tokens = max_tokens
-        self.tail_weight = tail_weight
         self.verify_cost = DEFAULT  # said with what asks for no drafts, for the server's metrics
         self._sessions: dict[str, _Session] = {}
         self._new: set[int] = set()  # sessions that the server has not heard of
@@ -65,7 +64,7 @@ class RequestSessions:
         """Sends (request id, new tokens) of one step and asks for drafts. Never waits for the reply."""
         requests, sessions, tokens = self._advance(rows)
         if sessions:
-            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, self.tail_weight)
+            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost)
             self._pending.append((requests, step))
 
     def tell(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:

@@ -64,7 +64,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
 
 histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
                                const std::optional<py::object>& positions, int max_tokens, float verify_cost,
-                               float tail_weight, std::optional<std::int64_t> most_tokens) {
+                               std::optional<std::int64_t> most_tokens) {
   const auto ids = array_of<std::int64_t>("sessions", sessions);
   const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
   const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
@@ -73,25 +73,21 @@ histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle n
   const auto places = given ? given->span() : std::span<const std::int64_t>();
   histospec::StepResult result;
   py::gil_scoped_release release;
-  engine.step({ids.span(), tokens.span(), offsets.span(), places, max_tokens, verify_cost, tail_weight, most_tokens},
-              result);
+  engine.step({ids.span(), tokens.span(), offsets.span(), places, max_tokens, verify_cost, most_tokens}, result);
   return result;
 }
 
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
-               float verify_cost, const std::optional<py::object>& positions, float tail_weight) {
-  auto result =
-      run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, tail_weight, {});
+               float verify_cost, const std::optional<py::object>& positions) {
+  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, {});
   return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
                         histospec::bindings::to_numpy(std::move(result.offsets)),
                         histospec::bindings::to_numpy(std::move(result.probabilities)));
 }
 
 py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
-                   float tail_weight) {
-  auto result =
-      run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, tail_weight, most_tokens);
+                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost) {
+  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, most_tokens);
   std::vector<std::uint8_t> outcomes(result.outcomes.size());
   std::ranges::transform(result.outcomes, outcomes.begin(),
                          [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
@@ -241,9 +237,9 @@ PYBIND11_MODULE(_core, m) {
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
           "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
-           py::kw_only(), "positions"_a = py::none(), "tail_weight"_a = 1.0f)
+           py::kw_only(), "positions"_a = py::none())
       .def("try_step", &try_step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, py::kw_only(), "positions"_a,
-           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "tail_weight"_a = 1.0f)
+           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f)
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
       .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(

@@ -26,7 +26,6 @@ class _NamespaceStats(TypedDict):
     twins_miss: int
     drafts_hit: int
     drafts_empty: int
-    drafts_tail: int
     draft_tokens: int
     accepted_tokens: int
     generated_tokens: int
@@ -140,7 +139,6 @@ class Engine:
         verify_cost: float = 0.05,
         *,
         positions: npt.NDArray[np.int64] | None = None,
-        tail_weight: float = 1.0,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Appends what a batch of sessions generated since its last step, learns from it, and drafts what comes next.
 
@@ -151,8 +149,6 @@ class Engine:
         its survival, the product of the probabilities so far, no longer pays for it.
         positions: int64[B], how many tokens each session had generated before these. Tokens that the session has
         already are skipped, so that a step whose answer was lost may be sent again. None: they are all new.
-        tail_weight: at least 1. The sessions of the batch that are expected to go on the longest (one in 16, at least
-        one) draft at verify_cost / tail_weight: they decide when all are done, so a step that they save is worth more.
 
         Returns (tokens, offsets, probs): the draft of session b is tokens[offsets[b]:offsets[b + 1]].
         tokens: int32[D], flat. offsets: int64[B + 1], ascending from 0 to D.
@@ -169,7 +165,7 @@ class Engine:
 
         Raises KeyError if a session is not open, and ValueError, naming the argument, for a wrong dtype, shape or
         token, offsets that do not ascend from 0 to T, a session that appears twice, a position beyond what the session
-        has, a negative max_tokens or verify_cost, or a tail_weight below 1.
+        has, or a negative max_tokens or verify_cost.
         """
 
     def try_step(
@@ -182,7 +178,6 @@ class Engine:
         most_tokens: int,
         max_tokens: int = 16,
         verify_cost: float = 0.05,
-        tail_weight: float = 1.0,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
         """As step, but sessions that cannot step are left out instead of an error, and the others step.
 

@@ -276,10 +276,9 @@ class EngineModel {
     const int max_tokens = bytes_.one_in(6) ? 0 : static_cast<int>(bytes_.below(24));
     constexpr float kCosts[] = {0.0f, 0.001f, 0.05f, 0.3f, 1.0f, INFINITY};
     const float verify_cost = kCosts[bytes_.below(6)];
-    const float tail_weight = bytes_.one_in(3) ? 3.0f : 1.0f;
     if (!positioned) positions.clear();
     StepResult& result = result_;  // used again and again
-    engine_.step({ids, tokens, offsets, positions, max_tokens, verify_cost, tail_weight}, result);
+    engine_.step({ids, tokens, offsets, positions, max_tokens, verify_cost}, result);
 
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
@@ -296,7 +295,7 @@ class EngineModel {
       space.counters.accepted_tokens += accepted;
       session.draft.clear();
     }
-    check_drafts(result, ids, max_tokens, verify_cost / tail_weight);
+    check_drafts(result, ids, max_tokens, verify_cost);
   }
 
   void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost) {

@@ -285,61 +285,6 @@ TEST(options_that_make_no_sense) {
   CHECK(step(engine, engine.open("run", std::vector<Token>{1}), {}).tokens.empty());
 }
 
-TEST(who_is_expected_to_be_long_drafts_more_where_that_is_asked) {
-  Engine engine;
-  Random random(8);
-  const std::vector<Token> brief = {1}, lengthy = {2};
-  for (int r = 0; r < 3; ++r) {
-    ingest(engine, "run", brief, {random.text(20, 12)});
-    ingest(engine, "run", lengthy, {random.text(300, 12)});
-  }
-  const SessionId ordinary = engine.open("run", brief), slow = engine.open("run", lengthy);
-  const std::vector<SessionId> ids = {ordinary, slow};
-  const std::vector<std::int64_t> offsets = {0, 0, 0};
-  const auto drafted = [&](float weight) {
-    const StepResult result = step(engine, {ids, {}, offsets, {}, 16, 0.2f, weight});
-    return std::pair(result.offsets[1], result.offsets[2] - result.offsets[1]);
-  };
-  const auto plain = drafted(1), weighed = drafted(20);
-  CHECK_EQ(weighed.first, plain.first);
-  CHECK(weighed.second > plain.second);
-  CHECK_EQ(drafted(1), plain);  // it is asked for anew in each step
-  CHECK_EQ(sum(engine, &NamespaceStats::drafts_tail), 1);
-}
-
-TEST(who_goes_on_the_longest_changes_while_sessions_run) {
-  Engine engine;
-  Random random(8);
-  std::vector<SessionId> ids;
-  for (Token p = 0; p < 32; ++p) {
-    for (int r = 0; r < 3; ++r) ingest(engine, "run", std::vector<Token>{p}, {random.text(100 + 10 * p, 12)});
-    ids.push_back(engine.open("run", std::vector<Token>{p}));
-  }
-  std::vector<std::int64_t> offsets(ids.size() + 1);
-  step(engine, {ids, {}, offsets, {}, 16, 0.2f, 2.0f});
-  CHECK_EQ(sum(engine, &NamespaceStats::drafts_tail), 2);
-  // The two of them write most of what was expected: now it is two others.
-  const std::vector<Token> most = random.text(400, 12);
-  for (const SessionId session : {ids[30], ids[31]}) step(engine, session, most);
-  std::size_t tokens = 0;
-  const auto drafted = [&](float weight) {
-    const StepResult result = step(engine, {ids, {}, offsets, {}, 64, 0.3f, weight});
-    tokens = result.tokens.size();
-    return std::pair(result.offsets[32] - result.offsets[30], result.offsets[30] - result.offsets[28]);
-  };
-  const auto plain = drafted(1), weighed = drafted(50);
-  CHECK_EQ(weighed.first, plain.first);
-  CHECK(weighed.second > plain.second);
-  CHECK_EQ(sum(engine, &NamespaceStats::drafts_tail), 4);
-}
-
-TEST(where_nothing_is_known_none_is_long) {
-  Engine engine;
-  const std::vector<SessionId> ids = {engine.open("run", std::vector<Token>{1})};
-  step(engine, {ids, {}, std::vector<std::int64_t>{0, 0}, {}, 16, 0.2f, 4.0f});
-  CHECK_EQ(sum(engine, &NamespaceStats::drafts_tail), 0);
-}
-
 TEST(namespaces_come_and_go_and_the_books_are_right) {
   Engine engine({.memory_bytes = 1 << 22});
   Random random(3);

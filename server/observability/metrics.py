@@ -70,10 +70,6 @@ BY_AGE = {
 }
 AGES = ("0", "1", "2", "3", "4+")
 TOTALS = {
-    "histospec_tail_drafts": (
-        "Drafts for sessions expected to go on the longest, where a worker gives these more.",
-        "drafts_tail",
-    ),
     "histospec_draft_tokens": ("Tokens drafted.", "draft_tokens"),
     "histospec_accepted_tokens": ("Drafted tokens that the sessions then generated.", "accepted_tokens"),
     "histospec_generated_tokens": ("Tokens that the sessions generated.", "generated_tokens"),

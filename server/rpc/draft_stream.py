@@ -283,7 +283,7 @@ class DraftStream:
         most = self._config.max_session_tokens
         asked = slices.Asked(
             ids, step.tokens, step.offsets, step.positions.astype(np.int64), most,
-            step.max_tokens, step.verify_cost, step.tail_weight,
+            step.max_tokens, step.verify_cost,
         )  # fmt: skip
         lengths = np.zeros(len(ids), np.int64)
         rows = np.arange(len(ids))

@@ -95,7 +95,6 @@ class Asked(NamedTuple):
     """That a session may have."""
     max_tokens: int
     verify_cost: float
-    tail_weight: float
 
     def of(self, rows: NDArray[np.int64]) -> "Asked":
         """The same of these rows alone, in ascending order."""
@@ -133,10 +132,7 @@ class Stepped(NamedTuple):
 
 
 async def step(engine: Engine, asked: Asked, turns: Turns) -> Stepped:
-    """`Engine.try_step` in as many calls as it takes. Drafts as one call does: first all append, then all draft.
-
-    Only `tail_weight` looks at each 256 sessions on their own.
-    """
+    """`Engine.try_step` in as many calls as it takes. Drafts as one call does: first all append, then all draft."""
     if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
         return _call(engine, asked)
     outcomes = np.zeros(len(asked.sessions), np.uint8)
@@ -175,7 +171,6 @@ def _call(engine: Engine, asked: Asked) -> Stepped:
             most_tokens=asked.most_tokens,
             max_tokens=asked.max_tokens,
             verify_cost=asked.verify_cost,
-            tail_weight=asked.tail_weight,
         )
     )
 

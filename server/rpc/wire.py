@@ -45,7 +45,6 @@ class Step(NamedTuple):
     tokens: NDArray[np.int32]
     max_tokens: int
     verify_cost: float
-    tail_weight: float
     late: int
     """Earlier steps that were answered too late, as the client saw it."""
 
@@ -218,12 +217,7 @@ def _step(request: pb.Step, config: Config) -> Step:
         raise LimitExceeded(f"step.max_tokens: {request.max_tokens} is over the limit of {config.max_draft_tokens}")
     if not math.isfinite(request.verify_cost) or request.verify_cost < 0:
         raise InvalidRequest(f"step.verify_cost: {request.verify_cost} is not a finite number of at least 0")
-    tail_weight = request.tail_weight or 1.0
-    if not math.isfinite(tail_weight) or tail_weight < 1:
-        raise InvalidRequest(f"step.tail_weight: {tail_weight} is not a finite number of at least 1")
-    return Step(
-        sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, tail_weight, request.late
-    )
+    return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late)
 
 
 def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:

@@ -87,17 +87,6 @@ def test_a_session_goes_on_after_what_was_generated_before(client):
     assert len(client.history(PROMPT)[1].logprobs) == 8
 
 
-def test_who_goes_on_the_longest_may_draft_more(client):
-    short, long = [1, 2], [3, 4]
-    client.ingest(short, [Response([9, *TEXT[:10]]), Response([8, *TEXT[5:15]])], epoch=0)
-    client.ingest(long, [Response([9, *TEXT]), Response([8, *TEXT[5:]])], epoch=0)
-    sessions = client.open([short, long])
-    plain = client.step(sessions, [[], []], verify_cost=0.3)
-    weighed = client.step(sessions, [[], []], verify_cost=0.3, tail_weight=30)
-    assert weighed[0].tokens.tolist() == plain[0].tokens.tolist()
-    assert len(weighed[1]) > len(plain[1])
-
-
 def test_ingest_keeps_everything_about_a_response(client):
     responses = [
         Response([1, 2, 3], logprobs=[-0.5, -0.25, -1.0], reward=0.75),

@@ -226,12 +226,6 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
         r"max_tokens: is 1025, must lie in \[0, 1024\]",
     ),
     "negative cost": (lambda e: e.step(*ONE, verify_cost=-0.1), ValueError, "verify_cost: must be a number"),
-    "weight below 1": (
-        lambda e: e.step(*ONE, tail_weight=0.5),
-        ValueError,
-        "tail_weight: must be",
-    ),
-    "no weight": (lambda e: e.step(*ONE, tail_weight=float("nan")), ValueError, "tail_weight: must be"),
     "no cost": (lambda e: e.step(*ONE, verify_cost=float("nan")), ValueError, "verify_cost: must be a number"),
     "quantile": (
         lambda e: e.predict_length("run", PROMPT, 0, [0.5, 1.1]),

@@ -63,8 +63,6 @@ MESSAGES = {
         "step.sessions: a session appears twice",
     ),
     "cost not a number": (step(verify_cost=float("nan")), INVALID, "step.verify_cost: nan"),
-    "weight below 1": (step(tail_weight=0.5), INVALID, "step.tail_weight: 0.5"),
-    "weight not a number": (step(tail_weight=float("nan")), INVALID, "step.tail_weight: nan"),
     "more late than there were": (step(late=2**32 - 1), INVALID, "step.late: 4294967295 are more than the"),
     "negative cost": (step(verify_cost=-1.0), INVALID, "step.verify_cost: -1.0"),
     "draft too long": (step(max_tokens=257), TOO_MUCH, "step.max_tokens: 257 is over the limit of 256"),
@@ -224,7 +222,6 @@ STEPS = st.builds(
     tokens=SMALL,
     max_tokens=st.integers(0, 2**32 - 1),
     verify_cost=st.floats(width=32),
-    tail_weight=st.floats(width=32),
     late=st.integers(0, 2**32 - 1),
 )
 REQUESTS = st.builds(

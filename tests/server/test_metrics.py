@@ -25,7 +25,6 @@ def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
         "twin_lookups_total": "counter",
         "drafts_total": "counter",
         "draft_tokens_total": "counter",
-        "tail_drafts_total": "counter",
         "accepted_tokens_total": "counter",
         "generated_tokens_total": "counter",
         "ingested_responses_total": "counter",

@@ -39,7 +39,6 @@ def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], ma
         1000,
         max_tokens,
         0.02,
-        1.0,
     )
 
 

@@ -52,7 +52,7 @@ def test_the_hash_is_that_of_the_xxhash_library():
 
 def test_what_it_sends_is_drafted_from(server, updater):
     assert updater.visit([(PROMPT, [RESPONSE, RESPONSE[:5]]), ([7], [[8, 9]])])
-    with DraftClient(server.endpoint, namespace="specrl") as client:
+    with DraftClient(server.endpoint, namespace="specrl", deadline=60) as client:
         (session,) = client.open([PROMPT])
         (draft,) = client.step([session], [RESPONSE[:6]], max_tokens=8, verify_cost=0.0)
         assert draft.tokens.tolist() == RESPONSE[6:14]

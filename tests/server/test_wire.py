@@ -62,7 +62,7 @@ ROWS = st.lists(
 )  # fmt: skip
 ANY_STEP = st.builds(
     pb.Step, sessions=WIDE, positions=WIDE, lengths=WIDE, tokens=WIDE, max_tokens=st.integers(0, 2**32 - 1),
-    verify_cost=NUMBERS, tail_weight=NUMBERS,
+    verify_cost=NUMBERS,
 )  # fmt: skip
 CLOSE = st.builds(
     pb.CloseSession, session=ID, commit=st.booleans(), epoch=EPOCHS, reward=REWARDS, logprobs=LOGPROBS,

@@ -47,13 +47,6 @@ def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, nowhere, mo
         engine(nowhere, fresh=True)
 
 
-@pytest.mark.parametrize("value", ["0.5", "nan", "inf", "much"])
-def test_a_tail_weight_that_cannot_be_is_refused(adapter, engine, nowhere, monkeypatch, value):
-    monkeypatch.setenv("HISTOSPEC_TAIL_WEIGHT", value)
-    with pytest.raises(Exception, match="HISTOSPEC_TAIL_WEIGHT: expected a number of at least 1"):
-        engine(nowhere, fresh=True)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -71,11 +64,3 @@ def test_how_to_sample_is_said_clearly(monkeypatch, name, value, said):
     monkeypatch.setenv(f"HISTOSPEC_{name}", value)
     with pytest.raises(ValueError, match=f"^HISTOSPEC_{name}: {said}$"):
         AdapterConfig.from_environment()
-
-
-def test_a_tail_weight_reaches_the_server(engine, server, prompts, expected, monkeypatch):
-    monkeypatch.setenv("HISTOSPEC_TAIL_WEIGHT", "2")
-    rollouts = engine(server.endpoint)
-    for _ in range(2):
-        assert rollouts.generate(prompts) == expected
-    assert server.metrics()["histospec_tail_drafts_total"] > 0

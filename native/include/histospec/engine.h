@@ -82,7 +82,6 @@ struct NamespaceStats {
   std::uint64_t twins_miss = 0;
   std::uint64_t drafts_hit = 0;  // drafts with at least one token
   std::uint64_t drafts_empty = 0;
-  std::uint64_t drafts_tail = 0;  // for sessions expected to go on the longest, where a step weighed them
   std::uint64_t draft_tokens = 0;
   std::uint64_t accepted_tokens = 0;
   std::uint64_t generated_tokens = 0;
@@ -110,7 +109,6 @@ inline constexpr NamedNumber kCounted[] = {
     {"twins_miss", &NamespaceStats::twins_miss},
     {"drafts_hit", &NamespaceStats::drafts_hit},
     {"drafts_empty", &NamespaceStats::drafts_empty},
-    {"drafts_tail", &NamespaceStats::drafts_tail},
     {"draft_tokens", &NamespaceStats::draft_tokens},
     {"accepted_tokens", &NamespaceStats::accepted_tokens},
     {"generated_tokens", &NamespaceStats::generated_tokens},
@@ -150,10 +148,6 @@ struct StepRequest {
   std::span<const std::int64_t> positions;  // empty, or B: generated tokens before these
   int max_tokens = 16;                      // at most kMaxDraft
   float verify_cost = 0.05f;
-  // What saving a step is worth for those sessions of the batch that are expected to go on the longest (one in 16, at
-  // least one), in steps of the others: they decide when all are done. These draft at verify_cost / tail_weight. At
-  // least 1.
-  float tail_weight = 1;
   // Where it is given, sessions that cannot step are left out instead of an error: those that are not open, that have
   // fewer tokens than their position says, or that would have more than this. Then `positions` has to be given, too.
   std::optional<std::int64_t> most_tokens;

@@ -99,7 +99,7 @@ void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
            DraftLimits limits, Draft& draft) {
   draft.clear();
   const float speed_up = estimator.speed_up(limits.verify_cost, view.twin.empty() ? kMostSpeedUp : kMostOfTwins);
-  const float least = limits.verify_cost * kMargin * speed_up / limits.tail_weight;
+  const float least = limits.verify_cost * kMargin * speed_up;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     Choice choice;

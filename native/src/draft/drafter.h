@@ -49,8 +49,7 @@ struct Draft {
 
 struct DraftLimits {
   int max_tokens;
-  float verify_cost;         // marginal cost of verifying one drafted token, in units of a plain decoding step
-  float tail_weight = 1.0f;  // what a step saved is worth where a session is expected to be long
+  float verify_cost;  // marginal cost of verifying one drafted token, in units of a plain decoding step
 };
 
 // What a session looks at when it drafts.

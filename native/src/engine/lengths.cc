@@ -32,9 +32,4 @@ double quantile(std::span<const std::int64_t> ascending, double q) {
   return a + (b - a) * (rank - static_cast<double>(low));
 }
 
-double expected_length(const Problem& problem, std::span<const std::int64_t> latest, std::int64_t generated) {
-  const std::vector<std::int64_t> lengths = longer_responses(&problem, latest, generated);
-  return lengths.empty() ? static_cast<double>(generated) : quantile(lengths, 0.5);
-}
-
 }  // namespace histospec

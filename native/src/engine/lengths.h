@@ -17,8 +17,4 @@ std::vector<std::int64_t> longer_responses(const Problem* problem, std::span<con
 // The q-quantile, linear between neighbours, of ascending values, at least one.
 double quantile(std::span<const std::int64_t> ascending, double q);
 
-// The median length that a session which has `generated` tokens will have in the end; `generated` where none was
-// longer.
-double expected_length(const Problem& problem, std::span<const std::int64_t> latest, std::int64_t generated);
-
 }  // namespace histospec

@@ -67,9 +67,6 @@ struct Session {
   Viewpoint view;
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
-  bool tail = false;       // expected to go on longer than most of its batch
-  double expected = 0;     // its length in the end
-  std::int64_t look = 0;   // the length at which that is asked again
 };
 
 class Engine::State {
@@ -113,7 +110,6 @@ class Engine::State {
   std::span<const std::uint32_t> rows_of_batch() const { return rows_; }
   void announce(std::size_t batch) { workers_.announce(batch); }
   void append(Session& session, Tokens came);
-  void find_tail(std::span<Session* const> batch);
   void draft_all(std::span<Session* const> batch, DraftLimits limits);
 
   // Puts a segment behind the history of a problem; merging happens with the lock released. False, with nothing done,
@@ -188,7 +184,6 @@ class Engine::State {
   void erase(Namespace& space);
   void build_loop();
   void build(Lock& lock, Problem& problem);
-  void number_all(std::size_t batch);
 
   FairMutex mutex_;
   std::list<Problem*> recency_;  // least recently used first

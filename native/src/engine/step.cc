@@ -1,8 +1,8 @@
 // A step: every session appends what it generated, the estimators learn from it, and every session drafts.
 #include <algorithm>
+#include <numeric>
 
 #include "engine/checks.h"
-#include "engine/lengths.h"
 #include "engine/state.h"
 
 namespace histospec {
@@ -10,11 +10,6 @@ namespace histospec {
 static_assert(kSourceNames.size() == kTwin + 1 && kAgeNames.size() == kOldest + 1);
 
 namespace {
-
-// Tokens that a session gains between two looks at how long it will be.
-constexpr std::int64_t kLook = 64;
-// The tail of a batch is one in so many.
-constexpr std::size_t kTailShare = 16;
 
 // The session is about to be looked at: until then its memory can arrive.
 void fetch(const Session& session) {
@@ -57,7 +52,6 @@ void check_step(const StepRequest& r) {
     throw std::invalid_argument("most_tokens: is " + std::to_string(*r.most_tokens) + ", must be at least 0");
   }
   if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
-  if (!(r.tail_weight >= 1)) throw std::invalid_argument("tail_weight: must be a number of at least 1");
   require_tokens("new_tokens", r.tokens);
 }
 
@@ -129,33 +123,11 @@ void Engine::State::append(Session& session, Tokens came) {
   view.elsewhere.advance(came.size(), spent.draft.elsewhere, accepted);
 }
 
-void Engine::State::number_all(std::size_t batch) {
-  order_.resize(batch);
-  for (std::size_t b = 0; b < batch; ++b) order_[b] = static_cast<std::uint32_t>(b);
-}
-
-// Marks the sessions that are expected to go on the longest.
-void Engine::State::find_tail(std::span<Session* const> batch) {
-  const auto remaining = [](const Session* s) { return s->expected - static_cast<double>(s->view.generated); };
-  for (Session* session : batch) {
-    const std::int64_t generated = session->view.generated;
-    if (generated >= session->look) {
-      session->expected = expected_length(*session->problem, session->space->latest_lengths, generated);
-      session->look = generated + kLook;
-    }
-    session->tail = false;
-  }
-  number_all(batch.size());
-  const std::size_t few = std::min(batch.size(), std::max<std::size_t>(1, batch.size() / kTailShare));
-  const auto last = order_.begin() + static_cast<std::ptrdiff_t>(few);
-  std::ranges::partial_sort(order_, last, {}, [&](std::uint32_t b) { return std::pair(-remaining(batch[b]), b); });
-  for (std::uint32_t b : std::span(order_).first(few)) batch[b]->tail = remaining(batch[b]) > 0;
-}
-
 // What the sessions share is only read here, so that they may draft at the same time.
 void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limits) {
   // Sessions of one problem, one after the other, find its index in the cache.
-  number_all(batch.size());
+  order_.resize(batch.size());
+  std::iota(order_.begin(), order_.end(), 0u);
   std::ranges::sort(order_, {}, [&](std::uint32_t b) { return std::pair(batch[b]->problem.get(), b); });
   workers_.run(batch.size(), [&](int worker, std::size_t first, std::size_t last) {
     Viewpoint& ahead = ahead_[worker];
@@ -168,9 +140,8 @@ void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limit
       if (!twin_alone(view, session.space->trust)) view.catch_up();
       ahead = view;
       ahead.newest = session.space->counters.newest_epoch;
-      const DraftLimits own = {limits.max_tokens, limits.verify_cost, session.tail ? limits.tail_weight : 1.0f};
       draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, session.space->trust,
-            own, session.draft);
+            limits, session.draft);
     }
   });
 }
@@ -194,11 +165,7 @@ void Engine::step(const StepRequest& request, StepResult& result) {
     }
     state_->append(*batch[i], came);
   }
-  const bool tails = request.tail_weight > 1;
-  if (request.max_tokens > 0) {
-    if (tails) state_->find_tail(batch);
-    state_->draft_all(batch, {request.max_tokens, request.verify_cost, request.tail_weight});
-  }
+  if (request.max_tokens > 0) state_->draft_all(batch, {request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
   for (std::size_t i = 0; i < batch.size(); ++i) {
     result.offsets.resize(rows[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // nothing for who is left out
@@ -206,7 +173,6 @@ void Engine::step(const StepRequest& request, StepResult& result) {
       const Draft& draft = batch[i]->draft;
       NamespaceStats& counters = batch[i]->space->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
-      counters.drafts_tail += tails && batch[i]->tail;
       counters.draft_tokens += draft.tokens.size();
       count(counters, draft.origins, &SourceStats::draft_tokens);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
