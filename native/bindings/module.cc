@@ -126,7 +126,7 @@ py::dict by_name(const std::array<const char*, size>& names, const std::array<hi
 
 py::dict by_name(const histospec::NamespaceStats& s) {
   py::dict out;
-  for (const auto& [name, number] : histospec::kCounted) out[name] = s.*number;
+  for (const auto& counter : histospec::kCounted) out[counter.name] = s.*counter.number;
   for (const auto& [name, number] : histospec::kHeld) out[name] = s.*number;
   out["newest_epoch"] = s.newest_epoch;
   out["sources"] = by_name(histospec::kSourceNames, s.sources);
@@ -166,7 +166,7 @@ void columns(const histospec::NamespaceStats& s, Use use) {
       use(names[i], ".accepted_tokens", counted[i].accepted_tokens);
     }
   };
-  for (const auto& [name, number] : histospec::kCounted) use(name, "", s.*number);
+  for (const auto& counter : histospec::kCounted) use(counter.name, "", s.*counter.number);
   each(histospec::kSourceNames, s.sources);
   each(histospec::kAgeNames, s.ages);
   for (const auto& [name, number] : histospec::kHeld) use(name, "", s.*number);
@@ -212,6 +212,17 @@ PYBIND11_MODULE(_core, m) {
   });
 
   const auto released = py::call_guard<py::gil_scoped_release>();
+  py::list counted;
+  for (const auto& [name, number, family, result, help] : histospec::kCounted) {
+    counted.append(py::make_tuple(name, family, result, help));
+  }
+  m.attr("STEPPED") = static_cast<int>(histospec::Outcome::kStepped);
+  m.attr("UNKNOWN") = static_cast<int>(histospec::Outcome::kUnknown);
+  m.attr("TOO_LONG") = static_cast<int>(histospec::Outcome::kTooLong);
+  m.attr("COUNTERS") = py::tuple(counted);
+  m.attr("SOURCES") = py::tuple(py::cast(histospec::kSourceNames));
+  m.attr("AGES") = py::tuple(py::cast(histospec::kAgeNames));
+
   py::class_<Engine>(m, "Engine")
       .def(py::init([](std::size_t memory_bytes, int history_epochs, int threads, std::size_t namespace_tokens,
                        std::size_t history_responses) {

@@ -15,6 +15,18 @@ import numpy.typing as npt
 _Tokens: TypeAlias = npt.NDArray[np.int32] | list[int] | tuple[int, ...]
 _Mask: TypeAlias = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
 
+STEPPED: int
+UNKNOWN: int
+TOO_LONG: int
+"""What became of a session in `Engine.try_step`."""
+COUNTERS: tuple[tuple[str, str, str, str], ...]
+"""What a namespace counts: name, family, result, help. Numbers of one family tell its results apart; what has no result
+is shown as the sum over all namespaces."""
+SOURCES: tuple[str, ...]
+"""Where drafted tokens come from."""
+AGES: tuple[str, ...]
+"""How many epochs older than the newest the response is that a token of history came from."""
+
 class _SourceStats(TypedDict):
     draft_tokens: int
     accepted_tokens: int
@@ -35,7 +47,9 @@ class _NamespaceStats(TypedDict):
     history_responses: int
     history_tokens: int
     newest_epoch: int
+    bytes: int
     sources: dict[str, _SourceStats]
+    ages: dict[str, _SourceStats]
 
 class _Stats(TypedDict):
     namespaces: dict[str, _NamespaceStats]

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from histospec.server.observability.metrics import SOURCES
+from histospec.native import SOURCES
 from histospec.server.observability.peers import SERVING
 
 COLOURS = {"bad": "red", "warn": "yellow", "info": "blue"}

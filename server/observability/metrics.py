@@ -21,7 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from histospec.native import Engine
+from histospec.native import AGES, COUNTERS, SOURCES, Engine
 from histospec.server.history.counts import LOOKUPS, Counts
 from histospec.server.observability.connections import CLOSED
 
@@ -33,20 +33,6 @@ OTHER_NAMESPACES = "_other"
 # 20 ms, the deadline of a step unless told otherwise, is a limit of its own: alerts ask how many came later.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
-BY_RESULT = {
-    "histospec_problem_lookups": (
-        "Sessions opened, by whether their problem had history.",
-        {"hit": "lookups_hit", "miss": "lookups_miss"},
-    ),
-    "histospec_twin_lookups": (
-        "Sessions opened with a seed, by whether the latest response drawn with it was there.",
-        {"hit": "twins_hit", "miss": "twins_miss"},
-    ),
-    "histospec_drafts": (
-        "Drafts asked for, by whether there was anything to draft.",
-        {"hit": "drafts_hit", "empty": "drafts_empty"},
-    ),
-}
 BY_SOURCE = {
     "histospec_source_draft_tokens": (
         "Tokens drafted, by the source that knew the longest context: history, own, siblings or namespace; or twin.",
@@ -57,7 +43,6 @@ BY_SOURCE = {
         "accepted_tokens",
     ),
 }
-SOURCES = ("history", "own", "siblings", "namespace", "twin")
 BY_AGE = {
     "histospec_age_draft_tokens": (
         "Tokens drafted from history, by how many epochs older than the newest of the namespace the response is.",
@@ -66,16 +51,6 @@ BY_AGE = {
     "histospec_age_accepted_tokens": (
         "Of these, the tokens that the sessions then generated.",
         "accepted_tokens",
-    ),
-}
-AGES = ("0", "1", "2", "3", "4+")
-TOTALS = {
-    "histospec_draft_tokens": ("Tokens drafted.", "draft_tokens"),
-    "histospec_accepted_tokens": ("Drafted tokens that the sessions then generated.", "accepted_tokens"),
-    "histospec_generated_tokens": ("Tokens that the sessions generated.", "generated_tokens"),
-    "histospec_evicted_responses": (
-        "Responses gone from the index: for memory, or by age.",
-        "evicted_responses",
     ),
 }
 
@@ -137,21 +112,23 @@ class EngineCollector(Collector):
         """See prometheus_client."""
         now = self.read()
         labelled = self._labelled(now)
-        for name, (text, results) in BY_RESULT.items():
-            family = CounterMetricFamily(name, text, labels=("namespace", "result"))
+        families: dict[str, CounterMetricFamily] = {}
+        for name, kind, result, text in COUNTERS:
+            if not result:
+                yield CounterMetricFamily(f"histospec_{kind}", text, now.total(name))
+                continue
+            if kind not in families:
+                families[kind] = CounterMetricFamily(f"histospec_{kind}", text, labels=("namespace", "result"))
             for namespace, counters in labelled.items():
-                for result, key in results.items():
-                    family.add_metric((namespace, result), counters[now.columns[key]])
-            yield family
-        for label, kinds, families in (("source", SOURCES, BY_SOURCE), ("age", AGES, BY_AGE)):
-            for name, (text, key) in families.items():
+                families[kind].add_metric((namespace, result), counters[now.columns[name]])
+        yield from families.values()
+        for label, kinds, shown in (("source", SOURCES, BY_SOURCE), ("age", AGES, BY_AGE)):
+            for name, (text, key) in shown.items():
                 family = CounterMetricFamily(name, text, labels=("namespace", label))
                 for namespace, counters in labelled.items():
                     for kind in kinds:
                         family.add_metric((namespace, kind), counters[now.columns[f"{kind}.{key}"]])
                 yield family
-        for name, (text, key) in TOTALS.items():
-            yield CounterMetricFamily(name, text, now.total(key))
         yield GaugeMetricFamily(
             "histospec_history_tokens", "Tokens of finished responses in the index.", now.total("history_tokens")
         )

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from prometheus_client import Metric
 
+from histospec.native import SOURCES
 from histospec.server.config import Config, Peer
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
-from histospec.server.observability.metrics import SOURCES, Counted, Metrics
+from histospec.server.observability.metrics import Counted, Metrics
 from histospec.server.observability.peers import SERVING, UNKNOWN, UNVERIFIED, Peers
 from histospec.server.observability.samples import COUNTED, EVERY, RECENT, Sample, Samples
 from histospec.server.observability.web import Readiness

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.server.observability.metrics import SECONDS, SOURCES
+from histospec.native import SOURCES
+from histospec.server.observability.metrics import SECONDS
 
 EVERY = 5.0  # seconds between samples
 HOUR = 3600.0

@@ -22,7 +22,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from histospec.native import Engine
+from histospec.native import TOO_LONG, UNKNOWN, Engine
 from histospec.protocol.arrays import INT32, UINT64
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError, Unavailable
@@ -299,8 +299,8 @@ class DraftStream:
         lengths[rows] = np.diff(drafts.offsets)
         if drafts.outcomes.any():
             too_long = f"step: the session is over the limit of {most} tokens"
-            self._give_up(step, rows[drafts.outcomes == slices.TOO_LONG], too_long, response, unknown)
-            self._give_up(step, rows[drafts.outcomes == slices.UNKNOWN], "", response, unknown)
+            self._give_up(step, rows[drafts.outcomes == TOO_LONG], too_long, response, unknown)
+            self._give_up(step, rows[drafts.outcomes == UNKNOWN], "", response, unknown)
         response.lengths = lengths.astype(INT32).tobytes()
         response.tokens = drafts.tokens.tobytes()
         response.probs = drafts.probs.tobytes()

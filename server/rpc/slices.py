@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from histospec.native import Engine
+from histospec.native import STEPPED, Engine
 from histospec.server.rpc import encoded
 from histospec.server.rpc.wire import not_a
 from histospec.v1 import draft_pb2 as pb
@@ -30,9 +30,6 @@ DECODED = 16
 
 LARGE_MESSAGE = 1 << 20
 """Bytes from which on a message of a stream is decoded part by part."""
-
-STEPPED, UNKNOWN, TOO_LONG = range(3)
-"""What became of a session in a step."""
 
 
 class Turns:

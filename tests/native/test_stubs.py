@@ -51,3 +51,22 @@ def test_the_arguments_are_those_of_the_binding(name: str) -> None:
     assert isinstance(binding, ast.FunctionDef)
     assert arguments(binding) == arguments(METHODS[name])
     assert ast.get_docstring(METHODS[name]) or name == "__init__"
+
+
+@pytest.mark.parametrize("name", ["_NamespaceStats", "_Stats", "_LockTimes", "_SourceStats"])
+def test_the_keys_of_a_dictionary_are_those_of_the_stub(name: str) -> None:
+    (stub,) = (node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name == name)
+    engine = native.Engine(1 << 20)
+    engine.ingest("run", [1], [[2]])
+    stats = engine.stats()
+    (namespace,) = stats["namespaces"].values()
+    given = {
+        "_NamespaceStats": [namespace],
+        "_Stats": [stats],
+        "_LockTimes": [engine.lock_times()],
+        "_SourceStats": [*namespace["sources"].values(), *namespace["ages"].values()],
+    }[name]
+    keys = {
+        node.target.id for node in stub.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert all(dictionary.keys() == keys for dictionary in given)

@@ -99,21 +99,40 @@ struct NamespaceStats {
   void add_counted(const NamespaceStats& other);
 };
 
-using NamedNumber = std::pair<const char*, std::uint64_t NamespaceStats::*>;
+// A number of a namespace, and how it is shown: numbers of one family tell its results apart, in the order in which
+// they stand; what has no result is shown as the sum over all namespaces.
+struct Described {
+  const char* name;
+  std::uint64_t NamespaceStats::* number;
+  const char* family;
+  const char* result;
+  const char* help;
+};
 
 // What only grows while the namespace is there, besides `sources` and `ages`.
-inline constexpr NamedNumber kCounted[] = {
-    {"lookups_hit", &NamespaceStats::lookups_hit},
-    {"lookups_miss", &NamespaceStats::lookups_miss},
-    {"twins_hit", &NamespaceStats::twins_hit},
-    {"twins_miss", &NamespaceStats::twins_miss},
-    {"drafts_hit", &NamespaceStats::drafts_hit},
-    {"drafts_empty", &NamespaceStats::drafts_empty},
-    {"draft_tokens", &NamespaceStats::draft_tokens},
-    {"accepted_tokens", &NamespaceStats::accepted_tokens},
-    {"generated_tokens", &NamespaceStats::generated_tokens},
-    {"evicted_responses", &NamespaceStats::evicted_responses},
+inline constexpr Described kCounted[] = {
+    {"lookups_hit", &NamespaceStats::lookups_hit, "problem_lookups", "hit",
+     "Sessions opened, by whether their problem had history."},
+    {"lookups_miss", &NamespaceStats::lookups_miss, "problem_lookups", "miss",
+     "Sessions opened, by whether their problem had history."},
+    {"twins_hit", &NamespaceStats::twins_hit, "twin_lookups", "hit",
+     "Sessions opened with a seed, by whether the latest response drawn with it was there."},
+    {"twins_miss", &NamespaceStats::twins_miss, "twin_lookups", "miss",
+     "Sessions opened with a seed, by whether the latest response drawn with it was there."},
+    {"drafts_hit", &NamespaceStats::drafts_hit, "drafts", "hit",
+     "Drafts asked for, by whether there was anything to draft."},
+    {"drafts_empty", &NamespaceStats::drafts_empty, "drafts", "empty",
+     "Drafts asked for, by whether there was anything to draft."},
+    {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "Tokens drafted."},
+    {"accepted_tokens", &NamespaceStats::accepted_tokens, "accepted_tokens", "",
+     "Drafted tokens that the sessions then generated."},
+    {"generated_tokens", &NamespaceStats::generated_tokens, "generated_tokens", "",
+     "Tokens that the sessions generated."},
+    {"evicted_responses", &NamespaceStats::evicted_responses, "evicted_responses", "",
+     "Responses gone from the index: for memory, or by age."},
 };
+
+using NamedNumber = std::pair<const char*, std::uint64_t NamespaceStats::*>;
 
 // What comes and goes, besides `newest_epoch`.
 inline constexpr NamedNumber kHeld[] = {
@@ -131,7 +150,7 @@ inline void NamespaceStats::add_counted(const NamespaceStats& other) {
       mine[i].accepted_tokens += others[i].accepted_tokens;
     }
   };
-  for (const auto& [name, number] : kCounted) this->*number += other.*number;
+  for (const Described& counter : kCounted) this->*counter.number += other.*counter.number;
   add(sources, other.sources);
   add(ages, other.ages);
 }
