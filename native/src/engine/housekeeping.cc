@@ -72,6 +72,17 @@ void Engine::State::discard(std::shared_ptr<const void> what, std::size_t bytes)
   }
 }
 
+// Destroys what was discarded, with the lock released meanwhile, where that is more than a caller should wait for.
+void Engine::State::destroy_discarded(Lock& lock) {
+  if (discarded_bytes_ <= kDiscardedBytes) return;
+  std::vector<std::shared_ptr<const void>> mine;
+  mine.swap(discarded_);
+  discarded_bytes_ = 0;
+  lock.unlock();
+  mine.clear();
+  lock.lock();
+}
+
 // True if there is more to do.
 bool Engine::State::tidy_some(Problem& problem, std::size_t work) {
   const std::size_t before = problem.live->bytes();
@@ -99,14 +110,7 @@ void Engine::State::keep_house() {
   while (true) {
     house_.wait(lock, [this] { return stopping_ || over_ || !untidy_.empty() || discarded_bytes_ > kDiscardedBytes; });
     if (stopping_) return;
-    if (discarded_bytes_ > kDiscardedBytes) {
-      std::vector<std::shared_ptr<const void>> mine;
-      mine.swap(discarded_);
-      discarded_bytes_ = 0;
-      lock.unlock();
-      mine.clear();
-      lock.lock();
-    }
+    destroy_discarded(lock);
     if (over_) over_ = !evict_some();
     if (!untidy_.empty()) {
       const std::shared_ptr<Problem> problem = std::move(untidy_.front());
@@ -197,7 +201,12 @@ bool Engine::State::evict_some() {
 }
 
 void Engine::State::make_room(Lock& lock) {
-  while (!evict_some()) breathe(lock);
+  bool done;
+  do {
+    done = evict_some();
+    destroy_discarded(lock);  // here, not by the housekeeper: who fills memory waits until there is some
+    if (!done) breathe(lock);
+  } while (!done);
 }
 
 void Engine::State::relieve() {

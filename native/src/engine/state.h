@@ -168,6 +168,7 @@ class Engine::State {
   void end_live(Problem& problem);
   // Destroys it once the lock is released.
   void discard(std::shared_ptr<const void> what, std::size_t bytes) noexcept;
+  void destroy_discarded(Lock& lock);
   bool evict_some();
   // Tokens that may wait for their segment before committers should wait.
   std::size_t most_waiting() const;
