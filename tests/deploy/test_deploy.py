@@ -104,3 +104,9 @@ def test_systemd_takes_the_unit(tmp_path):
     safe = [analyze, "security", "--offline=true", "--threshold=20", unit]
     done = subprocess.run(safe, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout.splitlines()[-1:]
+
+
+def test_the_image_is_built_of_all_folders_of_the_package():
+    folders = set(re.findall(r'^ +"histospec\.[a-z0-9_.]+": "([a-z0-9_]+)', (ROOT / "setup.py").read_text(), re.M))
+    assert folders >= {"client", "native", "protos", "server"}
+    assert folders <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))
