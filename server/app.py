@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
+from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server import config as configuration
 from histospec.server.config import Address, Config, Peer
 from histospec.server.errors import ConfigError, HistoSpecError
@@ -35,7 +36,7 @@ from histospec.server.observability.vitals import Vitals
 from histospec.server.observability.web import Web, application, most_connections
 from histospec.server.open_store import open_store
 from histospec.server.process import ENDING, TOGETHER, ends
-from histospec.server.rpc.interceptors import SERVICE, SPECRL, Accounting
+from histospec.server.rpc.interceptors import SPECRL, Accounting
 from histospec.server.rpc.service import DraftService
 from histospec.server.rpc.specrl import RolloutCacheService
 from histospec.server.security.access import Access
@@ -112,7 +113,7 @@ class Server:
         self._metrics.registry.register(Vitals(config, store, certificates, self._watched, self._ready))
         self._service = DraftService(engine, self._history, self._metrics, config, access)
         self._specrl = RolloutCacheService(self._history, config, access) if config.specrl_namespace else None
-        self._services = [SERVICE] if self._specrl is None else [SERVICE, SPECRL.full_name]
+        self._services = [DRAFT_SERVICE] if self._specrl is None else [DRAFT_SERVICE, SPECRL.full_name]
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         self._accounting = Accounting(self._metrics, config, access, self._traces)
         self._grpc = grpc.aio.server(

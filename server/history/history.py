@@ -58,7 +58,7 @@ class History:
         self.loaded = asyncio.Event()
         self.progress = "not started"
         self._closing = False
-        self._lacking = False  # the index lacks something that it had, or should have, and the store has
+        self._lacking = False  # something was stored and could not be indexed
 
     def newest_epoch(self, namespace: str) -> int:
         """The newest epoch that the namespace has seen; 0 at first."""
@@ -115,8 +115,12 @@ class History:
 
     def want(self, problem: Problem) -> None:
         """Begins to bring the problem into the index, where that does not hold it. Never waits."""
-        if not self._store.whole_at_start or (self.loaded.is_set() and (self._lacking or self._engine.evicted())):
+        if not self._store.whole_at_start or (self.loaded.is_set() and self._may_lack_something()):
             self._through.want(problem)
+
+    def _may_lack_something(self) -> bool:
+        """Whether the store may have what the index, which has had all of it, has no more."""
+        return self._lacking or self._backwards > 0 or self._engine.evicted()
 
     def _knows(self, problem: Problem) -> bool:
         prompt = np.frombuffer(problem.prompt, INT32)
@@ -194,7 +198,6 @@ class History:
             if namespace in self._newest:
                 self._newest[namespace] = min(self._newest[namespace], epoch)
             self._backwards += 1
-            self._lacking = True
             await self._through.forget()
             await self._in(self._indexing, lambda: self._engine.drop_namespace(namespace, keep_learned=True))
         return forgotten

@@ -38,7 +38,6 @@ from histospec.v1 import draft_pb2
 log = structlog.get_logger()
 
 DRAFTS = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
-SERVICE = DRAFTS.full_name
 SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
 METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
 EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)

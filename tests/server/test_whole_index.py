@@ -48,6 +48,12 @@ async def test_after_a_rewind_the_rest_is_read(history):
     assert history.reads == [KNOWN]
 
 
+async def test_after_a_drop_what_was_stored_meanwhile_is_read(history):
+    await history.drop("run")
+    await history.add(batch(KNOWN))
+    assert history.reads == [KNOWN]
+
+
 async def test_after_an_eviction_what_is_gone_is_read(history):
     number = 0
     while not history.engine.evicted():

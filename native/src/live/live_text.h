@@ -66,8 +66,8 @@ class LiveText {
   static Buffers buffers_for(Tokens prompt);
 
   // Starts the text of a session. The prompt is context for this session and for all that share it; kSlice tokens of a
-  // new one are searchable on return, and the rest after index_some(). `buffers` are those for this
-  // prompt, or empty, and taken only where the prompt is new.
+  // new one are searchable on return, and the rest after index_some(). `buffers` are those for this prompt,
+  // or empty, and taken only where the prompt is new.
   TextId open(Tokens prompt, Buffers&& buffers = {});
   // Makes kSlice more tokens of the text's prompt searchable. False when all of them are.
   bool index_some(TextId text);
