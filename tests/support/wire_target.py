@@ -12,19 +12,20 @@ import grpc.aio
 import numpy as np
 
 from histospec.native import Engine
+from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
 from histospec.server.open_store import open_store
-from histospec.server.rpc.interceptors import METHODS, SERVICE, checks
+from histospec.server.rpc.interceptors import METHODS, checks
 from histospec.server.rpc.service import DraftService
 from histospec.server.rpc.wire import Undecodable, tolerant
 from histospec.server.security.access import Access
 from histospec.v1 import draft_pb2 as pb
 
 UNARY = ("Ingest", "History", "PredictLength", "DropNamespace", "Rewind")
-_DECODERS = {name: getattr(pb, method.input_type.name) for name, method in METHODS[SERVICE].items()}
+_DECODERS = {name: getattr(pb, method.input_type.name) for name, method in METHODS[DRAFT_SERVICE].items()}
 
 _CHECKS = checks(Config(max_batch=8))
 
