@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from histospec.native import Engine
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import LimitExceeded, StoreError, StoreFull
 from histospec.server.history.counts import Counts
+from histospec.server.history.gaps import Gaps
 from histospec.server.history.learning import Learning
 from histospec.server.history.read_through import ReadThrough
 from histospec.server.logs.lines import Throttle
@@ -58,7 +59,7 @@ class History:
         self.loaded = asyncio.Event()
         self.progress = "not started"
         self._closing = False
-        self._lacking = False  # something was stored and could not be indexed
+        self._gaps = Gaps(engine)
 
     def newest_epoch(self, namespace: str) -> int:
         """The newest epoch that the namespace has seen; 0 at first."""
@@ -100,34 +101,41 @@ class History:
         await self._to_the_end(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
+        namespace = batch.problem.namespace
+        life = self._gaps.life(namespace)
         try:
             self.want(batch.problem)
             with self._through.paused(batch.problem):  # what is stored here must not be read back before it is indexed
-                await self.store(batch)
+                await self._append(batch)
                 self.saw(batch)
                 try:
                     await self._in(self._indexing, lambda: self._index(batch))
                 except BaseException:
-                    self._lacking = True
+                    self._gaps.add(namespace)
                     raise
+                self._gaps.stored(namespace, life)
         finally:
             self._unindexed -= total_size(batch.records)
 
     def want(self, problem: Problem) -> None:
         """Begins to bring the problem into the index, where that does not hold it. Never waits."""
-        if not self._store.whole_at_start or (self.loaded.is_set() and self._may_lack_something()):
+        if not self._store.whole_at_start or (self.loaded.is_set() and self._gaps.possible(problem.namespace)):
             self._through.want(problem)
 
-    def _may_lack_something(self) -> bool:
-        """Whether the store may have what the index, which has had all of it, has no more."""
-        return self._lacking or self._backwards > 0 or self._engine.evicted()
+    def life(self, namespace: str) -> object:
+        """What `store` is to be given for what the index gets from now on."""
+        return self._gaps.life(namespace)
 
     def _knows(self, problem: Problem) -> bool:
         prompt = np.frombuffer(problem.prompt, INT32)
         return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
-    async def store(self, batch: Batch) -> None:
-        """Stores responses that the index already has, or gets next. Raises StoreError."""
+    async def store(self, batch: Batch, life: object) -> None:
+        """Stores responses that the index already has, and did not have before `life`. Raises StoreError."""
+        await self._append(batch)
+        self._gaps.stored(batch.problem.namespace, life)
+
+    async def _append(self, batch: Batch) -> None:
         await self._through.settled(batch.problem)
         try:
             await asyncio.wrap_future(self._store.append(batch))
@@ -169,7 +177,7 @@ class History:
         return await self._to_the_end(self._drop(namespace))
 
     async def _drop(self, namespace: str) -> int:
-        async with self._learning.forgetting(namespace):
+        async with self._forgetting(namespace):
             try:
                 dropped = await asyncio.wrap_future(self._store.drop(namespace))
             except StoreError:
@@ -189,7 +197,7 @@ class History:
         return await self._to_the_end(self._rewind(namespace, epoch))
 
     async def _rewind(self, namespace: str, epoch: int) -> int:
-        async with self._learning.forgetting(namespace):
+        async with self._forgetting(namespace):
             try:
                 forgotten = await asyncio.wrap_future(self._store.rewind(namespace, epoch))
             except StoreError:
@@ -200,7 +208,14 @@ class History:
             self._backwards += 1
             await self._through.forget()
             await self._in(self._indexing, lambda: self._engine.drop_namespace(namespace, keep_learned=True))
+        self._gaps.add(namespace)  # the rest of it
         return forgotten
+
+    @asynccontextmanager
+    async def _forgetting(self, namespace: str) -> AsyncIterator[None]:
+        async with self._learning.forgetting(namespace):
+            with self._gaps.forgetting(namespace):
+                yield
 
     async def load(self) -> None:
         """Indexes everything that the store holds; from now on, what is learned is saved."""

@@ -54,6 +54,14 @@ class _Origin(NamedTuple):
 
     problem: Problem
     seed: int | None
+    life: object  # of its namespace, see History.store
+
+
+class _Commit(NamedTuple):
+    """What a closed session leaves for the store."""
+
+    batch: Batch
+    life: object
 
 
 class DraftStream:
@@ -184,8 +192,8 @@ class DraftStream:
             await self._step(message.step, response, unknown, turns)
         commits = {}
         for close in message.closes:
-            if batch := self._close_session(close, unknown, response, crowded):
-                commits[close.session] = batch
+            if commit := self._close_session(close, unknown, response, crowded):
+                commits[close.session] = commit
             await turns.after(close.generated + slices.SESSION_WORK)
         if unknown:
             response.unknown = np.array(unknown, UINT64).tobytes()
@@ -235,7 +243,7 @@ class DraftStream:
         # Its seed stays behind: there it would name what was drawn after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
-        self._origins[opening.session] = _Origin(problem, seed)
+        self._origins[opening.session] = _Origin(problem, seed, self._history.life(problem.namespace))
         self._history.want(problem)
         self._namespaces.add(problem.namespace)
         self._counts["opened"] += 1
@@ -337,7 +345,7 @@ class DraftStream:
 
     def _close_session(
         self, close: wire.Close, unknown: list[int], response: pb.DraftResponse, crowded: bool
-    ) -> Batch | None:
+    ) -> _Commit | None:
         """Closes one session; returns the response to store, if it commits one."""
         session, origin = self._ids.get(close.session), self._origins.get(close.session)
         if session is None or origin is None or not close.commit:
@@ -369,7 +377,7 @@ class DraftStream:
         self._engine.close(session, commit=True, epoch=epoch)
         del self._ids[close.session], self._origins[close.session]
         self._counts["committed"] += 1
-        return batch
+        return _Commit(batch, origin.life)
 
     def _epoch(self, namespace: str, close: wire.Close) -> int:
         if close.epoch is not None:
@@ -390,13 +398,13 @@ class DraftStream:
         except KeyError:
             log.warning("session was gone", session=session)
 
-    async def _store(self, commits: dict[int, Batch], response: pb.DraftResponse, started: float) -> None:
+    async def _store(self, commits: dict[int, _Commit], response: pb.DraftResponse, started: float) -> None:
         """Answers once the store has the responses; says so where it could not take them."""
-        size = sum(record.size for batch in commits.values() for record in batch.records)
+        size = sum(record.size for commit in commits.values() for record in commit.batch.records)
         self._owe(size)
         try:
             outcomes = await asyncio.gather(
-                *(self._history.store(batch) for batch in commits.values()), return_exceptions=True
+                *(self._history.store(*commit) for commit in commits.values()), return_exceptions=True
             )
         finally:
             self._owe(-size)

@@ -1,10 +1,14 @@
 """An index that has had all of its store asks it for nothing; once something is missing, it asks again."""
 
+import asyncio
+from concurrent.futures import Future
+
 import pytest
 import pytest_asyncio
 from batches import put
 
 from histospec.native import Engine
+from histospec.server.errors import StoreError
 from histospec.server.history.history import History
 from histospec.server.stores.interface import Batch, Problem, Record
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -30,6 +34,12 @@ async def history(tmp_path, monkeypatch):
     await history.close()
 
 
+def failed(_: str) -> "Future[int]":
+    answer: Future[int] = Future()
+    answer.set_exception(StoreError("disk gone"))
+    return answer
+
+
 def batch(problem: Problem, tokens: int = 4) -> Batch:
     return Batch(problem, [Record(bytes(4 * tokens), 6)])
 
@@ -48,10 +58,40 @@ async def test_after_a_rewind_the_rest_is_read(history):
     assert history.reads == [KNOWN]
 
 
-async def test_after_a_drop_what_was_stored_meanwhile_is_read(history):
+async def test_after_a_drop_nothing_is_looked_for(history):
     await history.drop("run")
     await history.add(batch(KNOWN))
+    assert history.reads == []
+
+
+async def test_what_was_ingested_during_a_drop_is_read(history):
+    await asyncio.gather(history.drop("run"), history.add(batch(NEW)))
+    await history.add(batch(KNOWN))
     assert history.reads == [KNOWN]
+
+
+async def test_what_a_session_from_before_a_drop_leaves_is_read(history):
+    life = history.life("run")
+    await history.drop("run")
+    await history.store(batch(NEW), life)
+    await history.add(batch(KNOWN))
+    assert history.reads == [KNOWN]
+
+
+async def test_a_drop_that_failed_forgets_no_gap(history, monkeypatch):
+    await history.rewind("run", 5)
+    with monkeypatch.context() as broken:
+        broken.setattr(history._store, "drop", failed)
+        with pytest.raises(StoreError):
+            await history.drop("run")
+    await history.add(batch(KNOWN))
+    assert history.reads == [KNOWN]
+
+
+async def test_what_is_lacking_in_one_namespace_is_looked_for_in_no_other(history):
+    await history.rewind("other", 5)
+    await history.add(batch(NEW))
+    assert history.reads == []
 
 
 async def test_after_an_eviction_what_is_gone_is_read(history):
