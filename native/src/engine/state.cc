@@ -252,16 +252,16 @@ void Engine::State::share(Lock& lock, std::shared_ptr<Namespace> space, const Re
 void Engine::State::schedule(const std::shared_ptr<Problem>& problem) {
   if (!problem->live) return;
   const bool over = problem->live->running() == 0;
-  if (!problem->building) {
-    if (over && problem->live->finished_tokens() == 0) {
-      end_live(*problem);
-      Namespace& space = *problem->owner;
-      if (space.emptied) {
-        forget(*problem);
-        erase_if_empty(space);
-      }
-      return;
+  if (over && problem->live->finished_tokens() == 0) {  // also while the builder has what was forgotten meanwhile
+    end_live(*problem);
+    Namespace& space = *problem->owner;
+    if (space.emptied) {
+      forget(*problem);
+      erase_if_empty(space);
     }
+    return;
+  }
+  if (!problem->building) {
     if (over || problem->live->finished_tokens() >= kWaitingTokens) {
       ask_for_segment(problem);
     } else if (problem->live->finished_tokens() > 0) {
