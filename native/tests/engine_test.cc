@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "check.h"
-#include "engine/problem.h"
+#include "registry/problem.h"
 #include "random_text.h"
 
 using namespace histospec;

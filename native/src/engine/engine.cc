@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "engine/checks.h"
-#include "engine/lengths.h"
+#include "registry/lengths.h"
 #include "engine/state.h"
 
 namespace histospec {

@@ -18,8 +18,8 @@
 #include <unordered_set>
 
 #include "draft/drafter.h"
-#include "engine/problem.h"
-#include "engine/prompts.h"
+#include "registry/problem.h"
+#include "registry/prompts.h"
 #include "histospec/engine.h"
 #include "index/namespace_index.h"
 #include "threads/fair_mutex.h"

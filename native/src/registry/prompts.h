@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <map>
 
-#include "engine/problem.h"
+#include "registry/problem.h"
 
 namespace histospec {
 

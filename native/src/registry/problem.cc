@@ -1,4 +1,4 @@
-#include "engine/problem.h"
+#include "registry/problem.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "engine/lengths.h"
+#include "registry/lengths.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "engine/prompts.h"
+#include "registry/prompts.h"
 
 namespace histospec {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/problem.h"
+#include "registry/problem.h"
 
 namespace histospec {
 
