@@ -56,6 +56,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
+	@$(BIN)/clang-tidy -quiet $(wildcard native/src/registry/*.cc native/src/upkeep/*.cc native/src/engine/*.cc) -- -std=c++20 -Wthread-safety -Inative/include -Inative/src 2>/dev/null
 	$(BIN)/mypy
 
 test: check test-native test-python test-vllm

@@ -164,7 +164,7 @@ def test_no_modules_import_each_other_in_a_circle():
         walk(module, ())
 
 
-FOLDERS = ["threads", "index", "live", "draft", "registry", "engine"]
+FOLDERS = ["threads", "index", "live", "draft", "registry", "upkeep", "engine"]
 INCLUDE = re.compile(rf'#include "({"|".join(FOLDERS)})/')
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from histospec.native import Engine
 
-SOURCE = Path(__file__).parents[2] / "native" / "src" / "engine" / "problem.h"
+SOURCE = Path(__file__).parents[2] / "native" / "src" / "registry" / "problem.h"
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 # std::hash of an empty string in libstdc++, where the hash of a prompt starts.
 START = np.uint64(0x553E93901E462A6E)

@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "engine/checks.h"
-#include "registry/lengths.h"
+#include "engine/integrity.h"
 #include "engine/state.h"
+#include "registry/lengths.h"
 
 namespace histospec {
 namespace {
@@ -50,21 +51,22 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   }
   if (views.empty()) return;
   std::shared_ptr<const Segment> fresh = Segment::build(views);
-  State::Lock lock(*state_);
-  std::shared_ptr<Namespace> space;
+  Monitor::Lock lock(state_->monitor);
+  std::shared_ptr<Namespace> namespace_;
   std::shared_ptr<Problem> problem;
   while (true) {  // both anew each time: they may have been dropped while the lock was released
-    space = state_->space(name);
-    problem = state_->problem(*space, std::move(key));
-    if (state_->add_segment(lock, *problem, fresh)) break;
+    namespace_ = state_->registry.namespace_named(name);
+    problem = state_->registry.problem(*namespace_, std::move(key));
+    if (state_->merger.add_segment(lock, *problem, fresh)) break;
     key = ProblemKey(id, prompt);
   }
-  for (const ResponseView& r : views) space->saw_response(r.tokens.size(), r.epoch);
+  for (const ResponseView& r : views) namespace_->saw_response(r.tokens.size(), r.epoch);
   for (std::size_t i = 0; i < views.size(); ++i) {
-    if (twins[i]) state_->add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]));
+    if (!twins[i]) continue;
+    state_->contents.add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]));
   }
-  if (problem->shares(views.front().epoch, views.size())) state_->share(lock, space, views.front());
-  state_->make_room(lock);
+  if (problem->shares(views.front().epoch, views.size())) state_->merger.show(lock, namespace_, views.front());
+  state_->evictor.make_room(lock);
 }
 
 SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
@@ -72,11 +74,12 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
   LiveText::Buffers buffers = LiveText::buffers_for(prompt);
-  State::Lock lock(*state_);
+  Monitor::Lock lock(state_->monitor);
+  Contents& contents = state_->contents;
   auto session = std::make_unique<Session>();
-  session->space = state_->space(name);
+  const std::shared_ptr<Namespace> namespace_ = session->namespace_ = state_->registry.namespace_named(name);
   const std::shared_ptr<Problem> problem = session->problem =
-      state_->problem_of(*session->space, std::move(key), prompt);
+      state_->registry.problem_of(*namespace_, std::move(key), prompt);
   session->prompt_length = id.empty() ? problem->key.prompt.size() : prompt.size();
   std::shared_ptr<const Twin> twin;
   if (seed) {
@@ -84,102 +87,106 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
     session->twin = twin = problem->twin(*session->name_of_twin);
     if (twin) session->view.twin = *twin;
   }
-  NamespaceStats& counters = session->space->counters;
   std::optional<LiveText::TextId> text;
   SessionId number = 0;
   try {
-    state_->change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
+    contents.change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
     // Others have their turn while a long text is made searchable; being open, it stays where it is.
-    while (state_->change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
-      state_->breathe(lock);
+    while (contents.change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
+      Monitor::breathe(lock);
     }
     for (std::size_t at = 0; at < generated.size(); at += LiveText::kSlice) {
-      if (at > 0) state_->breathe(lock);
+      if (at > 0) Monitor::breathe(lock);
       const Tokens some = generated.subspan(at, std::min(LiveText::kSlice, generated.size() - at));
-      state_->change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
+      contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
     for (Token token : tail(prompt)) session->view.context.push(token);
     for (Token token : generated) session->view.push(token);
     session->view.history.reset(*problem->segments, session->view.context.tokens());
-    session->view.elsewhere.reset(*session->space->index.segments(), session->view.context.tokens());
-    number = state_->last_session + 1;
-    state_->sessions.emplace(number, std::move(session));
+    session->view.elsewhere.reset(*namespace_->index.segments(), session->view.context.tokens());
+    number = state_->registry.add(std::move(session));
   } catch (...) {  // out of memory
-    if (text) state_->change_live(*problem, [&](LiveText& live) { live.drop(*text); });
-    state_->schedule(problem);
+    if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
+    state_->builder.schedule(problem);
     throw;
   }
-  state_->last_session = number;
+  NamespaceStats& counters = namespace_->counters;
   ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
   if (seed) ++(twin ? counters.twins_hit : counters.twins_miss);
-  state_->relieve();
+  state_->evictor.relieve();
   return number;
 }
 
 void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch) {
-  State::Lock lock(*state_);
-  Session& session = state_->session(id);
+  Monitor::Lock lock(state_->monitor);
+  Session& session = state_->registry.session(id);
   const std::shared_ptr<Problem> problem = session.problem;
-  const std::int64_t version = epoch.value_or(session.space->counters.newest_epoch);
+  const std::int64_t version = epoch.value_or(session.namespace_->counters.newest_epoch);
   const Tokens said = problem->live->generated(session.text);
   const std::optional<Twins::Key> name = session.name_of_twin;
   auto twin = commit && name ? Twins::of({{}, said, {}, version, name->seed}) : nullptr;
-  state_->change_live(*problem, [&](LiveText& live) {
+  if (commit && !said.empty()) session.namespace_->saw_response(said.size(), version);
+  state_->contents.change_live(*problem, [&](LiveText& live) {
     if (commit && !said.empty()) {
-      session.space->saw_response(said.size(), version);
       live.finish(session.text, version);
     } else {
       live.drop(session.text);
     }
   });
-  state_->sessions.erase(id);
+  state_->registry.remove(id);
   if (twin) {
-    state_->add_twin(*problem, *name, version, std::move(twin));
-    state_->relieve();
+    state_->contents.add_twin(*problem, *name, version, std::move(twin));
+    state_->evictor.relieve();
   }
-  state_->schedule(problem);
+  state_->builder.schedule(problem);
+}
+
+void Engine::step(const StepRequest& request, StepResult& result) {
+  check_step(request);
+  Monitor::Lock lock(state_->monitor);
+  state_->steps.run(request, result);
+  state_->evictor.relieve();
 }
 
 std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) const {
-  State::Lock lock(*state_);
+  Monitor::Lock lock(state_->monitor);
   std::vector<std::int64_t> lengths;
   lengths.reserve(sessions.size());
   for (SessionId id : sessions) {
-    const auto found = state_->sessions.find(id);
-    lengths.push_back(found == state_->sessions.end() ? -1 : found->second->view.generated);
+    const Session* session = state_->registry.find_session(id);
+    lengths.push_back(session ? session->view.generated : -1);
   }
   return lengths;
 }
 
 std::size_t Engine::prompt_length(SessionId id) const {
-  State::Lock lock(*state_);
-  return std::as_const(*state_).session(id).prompt_length;
+  Monitor::Lock lock(state_->monitor);
+  return state_->registry.session(id).prompt_length;
 }
 
 std::vector<Token> Engine::generated(SessionId id) const {
-  State::Lock lock(*state_);
-  const Session& session = std::as_const(*state_).session(id);
+  Monitor::Lock lock(state_->monitor);
+  const Session& session = state_->registry.session(id);
   const Tokens tokens = session.problem->live->generated(session.text);
   return {tokens.begin(), tokens.end()};
 }
 
 std::vector<Response> Engine::history(const std::string& name, Tokens prompt, const std::string& id) const {
   const ProblemKey key = checked_key(name, prompt, id);
-  State::Lock lock(*state_);
-  std::vector<Response> out;
-  const Problem* problem = state_->find_problem(name, key);
-  if (!problem) return out;
-  if (problem->live) {
-    for (const ResponseView& r : problem->live->finished()) {
-      out.push_back(owned(r));
+  std::vector<Response> newest, all;
+  std::shared_ptr<const Segments> segments;
+  {
+    Monitor::Lock lock(state_->monitor);
+    const Problem* problem = state_->registry.find_problem(name, key);
+    if (!problem) return {};
+    if (problem->live) {
+      for (const ResponseView& r : problem->live->finished()) newest.push_back(owned(r));
     }
+    segments = problem->segments;
   }
-  const std::shared_ptr<const Segments> segments = problem->segments;
-  lock.unlock();
-  std::vector<Response> all;
   for (const auto& segment : *segments) std::ranges::move(segment->responses(), std::back_inserter(all));
-  std::ranges::move(out, std::back_inserter(all));
+  std::ranges::move(newest, std::back_inserter(all));
   return all;
 }
 
@@ -191,9 +198,12 @@ LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, 
   }
   std::vector<std::int64_t> lengths;
   {
-    State::Lock lock(*state_);
-    const Namespace* space = state_->find_space(name);
-    if (space) lengths = longer_responses(state_->find_problem(name, key), space->latest_lengths, generated);
+    Monitor::Lock lock(state_->monitor);
+    const auto namespace_ = state_->registry.find_namespace(name);
+    if (namespace_) {
+      const Problem* problem = state_->registry.find_problem(name, key);
+      lengths = longer_responses(problem, namespace_->latest_lengths, generated);
+    }
   }
   LengthPrediction out;
   out.observations = lengths.size();
@@ -204,72 +214,81 @@ LengthPrediction Engine::predict_length(const std::string& name, Tokens prompt, 
 
 bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id) const {
   const ProblemKey key = checked_key(name, prompt, id);
-  State::Lock lock(*state_);
-  const Problem* problem = state_->find_problem(name, key);
+  Monitor::Lock lock(state_->monitor);
+  const Problem* problem = state_->registry.find_problem(name, key);
   return problem && problem->known();
 }
 
 std::int64_t Engine::newest_epoch(const std::string& name) const {
-  State::Lock lock(*state_);
-  const Namespace* space = state_->find_space(name);
-  return space ? space->counters.newest_epoch : 0;
+  Monitor::Lock lock(state_->monitor);
+  const auto namespace_ = state_->registry.find_namespace(name);
+  return namespace_ ? namespace_->counters.newest_epoch : 0;
 }
 
 std::string Engine::estimator(const std::string& name) const {
-  State::Lock lock(*state_);
-  const Namespace* space = state_->find_space(name);
-  return space ? space->estimator.state() : std::string();
+  Monitor::Lock lock(state_->monitor);
+  const auto namespace_ = state_->registry.find_namespace(name);
+  return namespace_ ? namespace_->estimator.state() : std::string();
 }
 
 void Engine::restore_estimator(const std::string& name, std::string_view state) {
   if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
   Estimator restored;
   restored.restore(state);
-  State::Lock lock(*state_);
-  Namespace& space = *state_->space(name);
-  space.estimator = std::move(restored);
-  state_->book(space);
+  Monitor::Lock lock(state_->monitor);
+  Namespace& namespace_ = *state_->registry.namespace_named(name);
+  namespace_.estimator = std::move(restored);
+  state_->ledger.update(namespace_);
 }
 
 std::uint64_t Engine::drop_namespace(const std::string& name, bool keep_learned) {
-  State::Lock lock(*state_);
-  const auto found = state_->spaces.find(name);
-  if (found == state_->spaces.end()) return 0;
-  const std::shared_ptr<Namespace> space = found->second;
-  const std::uint64_t responses = state_->drop(lock, space);
-  if (keep_learned) {
-    space->index.clear();
-    space->latest_lengths.clear();
-  } else {
-    space->forget();
+  Monitor::Lock lock(state_->monitor);
+  const std::shared_ptr<Namespace> namespace_ = state_->registry.find_namespace(name);
+  if (!namespace_) return 0;
+  std::uint64_t responses = 0;
+  std::size_t work = 0;
+  const std::uint64_t drop = state_->registry.next_drop();
+  while (Problem* problem = state_->registry.next_to_drop(*namespace_, drop)) {
+    work += Contents::work_to_forget(*problem);
+    responses += state_->contents.forget(*problem);
+    if (work < Contents::kForgetSlice) continue;
+    work = 0;
+    Monitor::breathe(lock);
   }
-  space->counters.newest_epoch = 0;
-  space->emptied = !keep_learned;
-  state_->book(*space);
-  state_->erase_if_empty(*space);
+  if (keep_learned) {
+    namespace_->index.clear();
+    namespace_->latest_lengths.clear();
+  } else {
+    namespace_->forget();
+  }
+  namespace_->counters.newest_epoch = 0;
+  namespace_->emptied = !keep_learned;
+  state_->ledger.update(*namespace_);
+  state_->registry.erase_if_empty(*namespace_);
   return responses;
 }
 
 bool Engine::congested() const {
-  State::Lock lock(*state_);
-  return state_->congested();
+  Monitor::Lock lock(state_->monitor);
+  return state_->evictor.behind() || state_->builder.behind();
 }
 
-bool Engine::evicted() const { return state_->has_evicted; }
+bool Engine::evicted() const { return state_->evictor.has_evicted(); }
 
 void Engine::wait_until_built() {
-  State::Lock lock(*state_);
-  state_->idle.wait(lock, [this] { return state_->is_idle(); });
+  Monitor::Lock lock(state_->monitor);
+  state_->monitor.idle.wait(
+      lock, [this]() REQUIRES(engine_lock) { return state_->builder.idle() && state_->housekeeper.idle(); });
 }
 
 std::size_t Engine::memory_bytes() const {
-  State::Lock lock(*state_);
-  return state_->memory_bytes();
+  Monitor::Lock lock(state_->monitor);
+  return state_->ledger.memory_bytes();
 }
 
 std::size_t Engine::running_bytes() const {
-  State::Lock lock(*state_);
-  return state_->running_bytes();
+  Monitor::Lock lock(state_->monitor);
+  return state_->ledger.running_bytes();
 }
 
 std::map<std::string, NamespaceStats> Engine::stats() const {
@@ -278,29 +297,29 @@ std::map<std::string, NamespaceStats> Engine::stats() const {
 }
 
 Counters Engine::counters() const {
-  State::Lock lock(*state_);
+  Monitor::Lock lock(state_->monitor);
   Counters out;
-  out.dropped = state_->dropped;
-  out.namespaces.reserve(state_->spaces.size());
-  for (const auto& [name, space] : state_->spaces) {
-    NamespaceStats& stats = out.namespaces.emplace_back(name, space->counters).second;
-    stats.bytes = space->held.bytes;
-    stats.problems = space->held.problems;
-    stats.sessions = space->held.sessions;
-    stats.history_responses = space->held.responses;
-    stats.history_tokens = space->held.tokens;
+  out.dropped = state_->registry.erased_counters();
+  out.namespaces.reserve(state_->registry.namespaces().size());
+  for (const auto& [name, namespace_] : state_->registry.namespaces()) {
+    NamespaceStats& stats = out.namespaces.emplace_back(name, namespace_->counters).second;
+    stats.bytes = namespace_->held.bytes;
+    stats.problems = namespace_->held.problems;
+    stats.sessions = namespace_->held.sessions;
+    stats.history_responses = namespace_->held.responses;
+    stats.history_tokens = namespace_->held.tokens;
   }
   return out;
 }
 
 LockTimes Engine::lock_times() const {
-  State::Lock lock(*state_);
-  return state_->lock_times;
+  Monitor::Lock lock(state_->monitor);
+  return state_->monitor.times();
 }
 
 void Engine::check_integrity() const {
-  State::Lock lock(*state_);
-  state_->check_books();
+  Monitor::Lock lock(state_->monitor);
+  check_books(state_->registry, state_->ledger);
 }
 
 }  // namespace histospec

@@ -1,9 +1,9 @@
-// A step: every session appends what it generated, the estimators learn from it, and every session drafts.
+#include "engine/step.h"
+
 #include <algorithm>
 #include <numeric>
 
 #include "engine/checks.h"
-#include "engine/state.h"
 
 namespace histospec {
 
@@ -25,6 +25,15 @@ void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64
     if (token.source == kHistory) ++(counters.ages[token.age].*what);
   }
 }
+
+// Whether the session in row b of a request can step; null: it is not open.
+Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* session) {
+  const std::int64_t position = request.positions[b], came = request.offsets[b + 1] - request.offsets[b];
+  if (position > *request.most_tokens - came) return Outcome::kTooLong;
+  return session && position <= session->view.generated ? Outcome::kStepped : Outcome::kUnknown;
+}
+
+}  // namespace
 
 void check_step(const StepRequest& r) {
   const std::size_t batch = r.sessions.size();
@@ -55,33 +64,23 @@ void check_step(const StepRequest& r) {
   require_tokens("new_tokens", r.tokens);
 }
 
-// Whether the session in row b of a request can step; null: it is not open.
-Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* session) {
-  const std::int64_t position = request.positions[b], came = request.offsets[b + 1] - request.offsets[b];
-  if (position > *request.most_tokens - came) return Outcome::kTooLong;
-  return session && position <= session->view.generated ? Outcome::kStepped : Outcome::kUnknown;
-}
-
-}  // namespace
-
 // The sessions of the request, checked. They are good until the lock is released.
-std::span<Session* const> Engine::State::batch_of(const StepRequest& request, std::vector<Outcome>& outcomes) {
+void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) {
   batch_.clear();
   rows_.clear();
   outcomes.clear();
-  ++step_;
+  ++number_;
   for (std::size_t b = 0; b < request.sessions.size(); ++b) {
-    const auto found = sessions.find(request.sessions[b]);
-    Session* const known = found == sessions.end() ? nullptr : found->second.get();
+    Session* const known = registry_.find_session(request.sessions[b]);
     if (request.most_tokens) {
       outcomes.push_back(outcome_of(request, b, known));
       if (outcomes.back() != Outcome::kStepped) continue;
     }
-    Session& session = known ? *known : this->session(request.sessions[b]);
-    if (session.step == step_) {
+    Session& session = known ? *known : registry_.session(request.sessions[b]);
+    if (session.step == number_) {
       throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
     }
-    session.step = step_;
+    session.step = number_;
     const std::int64_t held = session.view.generated;
     if (!request.positions.empty() && (request.positions[b] < 0 || request.positions[b] > held)) {
       throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
@@ -96,16 +95,15 @@ std::span<Session* const> Engine::State::batch_of(const StepRequest& request, st
     batch_.push_back(&session);
     rows_.push_back(static_cast<std::uint32_t>(b));
   }
-  return batch_;
 }
 
-void Engine::State::append(Session& session, Tokens came) {
+void StepRunner::append(Session& session, Tokens came) {
   if (came.empty()) return;
   Viewpoint& view = session.view;
-  NamespaceStats& counters = session.space->counters;
-  const std::size_t before = session.space->estimator.bytes();
-  const int accepted = learn(session.space->estimator, session.draft, came, view);
-  if (session.space->estimator.bytes() != before) book(*session.space);
+  NamespaceStats& counters = session.namespace_->counters;
+  const std::size_t before = session.namespace_->estimator.bytes();
+  const int accepted = learn(session.namespace_->estimator, session.draft, came, view);
+  if (session.namespace_->estimator.bytes() != before) ledger_.update(*session.namespace_);
   counters.accepted_tokens += accepted;
   count(counters, std::span(session.draft.origins).first(accepted), &SourceStats::accepted_tokens);
   // Learned from once, even if there is no memory for the text and the same tokens come again.
@@ -113,10 +111,10 @@ void Engine::State::append(Session& session, Tokens came) {
     Draft& draft;
     ~Spent() { draft.clear(); }
   } spent{session.draft};
-  change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
+  contents_.change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
   counters.generated_tokens += came.size();
   for (Token token : came) {
-    if (const Token* twin = view.next_of_twin()) session.space->trust.learn(view.agreement, *twin == token);
+    if (const Token* twin = view.next_of_twin()) session.namespace_->trust.learn(view.agreement, *twin == token);
     view.push(token);
   }
   view.history.advance(came.size(), spent.draft.history, accepted);
@@ -124,54 +122,57 @@ void Engine::State::append(Session& session, Tokens came) {
 }
 
 // What the sessions share is only read here, so that they may draft at the same time.
-void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limits) {
+void StepRunner::draft_all(DraftLimits limits) {
   // Sessions of one problem, one after the other, find its index in the cache.
-  order_.resize(batch.size());
+  order_.resize(batch_.size());
   std::iota(order_.begin(), order_.end(), 0u);
-  std::ranges::sort(order_, {}, [&](std::uint32_t b) { return std::pair(batch[b]->problem.get(), b); });
-  workers_.run(batch.size(), [&](int worker, std::size_t first, std::size_t last) {
-    Viewpoint& ahead = ahead_[worker];
+  const auto problem_of = [this](std::uint32_t b)
+                              REQUIRES(engine_lock) { return std::pair(batch_[b]->problem.get(), b); };
+  std::ranges::sort(order_, {}, problem_of);
+  workers_.run(batch_.size(), [&](int worker, std::size_t first, std::size_t last) {
+    assert_locked();  // by who runs this step, and waits for the workers
     for (std::size_t i = first; i < last; ++i) {
-      if (i + 1 < last) fetch(*batch[order_[i + 1]]);
-      Session& session = *batch[order_[i]];
-      Viewpoint& view = session.view;
-      view.history.follow(*session.problem->segments, view.context.tokens());
-      view.elsewhere.follow(*session.space->index.segments(), view.context.tokens());
-      if (!twin_alone(view, session.space->trust)) view.catch_up();
-      ahead = view;
-      ahead.newest = session.space->counters.newest_epoch;
-      draft(ahead, LiveSource(*session.problem->live, session.text), session.space->estimator, session.space->trust,
-            limits, session.draft);
+      if (i + 1 < last) fetch(*batch_[order_[i + 1]]);
+      draft_one(*batch_[order_[i]], limits, ahead_[worker]);
     }
   });
 }
 
-void Engine::step(const StepRequest& request, StepResult& result) {
-  check_step(request);
+void StepRunner::draft_one(Session& session, DraftLimits limits, Viewpoint& ahead) {
+  const Namespace& namespace_ = *session.namespace_;
+  Viewpoint& view = session.view;
+  view.history.follow(*session.problem->segments, view.context.tokens());
+  view.elsewhere.follow(*namespace_.index.segments(), view.context.tokens());
+  if (!twin_alone(view, namespace_.trust)) view.catch_up();
+  ahead = view;
+  ahead.newest = namespace_.counters.newest_epoch;
+  draft(ahead, LiveSource(*session.problem->live, session.text), namespace_.estimator, namespace_.trust, limits,
+        session.draft);
+}
+
+void StepRunner::run(const StepRequest& request, StepResult& result) {
   result.tokens.clear();
   result.probabilities.clear();
   result.offsets.assign(1, 0);
-  State::Lock lock(*state_);
-  const std::span<Session* const> batch = state_->batch_of(request, result.outcomes);
-  const std::span<const std::uint32_t> rows = state_->rows_of_batch();
-  if (request.max_tokens > 0) state_->announce(batch.size());
+  find_batch(request, result.outcomes);
+  if (request.max_tokens > 0) workers_.announce(batch_.size());
   // First all sessions append and teach, in order; then all draft, from the same knowledge.
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const std::uint32_t b = rows[i];
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    const std::uint32_t b = rows_[i];
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
     if (!request.positions.empty()) {
-      const auto known = static_cast<std::size_t>(batch[i]->view.generated - request.positions[b]);
+      const auto known = static_cast<std::size_t>(batch_[i]->view.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
-    state_->append(*batch[i], came);
+    append(*batch_[i], came);
   }
-  if (request.max_tokens > 0) state_->draft_all(batch, {request.max_tokens, request.verify_cost});
+  if (request.max_tokens > 0) draft_all({request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    result.offsets.resize(rows[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // nothing for who is left out
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
+    result.offsets.resize(rows_[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // none for who is left out
     if (request.max_tokens > 0) {
-      const Draft& draft = batch[i]->draft;
-      NamespaceStats& counters = batch[i]->space->counters;
+      const Draft& draft = batch_[i]->draft;
+      NamespaceStats& counters = batch_[i]->namespace_->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
       counters.draft_tokens += draft.tokens.size();
       count(counters, draft.origins, &SourceStats::draft_tokens);
@@ -181,7 +182,6 @@ void Engine::step(const StepRequest& request, StepResult& result) {
     result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
   }
   result.offsets.resize(request.sessions.size() + 1, static_cast<std::int64_t>(result.tokens.size()));
-  state_->relieve();
 }
 
 }  // namespace histospec

@@ -57,33 +57,34 @@ Holding& Holding::operator-=(const Holding& other) {
   return *this;
 }
 
-Holding Problem::in_segments() const {
-  Holding held{.bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type)};
-  for (const auto& segment : *segments) {
-    held.bytes += segment->bytes();
-    held.responses += segment->extents().size();
-    held.tokens += segment->tokens();
+Holding Problem::holding(Part part) const {
+  Holding held;
+  switch (part) {
+    case kItself:
+      // A node of the map and one of each of two lists are about 64 bytes each.
+      held.bytes = sizeof(*this) + key.id.capacity() + key.prompt.capacity() * sizeof(Token) + 256 + kPromptBytes;
+      held.problems = 1;
+      break;
+    case kSegments:
+      held.bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type);
+      for (const auto& segment : *segments) {
+        held.bytes += segment->bytes();
+        held.responses += segment->extents().size();
+        held.tokens += segment->tokens();
+      }
+      break;
+    case kLive:
+      if (!live) break;
+      held = {.bytes = live->bytes(),
+              .sessions = live->running(),
+              .responses = live->finished_responses(),
+              .tokens = live->finished_tokens()};
+      break;
+    case kTwins:
+      if (twins) held.bytes = twins->bytes();
+      break;
   }
   return held;
-}
-
-Holding Problem::in_live() const {
-  if (!live) return {};
-  return {.bytes = live->bytes(),
-          .sessions = live->running(),
-          .responses = live->finished_responses(),
-          .tokens = live->finished_tokens()};
-}
-
-Holding Problem::in_twins() const {
-  if (!twins) return {};
-  return {.bytes = twins->bytes()};
-}
-
-Holding Problem::itself() const {
-  // A node of the map and one of each of two lists are about 64 bytes each.
-  return {.bytes = sizeof(*this) + key.id.capacity() + key.prompt.capacity() * sizeof(Token) + 256 + kPromptBytes,
-          .problems = 1};
 }
 
 }  // namespace histospec

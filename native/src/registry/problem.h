@@ -1,7 +1,9 @@
 // A problem: its history, and the live text of the group that is running.
 #pragma once
 
+#include <array>
 #include <compare>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <optional>
@@ -13,6 +15,7 @@
 #include "draft/twins.h"
 #include "index/segments.h"
 #include "live/live_text.h"
+#include "registry/monitor.h"
 
 namespace histospec {
 
@@ -41,7 +44,7 @@ struct ProblemKey {
 
 struct Namespace;
 
-// What something holds, as the books count it.
+// What something holds, as the ledger counts it.
 struct Holding {
   std::uint64_t bytes = 0, problems = 0, sessions = 0, responses = 0, tokens = 0;
 
@@ -51,40 +54,47 @@ struct Holding {
 };
 
 struct Problem : std::enable_shared_from_this<Problem> {
+  // What it holds, in parts that change by themselves: the problem itself, and what it has of these.
+  enum Part : std::uint8_t { kItself, kSegments, kLive, kTwins };
+  static constexpr std::array<Part, 4> all_parts = {kItself, kSegments, kLive, kTwins};
+  static constexpr std::size_t kParts = all_parts.size();
+
   explicit Problem(ProblemKey its_key) : key(std::move(its_key)) {}
 
   const ProblemKey key;
   Namespace* owner = nullptr;
   // Swapped as a whole, never changed: who reads outside of the lock keeps the snapshot.
-  std::shared_ptr<const Segments> segments = std::make_shared<const Segments>();
-  std::unique_ptr<LiveText> live;         // while sessions run, or finished responses wait for their segment
-  std::unique_ptr<Twins> twins;           // of responses that have a seed
-  std::list<Problem*>::iterator twinned;  // while there are twins: its place among the problems that have some
-  std::list<Problem*>::iterator member;   // its place among the problems of its namespace
-  std::uint64_t dropped = 0;              // the last drop of its namespace that it has seen
-  bool building = false;                  // a segment of its finished responses is on its way
-  bool untidy = false;                    // the housekeeper will tidy its live text
-  std::uint64_t generation = 0;           // grows when the history is forgotten: what was on its way is then discarded
-  std::list<Problem*>::iterator recency;
+  std::shared_ptr<const Segments> segments GUARDED_BY(engine_lock) = std::make_shared<const Segments>();
+  // While sessions run, or finished responses wait for their segment.
+  std::unique_ptr<LiveText> live GUARDED_BY(engine_lock);
+  std::unique_ptr<Twins> twins GUARDED_BY(engine_lock);  // of responses that have a seed
+  bool building GUARDED_BY(engine_lock) = false;         // a segment of its finished responses is on its way
+  bool untidy GUARDED_BY(engine_lock) = false;           // the housekeeper will tidy its live text
+  // Grows when the history is forgotten: what was on its way is then discarded.
+  std::uint64_t generation GUARDED_BY(engine_lock) = 0;
+
+  // The registry's: its places among all problems, those of its namespace, and, while it has some, those with twins.
+  std::list<Problem*>::iterator recency GUARDED_BY(engine_lock);
+  std::list<Problem*>::iterator member GUARDED_BY(engine_lock);
+  std::list<Problem*>::iterator twinned GUARDED_BY(engine_lock);
+  std::uint64_t dropped GUARDED_BY(engine_lock) = 0;  // the last drop of its namespace that it has seen
 
   // Whether the index of the namespace should see one of these `responses` that came: of each group it sees one,
   // however many calls the group comes in.
-  bool shares(std::int64_t epoch, std::size_t responses);
+  bool shares(std::int64_t epoch, std::size_t responses) REQUIRES(engine_lock);
 
   // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
-  bool continued_by(Tokens prompt) const;
+  bool continued_by(Tokens prompt) const REQUIRES(engine_lock);
   // The newest response that is named so; null if there is none.
-  std::shared_ptr<const Twin> twin(Twins::Key name) const { return twins ? twins->find(name) : nullptr; }
-  bool known() const { return !segments->empty() || (live && live->finished_tokens() > 0); }
-  // What its segments hold, its live text, its twins, and the problem itself without these.
-  Holding in_segments() const;
-  Holding in_live() const;
-  Holding in_twins() const;
-  Holding itself() const;
+  std::shared_ptr<const Twin> twin(Twins::Key name) const REQUIRES(engine_lock) {
+    return twins ? twins->find(name) : nullptr;
+  }
+  bool known() const REQUIRES(engine_lock) { return !segments->empty() || (live && live->finished_tokens() > 0); }
+  Holding holding(Part part) const REQUIRES(engine_lock);
 
  private:
-  std::optional<std::int64_t> shared_epoch_;  // of the last one that it saw
-  std::size_t not_shared_ = 0;                // responses that came since
+  std::optional<std::int64_t> shared_epoch_ GUARDED_BY(engine_lock);  // of the last one that it saw
+  std::size_t not_shared_ GUARDED_BY(engine_lock) = 0;                // responses that came since
 };
 
 // The problems of a namespace, found by their keys. A tree, because a hash table moves all of them at once when it

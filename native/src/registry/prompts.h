@@ -22,7 +22,7 @@ class Prompts {
   // The problem with the longest prompt that `prompt` begins with, is longer than, and continues as `fits` wants; null
   // if there is none.
   template <typename Fits>
-  Problem* longest_prefix(Tokens prompt, Fits fits) const {
+  Problem* longest_prefix(Tokens prompt, Fits fits) const REQUIRES(engine_lock) {
     Problem* best = nullptr;
     std::uint64_t hash = ProblemKey::start();
     std::size_t i = 0;

@@ -1,0 +1,44 @@
+// A step: every session appends what it generated, the estimators learn from it, and every session drafts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "histospec/engine.h"
+#include "threads/workers.h"
+#include "upkeep/contents.h"
+
+namespace histospec {
+
+// Throws std::invalid_argument. What it cannot see from the request alone, StepRunner::run checks.
+void check_step(const StepRequest& request);
+
+class StepRunner {
+ public:
+  // `threads`: of those that draft, the caller's included.
+  StepRunner(int threads, MemoryLedger& ledger, Registry& registry, Contents& contents)
+      : ledger_(ledger), registry_(registry), contents_(contents), ahead_(threads), workers_(threads) {}
+
+  // As Engine::step(), for a request that check_step() has let through.
+  void run(const StepRequest& request, StepResult& result) REQUIRES(engine_lock);
+
+ private:
+  void find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) REQUIRES(engine_lock);
+  void append(Session& session, Tokens came) REQUIRES(engine_lock);
+  void draft_all(DraftLimits limits) REQUIRES(engine_lock);
+  // `ahead` moves along the draft; it keeps its memory.
+  static void draft_one(Session& session, DraftLimits limits, Viewpoint& ahead) REQUIRES(engine_lock);
+
+  MemoryLedger& ledger_;
+  Registry& registry_;
+  Contents& contents_;
+  std::uint64_t number_ GUARDED_BY(engine_lock) = 0;          // of this step
+  std::vector<Session*> batch_ GUARDED_BY(engine_lock);       // those that step
+  std::vector<std::uint32_t> rows_ GUARDED_BY(engine_lock);   // where they stand in the request
+  std::vector<std::uint32_t> order_ GUARDED_BY(engine_lock);  // of the batch, by what is asked
+  std::vector<Viewpoint> ahead_ GUARDED_BY(engine_lock);      // of each worker
+  Workers workers_ GUARDED_BY(engine_lock);
+};
+
+}  // namespace histospec

@@ -1,0 +1,98 @@
+// The ledger: what everything in the engine holds, in bytes, and of each namespace also in problems, sessions,
+// responses and tokens. Kept up to date rather than counted, because the memory budget asks for it at every step.
+//
+// A part of a problem is changed while a Change of it is alive: that compares it before and after.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "registry/monitor.h"
+#include "registry/namespace.h"
+#include "registry/problem.h"
+
+namespace histospec {
+
+class MemoryLedger {
+ public:
+  class Change;
+  class Merge;
+
+  // A problem comes, or goes; as it is now.
+  void enter(const Problem& problem) REQUIRES(engine_lock);
+  void leave(const Problem& problem) REQUIRES(engine_lock);
+  // What a namespace holds beside its problems has changed, or is there for the first time.
+  void update(Namespace& namespace_) REQUIRES(engine_lock);
+  void leave(Namespace& namespace_) REQUIRES(engine_lock);
+
+  std::size_t memory_bytes() const REQUIRES(engine_lock);
+  // The part of it that running sessions and what has just finished need: it cannot be evicted.
+  std::size_t running_bytes() const REQUIRES(engine_lock);
+  std::size_t evictable_bytes() const REQUIRES(engine_lock) { return memory_bytes() - running_bytes(); }
+  // Finished, and not yet in a segment.
+  std::size_t waiting_tokens() const REQUIRES(engine_lock) { return waiting_tokens_; }
+
+  // What is booked, for who counts it again.
+  struct Totals {
+    std::array<std::size_t, Problem::kParts> parts{};  // bytes of problems, by part
+    std::size_t namespaces = 0, sessions = 0, waiting_tokens = 0;
+
+    bool operator==(const Totals&) const = default;
+  };
+  Totals totals() const REQUIRES(engine_lock) { return {parts_, namespaces_, sessions_, waiting_tokens_}; }
+
+ private:
+  void book(const Problem& problem, Problem::Part part, const Holding& before, const Holding& after)
+      REQUIRES(engine_lock);
+
+  std::array<std::size_t, Problem::kParts> parts_ GUARDED_BY(engine_lock){};
+  std::size_t namespaces_ GUARDED_BY(engine_lock) = 0;
+  std::size_t merging_ GUARDED_BY(engine_lock) = 0;
+  std::size_t sessions_ GUARDED_BY(engine_lock) = 0;
+  std::size_t waiting_tokens_ GUARDED_BY(engine_lock) = 0;
+};
+
+// Books what becomes of a part of a problem during its life. The lock is held at both ends of it.
+class MemoryLedger::Change {
+ public:
+  Change(MemoryLedger& ledger, const Problem& problem, Problem::Part part) REQUIRES(engine_lock)
+      : ledger_(ledger), problem_(problem), part_(part), before_(problem.holding(part)) {}
+  ~Change() {
+    assert_locked();
+    ledger_.book(problem_, part_, before_, problem_.holding(part_));
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+
+  const Holding& before() const { return before_; }
+
+ private:
+  MemoryLedger& ledger_;
+  const Problem& problem_;
+  const Problem::Part part_;
+  const Holding before_;
+};
+
+// The memory that merging the index of a namespace takes, during its life; the lock is held at both ends of it.
+class MemoryLedger::Merge {
+ public:
+  Merge(MemoryLedger& ledger, Namespace& namespace_, std::size_t bytes) REQUIRES(engine_lock)
+      : ledger_(ledger), merged_(namespace_), bytes_(bytes) {
+    ledger_.merging_ += bytes_;
+    merged_.merging = true;
+  }
+  ~Merge() {
+    assert_locked();
+    merged_.merging = false;
+    ledger_.merging_ -= bytes_;
+  }
+  Merge(const Merge&) = delete;
+  Merge& operator=(const Merge&) = delete;
+
+ private:
+  MemoryLedger& ledger_;
+  Namespace& merged_;
+  const std::size_t bytes_;
+};
+
+}  // namespace histospec

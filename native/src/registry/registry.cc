@@ -1,0 +1,113 @@
+#include "registry/registry.h"
+
+namespace histospec {
+
+std::shared_ptr<Namespace> Registry::namespace_named(const std::string& name) {
+  if (auto found = find_namespace(name)) return found;
+  const auto made = namespaces_.emplace(name, std::make_shared<Namespace>(name, index_tokens_)).first->second;
+  ledger_.update(*made);
+  return made;
+}
+
+std::shared_ptr<Namespace> Registry::find_namespace(const std::string& name) const {
+  const auto found = namespaces_.find(name);
+  return found == namespaces_.end() ? nullptr : found->second;
+}
+
+void Registry::erase_if_empty(Namespace& namespace_) {
+  if (!namespace_.emptied || !namespace_.problems.empty() || namespace_.gone) return;
+  erased_.add_counted(namespace_.counters);
+  ledger_.leave(namespace_);
+  namespaces_.erase(namespaces_.find(namespace_.name));  // may destroy it
+}
+
+std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& key) {
+  const auto found = namespace_.problems.find(key);
+  if (found != namespace_.problems.end()) {
+    use(**found);
+    return *found;
+  }
+  const auto problem = std::make_shared<Problem>(std::move(key));
+  problem->owner = &namespace_;
+  problem->dropped = drops_;
+  std::list<Problem*> node = {problem.get()}, member = {problem.get()};
+  const auto inserted = namespace_.problems.insert(problem).first;
+  try {
+    namespace_.prompts.add(*problem);
+  } catch (...) {
+    namespace_.problems.erase(inserted);
+    throw;
+  }
+  problem->recency = node.begin();
+  recency_.splice(recency_.end(), node);
+  problem->member = member.begin();
+  namespace_.members.splice(namespace_.members.end(), member);
+  ledger_.enter(*problem);
+  return problem;
+}
+
+void Registry::use(Problem& problem) {
+  recency_.splice(recency_.end(), recency_, problem.recency);
+  if (problem.twins) twinned_.splice(twinned_.end(), twinned_, problem.twinned);
+}
+
+std::shared_ptr<Problem> Registry::problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt) {
+  if (key.id.empty() && !namespace_.problems.contains(key)) {
+    const auto continues = [prompt](const Problem& problem)
+                               REQUIRES(engine_lock) { return problem.continued_by(prompt); };
+    if (Problem* earlier = namespace_.prompts.longest_prefix(prompt, continues)) {
+      use(*earlier);
+      return earlier->shared_from_this();
+    }
+  }
+  return problem(namespace_, std::move(key));
+}
+
+const Problem* Registry::find_problem(const std::string& name, const ProblemKey& key) const {
+  const auto namespace_ = find_namespace(name);
+  if (!namespace_) return nullptr;
+  const auto found = namespace_->problems.find(key);
+  return found == namespace_->problems.end() ? nullptr : found->get();
+}
+
+void Registry::erase(Problem& problem) {
+  ledger_.leave(problem);
+  recency_.erase(problem.recency);
+  Namespace& namespace_ = *problem.owner;
+  namespace_.members.erase(problem.member);
+  namespace_.prompts.remove(problem);
+  namespace_.problems.erase(namespace_.problems.find(problem.key));
+}
+
+void Registry::list_twins(Problem& problem) {
+  twinned_.push_back(&problem);
+  problem.twinned = std::prev(twinned_.end());
+}
+
+void Registry::unlist_twins(Problem& problem) { twinned_.erase(problem.twinned); }
+
+Problem* Registry::next_to_drop(Namespace& namespace_, std::uint64_t number) {
+  // Those that were visited, and those that are new, stand at the end.
+  if (namespace_.members.empty() || namespace_.members.front()->dropped >= number) return nullptr;
+  Problem* problem = namespace_.members.front();
+  namespace_.members.splice(namespace_.members.end(), namespace_.members, namespace_.members.begin());
+  problem->dropped = number;
+  return problem;
+}
+
+SessionId Registry::add(std::unique_ptr<Session> session) {
+  sessions_.emplace(last_session_ + 1, std::move(session));
+  return ++last_session_;
+}
+
+Session* Registry::find_session(SessionId id) const {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+Session& Registry::session(SessionId id) const {
+  if (Session* found = find_session(id)) return *found;
+  throw UnknownSession("session " + std::to_string(id) + " is not open");
+}
+
+}  // namespace histospec

@@ -1,0 +1,134 @@
+#include "upkeep/builder.h"
+
+#include <algorithm>
+#include <new>
+
+namespace histospec {
+namespace {
+
+// Finished responses wait for the end of their group, because one segment for all of them is cheaper to build and to
+// follow than one each; but no longer than until they are so many tokens.
+constexpr std::size_t kWaitingTokens = 1 << 16;
+
+// Tokens that are copied for a segment at a time, so that copying them does not hold the lock for long.
+constexpr std::size_t kBuildTokens = 1 << 18;
+
+// Responses may wait for their segment until they would fill one part in so many of the budget, at so many bytes a
+// token of live text; never fewer tokens than a few responses have.
+constexpr std::size_t kWaitingPart = 4;
+constexpr std::size_t kWaitingBytes = 44;
+constexpr std::size_t kFewTokens = 1 << 15;
+
+}  // namespace
+
+Builder::Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents,
+                 Evictor& evictor, Merger& merger)
+    : most_waiting_(std::max(kFewTokens, budget / kWaitingPart / kWaitingBytes)),
+      monitor_(monitor),
+      ledger_(ledger),
+      registry_(registry),
+      contents_(contents),
+      evictor_(evictor),
+      merger_(merger),
+      thread_([this] { run(); }) {}
+
+Builder::~Builder() {
+  {
+    const Monitor::Lock lock(monitor_);
+    stopping_ = true;
+  }
+  monitor_.to_build.notify_all();
+  thread_.join();
+}
+
+void Builder::schedule(const std::shared_ptr<Problem>& problem) {
+  if (!problem->live) return;
+  const bool over = problem->live->running() == 0;
+  if (over && problem->live->finished_tokens() == 0) {  // also while the builder has what was forgotten meanwhile
+    contents_.end_live(*problem);
+    Namespace& namespace_ = *problem->owner;
+    if (namespace_.emptied) {
+      contents_.forget(*problem);
+      registry_.erase_if_empty(namespace_);
+    }
+    return;
+  }
+  if (!problem->building) {
+    if (over || problem->live->finished_tokens() >= kWaitingTokens) {
+      ask_for_segment(problem);
+    } else if (problem->live->finished_tokens() > 0) {
+      contents_.linger(*problem);
+      press();
+    }
+  }
+  if (!over) contents_.tidy(problem);
+}
+
+void Builder::ask_for_segment(const std::shared_ptr<Problem>& problem) {
+  try {
+    queue_.push_back(problem);
+  } catch (const std::bad_alloc&) {  // then the next session of the problem that ends asks again
+    return;
+  }
+  problem->building = true;
+  contents_.stop_lingering(*problem);
+  monitor_.to_build.notify_one();
+}
+
+// Where too much waits for the end of its group, builds segments before that.
+void Builder::press() {
+  if (2 * ledger_.waiting_tokens() <= most_waiting_ || !queue_.empty()) return;
+  while (Problem* problem = contents_.lingering()) {
+    contents_.stop_lingering(*problem);
+    ask_for_segment(problem->shared_from_this());
+  }
+}
+
+void Builder::run() {
+  Monitor::Lock lock(monitor_);
+  while (true) {
+    monitor_.to_build.wait(lock, [this]() REQUIRES(engine_lock) { return stopping_ || !queue_.empty(); });
+    if (stopping_) return;
+    const std::shared_ptr<Problem> problem = std::move(queue_.front());
+    queue_.pop_front();
+    ++building_;
+    try {
+      build(lock, *problem);
+      problem->building = false;
+      schedule(problem);  // what finished meanwhile, or nothing: then the live text goes
+      evictor_.make_room(lock);
+      press();
+    } catch (const std::exception&) {
+      // Out of memory, or too long for a segment. What finished stays live text until the next session of the problem
+      // ends.
+      problem->building = false;
+    }
+    --building_;
+    monitor_.idle.notify_all();
+  }
+}
+
+void Builder::build(Monitor::Lock& lock, Problem& problem) {
+  if (!problem.live) return;
+  const std::uint64_t generation = problem.generation;
+  const std::vector<LiveText::TextId> texts = problem.live->finished_texts(kBuildTokens);
+  if (texts.empty()) return;  // forgotten before its turn
+  // Copied, because the texts may move while the lock is released.
+  std::vector<Response> responses;
+  for (const ResponseView& r : problem.live->finished(kBuildTokens)) responses.push_back(owned(r));
+  std::vector<ResponseView> views;
+  std::shared_ptr<const Segment> fresh;
+  {
+    const Monitor::Unlocked others(lock);
+    for (const Response& r : responses) views.push_back(r.view());
+    fresh = Segment::build(views);
+  }
+  if (problem.generation != generation || !merger_.add_segment(lock, problem, fresh)) return;
+  contents_.change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
+  const auto namespace_ = registry_.find_namespace(problem.owner->name);
+  if (namespace_ && problem.shares(views.front().epoch, views.size())) {
+    merger_.show(lock, namespace_, views.front());
+  }
+}
+
+}  // namespace histospec

@@ -1,0 +1,89 @@
+#include "upkeep/evictor.h"
+
+namespace histospec {
+namespace {
+
+// The share of the memory budget, one in so many, that the index of a namespace keeps when the budget is short.
+constexpr std::size_t kNamespacePart = 8;
+
+// What is evicted while others wait for the lock, in problems with short prompts.
+constexpr std::size_t kSlice = Contents::kForgetSlice;
+
+}  // namespace
+
+// True: the budget holds, or nothing is left to evict.
+bool Evictor::evict_some() {
+  if (!over() || ledger_.evictable_bytes() <= exhausted_at_) return true;
+  exhausted_at_ = 0;
+  std::size_t work = 0;
+  const auto tired = [&work](std::size_t more) { return (work += more) >= kSlice; };
+  // What problems share is a fallback: it may not drive out their own history.
+  for (const auto& [name, namespace_] : registry_.namespaces()) {
+    while (over() && namespace_->index.bytes() > budget_ / kNamespacePart && shrink(*namespace_)) {
+      if (tired(kSlice / 4)) return !over();
+    }
+  }
+  // Twins are a second copy of what the history has: they go before any history does.
+  while (over() && !registry_.with_twins().empty()) {
+    contents_.end_twins(*registry_.with_twins().front());
+    if (tired(1)) return !over();
+  }
+  auto least_recent = registry_.by_recency().begin();
+  while (over() && least_recent != registry_.by_recency().end()) {
+    Problem& problem = **least_recent++;
+    if (problem.live) continue;
+    const std::size_t its_work = Contents::work_to_forget(problem);
+    Namespace& namespace_ = *problem.owner;
+    namespace_.counters.evicted_responses += contents_.forget(problem);
+    has_evicted_ = true;
+    if (namespace_.problems.empty()) {
+      namespace_.forget();
+      ledger_.update(namespace_);
+    }
+    if (tired(its_work)) return !over();
+  }
+  // Only problems in use are left: they lose their oldest responses.
+  for (Problem* problem : registry_.by_recency()) {
+    while (over() && !problem->segments->empty()) {
+      const Segments& segments = *problem->segments;
+      problem->owner->counters.evicted_responses += segments.front()->extents().size();
+      contents_.publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
+      has_evicted_ = true;
+      if (tired(1)) return !over();
+    }
+  }
+  for (const auto& [name, namespace_] : registry_.namespaces()) {
+    while (over() && shrink(*namespace_)) {
+      if (tired(kSlice / 4)) return !over();
+    }
+  }
+  if (over()) exhausted_at_ = ledger_.evictable_bytes();
+  return true;
+}
+
+bool Evictor::shrink(Namespace& namespace_) {
+  const bool shrunk = namespace_.index.shrink();
+  ledger_.update(namespace_);
+  return shrunk;
+}
+
+void Evictor::make_room(Monitor::Lock& lock) {
+  bool done;
+  do {
+    done = evict_some();
+    monitor_.destroy_discarded(lock);  // here, not by the housekeeper: who fills memory waits until there is some
+    if (!done) Monitor::breathe(lock);
+  } while (!done);
+}
+
+void Evictor::relieve() {
+  if (behind_ || evict_some()) return;
+  behind_ = true;
+  monitor_.to_tidy.notify_one();
+}
+
+void Evictor::catch_up() {
+  if (behind_) behind_ = !evict_some();
+}
+
+}  // namespace histospec

@@ -1,0 +1,42 @@
+// The evictor: keeps what the engine holds within its memory budget. Least recently used problems go first, then the
+// oldest segments of those in use; before them, what can be had again: the index of a namespace beyond its share,
+// twins.
+#pragma once
+
+#include <atomic>
+
+#include "upkeep/contents.h"
+
+namespace histospec {
+
+class Evictor {
+ public:
+  Evictor(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents)
+      : budget_(budget), monitor_(monitor), ledger_(ledger), registry_(registry), contents_(contents) {}
+
+  // Evicts until the budget holds or nothing is left to evict, and lets others in meanwhile.
+  void make_room(Monitor::Lock& lock) REQUIRES(engine_lock);
+  // Evicts a little, and leaves the rest to the housekeeper.
+  void relieve() REQUIRES(engine_lock);
+  // The housekeeper has something to evict, and evicts some of it.
+  bool behind() const REQUIRES(engine_lock) { return behind_; }
+  void catch_up() REQUIRES(engine_lock);
+  // Whether some history has ever gone for want of memory. Needs no lock.
+  bool has_evicted() const { return has_evicted_; }
+
+ private:
+  bool over() const REQUIRES(engine_lock) { return ledger_.memory_bytes() > budget_; }
+  bool evict_some() REQUIRES(engine_lock);
+  bool shrink(Namespace& namespace_) REQUIRES(engine_lock);
+
+  const std::size_t budget_;
+  Monitor& monitor_;
+  MemoryLedger& ledger_;
+  Registry& registry_;
+  Contents& contents_;
+  std::size_t exhausted_at_ GUARDED_BY(engine_lock) = 0;  // evictable bytes when nothing could go; until there are more
+  bool behind_ GUARDED_BY(engine_lock) = false;
+  std::atomic<bool> has_evicted_ = false;
+};
+
+}  // namespace histospec

@@ -1,0 +1,71 @@
+#include "upkeep/merger.h"
+
+#include <algorithm>
+
+namespace histospec {
+namespace {
+
+// What merging takes meanwhile, a token: copies, ranks, the suffix sort and the new rows. Room is made for it before.
+constexpr std::size_t kMergingBytes = 48;
+
+// A segment is merged up to so many tokens, so that merging takes at most one part in so many of the budget; never less
+// than the first number.
+constexpr std::size_t kLargestSegment = 1 << 18;
+constexpr std::size_t kMergingPart = 32;
+
+}  // namespace
+
+Merger::Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& contents, Evictor& evictor)
+    : window_{options.history_epochs, options.history_responses},
+      largest_segment_(std::max(kLargestSegment, options.memory_bytes / kMergingPart / kMergingBytes)),
+      ledger_(ledger),
+      contents_(contents),
+      evictor_(evictor) {}
+
+bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh) {
+  const std::uint64_t generation = problem.generation;
+  while (problem.generation == generation) {
+    const std::shared_ptr<const Segments> before = problem.segments;
+    if (before->empty()) {  // nothing to merge with
+      contents_.publish(problem, std::make_shared<const Segments>(1, fresh));
+      return true;
+    }
+    std::size_t evicted = 0;
+    std::shared_ptr<const Segments> after;
+    {
+      const Monitor::Unlocked others(lock);
+      after = with_segment(*before, fresh, window_, evicted, {.largest = largest_segment_});
+    }
+    // Somebody else may have added a segment meanwhile: then once more, on top of theirs.
+    if (problem.generation == generation && problem.segments == before) {
+      contents_.publish(problem, std::move(after));
+      problem.owner->counters.evicted_responses += evicted;
+      return true;
+    }
+  }
+  return false;
+}
+
+void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response) {
+  NamespaceIndex& index = namespace_->index;
+  try {
+    const bool enough = index.add(response);
+    ledger_.update(*namespace_);
+    if (!enough || namespace_->merging) return;
+    const NamespaceIndex::Batch batch = index.take();
+    ledger_.update(*namespace_);
+    const MemoryLedger::Merge merge(ledger_, *namespace_, kMergingBytes * batch.tokens());
+    evictor_.make_room(lock);
+    std::shared_ptr<const Segments> merged;
+    {
+      const Monitor::Unlocked others(lock);
+      merged = index.merge(batch);
+    }
+    index.publish(batch, std::move(merged));
+  } catch (const std::exception&) {
+    // The history has the response; what the index of the namespace could not take, it does without.
+  }
+  ledger_.update(*namespace_);
+}
+
+}  // namespace histospec

@@ -1,0 +1,30 @@
+// The merger: adds segments to the history of a problem and to the index of its namespace. Merging happens with the
+// lock released.
+#pragma once
+
+#include <memory>
+
+#include "upkeep/evictor.h"
+
+namespace histospec {
+
+class Merger {
+ public:
+  Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& contents, Evictor& evictor);
+
+  // Puts a segment behind the history of a problem. False, with nothing done, if the history was forgotten meanwhile.
+  bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh)
+      REQUIRES(engine_lock);
+  // Shows a response to the index of its namespace.
+  void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
+      REQUIRES(engine_lock);
+
+ private:
+  const Window window_;
+  const std::size_t largest_segment_;
+  MemoryLedger& ledger_;
+  Contents& contents_;
+  Evictor& evictor_;
+};
+
+}  // namespace histospec
