@@ -16,26 +16,26 @@ Evidence random_evidence(Random& random) {
   const std::size_t alphabet = random.between(1, 30);
   for (std::size_t n = random.below(60); n > 0; --n) {
     const auto name = random.one_in(6) ? Evidence::kNoToken : evidence.name(static_cast<Token>(random.below(alphabet)));
-    const auto shared = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
-    const float vote = Evidence::vote(shared, static_cast<int>(random.below(8)));
+    const auto length = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
+    const float vote = Evidence::vote(length, static_cast<int>(random.below(8)));
     const auto source = static_cast<Source>(random.below(kSourceCount));
-    evidence.match(source, shared);
-    evidence.hear(name, Witness(shared, source), vote);
+    evidence.note_match_length(source, length);
+    evidence.add_match(name, Match(length, source), vote);
   }
-  evidence.elect(0.1f);
+  evidence.pick_candidates(0.1f);
   return evidence;
 }
 
-// `agree` witnesses of the history say one token, `differ` another.
-Evidence history(int agree, int differ, std::uint8_t shared) {
+// The history has `agree` matches for one token, and `differ` for another.
+Evidence history(int agree, int differ, std::uint8_t length) {
   Evidence evidence;
-  evidence.match(kHistory, shared);
-  const auto say = [&](Token token, int nearness) {
-    evidence.hear(evidence.name(token), Witness(shared, kHistory), Evidence::vote(shared, nearness));
+  evidence.note_match_length(kHistory, length);
+  const auto add = [&](Token token, int nearness) {
+    evidence.add_match(evidence.name(token), Match(length, kHistory), Evidence::vote(length, nearness));
   };
-  for (int i = 0; i < agree; ++i) say(1, i);
-  for (int i = 0; i < differ; ++i) say(2, i);
-  evidence.elect(0.0f);
+  for (int i = 0; i < agree; ++i) add(1, i);
+  for (int i = 0; i < differ; ++i) add(2, i);
+  evidence.pick_candidates(0.0f);
   return evidence;
 }
 
@@ -80,8 +80,8 @@ TEST(a_probability_for_each_candidate) {
 
 TEST(agreement_is_worth_more_than_dissent) {
   const Estimator estimator;
-  for (std::uint8_t shared : {2, 4, 12, 32}) {
-    CHECK(first(estimator, described(history(8, 0, shared))) > first(estimator, described(history(5, 3, shared))));
+  for (std::uint8_t length : {2, 4, 12, 32}) {
+    CHECK(first(estimator, described(history(8, 0, length))) > first(estimator, described(history(5, 3, length))));
   }
 }
 

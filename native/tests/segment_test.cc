@@ -9,18 +9,18 @@
 
 // Private members, for tests that damage them: explicit instantiations may name what is private.
 namespace histospec {
-Words& from_of(Segment&);
+Words& previous_row_of(Segment&);
 Words& first_of(Segment&);
 Rows& rows_of(Segment&);
 std::span<Segment::Extent>& extents_of(Segment&);
-template <auto from, auto first, auto rows, auto extents>
+template <auto previous_row, auto first, auto rows, auto extents>
 struct Opened {
-  friend Words& from_of(Segment& s) { return s.*from; }
+  friend Words& previous_row_of(Segment& s) { return s.*previous_row; }
   friend Words& first_of(Segment& s) { return s.*first; }
   friend Rows& rows_of(Segment& s) { return s.*rows; }
   friend std::span<Segment::Extent>& extents_of(Segment& s) { return s.*extents; }
 };
-template struct Opened<&Segment::from_, &Segment::first_, &Segment::rows_, &Segment::extents_>;
+template struct Opened<&Segment::previous_row_, &Segment::first_, &Segment::rows_, &Segment::extents_>;
 }  // namespace histospec
 
 using namespace histospec;
@@ -105,19 +105,19 @@ std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
   return near_to(segment, place, Segment::most_near(place)).all();
 }
 
-// One side of a place: its rows share less and less, the further they are.
-void check_side(std::span<const Neighbour> side, int shared) {
-  CHECK_EQ(side.empty(), shared == 0);
+// One side of a place: match lengths never grow with the distance.
+void check_side(std::span<const Neighbour> side, int longest) {
+  CHECK_EQ(side.empty(), longest == 0);
   for (std::size_t i = 0; i < side.size(); ++i) {
-    CHECK(side[i].shared >= 1);
-    if (i == 0) CHECK_EQ(side[i].shared, shared);
-    if (i > 0) CHECK(side[i].shared <= side[i - 1].shared);
+    CHECK(side[i].match_length >= 1);
+    if (i == 0) CHECK_EQ(side[i].match_length, longest);
+    if (i > 0) CHECK(side[i].match_length <= side[i - 1].match_length);
   }
 }
 
-// What is listed is there, with exactly so many tokens of the context before it. Where a side is not full, nothing on
-// that side was left out; where it is, what was left out shares no more than the last one listed. So of all places, the
-// ones left out share no more than the last of the full sides.
+// Each listed row exists, with exactly that match length. A side that is not full left nothing out. What a full side
+// left out matches no longer than the last row it lists. So no place left out matches longer than the last rows of the
+// full sides.
 void check_context(const std::vector<Response>& responses, const Segment& segment, const Place& place,
                    const std::vector<Token>& context, int most_rows = Segment::kNear) {
   const int full = std::min(most_rows, Segment::most_near(place));
@@ -133,7 +133,8 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
   }
   CHECK_EQ(place.depth(), depth);
   for (const Neighbour& n : near.all()) {
-    listed.emplace_back(n.shared, n.next == Segment::kSeparator ? testing::kNothing : segment.token(n.next), n.offset);
+    listed.emplace_back(n.match_length,
+                        n.next_rank == Segment::kSeparator ? testing::kNothing : segment.token(n.next_rank), n.offset);
   }
   for (const Seen& seen : listed) {
     const auto known = std::ranges::find(left_out, seen);
@@ -142,9 +143,9 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
   }
   int most = 0;
   for (const auto& side : {near.above, near.below}) {
-    if (static_cast<int>(side.size()) == full) most = std::max<int>(most, side.back().shared);
+    if (static_cast<int>(side.size()) == full) most = std::max<int>(most, side.back().match_length);
   }
-  for (const auto& [shared, next, offset] : left_out) CHECK(shared <= most);
+  for (const auto& [match_length, next, offset] : left_out) CHECK(match_length <= most);
 }
 
 // A context worth asking about: often a piece of a response, sometimes bent.
@@ -242,7 +243,7 @@ TEST(matches_are_counted_up_to_the_largest_order) {
       CHECK_EQ(place.depth(), expected);
       const auto near = neighbours(*segment, place);
       CHECK_EQ(near.size(), 2u);
-      for (const Neighbour& n : near) CHECK_EQ(n.shared, expected);
+      for (const Neighbour& n : near) CHECK_EQ(n.match_length, expected);
     }
   }
 }
@@ -273,7 +274,7 @@ TEST(nothing_is_shared_across_beginnings) {
   const std::vector<Response> responses(20, {{}, {1, 2}, {}, 0});
   const auto segment = build(responses);
   const Place place = segment->find(std::vector<Token>{1, 2});
-  for (const Neighbour& n : neighbours(*segment, place)) CHECK_EQ(n.shared, 2);
+  for (const Neighbour& n : neighbours(*segment, place)) CHECK_EQ(n.match_length, 2);
   check_context(responses, *segment, place, {1, 2, 1, 2});
   check_context(responses, *segment, segment->find(std::vector<Token>{1, 2, 1, 2}), {1, 2, 1, 2});
 }
@@ -284,7 +285,7 @@ TEST(masked_tokens_are_context_but_never_next) {
   const auto next = [&](const std::vector<Token>& context) {
     std::multiset<Token> out;
     for (const Neighbour& n : neighbours(*segment, segment->find(context))) {
-      out.insert(n.next == Segment::kSeparator ? testing::kNothing : segment->token(n.next));
+      out.insert(n.next_rank == Segment::kSeparator ? testing::kNothing : segment->token(n.next_rank));
     }
     return out;
   };
@@ -347,7 +348,7 @@ TEST(integrity_check_sees_damage) {
   Random random(1);
   const std::vector<Response> responses = {{{1, 2}, random.text(200, 5), {}, 1}, {{1, 2}, random.text(200, 5), {}, 2}};
   std::size_t damages = 0;
-  for (auto* words : {&from_of, &first_of}) {
+  for (auto* words : {&previous_row_of, &first_of}) {
     for (int i = 0; i < 40; ++i) {
       const auto segment = std::const_pointer_cast<Segment>(build(responses));
       Words& damaged = words(*segment);
@@ -363,10 +364,10 @@ TEST(integrity_check_sees_damage) {
     const auto at = static_cast<std::uint32_t>(random.below(segment->rows()));
     const auto bit = static_cast<std::uint8_t>(1 + random.below(2));
     Row row = rows_of(*segment)[at];
-    if (i % 4 == 0) row.next ^= bit;
-    if (i % 4 == 1) row.to ^= bit;
+    if (i % 4 == 0) row.next_rank ^= bit;
+    if (i % 4 == 1) row.next_row ^= bit;
     if (i % 4 == 2) row.offset ^= bit;
-    if (i % 4 == 3) row.shared ^= bit;
+    if (i % 4 == 3) row.lcp ^= bit;
     rows_of(*segment).set(at, row);
     check::subject = "damage " + std::to_string(damages++) + " in row " + std::to_string(at);
     CHECK_THROWS(std::logic_error, segment->check_integrity());

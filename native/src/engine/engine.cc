@@ -99,10 +99,10 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       state_->change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
-    for (Token token : tail(prompt)) session->view.context.push(token);
+    for (Token token : tail(prompt)) session->view.tail.push(token);
     for (Token token : generated) session->view.push(token);
-    session->view.history.reset(*problem->segments, session->view.context.tokens());
-    session->view.elsewhere.reset(*session->space->index.segments(), session->view.context.tokens());
+    session->view.history_source.reset(*problem->segments, session->view.tail.tokens());
+    session->view.namespace_source.reset(*session->space->index.segments(), session->view.tail.tokens());
     number = state_->last_session + 1;
     state_->sessions.emplace(number, std::move(session));
   } catch (...) {  // out of memory

@@ -64,7 +64,7 @@ struct Session {
   LiveText::TextId text;
   std::optional<Twins::Key> name_of_twin;  // of its own response, too
   std::weak_ptr<const Twin> twin;          // not its own: what is forgotten is gone
-  Viewpoint view;
+  DraftContext view;
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
 };
@@ -207,7 +207,7 @@ class Engine::State {
   std::vector<Session*> batch_;       // of this step
   std::vector<std::uint32_t> rows_;   // of the batch in the request
   std::vector<std::uint32_t> order_;  // of the batch, by what is asked: numbers of its sessions
-  std::vector<Viewpoint> ahead_;      // of each worker: moves along the draft that it makes; keeps its memory
+  std::vector<DraftContext> ahead_;   // of each worker: moves along the draft that it makes; keeps its memory
   Workers workers_;
   bool stopping_ = false;
   std::condition_variable_any work_;

@@ -101,7 +101,7 @@ std::span<Session* const> Engine::State::batch_of(const StepRequest& request, st
 
 void Engine::State::append(Session& session, Tokens came) {
   if (came.empty()) return;
-  Viewpoint& view = session.view;
+  DraftContext& view = session.view;
   NamespaceStats& counters = session.space->counters;
   const std::size_t before = session.space->estimator.bytes();
   const int accepted = learn(session.space->estimator, session.draft, came, view);
@@ -119,8 +119,8 @@ void Engine::State::append(Session& session, Tokens came) {
     if (const Token* twin = view.next_of_twin()) session.space->trust.learn(view.agreement, *twin == token);
     view.push(token);
   }
-  view.history.advance(came.size(), spent.draft.history, accepted);
-  view.elsewhere.advance(came.size(), spent.draft.elsewhere, accepted);
+  view.history_source.advance(came.size(), spent.draft.history_trail, accepted);
+  view.namespace_source.advance(came.size(), spent.draft.namespace_trail, accepted);
 }
 
 // What the sessions share is only read here, so that they may draft at the same time.
@@ -130,13 +130,13 @@ void Engine::State::draft_all(std::span<Session* const> batch, DraftLimits limit
   std::iota(order_.begin(), order_.end(), 0u);
   std::ranges::sort(order_, {}, [&](std::uint32_t b) { return std::pair(batch[b]->problem.get(), b); });
   workers_.run(batch.size(), [&](int worker, std::size_t first, std::size_t last) {
-    Viewpoint& ahead = ahead_[worker];
+    DraftContext& ahead = ahead_[worker];
     for (std::size_t i = first; i < last; ++i) {
       if (i + 1 < last) fetch(*batch[order_[i + 1]]);
       Session& session = *batch[order_[i]];
-      Viewpoint& view = session.view;
-      view.history.follow(*session.problem->segments, view.context.tokens());
-      view.elsewhere.follow(*session.space->index.segments(), view.context.tokens());
+      DraftContext& view = session.view;
+      view.history_source.follow(*session.problem->segments, view.tail.tokens());
+      view.namespace_source.follow(*session.space->index.segments(), view.tail.tokens());
       if (!twin_alone(view, session.space->trust)) view.catch_up();
       ahead = view;
       ahead.newest = session.space->counters.newest_epoch;
