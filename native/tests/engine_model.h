@@ -1,9 +1,9 @@
 // Bytes as a sequence of engine operations, each mirrored into a naive model of what the engine promises. One body for
-// the fuzzer, for the replay of its corpus and for random tests: any difference ends the process.
+// the fuzzer, for the replay of its corpus and for random tests: any difference throws Difference.
 //
 // Two ways to run. With ample memory the model predicts history, windows, lengths and every counter exactly. With
-// little memory nobody can say what is evicted when, so it checks conservation instead: what was added is held, or
-// counted as evicted, or was dropped; and the budget holds.
+// little memory it cannot predict evictions, so it checks conservation instead: what was added is held, or counted as
+// evicted, or was dropped; and the budget holds.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 #include <map>
 #include <set>
 
-#include "check.h"
 #include "histospec/engine.h"
 #include "index/segments.h"
+#include "model_check.h"
 
 namespace histospec::testing {
 
@@ -118,7 +118,7 @@ class EngineModel {
 
   void operate(int operation) {
     const std::size_t what = bytes_.below(16);
-    check::subject = "operation " + std::to_string(operation) + ", kind " + std::to_string(what);
+    subject = "operation " + std::to_string(operation) + ", kind " + std::to_string(what);
     if (what <= 2) {
       ingest();
     } else if (what <= 5) {
@@ -139,7 +139,7 @@ class EngineModel {
   }
 
   void finish() {
-    check::subject = "at the end";
+    subject = "at the end";
     check_all();
     while (!sessions_.empty()) close();
     engine_.wait_until_built();
@@ -231,7 +231,7 @@ class EngineModel {
   void open(const Chosen& c, const std::vector<Token>& generated) {
     const Seed seed = choose_seed();
     const SessionId id = engine_.open(name_of(c.namespace_), c.prompt, c.id, generated, seed);
-    CHECK(!sessions_.contains(id));
+    MODEL_CHECK(!sessions_.contains(id));
     NamespaceModel& namespace_ = namespaces_[c.namespace_];
     Problem& problem = namespace_.problems[c.key];
     ++(problem.history().empty() ? namespace_.counters.lookups_miss : namespace_.counters.lookups_hit);
@@ -299,19 +299,19 @@ class EngineModel {
   }
 
   void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost) {
-    CHECK_EQ(result.offsets.size(), ids.size() + 1);
-    CHECK_EQ(result.offsets[0], 0);
-    CHECK_EQ(result.offsets.back(), static_cast<std::int64_t>(result.tokens.size()));
-    CHECK_EQ(result.tokens.size(), result.probabilities.size());
+    MODEL_CHECK_EQ(result.offsets.size(), ids.size() + 1);
+    MODEL_CHECK_EQ(result.offsets[0], 0);
+    MODEL_CHECK_EQ(result.offsets.back(), static_cast<std::int64_t>(result.tokens.size()));
+    MODEL_CHECK_EQ(result.tokens.size(), result.probabilities.size());
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
       NamespaceModel& namespace_ = namespaces_[session.namespace_];
       const std::int64_t first = result.offsets[b], last = result.offsets[b + 1];
-      CHECK(first <= last && last - first <= max_tokens);
-      if (verify_cost >= 1) CHECK_EQ(first, last);
+      MODEL_CHECK(first <= last && last - first <= max_tokens);
+      if (verify_cost >= 1) MODEL_CHECK_EQ(first, last);
       for (std::int64_t i = first; i < last; ++i) {
-        CHECK(namespace_.tokens.contains(result.tokens[i]));
-        CHECK(result.probabilities[i] > 0 && result.probabilities[i] < 1);
+        MODEL_CHECK(namespace_.tokens.contains(result.tokens[i]));
+        MODEL_CHECK(result.probabilities[i] > 0 && result.probabilities[i] < 1);
         digest_ = (digest_ ^ static_cast<std::uint64_t>(result.tokens[i])) * 0x9E3779B97F4A7C15u + 1;
         digest_ = digest_ * 31 + std::bit_cast<std::uint32_t>(result.probabilities[i]);
       }
@@ -343,7 +343,7 @@ class EngineModel {
       problem.waiting.insert(std::ranges::find_if(problem.waiting, later), finished);
       if (session.seed) problem.seeded.push_back({{*session.seed, session.prompt.size()}, finished.epoch});
     }
-    CHECK_THROWS(UnknownSession, engine_.close(id));
+    MODEL_CHECK_THROWS(UnknownSession, engine_.close(id));
     if (problem.sessions.empty() && !problem.waiting.empty()) {
       add_segment(namespace_, problem, std::exchange(problem.waiting, {}));
     }
@@ -359,7 +359,7 @@ class EngineModel {
     std::uint64_t held = 0;
     for (const auto& [key, problem] : namespace_.problems) held += problem.history().size();
     const std::uint64_t dropped = engine_.drop_namespace(name_of(which));
-    if (limits_.ample) CHECK_EQ(dropped, held);
+    if (limits_.ample) MODEL_CHECK_EQ(dropped, held);
     namespace_.dropped += dropped;
     std::erase_if(namespace_.problems, [](const auto& entry) { return entry.second.sessions.empty(); });
     for (auto& [key, problem] : namespace_.problems) {
@@ -390,7 +390,7 @@ class EngineModel {
     for (std::size_t b = 0; b <= ids.size(); ++b) offsets.push_back(static_cast<std::int64_t>(b));
     offsets.back() = static_cast<std::int64_t>(tokens.size());
     const auto refused = [&] {
-      CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
+      MODEL_CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     };
     const auto before = snapshot();
     const std::size_t what = bytes_.below(10);
@@ -398,7 +398,7 @@ class EngineModel {
       ids.push_back(999999999);
       offsets.push_back(offsets.back());
       positions.clear();
-      CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
+      MODEL_CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     } else if (what == 1 && !ids.empty()) {
       ids.push_back(ids.front());
       offsets.push_back(offsets.back());
@@ -420,29 +420,29 @@ class EngineModel {
       offsets.pop_back();
       refused();
     } else if (what == 7) {
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}, result_));
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}, result_));
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}, result_));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}, result_));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}, result_));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}, result_));
     } else if (what == 8) {
       const std::vector<Token> bad = {first_token(c.namespace_), INT32_MIN};
       const std::vector<std::uint8_t> mask = {1};
       const std::vector<ResponseView> views = {{{}, c.prompt, {}, 9}, {{}, bad, {}, 9}};
       const std::vector<ResponseView> masked = {{{}, c.prompt, {}, 9}, {{}, tokens, mask, 9}};
-      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, views, c.id));
-      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, masked, c.id));
-      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, {}, views));
-      CHECK_THROWS(std::invalid_argument, engine_.ingest("", c.prompt, views));
-      CHECK_THROWS(std::invalid_argument, engine_.open(name, bad));
-      CHECK_THROWS(std::invalid_argument, engine_.open(name, c.prompt, c.id, bad));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, views, c.id));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, masked, c.id));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest(name, {}, views));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest("", c.prompt, views));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.open(name, bad));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.open(name, c.prompt, c.id, bad));
     } else {
-      CHECK_THROWS(UnknownSession, engine_.close(0));
-      CHECK_THROWS(UnknownSession, engine_.generated(-5));
+      MODEL_CHECK_THROWS(UnknownSession, engine_.close(0));
+      MODEL_CHECK_THROWS(UnknownSession, engine_.generated(-5));
       const std::vector<double> quantiles = {0.5, 1.5};
-      CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
       engine_.newest_epoch("nobody's");
       engine_.history("nobody's", c.prompt);
     }
-    CHECK(snapshot() == before);
+    MODEL_CHECK(snapshot() == before);
   }
 
   void ask() {
@@ -463,26 +463,26 @@ class EngineModel {
     }
     if (limits_.ample) {
       const std::vector<Finished> expected = problem ? problem->history() : std::vector<Finished>();
-      CHECK_EQ(history.size(), expected.size());
+      MODEL_CHECK_EQ(history.size(), expected.size());
       for (std::size_t i = 0; i < history.size(); ++i) {
-        CHECK_EQ(history[i].tokens, expected[i].tokens);
-        CHECK_EQ(history[i].epoch, expected[i].epoch);
+        MODEL_CHECK_EQ(history[i].tokens, expected[i].tokens);
+        MODEL_CHECK_EQ(history[i].epoch, expected[i].epoch);
         const auto& mask = expected[i].mask;
         const bool all = std::ranges::all_of(mask, [](std::uint8_t m) { return m != 0; });
-        CHECK_EQ(history[i].generated, all ? std::vector<std::uint8_t>() : mask);
+        MODEL_CHECK_EQ(history[i].generated, all ? std::vector<std::uint8_t>() : mask);
       }
     }
     const std::vector<double> quantiles = {0, 0.3, 0.5, 1};
     const LengthPrediction prediction =
         engine_.predict_length(name_of(c.namespace_), c.prompt, threshold, quantiles, c.id);
-    CHECK_EQ(prediction.observations, lengths.size());
-    CHECK_EQ(prediction.lengths.size(), lengths.empty() ? 0 : quantiles.size());
+    MODEL_CHECK_EQ(prediction.observations, lengths.size());
+    MODEL_CHECK_EQ(prediction.lengths.size(), lengths.empty() ? 0 : quantiles.size());
     std::ranges::sort(lengths);
     for (std::size_t q = 0; q < prediction.lengths.size(); ++q) {
       const double rank = quantiles[q] * static_cast<double>(lengths.size() - 1);
       const auto low = static_cast<double>(lengths[static_cast<std::size_t>(std::floor(rank))]);
       const auto high = static_cast<double>(lengths[static_cast<std::size_t>(std::ceil(rank))]);
-      CHECK(std::abs(prediction.lengths[q] - (low + (high - low) * (rank - std::floor(rank)))) < 1e-9);
+      MODEL_CHECK(std::abs(prediction.lengths[q] - (low + (high - low) * (rank - std::floor(rank)))) < 1e-9);
     }
   }
 
@@ -573,24 +573,24 @@ class EngineModel {
     for (const auto& [id, session] : sessions_) {
       ids.push_back(id);
       lengths.push_back(static_cast<std::int64_t>(session.generated.size()));
-      CHECK_EQ(engine_.generated(id), session.generated);
+      MODEL_CHECK_EQ(engine_.generated(id), session.generated);
     }
-    CHECK_EQ(engine_.lengths(ids), lengths);
+    MODEL_CHECK_EQ(engine_.lengths(ids), lengths);
     const auto stats = engine_.stats();
     std::uint64_t history = 0;
     for (const auto& [name, held] : stats) history += held.history_responses;
     for (const auto& [which, namespace_] : namespaces_) {
       const NamespaceStats& held = stats.at(name_of(which));
-      CHECK_EQ(engine_.newest_epoch(name_of(which)), namespace_.counters.newest_epoch);
-      CHECK_EQ(held.history_responses + held.evicted_responses + namespace_.dropped, namespace_.added);
+      MODEL_CHECK_EQ(engine_.newest_epoch(name_of(which)), namespace_.counters.newest_epoch);
+      MODEL_CHECK_EQ(held.history_responses + held.evicted_responses + namespace_.dropped, namespace_.added);
       SourceStats all;
       for (const SourceStats& source : held.sources) {
-        CHECK(source.accepted_tokens <= source.draft_tokens);
+        MODEL_CHECK(source.accepted_tokens <= source.draft_tokens);
         all.draft_tokens += source.draft_tokens;
         all.accepted_tokens += source.accepted_tokens;
       }
-      CHECK_EQ(all.draft_tokens, held.draft_tokens);
-      CHECK_EQ(all.accepted_tokens, held.accepted_tokens);
+      MODEL_CHECK_EQ(all.draft_tokens, held.draft_tokens);
+      MODEL_CHECK_EQ(all.accepted_tokens, held.accepted_tokens);
       if (!limits_.ample) continue;
       NamespaceStats expected = namespace_.counters;
       expected.problems = namespace_.problems.size();
@@ -601,10 +601,10 @@ class EngineModel {
           expected.history_tokens += r.tokens.size();
         }
       }
-      CHECK_EQ(numbers(held), numbers(expected));
+      MODEL_CHECK_EQ(numbers(held), numbers(expected));
     }
-    if (limits_.ample) CHECK_EQ(stats.size(), namespaces_.size());
-    if (!limits_.ample) CHECK(engine_.memory_bytes() <= limits_.options.memory_bytes || history == 0);
+    if (limits_.ample) MODEL_CHECK_EQ(stats.size(), namespaces_.size());
+    if (!limits_.ample) MODEL_CHECK(engine_.memory_bytes() <= limits_.options.memory_bytes || history == 0);
   }
 
   Bytes& bytes_;

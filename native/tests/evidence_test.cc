@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "check.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -93,9 +93,9 @@ void check_same(Evidence& evidence, const Model& model, float share) {
 
 }  // namespace
 
-TEST(against_plain_lists) {
+TEST_CASE("Evidence agrees with a model of plain lists") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Evidence evidence;
     Model model;
@@ -116,14 +116,14 @@ TEST(against_plain_lists) {
   }
 }
 
-TEST(what_a_source_knows_is_what_its_best_witness_shares) {
+TEST_CASE("The level of a source is that of its longest match") {
   Evidence evidence;
   for (std::uint8_t length : {3, 9, 5}) evidence.note_match_length(kOwn, length);
   CHECK_EQ(evidence.longest_level(kOwn), kLevelOf[9]);
   CHECK_EQ(evidence.longest_level(kHistory), 0);
 }
 
-TEST(levels_ascend_to_the_largest_order) {
+TEST_CASE("Levels ascend up to the longest match length") {
   CHECK_EQ(kLevelOf[0], 0);
   for (int length = 1; length <= kMaxOrder; ++length) {
     CHECK(kLevelOf[length] >= kLevelOf[length - 1]);
@@ -132,7 +132,7 @@ TEST(levels_ascend_to_the_largest_order) {
   CHECK_EQ(kLevelOf[kMaxOrder], kLevels - 1);
 }
 
-TEST(who_shares_more_says_more_and_who_is_nearer) {
+TEST_CASE("Longer and nearer matches have larger votes") {
   for (int nearness = 0; nearness < 15; ++nearness) {
     CHECK(Evidence::vote(5, nearness) > Evidence::vote(5, nearness + 1));
     CHECK(Evidence::vote(6, nearness) > Evidence::vote(5, nearness));
@@ -144,7 +144,7 @@ TEST(who_shares_more_says_more_and_who_is_nearer) {
   }
 }
 
-TEST(nobody_says_anything) {
+TEST_CASE("Without a token there are no candidates") {
   Evidence evidence;
   CHECK(picked(evidence, 0.1f).empty());
   CHECK(!evidence.unanimous());
@@ -154,7 +154,7 @@ TEST(nobody_says_anything) {
   CHECK_EQ(evidence[Evidence::kNoToken].count, 8);
 }
 
-TEST(more_tokens_than_can_be_named) {
+TEST_CASE("Tokens beyond the number of names count as no token") {
   Evidence evidence;
   for (Token token = 0; token < 40; ++token) {
     const float votes = token < static_cast<Token>(kNamed) ? 1 : 32;
@@ -164,5 +164,3 @@ TEST(more_tokens_than_can_be_named) {
   CHECK_EQ(picked(evidence, 0.0f), (std::vector<Token>{0, 1, 2, 3}));  // ties: the one named first
   CHECK_EQ(evidence[Evidence::kNoToken].count, 40 - kNamed);
 }
-
-int main() { return check::main(); }

@@ -5,9 +5,9 @@
 #include <tuple>
 
 #include "allocations.h"
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -175,7 +175,7 @@ std::vector<TextId> with_state(const Model& model, int state) {
 
 // `piece`: how many tokens an append brings at most. Large ones make the index be swept.
 void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
-  check::subject = "seed " + std::to_string(seed);
+  CAPTURE(seed);
   Random random(seed);
   LiveText live;
   Model model;
@@ -231,15 +231,15 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
 
 }  // namespace
 
-TEST(small_groups_against_plain_lists) {
+TEST_CASE("Small groups agree with a model of plain lists") {
   for (std::uint64_t seed = 0; seed < 120; ++seed) play(seed, 100, 6);
 }
 
-TEST(long_texts_that_go_leave_the_others_searchable) {
+TEST_CASE("Long texts that are dropped leave the others searchable") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) play(seed, 100, 800);
 }
 
-TEST(the_first_token_of_a_sibling_is_found) {
+TEST_CASE("The first token of a sibling is found") {
   LiveText live;
   const std::vector<Token> prompt = {5, 6, 7};
   const TextId a = live.open(prompt), b = live.open(prompt);
@@ -251,7 +251,7 @@ TEST(the_first_token_of_a_sibling_is_found) {
   CHECK(!found[0].own);
 }
 
-TEST(another_prompt_is_not_context) {
+TEST_CASE("The text of another prompt is not found") {
   LiveText live;
   const std::vector<Token> mine = {1, 2, 3, 4}, other = {1, 2, 9, 9};
   const TextId a = live.open(mine);
@@ -262,7 +262,7 @@ TEST(another_prompt_is_not_context) {
   CHECK(found[0].own);
 }
 
-TEST(no_more_than_asked_for) {
+TEST_CASE("A lookup returns no more than it was asked for") {
   LiveText live;
   const TextId a = live.open(std::vector<Token>(100, 1));
   std::array<LiveText::Occurrence, 100> found;
@@ -274,7 +274,7 @@ TEST(no_more_than_asked_for) {
   CHECK_EQ(live.find(a, {}, found), 0);
 }
 
-TEST(a_long_prompt_becomes_searchable_in_slices) {
+TEST_CASE("A long prompt becomes searchable in slices") {
   Random random(3);
   LiveText live;
   const std::vector<Token> prompt = random.text(3 * LiveText::kSlice, 1 << 20);
@@ -303,7 +303,7 @@ TEST(a_long_prompt_becomes_searchable_in_slices) {
   CHECK_EQ(found[0].next, prompt[100]);
 }
 
-TEST(what_went_gives_its_memory_back) {
+TEST_CASE("A dropped text returns its memory") {
   Random random(4);
   LiveText live;
   const TextId stays = live.open(std::vector<Token>{1, 2, 3});
@@ -322,7 +322,7 @@ TEST(what_went_gives_its_memory_back) {
   CHECK_EQ(live.find(stays, std::vector<Token>{3, 4}, found), 1);
 }
 
-TEST(the_responses_that_finished_first_come_first) {
+TEST_CASE("Responses leave in the order in which they finished") {
   LiveText live;
   const std::vector<Token> prompt = {1, 2}, words = {3, 4, 5, 6};
   std::vector<TextId> texts;
@@ -338,10 +338,10 @@ TEST(the_responses_that_finished_first_come_first) {
   CHECK_EQ(live.finished_tokens(), 8u);
 }
 
-// bytes() is kept by counting; the allocator knows the truth.
-TEST(bytes_are_what_is_allocated) {
+// Live text counts its bytes by itself; operator new counts the true ones.
+TEST_CASE("bytes() is what live text allocated") {
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const std::size_t before = allocations::held();
     std::optional<LiveText> live(std::in_place);
@@ -367,5 +367,3 @@ TEST(bytes_are_what_is_allocated) {
     compare();
   }
 }
-
-int main() { return check::main(); }

@@ -1,8 +1,8 @@
 #include "index/rows.h"
 
-#include "check.h"
 #include "histospec/types.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -53,7 +53,7 @@ int naive_least(const std::vector<int>& lengths, std::size_t first, std::size_t 
 
 }  // namespace
 
-TEST(gives_back_what_was_set) {
+TEST_CASE("Rows return what was set") {
   for (std::size_t largest : {kNarrow, kWide}) {
     for (std::size_t size : {0u, 1u, 7u, 8u, 9u, 1000u}) {
       Random random(size);
@@ -75,9 +75,9 @@ TEST(gives_back_what_was_set) {
   }
 }
 
-TEST(the_least_of_every_piece) {
+TEST_CASE("The least LCP is right for every range") {
   for (std::size_t rows : {1u, 63u, 64u, 65u, 128u, 129u, 191u, 192u, 193u, 200u}) {
-    check::subject = std::to_string(rows) + " rows";
+    CAPTURE(rows);
     Random random(rows);
     const std::vector<int> lengths = random_lengths(random, rows);
     Held held(lengths, random.one_in(2) ? kNarrow : kWide);
@@ -89,9 +89,9 @@ TEST(the_least_of_every_piece) {
   }
 }
 
-TEST(the_least_of_long_pieces) {
+TEST_CASE("The least LCP is right for long ranges and any bound") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const std::size_t rows = random.between(300, 5000);
     const std::vector<int> lengths = random_lengths(random, rows);
@@ -106,8 +106,8 @@ TEST(the_least_of_long_pieces) {
   }
 }
 
-// A single small one, at every distance from the edges of blocks.
-TEST(no_row_is_overlooked) {
+// With a single small LCP, at every distance from the edges of blocks.
+TEST_CASE("The least LCP overlooks no row, wherever it lies in its block") {
   constexpr std::size_t kRows = 64 * 5 + 17;
   for (std::size_t small = 0; small < kRows; ++small) {
     std::vector<int> lengths(kRows, kMaxOrder);
@@ -120,5 +120,3 @@ TEST(no_row_is_overlooked) {
     }
   }
 }
-
-int main() { return check::main(); }

@@ -2,9 +2,9 @@
 
 #include <map>
 
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::occurrences;
@@ -83,7 +83,8 @@ void check_history(const Corpus& corpus, const SegmentSource& source, Tokens con
       CHECK(tally.at_level <= tally.count);
       CHECK(tally.all() <= static_cast<float>(kMaxOrder) * tally.count);
       CHECK_EQ(tally.all() > 0, tally.count > 0);
-      CHECK(tally.aligned >= 0 && tally.aligned <= tally.all() * 1.0001f);
+      CHECK(tally.aligned >= 0);
+      CHECK(tally.aligned <= tally.all() * 1.0001f);
     });
     CHECK_EQ(match_length, longest);
     depth = std::max(depth, longest);
@@ -103,9 +104,9 @@ void check_history(const Corpus& corpus, const SegmentSource& source, Tokens con
 
 }  // namespace
 
-TEST(history_testifies_what_is_there) {
+TEST_CASE("A source collects the matches that its segments hold") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Corpus corpus = random_corpus(random);
     SegmentSource source;
@@ -136,10 +137,10 @@ TEST(history_testifies_what_is_there) {
   }
 }
 
-// Who asks rarely may look at less of the context, and never claims more.
-TEST(a_source_without_patience_starts_anew) {
+// So it may use less of the context, but never claims a longer match.
+TEST_CASE("A source that is too far behind searches again from the last tokens") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const Corpus corpus = random_corpus(random);
     const std::size_t patience = random.between(1, 10);
@@ -165,9 +166,9 @@ TEST(a_source_without_patience_starts_anew) {
   }
 }
 
-TEST(fewer_rows_are_the_nearest) {
+TEST_CASE("A source that reads fewer rows reads the nearest") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const Corpus corpus = random_corpus(random);
     const int rows = static_cast<int>(random.between(1, Segment::kNear));
@@ -180,17 +181,17 @@ TEST(fewer_rows_are_the_nearest) {
     const std::map<Token, std::size_t> expected = counts(by_all);
     std::size_t matches = 0;
     for (const auto& [token, count] : counts(by_few)) {
-      CHECK(expected.contains(token) && count <= expected.at(token));
+      CHECK(expected.contains(token));
+      CHECK(count <= expected.at(token));
       matches += count;
     }
     CHECK(matches <= 2 * static_cast<std::size_t>(rows) * corpus.texts.size());
   }
 }
 
-// What was drafted and came true is not walked again: the marks say the same as walking.
-TEST(a_trail_leads_where_walking_does) {
+TEST_CASE("Resuming from a trail gives the same matches as walking") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Corpus corpus = random_corpus(random);
     SegmentSource walks, resumes;
@@ -233,8 +234,7 @@ TEST(a_trail_leads_where_walking_does) {
   }
 }
 
-// What was there stays as it was while a source does not follow; then it looks at what is there now.
-TEST(segments_that_are_gone_are_not_looked_at) {
+TEST_CASE("A source does not read segments that are gone") {
   const std::vector<Token> old_text = {1, 2, 3}, new_text = {1, 2, 4}, context = {1, 2};
   const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
   auto segments = std::make_shared<const Segments>(1, Segment::build(old_views));
@@ -258,9 +258,9 @@ TEST(segments_that_are_gone_are_not_looked_at) {
   CHECK_EQ(source.depth(), 0);
 }
 
-TEST(live_witnesses_are_what_was_found) {
+TEST_CASE("The live source collects the occurrences in live text") {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     LiveText live;
     const std::vector<Token> prompt = random.text(random.between(1, 30), 4);
@@ -293,7 +293,7 @@ TEST(live_witnesses_are_what_was_found) {
   }
 }
 
-TEST(the_tail_of_a_context) {
+TEST_CASE("The tail of a context is its last kMaxOrder tokens") {
   ContextTail tail;
   std::vector<Token> all;
   for (Token token = 0; token < 500; ++token) {
@@ -302,5 +302,3 @@ TEST(the_tail_of_a_context) {
     all.push_back(token);
   }
 }
-
-int main() { return check::main(); }
