@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of their names. xdist's own order has files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-CXX_FORMATTED := $(filter %.cc %.h,$(NATIVE_SOURCES))
+CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

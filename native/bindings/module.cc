@@ -57,9 +57,9 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
     const auto seed = seeds ? seed_of("seeds" + index, (*seeds)[i]) : std::nullopt;
     views.push_back({{}, tokens.back().span(), masks.back().span(), epoch, seed});
   }
-  const std::string id = id_of(problem), space = name;
+  const std::string id = id_of(problem), namespace_ = name;
   py::gil_scoped_release release;
-  engine.ingest(space, head.span(), views, id);
+  engine.ingest(namespace_, head.span(), views, id);
 }
 
 histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
@@ -240,10 +240,10 @@ PYBIND11_MODULE(_core, m) {
              const std::optional<py::object>& generated, py::handle seed) {
             const Tokens head = tokens_of("prompt", prompt);
             const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
-            const std::string id = id_of(problem), space = name;
+            const std::string id = id_of(problem), namespace_ = name;
             const std::optional<std::int64_t> its_seed = seed_of("seed", seed);
             py::gil_scoped_release release;
-            return engine.open(space, head.span(), id, tokens.span(), its_seed);
+            return engine.open(namespace_, head.span(), id, tokens.span(), its_seed);
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
           "seed"_a = py::none())
@@ -284,8 +284,8 @@ PYBIND11_MODULE(_core, m) {
           "knows",
           [](const Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem) {
             const Tokens head = tokens_of("prompt", prompt);
-            const std::string id = id_of(problem), space = name;
-            return without_gil([&] { return engine.knows(space, head.span(), id); });
+            const std::string id = id_of(problem), namespace_ = name;
+            return without_gil([&] { return engine.knows(namespace_, head.span(), id); });
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
@@ -298,10 +298,10 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "restore_estimator",
           [](Engine& engine, const py::str& name, const py::bytes& state) {
-            const std::string space = name;
+            const std::string namespace_ = name;
             const std::string_view bytes = state;
             const py::gil_scoped_release release;
-            engine.restore_estimator(space, bytes);
+            engine.restore_estimator(namespace_, bytes);
           },
           "namespace"_a, "state"_a)
       .def("drop_namespace", &Engine::drop_namespace, "namespace"_a, py::kw_only(), "keep_learned"_a = false, released)

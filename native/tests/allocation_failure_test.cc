@@ -1,9 +1,9 @@
 // Memory that runs out at every possible moment: the call throws std::bad_alloc and has changed nothing, or it is done.
 #include "allocations.h"
-#include "check.h"
 #include "histospec/engine.h"
 #include "index/segments.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -14,7 +14,7 @@ namespace {
 template <typename Action, typename Check, typename Done>
 void fail_each_allocation(Action action, Check after_failure, Done after_success) {
   for (long n = 0; n < 100000; ++n) {
-    check::subject = "allocation " + std::to_string(n);
+    INFO("allocation ", n);
     bool failed = false, happened = false;
     {
       allocations::Failure failure(n);
@@ -33,7 +33,7 @@ void fail_each_allocation(Action action, Check after_failure, Done after_success
       after_success();
     }
   }
-  CHECK(!"comes to an end");
+  FAIL("the action still allocates");
 }
 
 // What must not have changed. A failed call may leave an empty problem, or an empty namespace, to be evicted.
@@ -52,7 +52,7 @@ const std::vector<Token> kPrompt = {1, 2, 3};
 
 }  // namespace
 
-TEST(building_a_segment) {
+TEST_CASE("Building a segment without memory leaks nothing, and a segment knows its size") {
   Random random(1);
   const std::vector<Token> a = random.text(300, 5), b = random.text(100, 70);
   const std::vector<std::uint8_t> mask(100, 0);
@@ -70,7 +70,7 @@ TEST(building_a_segment) {
                        [&] { CHECK_EQ(allocations::held(), before + real); }, [] {});
 }
 
-TEST(ingesting) {
+TEST_CASE("Ingesting without memory changes nothing") {
   Random random(2);
   Engine engine({.history_epochs = 2, .namespace_tokens = 4500});
   for (int i = 0; i < 12; ++i) {
@@ -90,7 +90,7 @@ TEST(ingesting) {
   }
 }
 
-TEST(opening) {
+TEST_CASE("Opening a session without memory changes nothing") {
   Engine engine;
   const std::vector<ResponseView> views = {{{}, kPrompt, {}, 1, 7}};
   engine.ingest("run", kPrompt, views);
@@ -106,8 +106,8 @@ TEST(opening) {
   }
 }
 
-// Three letters, one a step: whoever loses its place in the history drafts something else.
-TEST(drafting_after_memory_ran_out) {
+// Three letters, one each step: a session that loses its place in the history drafts something else.
+TEST_CASE("A session keeps its place in the history when memory runs out") {
   Random random(4);
   Engine engine;
   const std::vector<Token> response = random.text(300, 3);
@@ -131,7 +131,7 @@ TEST(drafting_after_memory_ran_out) {
   }
 }
 
-TEST(stepping_and_closing) {
+TEST_CASE("A step or close without memory can be sent again") {
   Random random(3);
   Engine engine;
   const std::vector<Token> response = random.text(500, 20);
@@ -148,7 +148,7 @@ TEST(stepping_and_closing) {
                            engine.check_integrity();
                            std::uint64_t appended = 0;
                            for (std::int64_t length : engine.lengths(ids)) {
-                             CHECK(length == 0 || length == 100);
+                             CHECK((length == 0 || length == 100));
                              appended += static_cast<std::uint64_t>(length);
                            }
                            CHECK_EQ(engine.stats().at("run").generated_tokens, 200u * round + appended);
@@ -177,8 +177,8 @@ TEST(stepping_and_closing) {
   }
 }
 
-// What a step looks at for the first time is looked up when it is sent again, too.
-TEST(a_step_sent_again_drafts_the_same) {
+// A lookup that failed for want of memory is done when the step is sent again.
+TEST_CASE("A step that is sent again after a failure drafts the same") {
   Random random(7);
   const std::vector<Token> said = random.text(300, 20), came(said.begin(), said.begin() + 50);
   const auto run = [&](bool failing) {
@@ -201,8 +201,8 @@ TEST(a_step_sent_again_drafts_the_same) {
   CHECK_EQ(run(true), expected);
 }
 
-// So much text dies here that the index of the live text is swept.
-TEST(closing_long_sessions) {
+// The texts are long enough that the housekeeper has to unlink them.
+TEST_CASE("Closing a long session without memory changes nothing") {
   Random random(5);
   for (const bool commit : {false, true}) {
     Engine engine;
@@ -233,7 +233,7 @@ TEST(closing_long_sessions) {
   }
 }
 
-TEST(dropping_a_namespace) {
+TEST_CASE("Dropping a namespace without memory keeps the engine intact") {
   Random random(6);
   Engine engine;
   const SessionId stays = engine.open("run", kPrompt);
@@ -254,8 +254,8 @@ TEST(dropping_a_namespace) {
   }
 }
 
-// Large segments do not come from operator new, and are counted by themselves: those here are small.
-TEST(no_leak_and_honest_books) {
+// The segments here are small: large ones do not come from operator new, which does the counting.
+TEST_CASE("The engine claims the memory that it holds, and leaks none") {
   const std::size_t before = allocations::held();
   {
     Random random(4);
@@ -278,11 +278,10 @@ TEST(no_leak_and_honest_books) {
     }
     const auto real = static_cast<double>(allocations::held() - before);
     const auto claimed = static_cast<double>(engine.memory_bytes());
-    std::cerr << "  held " << real << ", claimed " << claimed << std::endl;
+    CAPTURE(real);
+    CAPTURE(claimed);
     CHECK(claimed > 0.9 * real);
     CHECK(claimed < 1.3 * real);
   }
   CHECK_EQ(allocations::held(), before);
 }
-
-int main() { return check::main(); }

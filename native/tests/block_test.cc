@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "allocations.h"
-#include "check.h"
+#include "test.h"
 
 using namespace histospec;
 
@@ -29,9 +29,9 @@ bool filled(Block& block, std::size_t size, int mark) {
 
 }  // namespace
 
-TEST(is_zeroed_and_aligned_and_large_enough) {
+TEST_CASE("A block is zeroed, aligned and large enough") {
   for (std::size_t size : kSizes) {
-    check::subject = std::to_string(size) + " bytes";
+    CAPTURE(size);
     for (int again = 0; again < 2; ++again) {  // the second may get the memory that the first left dirty
       Block block(size);
       CHECK(filled(block, size, 0));
@@ -44,7 +44,7 @@ TEST(is_zeroed_and_aligned_and_large_enough) {
   }
 }
 
-TEST(small_ones_are_on_the_heap_and_large_ones_are_not) {
+TEST_CASE("Small blocks are on the heap, large ones are not") {
   const std::size_t before = allocations::held();
   {
     const Block small(1000);
@@ -56,17 +56,19 @@ TEST(small_ones_are_on_the_heap_and_large_ones_are_not) {
   CHECK_EQ(allocations::held(), before);
 }
 
-TEST(large_ones_go_back_at_once) {
+TEST_CASE("A large block returns its memory to the operating system at once") {
   std::optional<Block> block(std::in_place, std::size_t{8} << 20);
   const std::byte* const first = block->data();
   const std::byte* const last = first + block->bytes() - 4096;
-  CHECK(mapped(first) && mapped(last));
+  CHECK(mapped(first));
+  CHECK(mapped(last));
   block.reset();
-  CHECK(!mapped(first) && !mapped(last));
+  CHECK(!mapped(first));
+  CHECK(!mapped(last));
   CHECK_EQ(errno, ENOMEM);
 }
 
-TEST(moving_hands_the_memory_over) {
+TEST_CASE("Moving a block hands its memory over") {
   const std::size_t before = allocations::held();
   for (std::size_t size : kSizes) {
     for (std::size_t other_size : kSizes) {
@@ -96,7 +98,7 @@ TEST(moving_hands_the_memory_over) {
   CHECK_EQ(allocations::held(), before);
 }
 
-TEST(no_memory) {
+TEST_CASE("A block throws std::bad_alloc without memory, and leaks nothing") {
   const std::size_t before = allocations::held();
   bool thrown = false;
   {
@@ -111,7 +113,7 @@ TEST(no_memory) {
   CHECK_EQ(allocations::held(), before);
 }
 
-TEST(arrays_lie_one_after_another) {
+TEST_CASE("A layout places its arrays one after another, aligned") {
   const auto place = [](Layout layout) {
     const auto bytes = layout.take_array<std::uint8_t>(13);
     const auto words = layout.take_array<std::int64_t>(3);
@@ -128,5 +130,3 @@ TEST(arrays_lie_one_after_another) {
   CHECK_EQ(size, 48u);
   CHECK(none.empty());
 }
-
-int main() { return check::main(); }

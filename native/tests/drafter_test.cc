@@ -3,8 +3,8 @@
 #include <numeric>
 #include <set>
 
-#include "check.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -17,7 +17,7 @@ struct Scene {
     Random random(seed);
     const std::size_t alphabet = random.between(2, 12);
     const std::vector<Token> prompt = random.text(random.between(1, 40), alphabet);
-    for (auto* part : {&history, &elsewhere}) {
+    for (auto* part : {&history, &namespace_history}) {
       Segments segments;
       for (std::size_t n = random.below(3); n > 0; --n) {
         const std::vector<Token> text = random.text(random.below(300), alphabet);
@@ -30,25 +30,25 @@ struct Scene {
     live.append(live.open(prompt), random.text(random.below(200), alphabet));
     const std::vector<Token> generated = random.text(random.below(100), alphabet);
     live.append(own, generated);
-    for (Token token : prompt) view.context.push(token);
+    for (Token token : prompt) context.tail.push(token);
     if (has_twin) {
       twin = generated;
       for (Token& token : twin) token = random.one_in(6) ? 500 : token;
       for (std::size_t n = random.below(30); n > 0; --n) twin.push_back(static_cast<Token>(random.below(alphabet)));
-      view.twin = twin;
+      context.twin = twin;
     }
-    for (Token token : generated) view.push(token);
-    view.history.reset(*history, view.context.tokens());
-    view.elsewhere.reset(*elsewhere, view.context.tokens());
+    for (Token token : generated) context.push(token);
+    context.history_source.reset(*history, context.tail.tokens());
+    context.namespace_source.reset(*namespace_history, context.tail.tokens());
     for (Token token = 0; token < static_cast<Token>(alphabet); ++token) tokens.insert(token);
   }
 
   Draft draft(int max_tokens, float verify_cost) {
-    Viewpoint ahead = view;
+    DraftContext ahead = context;
     Draft out;
     histospec::draft(ahead, LiveSource(live, own), estimator, trust, {max_tokens, verify_cost}, out);
-    CHECK_EQ(ahead.generated, view.generated + std::ssize(out.tokens));
-    const Tokens tail = ahead.context.tokens();
+    CHECK_EQ(ahead.generated, context.generated + std::ssize(out.tokens));
+    const Tokens tail = ahead.tail.tokens();
     const std::size_t seen = std::min(tail.size(), out.tokens.size());
     CHECK(std::ranges::equal(tail.last(seen), Tokens(out.tokens).last(seen)));
     return out;
@@ -56,15 +56,15 @@ struct Scene {
 
   // Drafts one token, and sees what comes, here and again.
   void learn(Tokens came) {
-    Viewpoint ahead = view;
+    DraftContext ahead = context;
     histospec::learn(estimator, draft(1, 0.0f), came.first(1), ahead);
   }
 
-  std::shared_ptr<const Segments> history, elsewhere;
+  std::shared_ptr<const Segments> history, namespace_history;
   LiveText live;
   LiveText::TextId own;
   std::vector<Token> twin;
-  Viewpoint view;
+  DraftContext context;
   Estimator estimator;
   TwinTrust trust;
   std::set<Token> tokens;
@@ -72,9 +72,9 @@ struct Scene {
 
 }  // namespace
 
-TEST(drafts_are_what_they_say) {
+TEST_CASE("A draft is the most probable candidate at each position") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Scene scene(seed);
     for (int max_tokens : {0, 1, 5, 40}) {
       const Draft draft = scene.draft(max_tokens, 0.0f);
@@ -84,11 +84,13 @@ TEST(drafts_are_what_they_say) {
       CHECK(draft.predictions.size() - draft.tokens.size() <= 1);
       for (std::size_t i = 0; i < draft.predictions.size(); ++i) {
         const Prediction& prediction = draft.predictions[i];
-        CHECK(prediction.features.size >= 1 && prediction.features.size <= kMaxCandidates);
+        CHECK(prediction.features.size >= 1);
+        CHECK(prediction.features.size <= kMaxCandidates);
         std::set<Token> different;
         for (int c = 0; c < prediction.features.size; ++c) {
           CHECK(scene.tokens.contains(prediction.tokens[c]));
-          CHECK(prediction.probabilities[c] > 0 && prediction.probabilities[c] < 1);
+          CHECK(prediction.probabilities[c] > 0);
+          CHECK(prediction.probabilities[c] < 1);
           CHECK(prediction.probabilities[c] <= prediction.probabilities[prediction.best]);
           different.insert(prediction.tokens[c]);
         }
@@ -102,15 +104,14 @@ TEST(drafts_are_what_they_say) {
   }
 }
 
-// A twin is followed at the session's position; where the text went on elsewhere, from there.
-TEST(twins_are_found_again_by_text) {
+TEST_CASE("A twin is followed again where its text continues the session") {
   std::vector<Token> twin(200);
   std::iota(twin.begin(), twin.end(), 1000);
   const auto after = [&](const std::vector<Token>& said) {
-    Viewpoint view;
-    view.twin = twin;
-    for (Token token : said) view.push(token);
-    return view;
+    DraftContext context;
+    context.twin = twin;
+    for (Token token : said) context.push(token);
+    return context;
   };
   const auto text = [&](std::size_t first, std::size_t last) { return std::vector(&twin[first], &twin[last]); };
   const auto joined = [](std::vector<Token> a, const std::vector<Token>& b, const std::vector<Token>& c) {
@@ -118,40 +119,48 @@ TEST(twins_are_found_again_by_text) {
     a.insert(a.end(), c.begin(), c.end());
     return a;
   };
-  const Viewpoint faithful = after(text(0, 50));
-  CHECK(*faithful.next_of_twin() == 1050 && faithful.agreement.faithful && faithful.agreement.streak == 50);
-  const Viewpoint replaced = after(joined(text(0, 50), {1, 2, 3}, text(53, 60)));
-  CHECK(*replaced.next_of_twin() == 1060 && !replaced.agreement.faithful && !replaced.agreement.shifted);
+  const DraftContext faithful = after(text(0, 50));
+  CHECK(*faithful.next_of_twin() == 1050);
+  CHECK(faithful.agreement.faithful);
+  CHECK(faithful.agreement.streak == 50);
+  const DraftContext replaced = after(joined(text(0, 50), {1, 2, 3}, text(53, 60)));
+  CHECK(*replaced.next_of_twin() == 1060);
+  CHECK(!replaced.agreement.faithful);
+  CHECK(!replaced.agreement.shifted);
   CHECK_EQ(replaced.agreement.streak, 7);
-  const Viewpoint inserted = after(joined(text(0, 50), {1, 2, 3}, text(50, 60)));
-  CHECK(*inserted.next_of_twin() == 1060 && inserted.agreement.shifted);
+  const DraftContext inserted = after(joined(text(0, 50), {1, 2, 3}, text(50, 60)));
+  CHECK(*inserted.next_of_twin() == 1060);
+  CHECK(inserted.agreement.shifted);
   CHECK_EQ(inserted.agreement.streak, 10);
-  const Viewpoint left_out = after(joined(text(0, 50), {}, text(90, 100)));
-  CHECK(*left_out.next_of_twin() == 1100 && left_out.agreement.shifted);
-  const Viewpoint returned = after(joined(joined(text(0, 50), {1, 2, 3}, text(50, 60)), {4}, text(64, 70)));
-  CHECK(*returned.next_of_twin() == 1070 && !returned.agreement.shifted);
-  const Viewpoint too_far = after(joined(text(0, 50), {}, text(130, 140)));
-  CHECK(*too_far.next_of_twin() == 1060 && too_far.agreement.streak == 0);
-  const Viewpoint too_short = after(joined(text(0, 50), {1}, text(50, 53)));
-  CHECK(*too_short.next_of_twin() == 1054 && too_short.agreement.streak == 0);
-  const Viewpoint past_the_end = after(joined(text(0, 200), {1, 2}, {}));
+  const DraftContext left_out = after(joined(text(0, 50), {}, text(90, 100)));
+  CHECK(*left_out.next_of_twin() == 1100);
+  CHECK(left_out.agreement.shifted);
+  const DraftContext returned = after(joined(joined(text(0, 50), {1, 2, 3}, text(50, 60)), {4}, text(64, 70)));
+  CHECK(*returned.next_of_twin() == 1070);
+  CHECK(!returned.agreement.shifted);
+  const DraftContext too_far = after(joined(text(0, 50), {}, text(130, 140)));
+  CHECK(*too_far.next_of_twin() == 1060);
+  CHECK(too_far.agreement.streak == 0);
+  const DraftContext too_short = after(joined(text(0, 50), {1}, text(50, 53)));
+  CHECK(*too_short.next_of_twin() == 1054);
+  CHECK(too_short.agreement.streak == 0);
+  const DraftContext past_the_end = after(joined(text(0, 200), {1, 2}, {}));
   CHECK(past_the_end.next_of_twin() == nullptr);
 }
 
-// At each position either the twin is drafted alone, or evidence is gathered and the more probable of both is drafted.
-TEST(twins_are_drafted_where_they_are_followed) {
+TEST_CASE("A followed twin is drafted alone, or if it is more probable than the evidence") {
   std::size_t alone = 0, rather = 0, not_twins = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Scene scene(seed, true);
-    Viewpoint ahead = scene.view;
+    DraftContext ahead = scene.context;
     const Draft draft = scene.draft(40, 0.0f);
     auto prediction = draft.predictions.begin();
     for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
       const bool estimated = prediction != draft.predictions.end() && prediction->position == i;
       const bool from_twin = draft.origins[i].source == kTwin;
       const float probability = draft.probabilities[i];
-      CHECK(from_twin || estimated);
+      CHECK((from_twin || estimated));
       if (from_twin) CHECK_EQ(draft.tokens[i], *ahead.next_of_twin());
       ahead.push(draft.tokens[i]);
       if (from_twin && estimated) CHECK(probability >= prediction->probabilities[prediction->best]);
@@ -163,14 +172,15 @@ TEST(twins_are_drafted_where_they_are_followed) {
     }
     CHECK(draft.predictions.end() - prediction <= 1);
   }
-  CHECK(alone > 1000 && rather > 10 && not_twins > 1000);
+  CHECK(alone > 1000);
+  CHECK(rather > 10);
+  CHECK(not_twins > 1000);
 }
 
-// The cost decides where a draft stops, and the limit too; what it says does not depend on them.
-TEST(dear_drafts_are_beginnings_of_cheap_ones) {
+TEST_CASE("A higher cost or a lower limit shortens a draft, and changes nothing else") {
   std::size_t shorter = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Scene scene(seed, seed % 2 == 0);
     const Draft longest = scene.draft(30, 0.0f);
     std::size_t last = longest.tokens.size();
@@ -190,22 +200,24 @@ TEST(dear_drafts_are_beginnings_of_cheap_ones) {
   CHECK(shorter > 100);
 }
 
-TEST(a_draft_is_overwritten) {
+TEST_CASE("A draft that is used again is overwritten") {
   Scene scene(3);
   Draft draft = scene.draft(20, 0.0f);
-  Viewpoint ahead = scene.view;
+  DraftContext ahead = scene.context;
   const Draft before = draft;
   histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {20, 0.0f}, draft);
   CHECK_EQ(draft.tokens, before.tokens);
   CHECK_EQ(draft.predictions.size(), before.predictions.size());
-  ahead = scene.view;
+  ahead = scene.context;
   histospec::draft(ahead, LiveSource(scene.live, scene.own), scene.estimator, scene.trust, {0, 0.0f}, draft);
-  CHECK(draft.tokens.empty() && draft.probabilities.empty() && draft.predictions.empty());
+  CHECK(draft.tokens.empty());
+  CHECK(draft.probabilities.empty());
+  CHECK(draft.predictions.empty());
 }
 
-TEST(what_was_accepted_is_the_common_beginning) {
+TEST_CASE("The accepted tokens are the common beginning of draft and response") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Scene scene(seed, random.one_in(2));
     const Draft draft = scene.draft(16, random.one_in(2) ? 0.0f : 0.05f);
@@ -216,21 +228,20 @@ TEST(what_was_accepted_is_the_common_beginning) {
     if (!came.empty() && random.one_in(4)) came[random.below(came.size())] = 500;
     std::size_t common = 0;
     while (common < std::min(came.size(), draft.tokens.size()) && came[common] == draft.tokens[common]) ++common;
-    check::subject += ", " + std::to_string(kept) + " kept";
-    CHECK_EQ(learn(scene.estimator, draft, came, scene.view), static_cast<int>(common));
+    CAPTURE(kept);
+    CHECK_EQ(learn(scene.estimator, draft, came, scene.context), static_cast<int>(common));
     // A run is what was foreseen without a break: all of it, or nothing since the first that was not.
-    CHECK(scene.view.run == 0 || scene.view.run == std::ssize(came));
+    CHECK((scene.context.run == 0 || scene.context.run == std::ssize(came)));
     // It learns where it estimated: at each position up to the first that was not foreseen.
     CHECK_EQ(scene.estimator.bytes() > 0, !draft.predictions.empty() && draft.predictions[0].position < came.size() &&
                                               draft.predictions[0].position <= common);
   }
 }
 
-// What is right again and again becomes more probable, so that drafts grow; what is wrong is soon not drafted.
-TEST(learning_changes_drafts) {
+TEST_CASE("Drafts that are accepted become more probable, and rejected ones stop") {
   std::size_t held = 0;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Scene scene(seed);
     const Draft first = scene.draft(8, 0.0f);
     if (first.tokens.empty()) continue;
@@ -245,5 +256,3 @@ TEST(learning_changes_drafts) {
   }
   CHECK(held > 20);
 }
-
-int main() { return check::main(); }

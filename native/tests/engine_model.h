@@ -1,9 +1,9 @@
 // Bytes as a sequence of engine operations, each mirrored into a naive model of what the engine promises. One body for
-// the fuzzer, for the replay of its corpus and for random tests: any difference ends the process.
+// the fuzzer, for the replay of its corpus and for random tests: any difference throws Difference.
 //
 // Two ways to run. With ample memory the model predicts history, windows, lengths and every counter exactly. With
-// little memory nobody can say what is evicted when, so it checks conservation instead: what was added is held, or
-// counted as evicted, or was dropped; and the budget holds.
+// little memory it cannot predict evictions, so it checks conservation instead: what was added is held, or counted as
+// evicted, or was dropped; and the budget holds.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 #include <map>
 #include <set>
 
-#include "check.h"
 #include "histospec/engine.h"
 #include "index/segments.h"
+#include "model_check.h"
 
 namespace histospec::testing {
 
@@ -81,7 +81,7 @@ class EngineModel {
     }
   };
 
-  struct Space {
+  struct NamespaceModel {
     std::map<Key, Problem> problems;
     std::deque<std::int64_t> latest_lengths;
     NamespaceStats counters;
@@ -91,7 +91,7 @@ class EngineModel {
   };
 
   struct Session {
-    std::size_t space;
+    std::size_t namespace_;
     Key key;
     std::vector<Token> prompt, generated, draft;
     Seed seed;
@@ -118,7 +118,7 @@ class EngineModel {
 
   void operate(int operation) {
     const std::size_t what = bytes_.below(16);
-    check::subject = "operation " + std::to_string(operation) + ", kind " + std::to_string(what);
+    subject = "operation " + std::to_string(operation) + ", kind " + std::to_string(what);
     if (what <= 2) {
       ingest();
     } else if (what <= 5) {
@@ -139,7 +139,7 @@ class EngineModel {
   }
 
   void finish() {
-    check::subject = "at the end";
+    subject = "at the end";
     check_all();
     while (!sessions_.empty()) close();
     engine_.wait_until_built();
@@ -148,23 +148,23 @@ class EngineModel {
 
   // --- Operations ---
 
-  static std::string name_of(std::size_t space) { return space == 0 ? "red" : "blue"; }
+  static std::string name_of(std::size_t namespace_) { return namespace_ == 0 ? "red" : "blue"; }
   // The namespaces share no token: a draft that mixes them shows.
-  static Token first_token(std::size_t space) { return space == 0 ? 0 : 1000; }
+  static Token first_token(std::size_t namespace_) { return namespace_ == 0 ? 0 : 1000; }
 
-  std::vector<Token> text(std::size_t space, std::size_t size) {
+  std::vector<Token> text(std::size_t namespace_, std::size_t size) {
     const std::size_t alphabet = 1 + bytes_.below(6), kind = bytes_.below(3), period = 1 + bytes_.below(5);
     std::vector<Token> out(size);
     for (std::size_t i = 0; i < size; ++i) {
       out[i] = kind == 0 && i >= period ? out[i - period]
-               : kind == 1 && i > 0     ? first_token(space) + static_cast<Token>((i * i / period) % alphabet)
-                                        : first_token(space) + static_cast<Token>(bytes_.below(alphabet));
+               : kind == 1 && i > 0     ? first_token(namespace_) + static_cast<Token>((i * i / period) % alphabet)
+                                        : first_token(namespace_) + static_cast<Token>(bytes_.below(alphabet));
     }
     return out;
   }
 
   struct Chosen {
-    std::size_t space;
+    std::size_t namespace_;
     std::vector<Token> prompt;
     std::string id;
     Key key;
@@ -172,10 +172,10 @@ class EngineModel {
 
   Chosen choose() {
     Chosen c;
-    c.space = bytes_.below(2);
+    c.namespace_ = bytes_.below(2);
     const std::size_t which = bytes_.below(kPrompts);
     for (std::size_t i = 0; i < 1 + 9 * which; ++i) {
-      c.prompt.push_back(first_token(c.space) + static_cast<Token>((which + i * (which + 1)) % 7));
+      c.prompt.push_back(first_token(c.namespace_) + static_cast<Token>((which + i * (which + 1)) % 7));
     }
     if (bytes_.one_in(4)) c.id = "problem-" + std::to_string(bytes_.below(2));
     c.key = {c.id, c.id.empty() ? c.prompt : std::vector<Token>()};
@@ -187,8 +187,8 @@ class EngineModel {
     return static_cast<std::int64_t>(bytes_.below(4)) - 1;
   }
 
-  void see(std::size_t space, const std::vector<Token>& tokens) {
-    spaces_[space].tokens.insert(tokens.begin(), tokens.end());
+  void see(std::size_t namespace_, const std::vector<Token>& tokens) {
+    namespaces_[namespace_].tokens.insert(tokens.begin(), tokens.end());
   }
 
   void ingest() {
@@ -198,7 +198,7 @@ class EngineModel {
     std::vector<ResponseView> views;
     std::vector<std::int64_t> seeded;
     for (Finished& r : responses) {
-      r.tokens = text(c.space, bytes_.one_in(8) ? 2000 : bytes_.below(100));
+      r.tokens = text(c.namespace_, bytes_.one_in(8) ? 2000 : bytes_.below(100));
       r.epoch = epoch;
       if (bytes_.one_in(3)) {
         for (std::size_t i = 0; i < r.tokens.size(); ++i) r.mask.push_back(i % 5 == 2 ? 0 : 1);
@@ -207,41 +207,41 @@ class EngineModel {
       views.push_back({{}, r.tokens, r.mask, r.epoch, seed});
       if (seed && !r.tokens.empty()) seeded.push_back(*seed);  // no mask begins with 0
     }
-    engine_.ingest(name_of(c.space), c.prompt, views, c.id);
+    engine_.ingest(name_of(c.namespace_), c.prompt, views, c.id);
     std::erase_if(responses, [](const Finished& r) { return r.tokens.empty(); });
     if (responses.empty()) return;
-    see(c.space, c.prompt);
+    see(c.namespace_, c.prompt);
     for (const Finished& r : responses) {
-      see(c.space, r.tokens);
-      saw_response(spaces_[c.space], r);
+      see(c.namespace_, r.tokens);
+      saw_response(namespaces_[c.namespace_], r);
     }
-    Problem& problem = spaces_[c.space].problems[c.key];
+    Problem& problem = namespaces_[c.namespace_].problems[c.key];
     for (std::int64_t seed : seeded) problem.seeded.push_back({{seed, c.prompt.size()}, epoch});
-    add_segment(spaces_[c.space], problem, responses);
+    add_segment(namespaces_[c.namespace_], problem, responses);
   }
 
   // One session, or a group of them: enough for a batch that threads share.
   void open() {
     const Chosen c = choose();
     const std::size_t how = bytes_.byte();
-    const std::vector<Token> generated = how % 4 == 3 ? text(c.space, bytes_.below(40)) : std::vector<Token>();
+    const std::vector<Token> generated = how % 4 == 3 ? text(c.namespace_, bytes_.below(40)) : std::vector<Token>();
     for (std::size_t n = how >= 224 ? kGroup : 1; n > 0 && sessions_.size() < kMaxSessions; --n) open(c, generated);
   }
 
   void open(const Chosen& c, const std::vector<Token>& generated) {
     const Seed seed = choose_seed();
-    const SessionId id = engine_.open(name_of(c.space), c.prompt, c.id, generated, seed);
-    CHECK(!sessions_.contains(id));
-    Space& space = spaces_[c.space];
-    Problem& problem = space.problems[c.key];
-    ++(problem.history().empty() ? space.counters.lookups_miss : space.counters.lookups_hit);
+    const SessionId id = engine_.open(name_of(c.namespace_), c.prompt, c.id, generated, seed);
+    MODEL_CHECK(!sessions_.contains(id));
+    NamespaceModel& namespace_ = namespaces_[c.namespace_];
+    Problem& problem = namespace_.problems[c.key];
+    ++(problem.history().empty() ? namespace_.counters.lookups_miss : namespace_.counters.lookups_hit);
     if (seed) {
-      ++(problem.has_twin({*seed, c.prompt.size()}) ? space.counters.twins_hit : space.counters.twins_miss);
+      ++(problem.has_twin({*seed, c.prompt.size()}) ? namespace_.counters.twins_hit : namespace_.counters.twins_miss);
     }
     problem.sessions.insert(id);
-    sessions_[id] = {c.space, c.key, c.prompt, generated, {}, seed};
-    see(c.space, c.prompt);
-    see(c.space, generated);
+    sessions_[id] = {c.namespace_, c.key, c.prompt, generated, {}, seed};
+    see(c.namespace_, c.prompt);
+    see(c.namespace_, generated);
   }
 
   void step() {
@@ -252,7 +252,7 @@ class EngineModel {
     std::vector<std::vector<Token>> came;
     for (const auto& [id, session] : sessions_) {
       if (bytes_.one_in(3)) continue;
-      std::vector<Token> sent = text(session.space, bytes_.below(bytes_.one_in(8) ? 120 : 8));
+      std::vector<Token> sent = text(session.namespace_, bytes_.below(bytes_.one_in(8) ? 120 : 8));
       // Often what was drafted, so that there is something to accept.
       if (bytes_.one_in(2)) sent.insert(sent.begin(), session.draft.begin(), session.draft.end());
       came.push_back(sent);
@@ -282,44 +282,44 @@ class EngineModel {
 
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
-      Space& space = spaces_[session.space];
+      NamespaceModel& namespace_ = namespaces_[session.namespace_];
       session.generated.insert(session.generated.end(), came[b].begin(), came[b].end());
-      see(session.space, came[b]);
-      space.counters.generated_tokens += came[b].size();
+      see(session.namespace_, came[b]);
+      namespace_.counters.generated_tokens += came[b].size();
       if (came[b].empty()) continue;
       std::size_t accepted = 0;
       while (accepted < std::min(session.draft.size(), came[b].size()) &&
              session.draft[accepted] == came[b][accepted]) {
         ++accepted;
       }
-      space.counters.accepted_tokens += accepted;
+      namespace_.counters.accepted_tokens += accepted;
       session.draft.clear();
     }
     check_drafts(result, ids, max_tokens, verify_cost);
   }
 
   void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost) {
-    CHECK_EQ(result.offsets.size(), ids.size() + 1);
-    CHECK_EQ(result.offsets[0], 0);
-    CHECK_EQ(result.offsets.back(), static_cast<std::int64_t>(result.tokens.size()));
-    CHECK_EQ(result.tokens.size(), result.probabilities.size());
+    MODEL_CHECK_EQ(result.offsets.size(), ids.size() + 1);
+    MODEL_CHECK_EQ(result.offsets[0], 0);
+    MODEL_CHECK_EQ(result.offsets.back(), static_cast<std::int64_t>(result.tokens.size()));
+    MODEL_CHECK_EQ(result.tokens.size(), result.probabilities.size());
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
-      Space& space = spaces_[session.space];
+      NamespaceModel& namespace_ = namespaces_[session.namespace_];
       const std::int64_t first = result.offsets[b], last = result.offsets[b + 1];
-      CHECK(first <= last && last - first <= max_tokens);
-      if (verify_cost >= 1) CHECK_EQ(first, last);
+      MODEL_CHECK(first <= last && last - first <= max_tokens);
+      if (verify_cost >= 1) MODEL_CHECK_EQ(first, last);
       for (std::int64_t i = first; i < last; ++i) {
-        CHECK(space.tokens.contains(result.tokens[i]));
-        CHECK(result.probabilities[i] > 0 && result.probabilities[i] < 1);
+        MODEL_CHECK(namespace_.tokens.contains(result.tokens[i]));
+        MODEL_CHECK(result.probabilities[i] > 0 && result.probabilities[i] < 1);
         digest_ = (digest_ ^ static_cast<std::uint64_t>(result.tokens[i])) * 0x9E3779B97F4A7C15u + 1;
         digest_ = digest_ * 31 + std::bit_cast<std::uint32_t>(result.probabilities[i]);
       }
       digest_ = digest_ * 31 + static_cast<std::uint64_t>(last - first);
       if (max_tokens == 0) continue;
       session.draft.assign(result.tokens.begin() + first, result.tokens.begin() + last);
-      ++(session.draft.empty() ? space.counters.drafts_empty : space.counters.drafts_hit);
-      space.counters.draft_tokens += session.draft.size();
+      ++(session.draft.empty() ? namespace_.counters.drafts_empty : namespace_.counters.drafts_hit);
+      namespace_.counters.draft_tokens += session.draft.size();
     }
   }
 
@@ -328,69 +328,69 @@ class EngineModel {
     const auto which = std::next(sessions_.begin(), static_cast<std::ptrdiff_t>(bytes_.below(sessions_.size())));
     const SessionId id = which->first;
     const Session session = which->second;
-    Space& space = spaces_[session.space];
+    NamespaceModel& namespace_ = namespaces_[session.namespace_];
     const bool commit = !bytes_.one_in(3);
     std::optional<std::int64_t> epoch;
     if (bytes_.one_in(2)) epoch = static_cast<std::int64_t>(bytes_.below(8));
     engine_.close(id, commit, epoch);
     sessions_.erase(id);
-    Problem& problem = space.problems.at(session.key);
+    Problem& problem = namespace_.problems.at(session.key);
     problem.sessions.erase(id);
     if (commit && !session.generated.empty()) {
-      const Finished finished{session.generated, {}, epoch.value_or(space.counters.newest_epoch)};
-      saw_response(space, finished);
+      const Finished finished{session.generated, {}, epoch.value_or(namespace_.counters.newest_epoch)};
+      saw_response(namespace_, finished);
       const auto later = [&](const Finished& r) { return r.epoch > finished.epoch; };
       problem.waiting.insert(std::ranges::find_if(problem.waiting, later), finished);
       if (session.seed) problem.seeded.push_back({{*session.seed, session.prompt.size()}, finished.epoch});
     }
-    CHECK_THROWS(UnknownSession, engine_.close(id));
+    MODEL_CHECK_THROWS(UnknownSession, engine_.close(id));
     if (problem.sessions.empty() && !problem.waiting.empty()) {
-      add_segment(space, problem, std::exchange(problem.waiting, {}));
+      add_segment(namespace_, problem, std::exchange(problem.waiting, {}));
     }
-    if (space.emptied && problem.sessions.empty()) {
-      space.problems.erase(session.key);
-      if (space.problems.empty()) spaces_.erase(session.space);
+    if (namespace_.emptied && problem.sessions.empty()) {
+      namespace_.problems.erase(session.key);
+      if (namespace_.problems.empty()) namespaces_.erase(session.namespace_);
     }
   }
 
   void drop() {
     const std::size_t which = bytes_.below(2);
-    Space& space = spaces_[which];
+    NamespaceModel& namespace_ = namespaces_[which];
     std::uint64_t held = 0;
-    for (const auto& [key, problem] : space.problems) held += problem.history().size();
+    for (const auto& [key, problem] : namespace_.problems) held += problem.history().size();
     const std::uint64_t dropped = engine_.drop_namespace(name_of(which));
-    if (limits_.ample) CHECK_EQ(dropped, held);
-    space.dropped += dropped;
-    std::erase_if(space.problems, [](const auto& entry) { return entry.second.sessions.empty(); });
-    for (auto& [key, problem] : space.problems) {
+    if (limits_.ample) MODEL_CHECK_EQ(dropped, held);
+    namespace_.dropped += dropped;
+    std::erase_if(namespace_.problems, [](const auto& entry) { return entry.second.sessions.empty(); });
+    for (auto& [key, problem] : namespace_.problems) {
       problem.segments.clear();
       problem.waiting.clear();
       problem.seeded.clear();
     }
-    space.latest_lengths.clear();
-    space.counters.newest_epoch = 0;
-    space.tokens.clear();
+    namespace_.latest_lengths.clear();
+    namespace_.counters.newest_epoch = 0;
+    namespace_.tokens.clear();
     for (const auto& [id, session] : sessions_) {
-      if (session.space != which) continue;
+      if (session.namespace_ != which) continue;
       see(which, session.prompt);
       see(which, session.generated);
     }
-    space.emptied = true;
-    if (space.problems.empty()) spaces_.erase(which);
+    namespace_.emptied = true;
+    if (namespace_.problems.empty()) namespaces_.erase(which);
   }
 
   // Whatever is wrong is refused, and changes nothing.
   void nonsense() {
     const Chosen c = choose();
-    const std::string name = name_of(c.space);
+    const std::string name = name_of(c.namespace_);
     std::vector<SessionId> ids;
     for (const auto& [id, session] : sessions_) ids.push_back(id);
-    std::vector<Token> tokens(ids.empty() ? 0 : ids.size() + 2, first_token(c.space));
+    std::vector<Token> tokens(ids.empty() ? 0 : ids.size() + 2, first_token(c.namespace_));
     std::vector<std::int64_t> offsets, positions(ids.size(), 0);
     for (std::size_t b = 0; b <= ids.size(); ++b) offsets.push_back(static_cast<std::int64_t>(b));
     offsets.back() = static_cast<std::int64_t>(tokens.size());
     const auto refused = [&] {
-      CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
+      MODEL_CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     };
     const auto before = snapshot();
     const std::size_t what = bytes_.below(10);
@@ -398,7 +398,7 @@ class EngineModel {
       ids.push_back(999999999);
       offsets.push_back(offsets.back());
       positions.clear();
-      CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
+      MODEL_CHECK_THROWS(UnknownSession, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     } else if (what == 1 && !ids.empty()) {
       ids.push_back(ids.front());
       offsets.push_back(offsets.back());
@@ -420,35 +420,35 @@ class EngineModel {
       offsets.pop_back();
       refused();
     } else if (what == 7) {
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}, result_));
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}, result_));
-      CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}, result_));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}, result_));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}, result_));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}, result_));
     } else if (what == 8) {
-      const std::vector<Token> bad = {first_token(c.space), INT32_MIN};
+      const std::vector<Token> bad = {first_token(c.namespace_), INT32_MIN};
       const std::vector<std::uint8_t> mask = {1};
       const std::vector<ResponseView> views = {{{}, c.prompt, {}, 9}, {{}, bad, {}, 9}};
       const std::vector<ResponseView> masked = {{{}, c.prompt, {}, 9}, {{}, tokens, mask, 9}};
-      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, views, c.id));
-      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, masked, c.id));
-      CHECK_THROWS(std::invalid_argument, engine_.ingest(name, {}, views));
-      CHECK_THROWS(std::invalid_argument, engine_.ingest("", c.prompt, views));
-      CHECK_THROWS(std::invalid_argument, engine_.open(name, bad));
-      CHECK_THROWS(std::invalid_argument, engine_.open(name, c.prompt, c.id, bad));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, views, c.id));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest(name, c.prompt, masked, c.id));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest(name, {}, views));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.ingest("", c.prompt, views));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.open(name, bad));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.open(name, c.prompt, c.id, bad));
     } else {
-      CHECK_THROWS(UnknownSession, engine_.close(0));
-      CHECK_THROWS(UnknownSession, engine_.generated(-5));
+      MODEL_CHECK_THROWS(UnknownSession, engine_.close(0));
+      MODEL_CHECK_THROWS(UnknownSession, engine_.generated(-5));
       const std::vector<double> quantiles = {0.5, 1.5};
-      CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
+      MODEL_CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
       engine_.newest_epoch("nobody's");
       engine_.history("nobody's", c.prompt);
     }
-    CHECK(snapshot() == before);
+    MODEL_CHECK(snapshot() == before);
   }
 
   void ask() {
     const Chosen c = choose();
-    const Problem* problem = find(c.space, c.key);
-    const std::vector<Response> history = engine_.history(name_of(c.space), c.prompt, c.id);
+    const Problem* problem = find(c.namespace_, c.key);
+    const std::vector<Response> history = engine_.history(name_of(c.namespace_), c.prompt, c.id);
     std::vector<std::int64_t> lengths;
     const auto threshold = static_cast<std::int64_t>(bytes_.below(60));
     for (const Response& r : history) {
@@ -456,50 +456,51 @@ class EngineModel {
         lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
       }
     }
-    if (lengths.empty() && spaces_.contains(c.space)) {
-      for (std::int64_t length : spaces_[c.space].latest_lengths) {
+    if (lengths.empty() && namespaces_.contains(c.namespace_)) {
+      for (std::int64_t length : namespaces_[c.namespace_].latest_lengths) {
         if (length > threshold) lengths.push_back(length);
       }
     }
     if (limits_.ample) {
       const std::vector<Finished> expected = problem ? problem->history() : std::vector<Finished>();
-      CHECK_EQ(history.size(), expected.size());
+      MODEL_CHECK_EQ(history.size(), expected.size());
       for (std::size_t i = 0; i < history.size(); ++i) {
-        CHECK_EQ(history[i].tokens, expected[i].tokens);
-        CHECK_EQ(history[i].epoch, expected[i].epoch);
+        MODEL_CHECK_EQ(history[i].tokens, expected[i].tokens);
+        MODEL_CHECK_EQ(history[i].epoch, expected[i].epoch);
         const auto& mask = expected[i].mask;
         const bool all = std::ranges::all_of(mask, [](std::uint8_t m) { return m != 0; });
-        CHECK_EQ(history[i].generated, all ? std::vector<std::uint8_t>() : mask);
+        MODEL_CHECK_EQ(history[i].generated, all ? std::vector<std::uint8_t>() : mask);
       }
     }
     const std::vector<double> quantiles = {0, 0.3, 0.5, 1};
-    const LengthPrediction prediction = engine_.predict_length(name_of(c.space), c.prompt, threshold, quantiles, c.id);
-    CHECK_EQ(prediction.observations, lengths.size());
-    CHECK_EQ(prediction.lengths.size(), lengths.empty() ? 0 : quantiles.size());
+    const LengthPrediction prediction =
+        engine_.predict_length(name_of(c.namespace_), c.prompt, threshold, quantiles, c.id);
+    MODEL_CHECK_EQ(prediction.observations, lengths.size());
+    MODEL_CHECK_EQ(prediction.lengths.size(), lengths.empty() ? 0 : quantiles.size());
     std::ranges::sort(lengths);
     for (std::size_t q = 0; q < prediction.lengths.size(); ++q) {
       const double rank = quantiles[q] * static_cast<double>(lengths.size() - 1);
       const auto low = static_cast<double>(lengths[static_cast<std::size_t>(std::floor(rank))]);
       const auto high = static_cast<double>(lengths[static_cast<std::size_t>(std::ceil(rank))]);
-      CHECK(std::abs(prediction.lengths[q] - (low + (high - low) * (rank - std::floor(rank)))) < 1e-9);
+      MODEL_CHECK(std::abs(prediction.lengths[q] - (low + (high - low) * (rank - std::floor(rank)))) < 1e-9);
     }
   }
 
   // --- The model's own housekeeping ---
 
-  const Problem* find(std::size_t space, const Key& key) const {
-    const auto s = spaces_.find(space);
-    if (s == spaces_.end()) return nullptr;
+  const Problem* find(std::size_t namespace_, const Key& key) const {
+    const auto s = namespaces_.find(namespace_);
+    if (s == namespaces_.end()) return nullptr;
     const auto p = s->second.problems.find(key);
     return p == s->second.problems.end() ? nullptr : &p->second;
   }
 
-  static void saw_response(Space& space, const Finished& r) {
-    ++space.added;
-    space.emptied = false;
-    space.latest_lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
-    if (space.latest_lengths.size() > 256) space.latest_lengths.pop_front();
-    space.counters.newest_epoch = std::max(space.counters.newest_epoch, r.epoch);
+  static void saw_response(NamespaceModel& namespace_, const Finished& r) {
+    ++namespace_.added;
+    namespace_.emptied = false;
+    namespace_.latest_lengths.push_back(static_cast<std::int64_t>(r.tokens.size()));
+    if (namespace_.latest_lengths.size() > 256) namespace_.latest_lengths.pop_front();
+    namespace_.counters.newest_epoch = std::max(namespace_.counters.newest_epoch, r.epoch);
   }
 
   static std::size_t tokens_of(const std::vector<Finished>& segment) {
@@ -508,7 +509,7 @@ class EngineModel {
     return n;
   }
 
-  void add_segment(Space& space, Problem& problem, std::vector<Finished> fresh) const {
+  void add_segment(NamespaceModel& namespace_, Problem& problem, std::vector<Finished> fresh) const {
     auto& segments = problem.segments;
     segments.push_back(std::move(fresh));
     std::set<std::int64_t> epochs;
@@ -519,7 +520,7 @@ class EngineModel {
     const auto old = [&](const Finished& r) { return r.epoch < *epochs.begin(); };
     std::erase_if(segments, [&](const auto& segment) {
       if (!std::ranges::all_of(segment, old)) return false;
-      space.counters.evicted_responses += segment.size();
+      namespace_.counters.evicted_responses += segment.size();
       return true;
     });
     const MergePolicy policy;
@@ -536,7 +537,7 @@ class EngineModel {
         into.insert(into.end(), segments[first + 1].begin(), segments[first + 1].end());
         segments.erase(segments.begin() + static_cast<std::ptrdiff_t>(first) + 1);
       }
-      if (merged) space.counters.evicted_responses += std::erase_if(segments[first], old);
+      if (merged) namespace_.counters.evicted_responses += std::erase_if(segments[first], old);
     }
   }
 
@@ -572,44 +573,44 @@ class EngineModel {
     for (const auto& [id, session] : sessions_) {
       ids.push_back(id);
       lengths.push_back(static_cast<std::int64_t>(session.generated.size()));
-      CHECK_EQ(engine_.generated(id), session.generated);
+      MODEL_CHECK_EQ(engine_.generated(id), session.generated);
     }
-    CHECK_EQ(engine_.lengths(ids), lengths);
+    MODEL_CHECK_EQ(engine_.lengths(ids), lengths);
     const auto stats = engine_.stats();
     std::uint64_t history = 0;
     for (const auto& [name, held] : stats) history += held.history_responses;
-    for (const auto& [which, space] : spaces_) {
+    for (const auto& [which, namespace_] : namespaces_) {
       const NamespaceStats& held = stats.at(name_of(which));
-      CHECK_EQ(engine_.newest_epoch(name_of(which)), space.counters.newest_epoch);
-      CHECK_EQ(held.history_responses + held.evicted_responses + space.dropped, space.added);
+      MODEL_CHECK_EQ(engine_.newest_epoch(name_of(which)), namespace_.counters.newest_epoch);
+      MODEL_CHECK_EQ(held.history_responses + held.evicted_responses + namespace_.dropped, namespace_.added);
       SourceStats all;
       for (const SourceStats& source : held.sources) {
-        CHECK(source.accepted_tokens <= source.draft_tokens);
+        MODEL_CHECK(source.accepted_tokens <= source.draft_tokens);
         all.draft_tokens += source.draft_tokens;
         all.accepted_tokens += source.accepted_tokens;
       }
-      CHECK_EQ(all.draft_tokens, held.draft_tokens);
-      CHECK_EQ(all.accepted_tokens, held.accepted_tokens);
+      MODEL_CHECK_EQ(all.draft_tokens, held.draft_tokens);
+      MODEL_CHECK_EQ(all.accepted_tokens, held.accepted_tokens);
       if (!limits_.ample) continue;
-      NamespaceStats expected = space.counters;
-      expected.problems = space.problems.size();
-      for (const auto& [key, problem] : space.problems) {
+      NamespaceStats expected = namespace_.counters;
+      expected.problems = namespace_.problems.size();
+      for (const auto& [key, problem] : namespace_.problems) {
         expected.sessions += problem.sessions.size();
         for (const Finished& r : problem.history()) {
           ++expected.history_responses;
           expected.history_tokens += r.tokens.size();
         }
       }
-      CHECK_EQ(numbers(held), numbers(expected));
+      MODEL_CHECK_EQ(numbers(held), numbers(expected));
     }
-    if (limits_.ample) CHECK_EQ(stats.size(), spaces_.size());
-    if (!limits_.ample) CHECK(engine_.memory_bytes() <= limits_.options.memory_bytes || history == 0);
+    if (limits_.ample) MODEL_CHECK_EQ(stats.size(), namespaces_.size());
+    if (!limits_.ample) MODEL_CHECK(engine_.memory_bytes() <= limits_.options.memory_bytes || history == 0);
   }
 
   Bytes& bytes_;
   const Limits limits_;
   Engine engine_;
-  std::map<std::size_t, Space> spaces_;
+  std::map<std::size_t, NamespaceModel> namespaces_;
   std::map<SessionId, Session> sessions_;
   StepResult result_;
   std::uint64_t digest_ = 1;

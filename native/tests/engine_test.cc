@@ -5,9 +5,9 @@
 #include <numeric>
 #include <thread>
 
-#include "check.h"
 #include "registry/problem.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -46,7 +46,7 @@ std::uint64_t sum(const Engine& engine, std::uint64_t NamespaceStats::* field) {
 
 }  // namespace
 
-TEST(drafts_what_a_response_said) {
+TEST_CASE("A session drafts what an earlier response said") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   std::vector<Token> response;
@@ -62,7 +62,7 @@ TEST(drafts_what_a_response_said) {
   CHECK(later.tokens.size() <= 16);
 }
 
-TEST(drafts_what_a_sibling_says) {
+TEST_CASE("A session drafts what its sibling says, not what another namespace says") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   const SessionId a = engine.open("run", prompt), b = engine.open("run", prompt);
@@ -74,7 +74,7 @@ TEST(drafts_what_a_sibling_says) {
   CHECK(step(engine, stranger, {100, 101, 102}, 4, 0).tokens.empty());
 }
 
-TEST(a_step_sent_again_changes_nothing) {
+TEST_CASE("A step that is sent again changes nothing") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3}, tokens = {4, 5, 6, 4, 5, 6, 4};
   const std::vector<SessionId> ids = {engine.open("run", prompt)};
@@ -90,7 +90,7 @@ TEST(a_step_sent_again_changes_nothing) {
   CHECK_EQ(engine.generated(ids[0]), tokens);
 }
 
-TEST(prompts_of_one_hash_are_two_problems) {
+TEST_CASE("Two prompts with the same hash are two problems") {
   // Found by a search for two beginnings whose hash states differ in their lowest 31 bits only.
   const std::vector<Token> a = {1165, 835, 5};
   const std::vector<Token> b = {1215, 0, 2000175795};
@@ -105,7 +105,7 @@ TEST(prompts_of_one_hash_are_two_problems) {
   CHECK_EQ(sum(engine, &NamespaceStats::problems), 2u);
 }
 
-TEST(an_id_is_not_a_prompt) {
+TEST_CASE("An id names its problem whatever the prompt") {
   Engine engine;
   const std::vector<Token> one = {1}, two = {2};
   engine.ingest("run", one, views_of({{5, 6}}), "id");
@@ -113,7 +113,7 @@ TEST(an_id_is_not_a_prompt) {
   CHECK_EQ(engine.history("run", one).size(), 0u);
 }
 
-TEST(a_small_budget_is_kept_and_sessions_survive) {
+TEST_CASE("The engine keeps a small budget, and its sessions survive") {
   Engine engine({.memory_bytes = 3 << 20, .namespace_tokens = 1 << 14});
   Random random(1);
   const std::vector<Token> mine = {1, 2, 3};
@@ -136,7 +136,7 @@ TEST(a_small_budget_is_kept_and_sessions_survive) {
   engine.check_integrity();
 }
 
-TEST(a_budget_for_nothing_still_runs) {
+TEST_CASE("An engine whose budget holds nothing still runs") {
   Engine engine({.memory_bytes = 1, .history_epochs = 1, .namespace_tokens = 0});
   const std::vector<Token> prompt = {1, 2};
   for (int i = 0; i < 20; ++i) {
@@ -151,7 +151,7 @@ TEST(a_budget_for_nothing_still_runs) {
   CHECK_EQ(sum(engine, &NamespaceStats::evicted_responses), 40u);
 }
 
-TEST(without_a_namespace_index_nothing_waits_for_it) {
+TEST_CASE("Without a namespace index, no text is kept for one") {
   Engine engine({.history_epochs = 1, .namespace_tokens = 0});
   const std::vector<Token> prompt = {1, 2};
   Random random(1);
@@ -161,7 +161,7 @@ TEST(without_a_namespace_index_nothing_waits_for_it) {
   CHECK(engine.memory_bytes() < 2 * once);
 }
 
-TEST(a_dropped_namespace_is_forgotten) {
+TEST_CASE("A dropped namespace is forgotten, and its sessions go on") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   std::vector<Token> secret;
@@ -183,7 +183,7 @@ TEST(a_dropped_namespace_is_forgotten) {
   engine.check_integrity();
 }
 
-TEST(dropping_while_sessions_run_and_the_builder_works) {
+TEST_CASE("A namespace can be dropped while sessions run and segments are built") {
   Engine engine;
   Random random(3);
   for (int round = 0; round < 40; ++round) {
@@ -203,8 +203,8 @@ TEST(dropping_while_sessions_run_and_the_builder_works) {
   }
 }
 
-// What waits for the builder may be forgotten before its turn, while a new session keeps the live text.
-TEST(dropping_before_the_builder_comes) {
+// Meanwhile a new session keeps the live text.
+TEST_CASE("A drop forgets responses that still wait for the builder") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   SessionId session = engine.open("run", prompt);
@@ -220,10 +220,10 @@ TEST(dropping_before_the_builder_comes) {
   engine.check_integrity();
 }
 
-// An ingest that meets a drop is before it or after it: what it added is held, or was counted as dropped.
-TEST(ingest_against_drop) {
+// So each response that was added is held, or was counted as dropped.
+TEST_CASE("An ingest beside a drop comes before it or after it") {
   for (int round = 0; round < 12; ++round) {
-    check::subject = "round " + std::to_string(round);
+    CAPTURE(round);
     Engine engine;
     std::atomic<std::uint64_t> added{0}, dropped{0};
     std::vector<std::thread> threads;
@@ -245,7 +245,7 @@ TEST(ingest_against_drop) {
   }
 }
 
-TEST(long_groups_are_built_while_they_run) {
+TEST_CASE("Responses of a long group become segments while it runs") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   Random random(4);
@@ -263,7 +263,7 @@ TEST(long_groups_are_built_while_they_run) {
   engine.check_integrity();
 }
 
-TEST(closing_the_engine_in_the_middle_of_everything) {
+TEST_CASE("An engine can be destroyed while sessions run and segments are built") {
   for (int round = 0; round < 20; ++round) {
     Engine engine;
     Random random(static_cast<std::uint64_t>(round));
@@ -275,17 +275,17 @@ TEST(closing_the_engine_in_the_middle_of_everything) {
   }
 }
 
-TEST(options_that_make_no_sense) {
-  CHECK_THROWS(std::invalid_argument, Engine({.memory_bytes = 0}));
-  CHECK_THROWS(std::invalid_argument, Engine({.history_epochs = 0}));
-  CHECK_THROWS(std::invalid_argument, Engine({.threads = 0}));
-  CHECK_THROWS(std::invalid_argument, Engine({.threads = -1}));
-  CHECK_THROWS(std::invalid_argument, Engine({.threads = kMaxThreads + 1}));
+TEST_CASE("Options out of range are rejected") {
+  CHECK_THROWS_AS(Engine({.memory_bytes = 0}), std::invalid_argument);
+  CHECK_THROWS_AS(Engine({.history_epochs = 0}), std::invalid_argument);
+  CHECK_THROWS_AS(Engine({.threads = 0}), std::invalid_argument);
+  CHECK_THROWS_AS(Engine({.threads = -1}), std::invalid_argument);
+  CHECK_THROWS_AS(Engine({.threads = kMaxThreads + 1}), std::invalid_argument);
   Engine engine({.threads = kMaxThreads});
   CHECK(step(engine, engine.open("run", std::vector<Token>{1}), {}).tokens.empty());
 }
 
-TEST(namespaces_come_and_go_and_the_books_are_right) {
+TEST_CASE("Namespaces come and go, and no bytes stay booked") {
   Engine engine({.memory_bytes = 1 << 22});
   Random random(3);
   for (int round = 0; round < 3; ++round) {
@@ -306,12 +306,12 @@ TEST(namespaces_come_and_go_and_the_books_are_right) {
   CHECK_EQ(engine.memory_bytes(), 0);
 }
 
-TEST(a_result_is_overwritten) {
+TEST_CASE("A step overwrites its result") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   ingest(engine, "run", prompt, {{4, 5, 6, 7, 8, 9}});
   const std::vector<SessionId> ids = {engine.open("run", prompt), engine.open("run", prompt)};
-  const std::vector<std::int64_t> offsets = {0, 0, 0}, nobody = {0};
+  const std::vector<std::int64_t> offsets = {0, 0, 0}, none = {0};
   StepResult first, again;
   engine.step({ids, {}, offsets, {}, 8, 0.0f}, first);
   CHECK(!first.tokens.empty());
@@ -322,9 +322,10 @@ TEST(a_result_is_overwritten) {
   CHECK_EQ(again.tokens, first.tokens);
   CHECK_EQ(again.offsets, first.offsets);
   CHECK_EQ(again.probabilities, first.probabilities);
-  engine.step({{}, {}, nobody, {}, 8, 0.0f}, again);
-  CHECK_EQ(again.offsets, nobody);
-  CHECK(again.tokens.empty() && again.probabilities.empty());
+  engine.step({{}, {}, none, {}, 8, 0.0f}, again);
+  CHECK_EQ(again.offsets, none);
+  CHECK(again.tokens.empty());
+  CHECK(again.probabilities.empty());
 }
 
 std::uint64_t turns(const Engine& engine) {
@@ -332,8 +333,7 @@ std::uint64_t turns(const Engine& engine) {
   return std::accumulate(times.counts.begin(), times.counts.end(), std::uint64_t{0});
 }
 
-// Long prompts, long texts and drops give the lock back after every slice of their work.
-TEST(others_have_their_turn_during_long_calls) {
+TEST_CASE("Long calls release the lock after each slice of work") {
   const auto turns_during = [](Engine& engine, auto call) {
     const std::uint64_t before = turns(engine);
     call();
@@ -352,8 +352,7 @@ TEST(others_have_their_turn_during_long_calls) {
   engine.check_integrity();
 }
 
-// What is committed while a namespace is dropped stays or goes, but is never half there.
-TEST(a_drop_beside_everything_else) {
+TEST_CASE("Responses that are committed during a drop stay or go, never half") {
   Engine engine({.namespace_tokens = 1 << 12});
   for (Token p = 0; p < 3000; ++p) ingest(engine, "run", {p}, {{1, 2, 3}});
   std::atomic<bool> over = false;
@@ -381,7 +380,7 @@ TEST(a_drop_beside_everything_else) {
   CHECK_EQ(engine.memory_bytes(), Engine().memory_bytes());
 }
 
-TEST(who_commits_faster_than_segments_are_built_is_told_to_wait) {
+TEST_CASE("Committing faster than segments are built makes the engine congested, within its budget") {
   constexpr std::size_t kBudget = 32 << 20;
   Engine engine({.memory_bytes = kBudget, .history_epochs = 1, .namespace_tokens = 0});
   Random random(3);
@@ -403,7 +402,7 @@ TEST(who_commits_faster_than_segments_are_built_is_told_to_wait) {
   engine.check_integrity();
 }
 
-TEST(what_is_forgotten_while_its_group_runs_gives_its_memory_back) {
+TEST_CASE("A dropped session returns its memory while its group runs") {
   Engine engine({.namespace_tokens = 0});
   Random random(4);
   const std::vector<Token> prompt = {1, 2};
@@ -421,7 +420,7 @@ TEST(what_is_forgotten_while_its_group_runs_gives_its_memory_back) {
   engine.check_integrity();
 }
 
-TEST(lock_times_are_counted) {
+TEST_CASE("The engine counts how long its lock is held") {
   Engine engine;
   const LockTimes before = engine.lock_times();
   const std::uint64_t turns_before = turns(engine);
@@ -431,5 +430,3 @@ TEST(lock_times_are_counted) {
   CHECK(after.seconds >= before.seconds);
   CHECK(after.longest > 0);
 }
-
-int main() { return check::main(); }

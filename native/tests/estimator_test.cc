@@ -1,8 +1,8 @@
 // What holds for any estimator, however its features are chosen.
 #include "draft/estimator.h"
 
-#include "check.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -16,26 +16,26 @@ Evidence random_evidence(Random& random) {
   const std::size_t alphabet = random.between(1, 30);
   for (std::size_t n = random.below(60); n > 0; --n) {
     const auto name = random.one_in(6) ? Evidence::kNoToken : evidence.name(static_cast<Token>(random.below(alphabet)));
-    const auto shared = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
-    const float vote = Evidence::vote(shared, static_cast<int>(random.below(8)));
+    const auto length = static_cast<std::uint8_t>(random.between(1, kMaxOrder));
+    const float vote = Evidence::vote(length, static_cast<int>(random.below(8)));
     const auto source = static_cast<Source>(random.below(kSourceCount));
-    evidence.match(source, shared);
-    evidence.hear(name, Witness(shared, source), vote);
+    evidence.note_match_length(source, length);
+    evidence.add_match(name, Match(length, source), vote);
   }
-  evidence.elect(0.1f);
+  evidence.pick_candidates(0.1f);
   return evidence;
 }
 
-// `agree` witnesses of the history say one token, `differ` another.
-Evidence history(int agree, int differ, std::uint8_t shared) {
+// The history has `agree` matches for one token, and `differ` for another.
+Evidence history(int agree, int differ, std::uint8_t length) {
   Evidence evidence;
-  evidence.match(kHistory, shared);
-  const auto say = [&](Token token, int nearness) {
-    evidence.hear(evidence.name(token), Witness(shared, kHistory), Evidence::vote(shared, nearness));
+  evidence.note_match_length(kHistory, length);
+  const auto add = [&](Token token, int nearness) {
+    evidence.add_match(evidence.name(token), Match(length, kHistory), Evidence::vote(length, nearness));
   };
-  for (int i = 0; i < agree; ++i) say(1, i);
-  for (int i = 0; i < differ; ++i) say(2, i);
-  evidence.elect(0.0f);
+  for (int i = 0; i < agree; ++i) add(1, i);
+  for (int i = 0; i < differ; ++i) add(2, i);
+  evidence.pick_candidates(0.0f);
   return evidence;
 }
 
@@ -53,9 +53,9 @@ float first(const Estimator& estimator, const Estimator::Features& features) {
 
 }  // namespace
 
-TEST(a_probability_for_each_candidate) {
+TEST_CASE("Each candidate gets a probability, the same every time") {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const Evidence evidence = random_evidence(random);
     Estimator estimator;
@@ -68,7 +68,8 @@ TEST(a_probability_for_each_candidate) {
           estimator.estimate(features, p);
           estimator.estimate(described(evidence, previous, run), again);
           for (int c = 0; c < features.size; ++c) {
-            CHECK(p[c] > 0 && p[c] < 1);
+            CHECK(p[c] > 0);
+            CHECK(p[c] < 1);
             CHECK_EQ(p[c], again[c]);
             if (taught) estimator.learn(features, c, p[c], random.one_in(2));
           }
@@ -78,16 +79,16 @@ TEST(a_probability_for_each_candidate) {
   }
 }
 
-TEST(agreement_is_worth_more_than_dissent) {
+TEST_CASE("A token on which all matches agree is more probable") {
   const Estimator estimator;
-  for (std::uint8_t shared : {2, 4, 12, 32}) {
-    CHECK(first(estimator, described(history(8, 0, shared))) > first(estimator, described(history(5, 3, shared))));
+  for (std::uint8_t length : {2, 4, 12, 32}) {
+    CHECK(first(estimator, described(history(8, 0, length))) > first(estimator, described(history(5, 3, length))));
   }
 }
 
-TEST(learning_moves_towards_what_came) {
+TEST_CASE("Learning moves a probability towards what came, and reset() forgets it") {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const Evidence evidence = random_evidence(random);
     const Estimator::Features features = described(evidence);
@@ -97,14 +98,14 @@ TEST(learning_moves_towards_what_came) {
       const float before = first(estimator, features);
       for (int i = 0; i < 3000; ++i) estimator.learn(features, 0, first(estimator, features), right);
       const float after = first(estimator, features);
-      CHECK(right ? after > std::max(before, 0.9f) : after < std::min(before, 0.1f));
+      CHECK((right ? after > std::max(before, 0.9f) : after < std::min(before, 0.1f)));
       estimator.reset();
       CHECK_EQ(first(estimator, features), before);
     }
   }
 }
 
-TEST(nothing_is_held_before_anything_was_learned) {
+TEST_CASE("An estimator holds no memory before it learns") {
   const Estimator::Features features = described(history(3, 1, 5));
   Estimator estimator;
   CHECK_EQ(estimator.bytes(), 0u);
@@ -118,8 +119,7 @@ TEST(nothing_is_held_before_anything_was_learned) {
   CHECK_EQ(estimator.bytes(), 0u);
 }
 
-// Where drafts are accepted, a step yields more; where they cost more, they have to.
-TEST(speed_up_follows_what_steps_yield) {
+TEST_CASE("The speed-up grows with accepted tokens, and shrinks with the cost") {
   Estimator good, bad;
   for (int i = 0; i < 5000; ++i) {
     good.saw_step(5, 5);
@@ -132,5 +132,3 @@ TEST(speed_up_follows_what_steps_yield) {
     CHECK(good.speed_up(cost, 4) >= good.speed_up(cost + 0.1f, 4));
   }
 }
-
-int main() { return check::main(); }

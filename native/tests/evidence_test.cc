@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "check.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -16,40 +16,40 @@ constexpr Token kNothing = -1;                      // a response ended, the tex
 // The same as plain lists. Votes are integers over powers of two, so that sums are exact.
 class Model {
  public:
-  struct Said {
+  struct Added {
     Token token;
-    Witness witness;
+    Match match;
     float vote;
     float aligned;
   };
 
-  void hear(Said said) {
-    if (said.token != kNothing && std::ranges::find(named, said.token) == named.end()) {
+  void add_match(Added entry) {
+    if (entry.token != kNothing && std::ranges::find(named, entry.token) == named.end()) {
       if (named.size() < kNamed) {
-        named.push_back(said.token);
+        named.push_back(entry.token);
       } else {
-        said.token = kNothing;
+        entry.token = kNothing;
       }
     }
-    heard.push_back(said);
+    added.push_back(entry);
   }
 
   Tally tally(Token token) const {
     Tally out{.token = token};
-    for (const Said& said : heard) {
-      if (said.token != token) continue;
-      out.votes[said.witness.source()] += said.vote;
-      out.aligned += said.aligned;
+    for (const Added& entry : added) {
+      if (entry.token != token) continue;
+      out.votes[entry.match.source()] += entry.vote;
+      out.aligned += entry.aligned;
       ++out.count;
-      if (said.witness.shared() > out.best.shared()) out.best = said.witness;  // the first of the best
+      if (entry.match.length() > out.best.length()) out.best = entry.match;  // the first of the best
     }
-    for (const Said& said : heard) {
-      out.at_level += said.token == token && kLevelOf[said.witness.shared()] == out.level();
+    for (const Added& entry : added) {
+      out.at_level += entry.token == token && kLevelOf[entry.match.length()] == out.level();
     }
     return out;
   }
 
-  std::vector<Token> elected(float share) const {
+  std::vector<Token> picked(float share) const {
     std::vector<std::pair<float, Token>> votes;
     for (Token token : named) votes.emplace_back(tally(token).all(), token);
     std::ranges::stable_sort(votes, [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -61,11 +61,11 @@ class Model {
   }
 
   std::vector<Token> named;
-  std::vector<Said> heard;
+  std::vector<Added> added;
 };
 
-std::vector<Token> elected(Evidence& evidence, float share) {
-  evidence.elect(share);
+std::vector<Token> picked(Evidence& evidence, float share) {
+  evidence.pick_candidates(share);
   std::vector<Token> out;
   for (Evidence::Name name : evidence.candidates()) out.push_back(evidence[name].token);
   return out;
@@ -81,21 +81,21 @@ void check_same(Evidence& evidence, const Model& model, float share) {
     CHECK_EQ(tally.aligned, expected.aligned);
     CHECK_EQ(tally.count, expected.count);
     CHECK_EQ(tally.at_level, expected.at_level);
-    CHECK_EQ(tally.best.shared(), expected.best.shared());
+    CHECK_EQ(tally.best.length(), expected.best.length());
     CHECK_EQ(tally.best.source(), expected.best.source());
-    CHECK_EQ(tally.best.where(), expected.best.where());
+    CHECK_EQ(tally.best.epoch_id(), expected.best.epoch_id());
   });
   std::vector<Token> expected = model.named;
   expected.push_back(kNothing);
   CHECK_EQ(tokens, expected);
-  CHECK_EQ(elected(evidence, share), model.elected(share));
+  CHECK_EQ(picked(evidence, share), model.picked(share));
 }
 
 }  // namespace
 
-TEST(against_plain_lists) {
+TEST_CASE("Evidence agrees with a model of plain lists") {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Evidence evidence;
     Model model;
@@ -103,36 +103,36 @@ TEST(against_plain_lists) {
     constexpr float kShares[] = {0.0f, 0.125f, 0.5f, 1.0f};
     for (std::size_t n = random.below(60); n > 0; --n) {
       const Token token = random.one_in(8) ? kNothing : static_cast<Token>(random.below(alphabet) * 1000);
-      const Witness witness(static_cast<std::uint8_t>(random.between(1, kMaxOrder)),
-                            static_cast<Source>(random.below(kSourceCount)),
-                            static_cast<std::uint16_t>(random.below(UINT16_MAX + 1)));
+      const Match match(static_cast<std::uint8_t>(random.between(1, kMaxOrder)),
+                        static_cast<Source>(random.below(kSourceCount)),
+                        static_cast<std::uint16_t>(random.below(UINT16_MAX + 1)));
       const float vote = static_cast<float>(random.below(1000)) / 8,
                   aligned = static_cast<float>(random.below(100)) / 4;
-      evidence.hear(token == kNothing ? Evidence::kNoToken : evidence.name(token), witness, vote, aligned);
-      model.hear({token, witness, vote, aligned});
-      if (random.one_in(20)) check_same(evidence, model, kShares[random.below(4)]);  // an election can be repeated
+      evidence.add_match(token == kNothing ? Evidence::kNoToken : evidence.name(token), match, vote, aligned);
+      model.add_match({token, match, vote, aligned});
+      if (random.one_in(20)) check_same(evidence, model, kShares[random.below(4)]);  // candidates can be picked again
     }
     check_same(evidence, model, kShares[random.below(4)]);
   }
 }
 
-TEST(what_a_source_knows_is_what_its_best_witness_shares) {
+TEST_CASE("The level of a source is that of its longest match") {
   Evidence evidence;
-  for (std::uint8_t shared : {3, 9, 5}) evidence.match(kOwn, shared);
-  CHECK_EQ(evidence.matched(kOwn), kLevelOf[9]);
-  CHECK_EQ(evidence.matched(kHistory), 0);
+  for (std::uint8_t length : {3, 9, 5}) evidence.note_match_length(kOwn, length);
+  CHECK_EQ(evidence.longest_level(kOwn), kLevelOf[9]);
+  CHECK_EQ(evidence.longest_level(kHistory), 0);
 }
 
-TEST(levels_ascend_to_the_largest_order) {
+TEST_CASE("Levels ascend up to the longest match length") {
   CHECK_EQ(kLevelOf[0], 0);
-  for (int shared = 1; shared <= kMaxOrder; ++shared) {
-    CHECK(kLevelOf[shared] >= kLevelOf[shared - 1]);
-    CHECK(kLevelOf[shared] < kLevels);
+  for (int length = 1; length <= kMaxOrder; ++length) {
+    CHECK(kLevelOf[length] >= kLevelOf[length - 1]);
+    CHECK(kLevelOf[length] < kLevels);
   }
   CHECK_EQ(kLevelOf[kMaxOrder], kLevels - 1);
 }
 
-TEST(who_shares_more_says_more_and_who_is_nearer) {
+TEST_CASE("Longer and nearer matches have larger votes") {
   for (int nearness = 0; nearness < 15; ++nearness) {
     CHECK(Evidence::vote(5, nearness) > Evidence::vote(5, nearness + 1));
     CHECK(Evidence::vote(6, nearness) > Evidence::vote(5, nearness));
@@ -144,25 +144,23 @@ TEST(who_shares_more_says_more_and_who_is_nearer) {
   }
 }
 
-TEST(nobody_says_anything) {
+TEST_CASE("Without a token there are no candidates") {
   Evidence evidence;
-  CHECK(elected(evidence, 0.1f).empty());
+  CHECK(picked(evidence, 0.1f).empty());
   CHECK(!evidence.unanimous());
-  for (int i = 0; i < 8; ++i) evidence.hear(Evidence::kNoToken, Witness(32, kHistory), 100);
-  CHECK(elected(evidence, 0.0f).empty());
+  for (int i = 0; i < 8; ++i) evidence.add_match(Evidence::kNoToken, Match(32, kHistory), 100);
+  CHECK(picked(evidence, 0.0f).empty());
   CHECK(!evidence.unanimous());
   CHECK_EQ(evidence[Evidence::kNoToken].count, 8);
 }
 
-TEST(more_tokens_than_can_be_named) {
+TEST_CASE("Tokens beyond the number of names count as no token") {
   Evidence evidence;
   for (Token token = 0; token < 40; ++token) {
     const float votes = token < static_cast<Token>(kNamed) ? 1 : 32;
-    evidence.hear(evidence.name(token), Witness(1, kOwn), votes);
+    evidence.add_match(evidence.name(token), Match(1, kOwn), votes);
     CHECK_EQ(evidence.name(token), std::min<std::size_t>(token, kNamed));
   }
-  CHECK_EQ(elected(evidence, 0.0f), (std::vector<Token>{0, 1, 2, 3}));  // ties: the one named first
+  CHECK_EQ(picked(evidence, 0.0f), (std::vector<Token>{0, 1, 2, 3}));  // ties: the one named first
   CHECK_EQ(evidence[Evidence::kNoToken].count, 40 - kNamed);
 }
-
-int main() { return check::main(); }

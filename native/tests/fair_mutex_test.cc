@@ -4,9 +4,10 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
+#include "test.h"
 
-// Who waits is not told, but the tests have to know: explicit instantiations may name what is private.
+// The mutex does not tell how many threads wait, and the tests have to know: explicit instantiations may name private
+// members.
 namespace histospec {
 std::uint64_t asked_for(FairMutex&);
 template <auto mutex, auto next>
@@ -29,7 +30,7 @@ void wait_until_asked_for(FairMutex& mutex, std::uint64_t times) {
 
 }  // namespace
 
-TEST(one_at_a_time) {
+TEST_CASE("One thread at a time holds the mutex") {
   FairMutex mutex;
   constexpr int kThreads = 6, kRounds = 500;
   int inside = 0, total = 0;  // plain: the mutex is all that guards them
@@ -48,7 +49,7 @@ TEST(one_at_a_time) {
   CHECK_EQ(total, kThreads * kRounds);
 }
 
-TEST(in_the_order_in_which_it_was_asked_for) {
+TEST_CASE("Threads get the mutex in the order in which they asked") {
   constexpr int kThreads = 8;
   for (int round = 0; round < 30; ++round) {
     FairMutex mutex;
@@ -74,8 +75,7 @@ TEST(in_the_order_in_which_it_was_asked_for) {
   }
 }
 
-// A thread that takes it again and again does not keep another out.
-TEST(who_waits_comes_before_the_holder_comes_again) {
+TEST_CASE("A waiting thread comes before the holder comes again") {
   FairMutex mutex;
   bool came = false;
   for (std::uint64_t round = 0; round < 200; ++round) {
@@ -95,7 +95,7 @@ TEST(who_waits_comes_before_the_holder_comes_again) {
   }
 }
 
-TEST(works_with_condition_variables) {
+TEST_CASE("The mutex works with condition variables") {
   FairMutex mutex;
   std::condition_variable_any changed;
   int turn = 0;
@@ -113,5 +113,3 @@ TEST(works_with_condition_variables) {
   other.join();
   CHECK_EQ(turn, 2 * kRounds);
 }
-
-int main() { return check::main(); }

@@ -5,9 +5,9 @@
 #include <tuple>
 
 #include "allocations.h"
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -75,8 +75,8 @@ class Model {
   }
 
   // All live places that continue the context and are of interest to `own`, newest first.
-  std::vector<LiveText::Match> find(TextId own, Tokens context) const {
-    std::vector<LiveText::Match> out;
+  std::vector<LiveText::Occurrence> find(TextId own, Tokens context) const {
+    std::vector<LiveText::Occurrence> out;
     if (context.size() < 2) return out;
     for (auto place = places.rbegin(); place != places.rend(); ++place) {
       const Text& text = texts.at(place->text);
@@ -119,13 +119,13 @@ class Model {
 };
 
 void check_find(const LiveText& live, const Model& model, TextId own, Tokens context) {
-  std::array<LiveText::Match, LiveText::kCandidates> found;
+  std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   const auto n = static_cast<std::size_t>(live.find(own, context, found));
   const auto expected = model.find(own, context);
   CHECK(n <= expected.size());
   for (std::size_t i = 0; i < n; ++i) {
     CHECK_EQ(found[i].next, expected[i].next);
-    CHECK_EQ(found[i].length, expected[i].length);
+    CHECK_EQ(found[i].match_length, expected[i].match_length);
     CHECK_EQ(found[i].own, expected[i].own);
   }
   // Fewer only where the walk met too many places of no use: dead, of another prompt, or at the end of their text.
@@ -175,7 +175,7 @@ std::vector<TextId> with_state(const Model& model, int state) {
 
 // `piece`: how many tokens an append brings at most. Large ones make the index be swept.
 void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
-  check::subject = "seed " + std::to_string(seed);
+  CAPTURE(seed);
   Random random(seed);
   LiveText live;
   Model model;
@@ -231,41 +231,41 @@ void play(std::uint64_t seed, std::size_t steps, std::size_t piece) {
 
 }  // namespace
 
-TEST(small_groups_against_plain_lists) {
+TEST_CASE("Small groups agree with a model of plain lists") {
   for (std::uint64_t seed = 0; seed < 120; ++seed) play(seed, 100, 6);
 }
 
-TEST(long_texts_that_go_leave_the_others_searchable) {
+TEST_CASE("Long texts that are dropped leave the others searchable") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) play(seed, 100, 800);
 }
 
-TEST(the_first_token_of_a_sibling_is_found) {
+TEST_CASE("The first token of a sibling is found") {
   LiveText live;
   const std::vector<Token> prompt = {5, 6, 7};
   const TextId a = live.open(prompt), b = live.open(prompt);
   live.append(a, std::vector<Token>{42});
-  std::array<LiveText::Match, LiveText::kCandidates> found;
+  std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   CHECK_EQ(live.find(b, prompt, found), 1);
   CHECK_EQ(found[0].next, 42);
-  CHECK_EQ(found[0].length, 3);
+  CHECK_EQ(found[0].match_length, 3);
   CHECK(!found[0].own);
 }
 
-TEST(another_prompt_is_not_context) {
+TEST_CASE("The text of another prompt is not found") {
   LiveText live;
   const std::vector<Token> mine = {1, 2, 3, 4}, other = {1, 2, 9, 9};
   const TextId a = live.open(mine);
   live.open(other);
-  std::array<LiveText::Match, LiveText::kCandidates> found;
+  std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   CHECK_EQ(live.find(a, std::vector<Token>{1, 2}, found), 1);
   CHECK_EQ(found[0].next, 3);
   CHECK(found[0].own);
 }
 
-TEST(no_more_than_asked_for) {
+TEST_CASE("A lookup returns no more than it was asked for") {
   LiveText live;
   const TextId a = live.open(std::vector<Token>(100, 1));
-  std::array<LiveText::Match, 100> found;
+  std::array<LiveText::Occurrence, 100> found;
   const std::vector<Token> context = {1, 1, 1};
   CHECK_EQ(live.find(a, context, found), LiveText::kCandidates);
   CHECK_EQ(live.find(a, context, std::span(found).first(3)), 3);
@@ -274,7 +274,7 @@ TEST(no_more_than_asked_for) {
   CHECK_EQ(live.find(a, {}, found), 0);
 }
 
-TEST(a_long_prompt_becomes_searchable_in_slices) {
+TEST_CASE("A long prompt becomes searchable in slices") {
   Random random(3);
   LiveText live;
   const std::vector<Token> prompt = random.text(3 * LiveText::kSlice, 1 << 20);
@@ -283,11 +283,11 @@ TEST(a_long_prompt_becomes_searchable_in_slices) {
   int slices = 1;
   while (live.index_some(text)) ++slices;
   CHECK_EQ(slices, 2);
-  std::array<LiveText::Match, LiveText::kCandidates> found;
+  std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   for (std::size_t at = 40; at < prompt.size(); at += 997) {
     CHECK(live.find(text, Tokens(prompt).first(at), found) > 0);
     CHECK_EQ(found[0].next, prompt[at]);
-    CHECK_EQ(found[0].length, kMaxOrder);
+    CHECK_EQ(found[0].match_length, kMaxOrder);
   }
   // A session that goes half-way takes the prompt with it.
   const std::vector<Token> other = random.text(2 * LiveText::kSlice, 1 << 20);
@@ -297,13 +297,13 @@ TEST(a_long_prompt_becomes_searchable_in_slices) {
   }
   for (std::size_t at = 40; at < other.size(); at += 997) {
     const int n = live.find(text, Tokens(other).first(at), found);
-    for (int i = 0; i < n; ++i) CHECK(found[i].length < kMaxOrder);
+    for (int i = 0; i < n; ++i) CHECK(found[i].match_length < kMaxOrder);
   }
   CHECK(live.find(text, Tokens(prompt).first(100), found) > 0);
   CHECK_EQ(found[0].next, prompt[100]);
 }
 
-TEST(what_went_gives_its_memory_back) {
+TEST_CASE("A dropped text returns its memory") {
   Random random(4);
   LiveText live;
   const TextId stays = live.open(std::vector<Token>{1, 2, 3});
@@ -318,11 +318,11 @@ TEST(what_went_gives_its_memory_back) {
   }
   CHECK(live.bytes() < 2 * after_first);
   live.append(stays, std::vector<Token>{4, 5});
-  std::array<LiveText::Match, LiveText::kCandidates> found;
+  std::array<LiveText::Occurrence, LiveText::kCandidates> found;
   CHECK_EQ(live.find(stays, std::vector<Token>{3, 4}, found), 1);
 }
 
-TEST(the_responses_that_finished_first_come_first) {
+TEST_CASE("Responses leave in the order in which they finished") {
   LiveText live;
   const std::vector<Token> prompt = {1, 2}, words = {3, 4, 5, 6};
   std::vector<TextId> texts;
@@ -338,10 +338,10 @@ TEST(the_responses_that_finished_first_come_first) {
   CHECK_EQ(live.finished_tokens(), 8u);
 }
 
-// bytes() is kept by counting; the allocator knows the truth.
-TEST(bytes_are_what_is_allocated) {
+// Live text counts its bytes by itself; operator new counts the true ones.
+TEST_CASE("bytes() is what live text allocated") {
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const std::size_t before = allocations::held();
     std::optional<LiveText> live(std::in_place);
@@ -367,5 +367,3 @@ TEST(bytes_are_what_is_allocated) {
     compare();
   }
 }
-
-int main() { return check::main(); }

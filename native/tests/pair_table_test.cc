@@ -3,8 +3,8 @@
 #include <map>
 
 #include "allocations.h"
-#include "check.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -26,16 +26,16 @@ Token random_token(Random& random, std::size_t alphabet) {
 
 }  // namespace
 
-TEST(nothing_is_there_at_first) {
+TEST_CASE("A new table is empty and holds no memory") {
   const PairTable table;
   CHECK_EQ(table.find(1, 2), PairTable::kNone);
   CHECK_EQ(table.size(), 0u);
   CHECK_EQ(table.bytes(), 0u);
 }
 
-TEST(against_a_map) {
+TEST_CASE("The table agrees with a std::map") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     PairTable table;
     Model model;
@@ -67,8 +67,8 @@ TEST(against_a_map) {
   }
 }
 
-// In text, few tokens follow many: pairs that have one token in common must not crowd into the same slots.
-TEST(a_look_up_reads_few_slots) {
+// As in text, where a few tokens follow many.
+TEST_CASE("A lookup reads few slots, even if many pairs have a token in common") {
   for (const bool first : {true, false}) {
     PairTable table;
     std::size_t probes = 0;
@@ -83,8 +83,7 @@ TEST(a_look_up_reads_few_slots) {
   }
 }
 
-// The first bits of these hashes are all alike: no directory can tell them apart, so their page has to grow.
-TEST(pairs_whose_hashes_begin_alike) {
+TEST_CASE("Pairs whose hashes begin alike make their page grow, not the directory") {
   PairTable table;
   Model model;
   std::uint64_t inverse = 1;  // of the multiplier of the hash, modulo 2^64, by Newton's iteration
@@ -98,7 +97,7 @@ TEST(pairs_whose_hashes_begin_alike) {
   CHECK(table.bytes() < 20000 * 100);
 }
 
-TEST(where_memory_runs_out_nothing_changes) {
+TEST_CASE("An insertion without memory changes nothing") {
   Random random(1);
   PairTable table;
   Model model;
@@ -122,7 +121,7 @@ TEST(where_memory_runs_out_nothing_changes) {
   CHECK(failures > 20);
 }
 
-TEST(bytes_are_what_is_allocated) {
+TEST_CASE("bytes() is what the table allocated") {
   const std::size_t before = allocations::held();
   Random random(2);
   PairTable table;
@@ -131,5 +130,3 @@ TEST(bytes_are_what_is_allocated) {
   }
   CHECK_EQ(table.bytes(), allocations::held() - before);
 }
-
-int main() { return check::main(); }

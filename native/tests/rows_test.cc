@@ -1,8 +1,8 @@
 #include "index/rows.h"
 
-#include "check.h"
 #include "histospec/types.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -53,7 +53,7 @@ int naive_least(const std::vector<int>& lengths, std::size_t first, std::size_t 
 
 }  // namespace
 
-TEST(gives_back_what_was_set) {
+TEST_CASE("Rows return what was set") {
   for (std::size_t largest : {kNarrow, kWide}) {
     for (std::size_t size : {0u, 1u, 7u, 8u, 9u, 1000u}) {
       Random random(size);
@@ -70,55 +70,53 @@ TEST(gives_back_what_was_set) {
       }
       CHECK_EQ(rows->size(), size);
       for (std::uint32_t r = 0; r < size; ++r) CHECK((*rows)[r] == set[r]);
-      CHECK_EQ((*rows)[static_cast<std::uint32_t>(size)].shared, 0);  // nothing is shared beyond the last
+      CHECK_EQ((*rows)[static_cast<std::uint32_t>(size)].lcp, 0);  // no row is beyond the last
     }
   }
 }
 
-TEST(the_least_of_every_piece) {
+TEST_CASE("The least LCP is right for every range") {
   for (std::size_t rows : {1u, 63u, 64u, 65u, 128u, 129u, 191u, 192u, 193u, 200u}) {
-    check::subject = std::to_string(rows) + " rows";
+    CAPTURE(rows);
     Random random(rows);
     const std::vector<int> lengths = random_lengths(random, rows);
-    Held shared(lengths, random.one_in(2) ? kNarrow : kWide);
+    Held held(lengths, random.one_in(2) ? kNarrow : kWide);
     for (std::uint32_t first = 0; first <= rows; ++first) {
       for (std::uint32_t last = first; last <= rows; ++last) {
-        CHECK_EQ(int{shared->least(first, last, kMaxOrder)}, naive_least(lengths, first, last, kMaxOrder));
+        CHECK_EQ(int{held->least_lcp(first, last, kMaxOrder)}, naive_least(lengths, first, last, kMaxOrder));
       }
     }
   }
 }
 
-TEST(the_least_of_long_pieces) {
+TEST_CASE("The least LCP is right for long ranges and any bound") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const std::size_t rows = random.between(300, 5000);
     const std::vector<int> lengths = random_lengths(random, rows);
-    Held shared(lengths, random.one_in(2) ? kNarrow : kWide);
+    Held held(lengths, random.one_in(2) ? kNarrow : kWide);
     for (int i = 0; i < 200; ++i) {
       const auto first = static_cast<std::uint32_t>(random.below(rows + 1));
       const auto last = static_cast<std::uint32_t>(random.between(first, rows));
       const auto bound = static_cast<int>(random.below(kMaxOrder + 1));
-      CHECK_EQ(int{shared->least(first, last, static_cast<std::uint8_t>(bound))},
+      CHECK_EQ(int{held->least_lcp(first, last, static_cast<std::uint8_t>(bound))},
                naive_least(lengths, first, last, bound));
     }
   }
 }
 
-// A single small one, at every distance from the edges of blocks.
-TEST(no_row_is_overlooked) {
+// With a single small LCP, at every distance from the edges of blocks.
+TEST_CASE("The least LCP overlooks no row, wherever it lies in its block") {
   constexpr std::size_t kRows = 64 * 5 + 17;
   for (std::size_t small = 0; small < kRows; ++small) {
     std::vector<int> lengths(kRows, kMaxOrder);
     lengths[small] = 3;
-    Held shared(lengths);
+    Held held(lengths);
     for (std::uint32_t first : {0u, 1u, 40u, 64u, 65u}) {
       for (std::uint32_t last : {256u, 300u, 320u, 321u, static_cast<unsigned>(kRows)}) {
-        CHECK_EQ(int{shared->least(first, last, kMaxOrder)}, first <= small && small < last ? 3 : kMaxOrder);
+        CHECK_EQ(int{held->least_lcp(first, last, kMaxOrder)}, first <= small && small < last ? 3 : kMaxOrder);
       }
     }
   }
 }
-
-int main() { return check::main(); }

@@ -3,24 +3,24 @@
 #include <set>
 #include <tuple>
 
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 // Private members, for tests that damage them: explicit instantiations may name what is private.
 namespace histospec {
-Words& from_of(Segment&);
+Words& previous_row_of(Segment&);
 Words& first_of(Segment&);
 Rows& rows_of(Segment&);
 std::span<Segment::Extent>& extents_of(Segment&);
-template <auto from, auto first, auto rows, auto extents>
+template <auto previous_row, auto first, auto rows, auto extents>
 struct Opened {
-  friend Words& from_of(Segment& s) { return s.*from; }
+  friend Words& previous_row_of(Segment& s) { return s.*previous_row; }
   friend Words& first_of(Segment& s) { return s.*first; }
   friend Rows& rows_of(Segment& s) { return s.*rows; }
   friend std::span<Segment::Extent>& extents_of(Segment& s) { return s.*extents; }
 };
-template struct Opened<&Segment::from_, &Segment::first_, &Segment::rows_, &Segment::extents_>;
+template struct Opened<&Segment::previous_row_, &Segment::first_, &Segment::rows_, &Segment::extents_>;
 }  // namespace histospec
 
 using namespace histospec;
@@ -97,7 +97,8 @@ Near near_to(const Segment& segment, const Place& place, int most) {
     CHECK_EQ(static_cast<int>(side.size()), nearness);
     side.push_back(neighbour);
   });
-  CHECK(static_cast<int>(near.above.size()) <= most && static_cast<int>(near.below.size()) <= most);
+  CHECK(static_cast<int>(near.above.size()) <= most);
+  CHECK(static_cast<int>(near.below.size()) <= most);
   return near;
 }
 
@@ -105,19 +106,19 @@ std::vector<Neighbour> neighbours(const Segment& segment, const Place& place) {
   return near_to(segment, place, Segment::most_near(place)).all();
 }
 
-// One side of a place: its rows share less and less, the further they are.
-void check_side(std::span<const Neighbour> side, int shared) {
-  CHECK_EQ(side.empty(), shared == 0);
+// One side of a place: match lengths never grow with the distance.
+void check_side(std::span<const Neighbour> side, int longest) {
+  CHECK_EQ(side.empty(), longest == 0);
   for (std::size_t i = 0; i < side.size(); ++i) {
-    CHECK(side[i].shared >= 1);
-    if (i == 0) CHECK_EQ(side[i].shared, shared);
-    if (i > 0) CHECK(side[i].shared <= side[i - 1].shared);
+    CHECK(side[i].match_length >= 1);
+    if (i == 0) CHECK_EQ(side[i].match_length, longest);
+    if (i > 0) CHECK(side[i].match_length <= side[i - 1].match_length);
   }
 }
 
-// What is listed is there, with exactly so many tokens of the context before it. Where a side is not full, nothing on
-// that side was left out; where it is, what was left out shares no more than the last one listed. So of all places, the
-// ones left out share no more than the last of the full sides.
+// Each listed row exists, with exactly that match length. A side that is not full left nothing out. What a full side
+// left out matches no longer than the last row it lists. So no place left out matches longer than the last rows of the
+// full sides.
 void check_context(const std::vector<Response>& responses, const Segment& segment, const Place& place,
                    const std::vector<Token>& context, int most_rows = Segment::kNear) {
   const int full = std::min(most_rows, Segment::most_near(place));
@@ -133,7 +134,8 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
   }
   CHECK_EQ(place.depth(), depth);
   for (const Neighbour& n : near.all()) {
-    listed.emplace_back(n.shared, n.next == Segment::kSeparator ? testing::kNothing : segment.token(n.next), n.offset);
+    listed.emplace_back(n.match_length,
+                        n.next_rank == Segment::kSeparator ? testing::kNothing : segment.token(n.next_rank), n.offset);
   }
   for (const Seen& seen : listed) {
     const auto known = std::ranges::find(left_out, seen);
@@ -142,9 +144,9 @@ void check_context(const std::vector<Response>& responses, const Segment& segmen
   }
   int most = 0;
   for (const auto& side : {near.above, near.below}) {
-    if (static_cast<int>(side.size()) == full) most = std::max<int>(most, side.back().shared);
+    if (static_cast<int>(side.size()) == full) most = std::max<int>(most, side.back().match_length);
   }
-  for (const auto& [shared, next, offset] : left_out) CHECK(shared <= most);
+  for (const auto& [match_length, next, offset] : left_out) CHECK(match_length <= most);
 }
 
 // A context worth asking about: often a piece of a response, sometimes bent.
@@ -164,18 +166,18 @@ std::vector<Token> random_context(Random& random, const std::vector<Response>& r
 
 }  // namespace
 
-TEST(gives_back_what_it_indexed) {
+TEST_CASE("A segment returns the responses that it indexed") {
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const auto responses = random_responses(random);
     check_round_trip(responses, *build(responses));
   }
 }
 
-TEST(finds_every_context_of_every_order) {
+TEST_CASE("A segment finds the longest matches of every context") {
   for (std::uint64_t seed = 0; seed < 250; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const auto responses = random_responses(random);
     const auto segment = build(responses);
@@ -187,11 +189,11 @@ TEST(finds_every_context_of_every_order) {
   }
 }
 
-// Extending is finding, as long as the context is no longer than what find() looks at. Of a longer one, extending knows
-// more: among the rows that share all of kMaxOrder tokens, its place is nearest to those that share even more.
-TEST(extending_is_finding) {
+// The places are equal up to kMaxOrder tokens, which is what find() reads. With a longer context, extend() knows more:
+// among the rows that match kMaxOrder tokens, its place is nearest to those that match even more.
+TEST_CASE("Extending a place finds the same as looking up the whole context") {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const auto responses = random_responses(random);
     const auto segment = build(responses);
@@ -217,7 +219,7 @@ TEST(extending_is_finding) {
   }
 }
 
-TEST(a_token_it_does_not_have_ends_every_match) {
+TEST_CASE("A token that the segment does not have ends every match") {
   const std::vector<Response> responses = {{{}, {1, 2, 3, 1, 2, 3}, {}, 0}};
   const auto segment = build(responses);
   Place place = segment->find(std::vector<Token>{1, 2, 3});
@@ -229,7 +231,7 @@ TEST(a_token_it_does_not_have_ends_every_match) {
   CHECK_EQ(place.depth(), 1);
 }
 
-TEST(matches_are_counted_up_to_the_largest_order) {
+TEST_CASE("Match lengths are counted up to kMaxOrder") {
   for (std::size_t size : {31u, 32u, 33u, 64u, 200u}) {
     std::vector<Token> text(size);
     for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<Token>(i);
@@ -242,13 +244,13 @@ TEST(matches_are_counted_up_to_the_largest_order) {
       CHECK_EQ(place.depth(), expected);
       const auto near = neighbours(*segment, place);
       CHECK_EQ(near.size(), 2u);
-      for (const Neighbour& n : near) CHECK_EQ(n.shared, expected);
+      for (const Neighbour& n : near) CHECK_EQ(n.match_length, expected);
     }
   }
 }
 
-// A context that is shorter than what the rows around it share, among rows that share everything.
-TEST(short_contexts_among_long_repeats) {
+// Each context is shorter than the LCPs of the rows around its place.
+TEST_CASE("Short contexts are found among long repeats") {
   for (std::size_t copies : {1u, 2u, 9u}) {
     const std::vector<Response> responses(copies, {{}, std::vector<Token>(100, 5), {}, 0});
     const auto segment = build(responses);
@@ -260,7 +262,7 @@ TEST(short_contexts_among_long_repeats) {
   }
 }
 
-TEST(no_response_continues_another) {
+TEST_CASE("No match continues from one response into another") {
   const std::vector<Response> responses = {{{}, {1, 2, 3}, {}, 0}, {{}, {4, 5}, {}, 0}, {{9}, {1, 2}, {}, 0}};
   const auto segment = build(responses);
   CHECK_EQ(segment->find(std::vector<Token>{3, 4}).depth(), 1);
@@ -268,23 +270,23 @@ TEST(no_response_continues_another) {
   CHECK_EQ(segment->find(std::vector<Token>{9, 1, 2}).depth(), 3);
 }
 
-// Contexts that are equal up to the beginning of their responses must not seem to share what is before it.
-TEST(nothing_is_shared_across_beginnings) {
+// Contexts that are equal up to the beginning of their responses match no longer than that.
+TEST_CASE("No match goes beyond the beginning of a response") {
   const std::vector<Response> responses(20, {{}, {1, 2}, {}, 0});
   const auto segment = build(responses);
   const Place place = segment->find(std::vector<Token>{1, 2});
-  for (const Neighbour& n : neighbours(*segment, place)) CHECK_EQ(n.shared, 2);
+  for (const Neighbour& n : neighbours(*segment, place)) CHECK_EQ(n.match_length, 2);
   check_context(responses, *segment, place, {1, 2, 1, 2});
   check_context(responses, *segment, segment->find(std::vector<Token>{1, 2, 1, 2}), {1, 2, 1, 2});
 }
 
-TEST(masked_tokens_are_context_but_never_next) {
+TEST_CASE("Masked tokens are context, but never a next token") {
   const std::vector<Response> responses = {{{1}, {2, 3, 4, 2, 3, 5}, {1, 0, 1, 1, 1, 0}, 7}};
   const auto segment = build(responses);
   const auto next = [&](const std::vector<Token>& context) {
     std::multiset<Token> out;
     for (const Neighbour& n : neighbours(*segment, segment->find(context))) {
-      out.insert(n.next == Segment::kSeparator ? testing::kNothing : segment->token(n.next));
+      out.insert(n.next_rank == Segment::kSeparator ? testing::kNothing : segment->token(n.next_rank));
     }
     return out;
   };
@@ -293,9 +295,9 @@ TEST(masked_tokens_are_context_but_never_next) {
   check_round_trip(responses, *segment);
 }
 
-TEST(words_widen_at_65536) {
+TEST_CASE("A segment of more than 65,535 tokens has wide words") {
   for (std::size_t size : {65533u, 65534u, 65535u, 65536u, 70000u}) {
-    check::subject = std::to_string(size) + " tokens";
+    CAPTURE(size);
     Random random(size);
     // The text is one separator longer than the tokens.
     std::vector<Response> responses = {{{}, random.text(size, 50), {}, 3}};
@@ -308,7 +310,7 @@ TEST(words_widen_at_65536) {
   }
 }
 
-TEST(an_alphabet_larger_than_two_bytes) {
+TEST_CASE("An alphabet may be larger than two bytes") {
   std::vector<Response> responses(2);
   for (Token token = 0; token < 70000; ++token) responses[token % 2].tokens.push_back(token * 30001 % 70001);
   const auto segment = build(responses);
@@ -317,7 +319,7 @@ TEST(an_alphabet_larger_than_two_bytes) {
   check_context(responses, *segment, segment->find(context), context);
 }
 
-TEST(nothing_at_all) {
+TEST_CASE("A segment may be empty, and so may its responses") {
   const auto segment = build({});
   segment->check_integrity();
   CHECK_EQ(segment->responses().size(), 0u);
@@ -329,33 +331,32 @@ TEST(nothing_at_all) {
   check_round_trip(empty, *build(empty));
 }
 
-TEST(tokens_it_does_not_have) {
+TEST_CASE("A token that the segment does not have has no rank") {
   const auto segment = build({{{}, {0, INT32_MAX}, {}, 0}});
   for (Token token : {-1, 1, INT32_MIN, INT32_MAX - 1}) CHECK_EQ(segment->rank(token), Segment::kSeparator);
   CHECK_EQ(segment->token(segment->rank(INT32_MAX)), INT32_MAX);
   CHECK_EQ(segment->token(segment->rank(0)), 0);
 }
 
-TEST(tokens_that_share_a_slot) {
+TEST_CASE("Tokens whose hashes collide keep their ranks") {
   // Multiples of 2^k hash to few slots of a small table; all must be found after it grew.
   std::vector<Response> responses(1);
   for (Token token = 0; token < 5000; ++token) responses[0].tokens.push_back(token << 18);
   check_round_trip(responses, *build(responses));
 }
 
-TEST(integrity_check_sees_damage) {
+TEST_CASE("check_integrity() sees any damage") {
   Random random(1);
   const std::vector<Response> responses = {{{1, 2}, random.text(200, 5), {}, 1}, {{1, 2}, random.text(200, 5), {}, 2}};
-  std::size_t damages = 0;
-  for (auto* words : {&from_of, &first_of}) {
+  for (auto* words : {&previous_row_of, &first_of}) {
     for (int i = 0; i < 40; ++i) {
       const auto segment = std::const_pointer_cast<Segment>(build(responses));
       Words& damaged = words(*segment);
       const std::size_t at = random.below(damaged.size());
       const std::uint32_t value = damaged[at] ^ static_cast<std::uint32_t>(1 + random.below(2));
       damaged.set(at, value);
-      check::subject = "damage " + std::to_string(damages++) + " at " + std::to_string(at);
-      CHECK_THROWS(std::logic_error, segment->check_integrity());
+      INFO("word ", at);
+      CHECK_THROWS_AS(segment->check_integrity(), std::logic_error);
     }
   }
   for (int i = 0; i < 160; ++i) {
@@ -363,17 +364,15 @@ TEST(integrity_check_sees_damage) {
     const auto at = static_cast<std::uint32_t>(random.below(segment->rows()));
     const auto bit = static_cast<std::uint8_t>(1 + random.below(2));
     Row row = rows_of(*segment)[at];
-    if (i % 4 == 0) row.next ^= bit;
-    if (i % 4 == 1) row.to ^= bit;
+    if (i % 4 == 0) row.next_rank ^= bit;
+    if (i % 4 == 1) row.next_row ^= bit;
     if (i % 4 == 2) row.offset ^= bit;
-    if (i % 4 == 3) row.shared ^= bit;
+    if (i % 4 == 3) row.lcp ^= bit;
     rows_of(*segment).set(at, row);
-    check::subject = "damage " + std::to_string(damages++) + " in row " + std::to_string(at);
-    CHECK_THROWS(std::logic_error, segment->check_integrity());
+    INFO("row ", at);
+    CHECK_THROWS_AS(segment->check_integrity(), std::logic_error);
   }
   const auto segment = std::const_pointer_cast<Segment>(build(responses));
   ++extents_of(*segment)[0].end;
-  CHECK_THROWS(std::logic_error, segment->check_integrity());
+  CHECK_THROWS_AS(segment->check_integrity(), std::logic_error);
 }
-
-int main() { return check::main(); }

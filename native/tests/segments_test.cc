@@ -3,9 +3,9 @@
 #include <bit>
 #include <set>
 
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -42,9 +42,9 @@ std::int64_t oldest_kept(const std::vector<Response>& responses, std::size_t epo
 
 }  // namespace
 
-TEST(keeps_the_window_in_order_and_counts_what_it_evicts) {
+TEST_CASE("Segments keep the window of epochs in order, and count what they evict") {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const int epochs = static_cast<int>(random.between(1, 4));
     auto segments = std::make_shared<const Segments>();
@@ -92,7 +92,7 @@ TEST(keeps_the_window_in_order_and_counts_what_it_evicts) {
   }
 }
 
-TEST(segments_stay_few) {
+TEST_CASE("The number of segments grows with the logarithm of the text") {
   for (std::size_t growth : {2u, 4u}) {
     auto segments = std::make_shared<const Segments>();
     std::size_t evicted = 0, tokens = 0;
@@ -111,8 +111,7 @@ TEST(segments_stay_few) {
   }
 }
 
-// Responses that come one by one wait for each other, as long as they are small; so each is indexed seldom.
-TEST(small_segments_wait_for_each_other) {
+TEST_CASE("Small segments are merged several at a time, so each token is indexed seldom") {
   constexpr std::size_t kLength = 100, kResponses = 256;
   for (std::size_t fan_in : {2u, 4u, 8u}) {
     auto segments = std::make_shared<const Segments>();
@@ -137,7 +136,7 @@ TEST(small_segments_wait_for_each_other) {
   }
 }
 
-TEST(large_segments_do_not_wait) {
+TEST_CASE("Large segments are merged as soon as there are two") {
   auto segments = std::make_shared<const Segments>();
   std::size_t evicted = 0;
   Random random(5);
@@ -153,7 +152,7 @@ TEST(large_segments_do_not_wait) {
   CHECK_EQ(add(200), 2u);
 }
 
-TEST(merging_stops_at_the_largest) {
+TEST_CASE("Merging stops at the largest size") {
   for (std::size_t largest : {0u, 50u, 500u}) {
     auto segments = std::make_shared<const Segments>();
     std::size_t evicted = 0, merged = 0;
@@ -165,12 +164,12 @@ TEST(merging_stops_at_the_largest) {
       merged += segments->size() <= before;
       for (std::size_t s = 0; s < segments->size(); ++s) {
         const Segment& segment = *(*segments)[s];
-        CHECK(segment.tokens() <= largest || segment.extents().size() == 1);
+        CHECK((segment.tokens() <= largest || segment.extents().size() == 1));
       }
       // The newest neighbours stay apart only for one of the two reasons.
       if (segments->size() < 2) continue;
       const std::size_t newer = segments->back()->tokens(), older = (*segments)[segments->size() - 2]->tokens();
-      CHECK(older >= 2 * newer || older + newer > largest);
+      CHECK((older >= 2 * newer || older + newer > largest));
     }
     CHECK_EQ(merged > 0, largest > 0);
     CHECK_EQ(evicted, 0u);
@@ -178,7 +177,7 @@ TEST(merging_stops_at_the_largest) {
   }
 }
 
-TEST(masks_survive_merging) {
+TEST_CASE("Masks survive merging") {
   auto segments = std::make_shared<const Segments>();
   std::size_t evicted = 0;
   for (Token i = 0; i < 8; ++i) {
@@ -192,7 +191,7 @@ TEST(masks_survive_merging) {
   }
 }
 
-TEST(a_late_response_of_an_old_epoch_goes_at_once) {
+TEST_CASE("A late response of an old epoch is evicted at once") {
   auto segments = std::make_shared<const Segments>();
   std::size_t evicted = 0;
   for (std::int64_t epoch : {6, 7}) {
@@ -203,10 +202,10 @@ TEST(a_late_response_of_an_old_epoch_goes_at_once) {
   CHECK_EQ(names(all_of(*segments)), (std::vector<std::int64_t>{6, 7}));
 }
 
-// However many come, about the newest so many are kept, in order, and every other one is counted.
-TEST(keeps_the_newest_responses) {
+// All others are counted as evicted.
+TEST_CASE("Segments keep about the newest responses, in order") {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const std::size_t most = random.between(1, 40);
     auto segments = std::make_shared<const Segments>();
@@ -228,5 +227,3 @@ TEST(keeps_the_newest_responses) {
     }
   }
 }
-
-int main() { return check::main(); }

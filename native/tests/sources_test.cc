@@ -2,9 +2,9 @@
 
 #include <map>
 
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::occurrences;
@@ -40,7 +40,7 @@ Corpus random_corpus(Random& random) {
   return corpus;
 }
 
-// How many witnesses each token has; those of no token, or of one too many, under kNothing.
+// The number of matches of each token; kNothing has those of no token, and of tokens without a name.
 std::map<Token, std::size_t> counts(const Evidence& evidence) {
   std::map<Token, std::size_t> out;
   evidence.each([&](const Tally& tally) {
@@ -49,66 +49,67 @@ std::map<Token, std::size_t> counts(const Evidence& evidence) {
   return out;
 }
 
-// Every witness was there. Those that were left out had nearer ones in their segment, and enough of them.
-void check_history(const Corpus& corpus, const HistorySource& source, Tokens context, std::int64_t offset) {
+// Every match is in the texts. Of those left out, each segment has enough nearer ones.
+void check_history(const Corpus& corpus, const SegmentSource& source, Tokens context, std::int64_t offset) {
   int depth = 0;
-  std::size_t heard_alone = 0;
+  std::size_t matches_alone = 0;
   for (std::size_t s = 0; s < corpus.texts.size(); ++s) {
     const auto segment = std::make_shared<const Segments>(1, (*corpus.segments)[s]);
-    HistorySource alone;
+    SegmentSource alone;
     alone.reset(*segment, context);
     Evidence evidence;
-    alone.testify(kHistory, offset, evidence);
+    alone.collect_matches(kHistory, offset, evidence);
     std::map<Token, std::size_t> there;
-    std::size_t all = 0, heard = 0;
+    std::size_t all = 0, matches = 0;
     int longest = 0;
     for (const auto& place : occurrences(corpus.texts[s], context)) {
       ++there[place.next];
       ++all;
       longest = std::max(longest, place.length);
     }
-    // There are fewer letters than names, so nobody is a token too many.
+    // There are fewer letters than names, so every token has a name.
     for (const auto& [token, count] : counts(evidence)) {
       CHECK(count <= there[token]);
-      heard += count;
+      matches += count;
     }
     const auto most = static_cast<std::size_t>(Segment::most_near({0, static_cast<std::uint8_t>(longest), 0}));
-    CHECK(heard >= std::min(all, most));
-    CHECK(heard <= 2 * most);
+    CHECK(matches >= std::min(all, most));
+    CHECK(matches <= 2 * most);
     if (all <= most) CHECK_EQ(counts(evidence), there);
-    CHECK_EQ(evidence.matched(kHistory), kLevelOf[longest]);
-    int shared = 0;
+    CHECK_EQ(evidence.longest_level(kHistory), kLevelOf[longest]);
+    int match_length = 0;
     evidence.each([&](const Tally& tally) {
-      shared = std::max<int>(shared, tally.best.shared());
+      match_length = std::max<int>(match_length, tally.best.length());
       CHECK(tally.at_level <= tally.count);
       CHECK(tally.all() <= static_cast<float>(kMaxOrder) * tally.count);
       CHECK_EQ(tally.all() > 0, tally.count > 0);
-      CHECK(tally.aligned >= 0 && tally.aligned <= tally.all() * 1.0001f);
+      CHECK(tally.aligned >= 0);
+      CHECK(tally.aligned <= tally.all() * 1.0001f);
     });
-    CHECK_EQ(shared, longest);
+    CHECK_EQ(match_length, longest);
     depth = std::max(depth, longest);
-    heard_alone += heard;
+    matches_alone += matches;
   }
   CHECK_EQ(source.depth(), depth);
-  // And all of them together: each segment says what it says alone, for the source that was asked for.
+  // All segments together give the same matches, under the source that was asked for.
   Evidence together;
-  source.testify(kNamespace, offset, together);
-  std::size_t heard = 0;
-  for (const auto& [token, count] : counts(together)) heard += count;
-  CHECK_EQ(heard, heard_alone);
-  CHECK_EQ(together.matched(kNamespace), kLevelOf[depth]);
-  CHECK_EQ(together.matched(kHistory), 0);
+  source.collect_matches(kNamespace, offset, together);
+  std::size_t matches = 0;
+  for (const auto& [token, count] : counts(together)) matches += count;
+  CHECK_EQ(matches, matches_alone);
+  CHECK_EQ(together.longest_level(kNamespace), kLevelOf[depth]);
+  CHECK_EQ(together.longest_level(kHistory), 0);
   together.each([&](const Tally& tally) { CHECK_EQ(tally.aligned, 0.0f); });
 }
 
 }  // namespace
 
-TEST(history_testifies_what_is_there) {
+TEST_CASE("A source collects the matches that its segments hold") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Corpus corpus = random_corpus(random);
-    HistorySource source;
+    SegmentSource source;
     source.reset(*corpus.segments, {});
     std::vector<Token> context;
     for (int i = 0; i < 12; ++i) {
@@ -136,14 +137,14 @@ TEST(history_testifies_what_is_there) {
   }
 }
 
-// Who asks rarely may look at less of the context, and never claims more.
-TEST(a_source_without_patience_starts_anew) {
+// So it may use less of the context, but never claims a longer match.
+TEST_CASE("A source that is too far behind searches again from the last tokens") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const Corpus corpus = random_corpus(random);
     const std::size_t patience = random.between(1, 10);
-    HistorySource source(patience);
+    SegmentSource source(patience);
     source.reset(*corpus.segments, {});
     std::vector<Token> context;
     std::size_t seen = 0;  // of the context's end
@@ -165,41 +166,41 @@ TEST(a_source_without_patience_starts_anew) {
   }
 }
 
-TEST(fewer_rows_are_the_nearest) {
+TEST_CASE("A source that reads fewer rows reads the nearest") {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     const Corpus corpus = random_corpus(random);
     const int rows = static_cast<int>(random.between(1, Segment::kNear));
-    HistorySource all, few(kMaxOrder, rows);
+    SegmentSource all, few(kMaxOrder, rows);
     const std::vector<Token> context = random.text(random.below(8), 5);
     all.reset(*corpus.segments, context), few.reset(*corpus.segments, context);
     Evidence by_all, by_few;
-    all.testify(kNamespace, 0, by_all), few.testify(kNamespace, 0, by_few);
-    CHECK_EQ(by_few.matched(kNamespace), by_all.matched(kNamespace));
-    const std::map<Token, std::size_t> heard = counts(by_all);
-    std::size_t witnesses = 0;
+    all.collect_matches(kNamespace, 0, by_all), few.collect_matches(kNamespace, 0, by_few);
+    CHECK_EQ(by_few.longest_level(kNamespace), by_all.longest_level(kNamespace));
+    const std::map<Token, std::size_t> expected = counts(by_all);
+    std::size_t matches = 0;
     for (const auto& [token, count] : counts(by_few)) {
-      CHECK(heard.contains(token) && count <= heard.at(token));
-      witnesses += count;
+      CHECK(expected.contains(token));
+      CHECK(count <= expected.at(token));
+      matches += count;
     }
-    CHECK(witnesses <= 2 * static_cast<std::size_t>(rows) * corpus.texts.size());
+    CHECK(matches <= 2 * static_cast<std::size_t>(rows) * corpus.texts.size());
   }
 }
 
-// What was drafted and came true is not walked again: the marks say the same as walking.
-TEST(a_trail_leads_where_walking_does) {
+TEST_CASE("Resuming from a trail gives the same matches as walking") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     Corpus corpus = random_corpus(random);
-    HistorySource walks, resumes;
+    SegmentSource walks, resumes;
     walks.reset(*corpus.segments, {}), resumes.reset(*corpus.segments, {});
     std::vector<Token> context;
     for (int step = 0; step < 8; ++step) {
       const bool lazy = random.one_in(3);  // caught up at some positions only, as other problems are
       if (!lazy) resumes.catch_up(context);
-      HistorySource ahead = resumes;
+      SegmentSource ahead = resumes;
       Trail trail;
       const std::vector<Token> drafted = random.text(random.below(10), 5);
       std::vector<Token> seen = context;
@@ -216,7 +217,7 @@ TEST(a_trail_leads_where_walking_does) {
       if (random.one_in(5)) {  // nothing marked before is true of other segments
         corpus = random_corpus(random);
         walks.follow(*corpus.segments, context), resumes.follow(*corpus.segments, context);
-        HistorySource fresh = resumes;
+        SegmentSource fresh = resumes;
         fresh.advance(0, trail, 0);
         CHECK_EQ(fresh.depth(), resumes.depth());
         resumes.advance(accepted);
@@ -226,24 +227,23 @@ TEST(a_trail_leads_where_walking_does) {
       walks.advance(came.size());
       walks.catch_up(tail(context)), resumes.catch_up(tail(context));
       Evidence one, other;
-      walks.testify(kHistory, 0, one), resumes.testify(kHistory, 0, other);
+      walks.collect_matches(kHistory, 0, one), resumes.collect_matches(kHistory, 0, other);
       CHECK_EQ(counts(one), counts(other));
       CHECK_EQ(walks.depth(), resumes.depth());
     }
   }
 }
 
-// What was there stays as it was while a source does not follow; then it looks at what is there now.
-TEST(segments_that_are_gone_are_not_looked_at) {
+TEST_CASE("A source does not read segments that are gone") {
   const std::vector<Token> old_text = {1, 2, 3}, new_text = {1, 2, 4}, context = {1, 2};
   const std::vector<ResponseView> old_views = {{{}, old_text, {}, 0}}, new_views = {{{}, new_text, {}, 0}};
   auto segments = std::make_shared<const Segments>(1, Segment::build(old_views));
-  HistorySource source;
+  SegmentSource source;
   source.reset(*segments, context);
   const auto next = [&] {
     Evidence evidence;
-    source.testify(kHistory, 0, evidence);
-    evidence.elect(0);
+    source.collect_matches(kHistory, 0, evidence);
+    evidence.pick_candidates(0);
     std::vector<Token> tokens;
     for (Evidence::Name name : evidence.candidates()) tokens.push_back(evidence[name].token);
     return tokens;
@@ -258,9 +258,9 @@ TEST(segments_that_are_gone_are_not_looked_at) {
   CHECK_EQ(source.depth(), 0);
 }
 
-TEST(live_witnesses_are_what_was_found) {
+TEST_CASE("The live source collects the occurrences in live text") {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     LiveText live;
     const std::vector<Token> prompt = random.text(random.between(1, 30), 4);
@@ -271,19 +271,20 @@ TEST(live_witnesses_are_what_was_found) {
       live.append(own, mine);
       live.append(sibling, random.text(random.below(5), 4));
       context.insert(context.end(), mine.begin(), mine.end());
-      std::array<LiveText::Match, LiveText::kCandidates> matches;
-      const int found = live.find(own, context, matches);
+      std::array<LiveText::Occurrence, LiveText::kCandidates> occurrences;
+      const int found = live.find(own, context, occurrences);
       Evidence evidence;
-      LiveSource(live, own).testify(context, evidence);
+      LiveSource(live, own).collect_matches(context, evidence);
       std::map<Token, std::size_t> expected;
       std::array<int, kSourceCount> longest{};
       for (int m = 0; m < found; ++m) {
-        ++expected[matches[m].next];
-        int& length = longest[matches[m].own ? kOwn : kSiblings];
-        length = std::max(length, matches[m].length);
+        ++expected[occurrences[m].next];
+        int& length = longest[occurrences[m].own ? kOwn : kSiblings];
+        length = std::max(length, occurrences[m].match_length);
       }
       CHECK_EQ(counts(evidence), expected);
-      for (Source s : {kHistory, kOwn, kSiblings, kNamespace}) CHECK_EQ(evidence.matched(s), kLevelOf[longest[s]]);
+      for (Source s : {kHistory, kOwn, kSiblings, kNamespace})
+        CHECK_EQ(evidence.longest_level(s), kLevelOf[longest[s]]);
       evidence.each([](const Tally& tally) {
         CHECK_EQ(tally.votes[kHistory] + tally.votes[kNamespace] + tally.aligned, 0.0f);
         CHECK_EQ(tally.all() > 0, tally.count > 0);
@@ -292,7 +293,7 @@ TEST(live_witnesses_are_what_was_found) {
   }
 }
 
-TEST(the_tail_of_a_context) {
+TEST_CASE("The tail of a context is its last kMaxOrder tokens") {
   ContextTail tail;
   std::vector<Token> all;
   for (Token token = 0; token < 500; ++token) {
@@ -301,5 +302,3 @@ TEST(the_tail_of_a_context) {
     all.push_back(token);
   }
 }
-
-int main() { return check::main(); }

@@ -2,9 +2,9 @@
 #include <bit>
 
 #include "allocations.h"
-#include "check.h"
 #include "histospec/engine.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -58,9 +58,9 @@ struct Rollout {
 
 }  // namespace
 
-TEST(a_step_without_tokens_allocates_nothing) {
+TEST_CASE("A step without tokens allocates nothing") {
   for (int threads : {1, 3}) {
-    check::subject = std::to_string(threads) + " threads";
+    CAPTURE(threads);
     Rollout rollout(threads);
     for (int i = 0; i < 50; ++i) rollout.step(kPiece);
     for (int i = 0; i < 3; ++i) rollout.step(0);
@@ -77,9 +77,9 @@ TEST(a_step_without_tokens_allocates_nothing) {
   }
 }
 
-TEST(a_step_allocates_what_live_text_grows_by) {
+TEST_CASE("A step allocates only what live text grows by") {
   for (int threads : {1, 3}) {
-    check::subject = std::to_string(threads) + " threads";
+    CAPTURE(threads);
     Rollout rollout(threads);
     for (std::size_t said = 0; said < 256; said += kPiece) rollout.step(kPiece);
     const std::size_t before = allocations::made();
@@ -93,11 +93,9 @@ TEST(a_step_allocates_what_live_text_grows_by) {
     // more for where they started. Two arrays a session, its tokens and their links; drafts have their largest size
     // already, or grow to it.
     constexpr std::size_t kDoublings = 3 + 1, kDrafts = 4 * std::bit_width(16u);
-    CHECK(allocations::made() - before <= kSessions * (2 * kDoublings + kDrafts) + kProblems * kDoublings);
+    const std::size_t made = allocations::made() - before;
+    INFO(made, " allocations, ", quiet, " of ", steps, " steps without");
+    CHECK(made <= kSessions * (2 * kDoublings + kDrafts) + kProblems * kDoublings);
     CHECK(quiet > steps * 3 / 4);
-    std::cerr << "  " << allocations::made() - before << " allocations, " << quiet << " of " << steps
-              << " steps without" << std::endl;
   }
 }
-
-int main() { return check::main(); }

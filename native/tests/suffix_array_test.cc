@@ -1,8 +1,8 @@
 #include "index/suffix_array.h"
 
-#include "check.h"
 #include "random_text.h"
 #include "reference_model.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -22,7 +22,7 @@ std::vector<std::uint32_t> random_text(Random& random, std::size_t size, std::si
 
 }  // namespace
 
-TEST(every_text_of_up_to_six_letters) {
+TEST_CASE("Every text of up to six letters is sorted") {
   for (std::size_t size = 0; size <= 6; ++size) {
     std::size_t texts = 1;
     for (std::size_t i = 0; i < size; ++i) texts *= 3;
@@ -34,15 +34,15 @@ TEST(every_text_of_up_to_six_letters) {
   }
 }
 
-TEST(random_texts) {
+TEST_CASE("Random texts are sorted") {
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     compare(random_text(random, random.below(301), random.between(1, 6)));
   }
 }
 
-TEST(long_texts) {
+TEST_CASE("Long texts are sorted") {
   for (std::uint32_t alphabet : {2u, 40u, 5000u}) {
     Random random(alphabet);
     std::vector<std::uint32_t> text(10000);
@@ -50,21 +50,19 @@ TEST(long_texts) {
     compare(text);
   }
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
-    check::subject = "seed " + std::to_string(seed);
+    CAPTURE(seed);
     Random random(seed);
     compare(random_text(random, 2000, 4));
   }
 }
 
-TEST(all_equal) {
+TEST_CASE("Texts of one letter are sorted") {
   for (std::size_t size : {1u, 2u, 3u, 1000u}) compare(std::vector<std::uint32_t>(size, 3));
 }
 
-TEST(unused_letters_are_no_trouble) {
+TEST_CASE("Texts that use few letters of their alphabet are sorted") {
   const std::vector<std::uint32_t> text = {7, 900, 7, 3, 900, 7};
   std::vector<std::uint32_t> order(text.size());
   suffix_array(text, 100000, order);
   CHECK_EQ(order, testing::naive_suffix_array(text));
 }
-
-int main() { return check::main(); }

@@ -3,9 +3,9 @@
 #include <bit>
 #include <thread>
 
-#include "check.h"
 #include "histospec/engine.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -82,7 +82,7 @@ Said play(int threads) {
       if (ends) engine.close(session.id, !random.one_in(5));
       return ends;
     });
-    engine.wait_until_built();  // when a segment is ready is nobody's promise
+    engine.wait_until_built();  // else drafts depend on when a segment is ready
   }
   CHECK(largest >= 64);  // enough for several threads to have something to do
   CHECK(said.tokens.size() > 10000);
@@ -104,10 +104,10 @@ Said play(int threads) {
 
 }  // namespace
 
-TEST(drafts_do_not_depend_on_the_number_of_threads) {
+TEST_CASE("Drafts do not depend on the number of threads") {
   const Said one = play(1);
   for (int threads : {1, 2, 5}) {
-    check::subject = std::to_string(threads) + " threads";
+    CAPTURE(threads);
     const Said other = play(threads);
     CHECK_EQ(other.tokens, one.tokens);
     CHECK_EQ(other.offsets, one.offsets);
@@ -117,9 +117,9 @@ TEST(drafts_do_not_depend_on_the_number_of_threads) {
   }
 }
 
-// Everything at once. What must hold: no race (under the thread sanitizer), no lost book-keeping, no session touched
-// by another's calls. Batches are large enough to be drafted by several threads, of problems that all callers share.
-TEST(many_callers) {
+// Under the thread sanitizer, no race either. Batches are large enough for several threads, and their problems are
+// common to all callers.
+TEST_CASE("Many callers at once corrupt neither sessions nor counters") {
   constexpr std::size_t kBudget = 12 << 20;
   Engine engine({.memory_bytes = kBudget, .history_epochs = 2, .threads = 2, .namespace_tokens = 1 << 13});
   std::atomic<bool> stop{false};
@@ -127,7 +127,7 @@ TEST(many_callers) {
   std::vector<std::thread> callers;
   for (int t = 0; t < 4; ++t) {
     callers.emplace_back([&, t] {
-      check::subject = "caller " + std::to_string(t);
+      INFO("caller ", t);
       Random random(static_cast<std::uint64_t>(t));
       StepResult result;
       for (int round = 0; round < 8; ++round) {
@@ -155,7 +155,7 @@ TEST(many_callers) {
           generated += tokens.size();
           engine.step({ids, tokens, offsets, {}, 8, 0.01f}, result);
           CHECK_EQ(result.offsets.size(), ids.size() + 1);
-          for (Token token : result.tokens) CHECK(token >= 0 && token < 9);
+          for (Token token : result.tokens) CHECK((token >= 0 && token < 9));
         }
         for (std::size_t i = 0; i < texts.size(); ++i) {
           CHECK_EQ(engine.generated(ids[i]), texts[i]);
@@ -193,5 +193,3 @@ TEST(many_callers) {
   CHECK(counted <= generated.load());  // what was counted may be forgotten with its namespace
   CHECK(engine.memory_bytes() <= kBudget);
 }
-
-int main() { return check::main(); }

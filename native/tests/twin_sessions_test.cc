@@ -1,8 +1,8 @@
 // Sessions that have a twin: what they draft, and when the twin is left alone or gone.
-#include "check.h"
 #include "draft/twin_trust.h"
 #include "histospec/engine.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -58,7 +58,7 @@ int say(Engine& engine, SessionId session, Tokens text, int max_tokens = 16, flo
 
 }  // namespace
 
-TEST(a_session_drafts_its_twin_among_siblings) {
+TEST_CASE("A session drafts its own twin, not those of other seeds") {
   Random random(1);
   Engine engine;
   std::vector<std::vector<Token>> said;
@@ -79,8 +79,8 @@ TEST(a_session_drafts_its_twin_among_siblings) {
   CHECK_EQ(stats(engine).twins_hit, 8u);
 }
 
-// What history cannot: behind tokens that nobody ever wrote, it goes on at the same position.
-TEST(a_twin_is_followed_through_divergences) {
+// History cannot do that: behind tokens that no response has, a twin goes on at the same position.
+TEST_CASE("A twin is followed through divergences") {
   Random random(2);
   Engine engine;
   const std::vector<Token> said = noise(random, 4000);
@@ -96,7 +96,7 @@ TEST(a_twin_is_followed_through_divergences) {
   CHECK(say(engine, without, now) > steps);
 }
 
-TEST(a_twin_ends) {
+TEST_CASE("A twin is not drafted past its end") {
   Random random(3);
   Engine engine;
   const std::vector<Token> said = noise(random, 50);
@@ -109,8 +109,8 @@ TEST(a_twin_ends) {
   engine.check_integrity();
 }
 
-// Where sampling is not coupled, seeds mean nothing: that is soon known, and drafts are as good as without.
-TEST(twins_that_are_wrong_are_left_alone) {
+// As without coupled sampling, where seeds mean nothing.
+TEST_CASE("Twins that are wrong are soon not drafted") {
   Random random(4);
   Engine engine({.namespace_tokens = 0});
   std::uint64_t drafted = 0;
@@ -127,7 +127,7 @@ TEST(twins_that_are_wrong_are_left_alone) {
   CHECK(drafted < 40);  // of 200 positions
 }
 
-TEST(a_session_that_is_resumed_knows_how_far_it_agrees) {
+TEST_CASE("A resumed session knows how far it agrees with its twin") {
   Random random(5);
   const std::vector<Token> said = noise(random, 300);
   std::vector<Token> now(said.begin(), said.begin() + 100);
@@ -146,7 +146,7 @@ TEST(a_session_that_is_resumed_knows_how_far_it_agrees) {
            (std::vector<float>{trust.of({0, true}), trust.of({100, true}), trust.of({59, false})}));
 }
 
-TEST(what_a_session_commits_is_the_next_twin) {
+TEST_CASE("A committed response is the next twin of its seed") {
   Random random(6);
   Engine engine;
   const std::vector<Token> first = noise(random, 100), second = noise(random, 100), third = noise(random, 100);
@@ -169,7 +169,7 @@ TEST(what_a_session_commits_is_the_next_twin) {
 }
 
 // Turns of one trajectory have one seed, and begin at different positions.
-TEST(a_later_turn_has_a_twin_of_its_own) {
+TEST_CASE("A later turn has a twin of its own") {
   Random random(7);
   Engine engine;
   const std::vector<Token> answers[] = {noise(random, 30), noise(random, 40)};
@@ -189,7 +189,7 @@ TEST(a_later_turn_has_a_twin_of_its_own) {
   CHECK_EQ(stats(engine).twins_hit, 2u);
 }
 
-TEST(a_twin_that_is_forgotten_is_gone_at_once) {
+TEST_CASE("A forgotten twin returns its memory at once, while a session runs") {
   Random random(8);
   const std::vector<Token> said = noise(random, 100'000);
   Engine engine;
@@ -208,8 +208,7 @@ TEST(a_twin_that_is_forgotten_is_gone_at_once) {
   engine.check_integrity();
 }
 
-// Nobody's history goes for twins.
-TEST(twins_give_way_first) {
+TEST_CASE("Twins are evicted before any history") {
   constexpr std::size_t kProblems = 30, kTokens = 20'000;
   const auto fill = [](Engine& engine, bool seeded) {
     Random random(9);
@@ -238,10 +237,11 @@ TEST(twins_give_way_first) {
     if (stats(tight).twins_hit == before) break;
     first = p;
   }
-  CHECK(first > kProblems / 2 && first < kProblems - 3);
+  CHECK(first > kProblems / 2);
+  CHECK(first < kProblems - 3);
 }
 
-TEST(seeds_elsewhere_change_nothing) {
+TEST_CASE("Seeds of other problems change nothing") {
   const auto drafts = [](bool seeds) {
     Random random(10);
     Engine engine;
@@ -261,5 +261,3 @@ TEST(seeds_elsewhere_change_nothing) {
   };
   CHECK_EQ(drafts(true), drafts(false));
 }
-
-int main() { return check::main(); }

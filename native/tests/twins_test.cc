@@ -5,9 +5,9 @@
 #include <optional>
 #include <set>
 
-#include "check.h"
 #include "draft/twin_trust.h"
 #include "random_text.h"
+#include "test.h"
 
 using namespace histospec;
 using testing::Random;
@@ -40,7 +40,7 @@ struct Reference {
 
 }  // namespace
 
-TEST(a_response_is_a_twin_up_to_the_first_other_turn) {
+TEST_CASE("A response is a twin up to its first turn that was not generated") {
   const std::vector<Token> tokens = {5, 6, 7, 8};
   const std::vector<std::uint8_t> late = {1, 1, 0, 1}, early = {0, 1, 1, 1}, never = {1, 1, 1, 1};
   CHECK(!Twins::of({{}, tokens, {}, 1}));
@@ -51,14 +51,15 @@ TEST(a_response_is_a_twin_up_to_the_first_other_turn) {
   CHECK(!Twins::of({{}, {}, {}, 1, 3}));
 }
 
-TEST(the_newest_of_a_seed_and_of_the_newest_epochs) {
+TEST_CASE("The twin of a seed is its newest response in the newest epochs") {
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     Random random(seed);
     Twins twins;
     Reference reference;
     const std::size_t nothing = twins.bytes();
     for (Token token = 0; token < 60; ++token) {
-      check::subject = "seed " + std::to_string(seed) + ", token " + std::to_string(token);
+      CAPTURE(seed);
+      CAPTURE(token);
       const Twins::Key key = {static_cast<std::int64_t>(random.below(5)) - 2, random.below(2)};
       const auto epoch = static_cast<std::int64_t>(token / 12 + random.below(4));
       twins.add(key, epoch, text({token}));
@@ -77,7 +78,7 @@ TEST(the_newest_of_a_seed_and_of_the_newest_epochs) {
   }
 }
 
-TEST(what_went_is_not_held_in_the_books) {
+TEST_CASE("A twin that was replaced is not counted in bytes()") {
   Twins twins;
   twins.add({1, 0}, 1, text(std::vector<Token>(1000)));
   const std::size_t one = twins.bytes();
@@ -90,32 +91,37 @@ TEST(what_went_is_not_held_in_the_books) {
   CHECK(twins.bytes() < 1000);
 }
 
-TEST(trust_grows_with_agreement) {
+TEST_CASE("Trust grows with agreement") {
   const TwinTrust trust;
   for (bool faithful : {false, true}) {
     float last = 0;
     for (int streak = 0; streak < 200; ++streak) {
       const float probability = trust.of({streak, faithful});
-      CHECK(probability > 0 && probability < 1 && probability >= last);
+      CHECK(probability > 0);
+      CHECK(probability < 1);
+      CHECK(probability >= last);
       last = probability;
     }
     CHECK(trust.of({5, true}) >= trust.of({5, false}));
   }
 }
 
-TEST(a_streak_ends_with_what_differs) {
+TEST_CASE("A streak ends at the first difference") {
   Agreement agreement;
   agreement.saw(true);
   agreement.saw(true);
-  CHECK(agreement.streak == 2 && agreement.faithful);
+  CHECK(agreement.streak == 2);
+  CHECK(agreement.faithful);
   agreement.saw(false);
-  CHECK(agreement.streak == 0 && !agreement.faithful);
+  CHECK(agreement.streak == 0);
+  CHECK(!agreement.faithful);
   agreement.saw(true);
-  CHECK(agreement.streak == 1 && !agreement.faithful);
+  CHECK(agreement.streak == 1);
+  CHECK(!agreement.faithful);
 }
 
-// It comes to what is the case, also when that changes, and what one class learns others do not.
-TEST(trust_is_learned_class_by_class) {
+// It follows the truth when that changes.
+TEST_CASE("Trust learns how often twins are right, each class by itself") {
   Random random(1);
   TwinTrust trust;
   const TwinTrust before;
@@ -132,14 +138,14 @@ TEST(trust_is_learned_class_by_class) {
   }
 }
 
-TEST(nothing_is_certain) {
+TEST_CASE("Trust never becomes certainty") {
   TwinTrust trust;
   for (int i = 0; i < 100000; ++i) {
     trust.learn({100, true}, true);
     trust.learn({0, false}, false);
   }
-  CHECK(trust.of({100, true}) > 0.99f && trust.of({100, true}) < 1);
-  CHECK(trust.of({0, false}) < 0.01f && trust.of({0, false}) > 0);
+  CHECK(trust.of({100, true}) > 0.99f);
+  CHECK(trust.of({100, true}) < 1);
+  CHECK(trust.of({0, false}) < 0.01f);
+  CHECK(trust.of({0, false}) > 0);
 }
-
-int main() { return check::main(); }

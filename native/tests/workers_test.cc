@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "check.h"
+#include "test.h"
 
 using namespace histospec;
 
@@ -15,9 +15,10 @@ namespace {
 
 // How often each index was worked on, in one run.
 std::vector<int> touched(Workers& workers, std::size_t size) {
-  std::vector<int> times(size);  // each index belongs to one piece, so nobody shares an element
+  std::vector<int> times(size);  // each index belongs to one piece, so no two threads write one element
   workers.run(size, [&](int, std::size_t first, std::size_t last) {
-    CHECK(first <= last && last <= size);
+    CHECK(first <= last);
+    CHECK(last <= size);
     for (std::size_t i = first; i < last; ++i) ++times[i];
   });
   return times;
@@ -25,17 +26,17 @@ std::vector<int> touched(Workers& workers, std::size_t size) {
 
 }  // namespace
 
-TEST(every_index_exactly_once) {
+TEST_CASE("Every index is worked on exactly once") {
   for (int threads : {1, 2, 3, 5, 8, 64}) {
     Workers workers(threads);
     for (std::size_t size : {0, 1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 255, 1000, 10000}) {
-      check::subject = std::to_string(threads) + " threads, " + std::to_string(size);
+      INFO(threads, " threads, ", size, " indices");
       CHECK_EQ(touched(workers, size), std::vector<int>(size, 1));
     }
   }
 }
 
-TEST(many_runs_one_after_another) {
+TEST_CASE("Many runs can follow one another") {
   Workers workers(4);
   for (std::size_t round = 0; round < 3000; ++round) {
     const std::size_t size = 32 + round % 40;
@@ -43,8 +44,8 @@ TEST(many_runs_one_after_another) {
   }
 }
 
-// What the work wrote is there when run() returns, also for threads that worked in an earlier run.
-TEST(results_are_there_on_return) {
+// Also for threads that worked in an earlier run.
+TEST_CASE("Results are there when run() returns") {
   Workers workers(3);
   std::vector<std::uint64_t> sums(1000, 0);
   for (std::uint64_t round = 1; round <= 300; ++round) {
@@ -55,13 +56,12 @@ TEST(results_are_there_on_return) {
   }
 }
 
-TEST(exceptions_come_out_and_the_next_run_works) {
+TEST_CASE("run() throws what a piece threw, and the next run works") {
   for (int threads : {1, 2, 5}) {
     Workers workers(threads);
     for (std::size_t size : {10u, 32u, 500u}) {
       for (std::size_t thrower : {std::size_t{0}, size / 2, size - 1}) {
-        check::subject =
-            std::to_string(threads) + " threads, " + std::to_string(thrower) + " of " + std::to_string(size);
+        INFO(threads, " threads, piece of ", thrower, " of ", size);
         std::atomic<int> at_work{0};
         std::string message;
         try {
@@ -84,24 +84,25 @@ TEST(exceptions_come_out_and_the_next_run_works) {
   }
 }
 
-TEST(one_of_many_exceptions_comes_out) {
+TEST_CASE("run() throws one of many exceptions") {
   Workers workers(4);
   for (int round = 0; round < 100; ++round) {
-    CHECK_THROWS(std::out_of_range,
-                 workers.run(500, [](int, std::size_t, std::size_t) { throw std::out_of_range("all"); }));
+    CHECK_THROWS_AS(workers.run(500, [](int, std::size_t, std::size_t) { throw std::out_of_range("all"); }),
+                    std::out_of_range);
     CHECK_EQ(touched(workers, 500), std::vector<int>(500, 1));
   }
 }
 
-// What belongs to a worker is used by one thread at a time, and, in the next run, after what was done to it before.
-TEST(a_worker_is_one_thread) {
+// The next run sees what the worker did in the last one.
+TEST_CASE("A worker is one thread at a time") {
   for (int threads : {1, 2, 3, 8}) {
     Workers workers(threads);
     std::vector<std::uint64_t> done(threads, 0);  // no lock: the thread sanitizer would see two threads
     std::vector<std::atomic<int>> at_work(threads);
     for (std::uint64_t round = 1; round <= 200; ++round) {
       workers.run(100, [&](int worker, std::size_t first, std::size_t last) {
-        CHECK(worker >= 0 && worker < threads);
+        CHECK(worker >= 0);
+        CHECK(worker < threads);
         CHECK_EQ(at_work[worker]++, 0);
         done[worker] += last - first;
         --at_work[worker];
@@ -111,7 +112,7 @@ TEST(a_worker_is_one_thread) {
   }
 }
 
-TEST(runs_that_were_announced_and_runs_that_do_not_come) {
+TEST_CASE("Runs may come announced or not, and announced runs need not come") {
   for (int threads : {1, 2, 5}) {
     Workers workers(threads);
     for (std::size_t round = 0; round < 300; ++round) {
@@ -124,7 +125,7 @@ TEST(runs_that_were_announced_and_runs_that_do_not_come) {
   }
 }
 
-TEST(ending_while_idle) {
+TEST_CASE("Idle workers can be destroyed") {
   for (int round = 0; round < 100; ++round) {
     const Workers never_used(8);
     Workers small(8), used(8);
@@ -133,5 +134,3 @@ TEST(ending_while_idle) {
     if (round % 2 == 0) touched(used, 100);
   }
 }
-
-int main() { return check::main(); }

@@ -1,22 +1,17 @@
-// Examples for the training of the estimator: plays recorded responses again,
-// and writes how each candidate was described and whether it came.
-// scripts/train-estimator runs it.
+// Examples for the training of the estimator: replays recorded responses, and writes the features of each candidate and
+// whether it was the next token. scripts/train-estimator runs it.
 //
-// What it reads from stdin is a list of commands, all of it int32 in the
-// machine's own order:
+// It reads commands from stdin, all of them int32 in the machine's byte order:
 //
-//     0                                      a new namespace: everything is
-//     forgotten 1 problem prompt n (epoch text) * n    n finished responses of
-//     one visit join the history 2 problem prompt n tag text * n        n
-//     responses are generated side by side, and explained in examples
+//     0                                                a new namespace; forgets everything
+//     1 problem prompt n (epoch text) * n              n finished responses of one visit join the history
+//     2 problem prompt n tag text * n                  replays n responses side by side, and writes examples
 //
-//     prompt = length token*      text = turns (generated length token*)*
-//     generated = 0, 1
+//     prompt = length token*      text = turns (generated length token*)*      generated = 0, 1
 //
-// What is explained learns nothing and joins nothing. Responses that are
-// generated side by side go on in steps, as the engine's do when a draft costs
-// nothing: up to kMaxStep tokens, as long as the candidate with the most votes
-// is right.
+// The estimator learns nothing from replayed responses, and they do not join the history. Responses that are replayed
+// side by side advance in steps, as the engine's do when a draft costs nothing: up to kMaxStep tokens, as long as the
+// candidate with the most votes is right.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -84,11 +79,11 @@ Response read_text() {
 class Writer {
  public:
   Writer(const Response& text, Tokens prompt, LiveText& live, const std::shared_ptr<const Segments>& history,
-         const std::shared_ptr<const Segments>& elsewhere)
+         const std::shared_ptr<const Segments>& namespace_segments)
       : text_(text), live_(live), id_(live.open(prompt)) {
-    for (Token token : tail(prompt)) view_.context.push(token);
-    view_.history.reset(*history, view_.context.tokens());
-    view_.elsewhere.reset(*elsewhere, view_.context.tokens());
+    for (Token token : tail(prompt)) context_.tail.push(token);
+    context_.history_source.reset(*history, context_.tail.tokens());
+    context_.namespace_source.reset(*namespace_segments, context_.tail.tokens());
     append_environment();
   }
 
@@ -96,8 +91,8 @@ class Writer {
 
   // Explains the tokens of the next step.
   void explain(std::uint16_t tag) {
-    view_.history.catch_up(view_.context.tokens());
-    Viewpoint ahead = view_;
+    context_.history_source.catch_up(context_.tail.tokens());
+    DraftContext ahead = context_;
     const LiveSource live(live_, id_);
     next_ = at_;
     bool foreseen = true;
@@ -107,7 +102,7 @@ class Writer {
       push(ahead, came);
       ahead.run = foreseen ? ahead.run + 1 : 0;
     }
-    view_.run = ahead.run;
+    context_.run = ahead.run;
   }
 
   // Shows them to all.
@@ -117,10 +112,10 @@ class Writer {
   }
 
  private:
-  static bool explain(Viewpoint& view, const LiveSource& live, Token came, std::uint16_t tag) {
-    const Evidence evidence = gather(view, live);
+  static bool explain(DraftContext& context, const LiveSource& live, Token came, std::uint16_t tag) {
+    const Evidence evidence = gather(context, live);
     Estimator::Features features;
-    Estimator::describe(evidence, -1, view.run, features);
+    Estimator::describe(evidence, -1, context.run, features);
     for (int c = 0; c < features.size; ++c) {
       const bool right = evidence[evidence.candidates()[c]].token == came;
       write({features.rows, right, tag, features.x[c]});
@@ -128,16 +123,16 @@ class Writer {
     return features.size > 0 && evidence[evidence.candidates()[0]].token == came;
   }
 
-  static void push(Viewpoint& view, Token token) {
-    view.context.push(token);
-    view.history.advance(1);
-    view.elsewhere.advance(1);
-    ++view.generated;
+  static void push(DraftContext& context, Token token) {
+    context.tail.push(token);
+    context.history_source.advance(1);
+    context.namespace_source.advance(1);
+    ++context.generated;
   }
 
   void append_until(std::size_t end) {
     live_.append(id_, Tokens(text_.tokens).subspan(at_, end - at_));
-    for (; at_ < end; ++at_) push(view_, text_.tokens[at_]);
+    for (; at_ < end; ++at_) push(context_, text_.tokens[at_]);
   }
 
   void append_environment() {
@@ -145,13 +140,13 @@ class Writer {
     while (end < text_.tokens.size() && !text_.generated[end]) ++end;
     if (end == at_) return;
     append_until(end);
-    view_.run = 0;
+    context_.run = 0;
   }
 
   const Response& text_;
   LiveText& live_;
   LiveText::TextId id_;
-  Viewpoint view_;
+  DraftContext context_;
   std::size_t at_ = 0;    // tokens that are there
   std::size_t next_ = 0;  // ... after this step
 };
@@ -211,17 +206,17 @@ class Namespace {
 }  // namespace
 
 int main() {
-  auto space = std::make_unique<Namespace>();
+  auto namespace_ = std::make_unique<Namespace>();
   for (std::int32_t command; read(command);) {
     switch (command) {
       case 0:
-        space = std::make_unique<Namespace>();
+        namespace_ = std::make_unique<Namespace>();
         break;
       case 1:
-        space->ingest();
+        namespace_->ingest();
         break;
       case 2:
-        space->explain();
+        namespace_->explain();
         break;
       default:
         fail("there is no such command");

@@ -64,7 +64,7 @@ struct LockTimes {
   double longest = 0;
 };
 
-// Where a drafted token came from: where the witness for it stands that shares the most with the context, or the twin.
+// The source of a drafted token: that of its longest match, or the twin.
 inline constexpr std::array<const char*, 5> kSourceNames = {"history", "own", "siblings", "namespace", "twin"};
 
 // How many epochs older than the newest of its namespace the response is that a token of history came from.

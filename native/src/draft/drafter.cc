@@ -9,17 +9,17 @@ namespace {
 // estimated from text that may not come.
 constexpr float kMargin = 1.1f;
 
-// Nobody is asked for a next token where one of so much probability would not be drafted: most that come last are less
-// probable, and what the others add to a draft is worth little more than its cost.
+// Skip the lookup if even a token of this probability would end the draft. Most last tokens are less probable, and the
+// others add little more to a draft than they cost.
 constexpr float kHopeful = 0.7f;
 
-// A history that knows a context of so many tokens is not helped by what other problems say, and that costs the most.
+// With a match of this length in the history, skip the namespace source: it costs the most and would not help.
 constexpr int kSureOrder = 6;
 
 // Of the votes of the best candidate: with less, one is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
-// A twin that is right so often is asked alone: what others say costs more than it adds.
+// A twin that is right this often is used alone: evidence would cost more than it adds.
 constexpr float kSure = 0.8f;
 
 // What a step is believed to yield, at most, for the price of one; sessions that follow twins yield more.
@@ -33,13 +33,13 @@ struct Choice {
 };
 
 // Drafts what the evidence says, where that is more probable than what was chosen so far.
-void weigh(Viewpoint& view, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
-  const Evidence evidence = gather(view, live);
+void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
+  const Evidence evidence = gather(context, live);
   if (evidence.candidates().empty()) return;
-  const Tokens context = view.context.tokens();
+  const Tokens tail = context.tail.tokens();
   Prediction& prediction = draft.predictions.emplace_back();
   prediction.position = draft.tokens.size();
-  Estimator::describe(evidence, context.empty() ? -1 : context.back(), view.run, prediction.features);
+  Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
   estimator.estimate(prediction.features, prediction.probabilities);
   prediction.best = 0;
   for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
@@ -48,23 +48,23 @@ void weigh(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
   }
   const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
   if (probability <= choice.probability) return;
-  const Tally& best = evidence[evidence.candidates()[prediction.best]];
-  const Source source = best.best.source();
-  const std::uint8_t age = source == kHistory ? view.history.age(best.best.where(), view.newest) : 0;
-  choice = {best.token, probability, {source, age}};
+  const Tally& tally = evidence[evidence.candidates()[prediction.best]];
+  const Source source = tally.best.source();
+  const std::uint8_t age = source == kHistory ? context.history_source.age(tally.best, context.newest) : 0;
+  choice = {tally.token, probability, {source, age}};
 }
 
 }  // namespace
 
-int Viewpoint::catch_up() {
-  history.catch_up(context.tokens());
-  const int depth = history.depth();
-  if (depth < kSureOrder) elsewhere.catch_up(context.tokens());
+int DraftContext::catch_up() {
+  history_source.catch_up(tail.tokens());
+  const int depth = history_source.depth();
+  if (depth < kSureOrder) namespace_source.catch_up(tail.tokens());
   return depth;
 }
 
-void Viewpoint::synchronise() {
-  const Tokens said = context.tokens();
+void DraftContext::synchronise() {
+  const Tokens said = tail.tokens();
   const std::int64_t at = generated + shift, end = static_cast<std::int64_t>(twin.size());
   if (generated < kInStep) return;
   const Tokens last = said.last(kInStep);
@@ -80,35 +80,35 @@ void Viewpoint::synchronise() {
   }
 }
 
-Evidence gather(Viewpoint& view, const LiveSource& live) {
+Evidence gather(DraftContext& context, const LiveSource& live) {
   Evidence evidence;
-  const Tokens context = view.context.tokens();
-  const int depth = view.catch_up();
-  view.history.testify(kHistory, view.generated, evidence);
-  if (depth < kSureOrder || !evidence.unanimous()) live.testify(context, evidence);
-  if (depth < kSureOrder) view.elsewhere.testify(kNamespace, view.generated, evidence);
-  evidence.elect(kUnlikelyShare);
+  const Tokens tail = context.tail.tokens();
+  const int depth = context.catch_up();
+  context.history_source.collect_matches(kHistory, context.generated, evidence);
+  if (depth < kSureOrder || !evidence.unanimous()) live.collect_matches(tail, evidence);
+  if (depth < kSureOrder) context.namespace_source.collect_matches(kNamespace, context.generated, evidence);
+  evidence.pick_candidates(kUnlikelyShare);
   return evidence;
 }
 
-bool twin_alone(const Viewpoint& view, const TwinTrust& trust) {
-  return view.next_of_twin() && trust.of(view.agreement) >= kSure;
+bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
+  return context.next_of_twin() && trust.of(context.agreement) >= kSure;
 }
 
-void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
+void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft) {
   draft.clear();
-  const float speed_up = estimator.speed_up(limits.verify_cost, view.twin.empty() ? kMostSpeedUp : kMostOfTwins);
+  const float speed_up = estimator.speed_up(limits.verify_cost, context.twin.empty() ? kMostSpeedUp : kMostOfTwins);
   const float least = limits.verify_cost * kMargin * speed_up;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
     Choice choice;
-    if (const Token* twin = view.next_of_twin()) choice = {*twin, trust.of(view.agreement), {kTwin, 0}};
+    if (const Token* twin = context.next_of_twin()) choice = {*twin, trust.of(context.agreement), {kTwin, 0}};
     if (choice.probability < kSure) {
       if (drafted > 0 && survival * std::max(kHopeful, choice.probability) < least) break;
-      weigh(view, live, estimator, draft, choice);
-      view.history.mark(draft.history, draft.tokens.size());
-      view.elsewhere.mark(draft.elsewhere, draft.tokens.size());
+      weigh(context, live, estimator, draft, choice);
+      context.history_source.mark(draft.history_trail, draft.tokens.size());
+      context.namespace_source.mark(draft.namespace_trail, draft.tokens.size());
     }
     if (choice.token < 0) break;
 
@@ -117,14 +117,14 @@ void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, 
     draft.tokens.push_back(choice.token);
     draft.probabilities.push_back(choice.probability);
     draft.origins.push_back(choice.origin);
-    view.push(choice.token);
-    view.history.advance(1);
-    view.elsewhere.advance(1);
-    ++view.run;
+    context.push(choice.token);
+    context.history_source.advance(1);
+    context.namespace_source.advance(1);
+    ++context.run;
   }
 }
 
-int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view) {
+int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& context) {
   int accepted = 0;
   bool foreseen = true;
   auto prediction = draft.predictions.begin();
@@ -132,7 +132,7 @@ int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view
     const bool drafted = i < draft.tokens.size();
     const bool estimated = prediction != draft.predictions.end() && prediction->position == i;
     if (!foreseen || !(drafted || estimated)) {
-      view.run = 0;
+      context.run = 0;
       break;
     }
     foreseen = came[i] == (drafted ? draft.tokens[i] : prediction->token());
@@ -143,7 +143,7 @@ int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view
       estimator.saw_best(prediction->probabilities[prediction->best], prediction->token() == came[i]);
       ++prediction;
     }
-    view.run = foreseen ? view.run + 1 : 0;
+    context.run = foreseen ? context.run + 1 : 0;
     accepted += foreseen && drafted;
   }
   estimator.saw_step(accepted + 1, draft.tokens.size());

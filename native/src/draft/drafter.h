@@ -10,7 +10,7 @@
 
 namespace histospec {
 
-// What was estimated for one position, kept until the engine says which token came.
+// What the estimator said of one position, kept until the engine knows which token came.
 struct Prediction {
   std::size_t position;  // in the draft; at its end: where it stopped
   Estimator::Features features;
@@ -27,23 +27,23 @@ struct Origin {
   std::uint8_t age;  // of the response, if that is history
 };
 
-// What was drafted for a session, and what there is to learn from it: one prediction a position at which evidence was
-// gathered, perhaps one more for that at which it stopped.
+// The draft of a session, and what the estimator can learn from it: one prediction for each position at which evidence
+// was gathered, which may include the position at which the draft stopped.
 struct Draft {
   std::vector<Token> tokens;
   std::vector<float> probabilities;
   std::vector<Origin> origins;
   std::vector<Prediction> predictions;
-  Trail history;
-  Trail elsewhere;
+  Trail history_trail;
+  Trail namespace_trail;
 
   void clear() {
     tokens.clear();
     probabilities.clear();
     origins.clear();
     predictions.clear();
-    history.clear();
-    elsewhere.clear();
+    history_trail.clear();
+    namespace_trail.clear();
   }
 };
 
@@ -52,53 +52,53 @@ struct DraftLimits {
   float verify_cost;  // marginal cost of verifying one drafted token, in units of a plain decoding step
 };
 
-// What a session looks at when it drafts.
-struct Viewpoint {
-  ContextTail context;
-  HistorySource history;          // of the problem
-  HistorySource elsewhere{8, 3};  // of the whole namespace: rarely asked, and not for much
-  std::int64_t generated = 0;     // tokens of the session so far
-  int run = 0;                    // the last so many of them were foreseen
-  std::int64_t newest = 0;        // epoch of the namespace
-  Tokens twin;                    // none: empty
-  std::int64_t shift = 0;         // how far ahead of the session it is followed
-  Agreement agreement;            // with it
+// What a draft is made from: the end of a session's text, and the sources that follow it.
+struct DraftContext {
+  ContextTail tail;
+  SegmentSource history_source;          // of the problem
+  SegmentSource namespace_source{8, 3};  // of the whole namespace; rarely used, so: low patience, few rows
+  std::int64_t generated = 0;            // tokens of the session so far
+  int run = 0;                           // the last so many of them were foreseen
+  std::int64_t newest = 0;               // epoch of the namespace
+  Tokens twin;                           // empty: none
+  std::int64_t shift = 0;                // position in the twin minus position in the session
+  Agreement agreement;                   // with the twin
 
-  // Moves what will be asked to the end of the context. Returns the longest context that the history knows.
+  // Moves the sources that the next token needs to the end of the context. Returns the history's longest match length.
   int catch_up();
   // The session has one more generated token.
   void push(Token token) {
     if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
-    context.push(token);
+    tail.push(token);
     ++generated;
     if (agreement.streak < kInStep && !twin.empty()) synchronise();
   }
-  // What the twin says next; null past its end.
+  // The next token of the twin; null past its end.
   const Token* next_of_twin() const {
     const std::int64_t at = generated + shift;
     return at >= 0 && at < static_cast<std::int64_t>(twin.size()) ? &twin[at] : nullptr;
   }
 
  private:
-  // Tokens that have to agree before a twin is followed elsewhere, and how far away that may be.
+  // Tokens that must agree before the twin is followed at another position, and how far away that position may be.
   static constexpr int kInStep = 4, kReach = 64;
-  // Follows the twin from the nearest place where the last tokens stand in it, too, if there is one.
+  // Follows the twin from the nearest position where the session's last tokens stand in it, if there is one.
   void synchronise();
 };
 
-// What is said on the token after view.context, its candidates elected.
-Evidence gather(Viewpoint& view, const LiveSource& live);
+// Collects the matches of the context, and picks the candidates for its next token.
+Evidence gather(DraftContext& context, const LiveSource& live);
 
-// Whether the next token is drafted from the twin without asking anybody else.
-bool twin_alone(const Viewpoint& view, const TwinTrust& trust);
+// Whether the next token is drafted from the twin alone, without evidence.
+bool twin_alone(const DraftContext& context, const TwinTrust& trust);
 
-// Drafts for a session: at each position the most probable candidate, while the probability that all of it is accepted
-// stays worth its cost. `view` is moved along the draft; `draft` is overwritten.
-void draft(Viewpoint& view, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
+// Drafts for a session: at each position the most probable candidate, while the probability that the whole draft is
+// accepted stays worth its cost. Moves `context` along the draft; overwrites `draft`.
+void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft);
 
-// Trains the estimator with what came instead of (or as) the predictions, and counts view.run. Returns how many drafted
-// tokens were accepted.
-int learn(Estimator& estimator, const Draft& draft, Tokens came, Viewpoint& view);
+// Trains the estimator with the tokens that came, against the predictions of the draft, and counts context.run. Returns
+// how many drafted tokens were accepted.
+int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& context);
 
 }  // namespace histospec

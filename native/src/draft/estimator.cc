@@ -29,7 +29,7 @@ Eight log2(const Eight& x) {
   });
 }
 
-// The log-odds of what got `n` of `total`; 0 where nobody got any.
+// The log-odds of `n` of `total`; 0 if `total` is 0.
 Eight stretch(const Eight& n, const Eight& total) {
   constexpr float kLn2 = 0.6931472f;
   const Eight prior = Eight::all(0.3f), others = total - n;
@@ -89,7 +89,8 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
 
   features.size = static_cast<int>(evidence.candidates().size());
   for (int source = 0; source < kSourceCount; ++source) {
-    features.rows[source] = static_cast<std::uint8_t>(source * kLevels + evidence.matched(static_cast<Source>(source)));
+    features.rows[source] =
+        static_cast<std::uint8_t>(source * kLevels + evidence.longest_level(static_cast<Source>(source)));
   }
   const int run_class = std::min(static_cast<int>(std::bit_width(static_cast<unsigned>(run) + 1)), kRunClasses) - 1;
   features.rows[kSourceCount] = static_cast<std::uint8_t>(kSourceCount * kLevels + run_class);

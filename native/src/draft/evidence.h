@@ -1,7 +1,8 @@
-// Evidence on the next token: what stands at the places where the end of the context stands, too.
+// Evidence for the next token: the matches of the context, and which token followed each of them.
 //
-// Each such place is a witness for the token that followed there. Witnesses vote, the more the more of the context they
-// share, and the less the more like them were heard before; what is kept is a tally for each token.
+// A match is a place in some text where the end of the context occurred before. It votes for the token that followed
+// there. A vote grows with the match length, and shrinks with the number of nearer matches of its kind. Evidence keeps
+// one tally per token.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,8 @@
 
 namespace histospec {
 
-// Where a witness stands: in the problem's finished responses, in the session's own text or prompt, in that of its
-// siblings, or in other problems of the namespace. Besides witnesses there is the twin.
+// Where a match stands: in the problem's finished responses, in the session's own text or prompt, in that of its
+// siblings, or in other problems of the namespace. The twin gives drafts without matches.
 enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount, kTwin = kSourceCount };
 
 inline constexpr int kMaxCandidates = 4;
@@ -23,56 +24,56 @@ inline constexpr int kMaxCandidates = 4;
 // Responses that are so many epochs old, or more, are counted together.
 inline constexpr int kOldest = 4;
 
-// How long the shared context is, in classes: beyond a few tokens it is the order of magnitude that counts.
+// Classes of match lengths. Beyond a few tokens only the order of magnitude counts.
 inline constexpr std::array<int, 10> kOrders = {1, 2, 3, 4, 6, 8, 11, 16, 22, 32};
 inline constexpr int kLevels = static_cast<int>(kOrders.size()) + 1;  // 0: nothing
 inline constexpr std::array<std::uint8_t, kMaxOrder + 1> kLevelOf = [] {
   std::array<std::uint8_t, kMaxOrder + 1> t{};
-  for (int shared = 0; shared <= kMaxOrder; ++shared) {
-    for (int order : kOrders) t[shared] = static_cast<std::uint8_t>(t[shared] + (order <= shared));
+  for (int length = 0; length <= kMaxOrder; ++length) {
+    for (int order : kOrders) t[length] = static_cast<std::uint8_t>(t[length] + (order <= length));
   }
   return t;
 }();
 
-// Who speaks for a token: what it shares with the context, and where it stands.
-class Witness {
+// A match of the context: its length, and where it stands.
+class Match {
  public:
-  Witness() = default;
-  // `shared`: tokens of the context that stand before it, 1 ... kMaxOrder. `where`: the source's own name for its
-  // response.
-  Witness(std::uint8_t shared, Source source, std::uint16_t where = 0)
-      : all_(std::uint32_t{shared} << 24 | std::uint32_t{source} << 16 | where) {}
+  Match() = default;
+  // `length`: how many tokens at the end of the context stand there, 1 ... kMaxOrder. `epoch_id`: names the epoch of
+  // the response; only its source can read it (SegmentSource::age).
+  Match(std::uint8_t length, Source source, std::uint16_t epoch_id = 0)
+      : all_(std::uint32_t{length} << 24 | std::uint32_t{source} << 16 | epoch_id) {}
 
-  std::uint8_t shared() const { return static_cast<std::uint8_t>(all_ >> 24); }
+  std::uint8_t length() const { return static_cast<std::uint8_t>(all_ >> 24); }
   Source source() const { return static_cast<Source>(all_ >> 16 & 0xff); }
-  std::uint16_t where() const { return static_cast<std::uint16_t>(all_); }
+  std::uint16_t epoch_id() const { return static_cast<std::uint16_t>(all_); }
 
  private:
-  std::uint32_t all_ = 0;  // in one piece, so that one can be chosen of two without a branch
+  std::uint32_t all_ = 0;  // one word, so that choosing one of two matches needs no branch
 };
 
-// What was said for one token.
+// The matches that one token followed.
 struct Tally {
   Token token = -1;
-  Witness best = {};           // of the witnesses, the first that shares the most
-  std::uint16_t count = 0;     // witnesses
-  std::uint16_t at_level = 0;  // of them, at the level of the best
+  Match best = {};             // the first of the longest matches
+  std::uint16_t count = 0;     // of matches
+  std::uint16_t at_level = 0;  // of matches at the level of the best
   float aligned = 0;           // votes of the history, less the further they stand from the session's own offset
   std::array<float, kSourceCount> votes = {};
 
-  std::uint8_t level() const { return kLevelOf[best.shared()]; }
+  std::uint8_t level() const { return kLevelOf[best.length()]; }
   float all() const { return votes[0] + votes[1] + votes[2] + votes[3]; }
 };
 
 class Evidence {
  public:
   using Name = std::uint8_t;
-  // Of what followed where a response ended, or where the text was not generated; and of a token too many.
+  // Matches go here whose response ended, or whose next token was not generated, or comes after kNoToken others.
   static constexpr Name kNoToken = 15;
 
   Evidence() { guesses_.fill(kNoToken); }
 
-  // What witnesses of this token call it.
+  // The short name of a token in this evidence, for add_match().
   Name name(Token token) {
     Name& guess = guesses_[static_cast<std::uint32_t>(token) % kGuesses];
     if (tallies_[guess].token == token) return guess;
@@ -81,37 +82,39 @@ class Evidence {
     return name;
   }
 
-  // A witness of the source shares so many tokens with the context.
-  void match(Source source, std::uint8_t shared) { matched_[source] = std::max(matched_[source], kLevelOf[shared]); }
-
-  // A witness speaks for a token. What they say follows no pattern, so nothing branches on it.
-  void hear(Name name, Witness witness, float vote, float aligned = 0) {
-    Tally& tally = tallies_[name];
-    tally.votes[witness.source()] += vote;
-    tally.aligned += aligned;
-    ++tally.count;
-    const int level = kLevelOf[witness.shared()], known = tally.level();
-    tally.at_level = static_cast<std::uint16_t>((tally.at_level & -(level <= known)) + (level >= known));
-    tally.best = witness.shared() > tally.best.shared() ? witness : tally.best;
+  // The source has a match of this length.
+  void note_match_length(Source source, std::uint8_t length) {
+    longest_[source] = std::max(longest_[source], kLevelOf[length]);
   }
 
-  // The vote of the witness that comes after `nearness` others of its kind.
-  static float vote(int shared, int nearness) { return static_cast<float>(shared) * kInverse[nearness]; }
+  // Adds a match that the token followed. Matches come in no pattern, so nothing branches on them.
+  void add_match(Name name, Match match, float vote, float aligned = 0) {
+    Tally& tally = tallies_[name];
+    tally.votes[match.source()] += vote;
+    tally.aligned += aligned;
+    ++tally.count;
+    const int level = kLevelOf[match.length()], known = tally.level();
+    tally.at_level = static_cast<std::uint16_t>((tally.at_level & -(level <= known)) + (level >= known));
+    tally.best = match.length() > tally.best.length() ? match : tally.best;
+  }
+
+  // The vote of a match of this length, with `nearness` nearer ones of its kind.
+  static float vote(int match_length, int nearness) { return static_cast<float>(match_length) * kInverse[nearness]; }
   // How much of a vote counts as aligned, so many tokens from the session's offset.
   static float alignment(int distance) {
     constexpr float kReach = 16;
     return kReach / (kReach + static_cast<float>(std::abs(distance)));
   }
 
-  // Of the tokens named, keeps the best by votes: at most kMaxCandidates, and those with less than `share` of the votes
-  // of the first are almost never right. Ties: the one named first.
-  void elect(float share) {
+  // Picks the tokens with the most votes as candidates: at most kMaxCandidates, each with at least `share` of the votes
+  // of the first. Fewer votes than that are almost never right. Of two with equal votes, the one named first leads.
+  void pick_candidates(float share) {
     std::array<float, kMaxCandidates> votes;
-    elected_ = 0;
+    picked_ = 0;
     for (int i = 0; i < named_; ++i) {
       const float own = tallies_[i].all();
-      if (elected_ == kMaxCandidates && own <= votes[kMaxCandidates - 1]) continue;
-      int at = elected_ < kMaxCandidates ? elected_++ : kMaxCandidates - 1;
+      if (picked_ == kMaxCandidates && own <= votes[kMaxCandidates - 1]) continue;
+      int at = picked_ < kMaxCandidates ? picked_++ : kMaxCandidates - 1;
       for (; at > 0 && votes[at - 1] < own; --at) {
         votes[at] = votes[at - 1];
         candidates_[at] = candidates_[at - 1];
@@ -119,14 +122,14 @@ class Evidence {
       votes[at] = own;
       candidates_[at] = static_cast<Name>(i);
     }
-    while (elected_ > 1 && votes[elected_ - 1] < share * votes[0]) --elected_;
+    while (picked_ > 1 && votes[picked_ - 1] < share * votes[0]) --picked_;
   }
 
   bool unanimous() const { return named_ == 1; }
-  std::uint8_t matched(Source source) const { return matched_[source]; }  // the level of its best witness
-  std::span<const Name> candidates() const { return {candidates_.data(), static_cast<std::size_t>(elected_)}; }
+  std::uint8_t longest_level(Source source) const { return longest_[source]; }  // 0: no match
+  std::span<const Name> candidates() const { return {candidates_.data(), static_cast<std::size_t>(picked_)}; }
   const Tally& operator[](Name name) const { return tallies_[name]; }
-  // Calls visit(tally) for every token that was named, and for what is none of them.
+  // Calls visit(tally) for every token that has a name, and for kNoToken.
   template <typename Visit>
   void each(Visit visit) const {
     for (int i = 0; i < named_; ++i) visit(tallies_[i]);
@@ -155,10 +158,10 @@ class Evidence {
   }();
 
   int named_ = 0;
-  int elected_ = 0;
-  std::array<std::uint8_t, kSourceCount> matched_{};
+  int picked_ = 0;
+  std::array<std::uint8_t, kSourceCount> longest_{};
   std::array<Name, kMaxCandidates> candidates_;
-  std::array<Name, kGuesses> guesses_;  // who was named last, by the end of the token
+  std::array<Name, kGuesses> guesses_;  // by the low bits of a token: the last name given to such a token
   std::array<Tally, kNoToken + 1> tallies_;
 };
 

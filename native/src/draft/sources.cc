@@ -6,26 +6,26 @@
 namespace histospec {
 namespace {
 
-// Where witnesses stand in their responses is asked of the nearest ones only.
+// Only the nearest matches count as aligned or not.
 constexpr int kAlignedRows = 4;
 
 }  // namespace
 
-void HistorySource::reset(const Segments& segments, Tokens context) {
+void SegmentSource::reset(const Segments& segments, Tokens context) {
   followed_ = 0;  // until the places are found, for which there must be memory
   segments_ = &segments;
   find(context);
   followed_ = segments.number();
 }
 
-void HistorySource::find(Tokens context) {
+void SegmentSource::find(Tokens context) {
   behind_ = 0;
   places_.clear();
   places_.reserve(segments_->size());
   for (const auto& segment : *segments_) places_.push_back(segment->find(context));
 }
 
-void HistorySource::catch_up(Tokens context) {
+void SegmentSource::catch_up(Tokens context) {
   if (behind_ > patience_) {
     find(context.last(std::min(context.size(), patience_)));
     return;
@@ -36,14 +36,14 @@ void HistorySource::catch_up(Tokens context) {
   behind_ = 0;
 }
 
-void HistorySource::mark(Trail& trail, std::size_t drafted) const {
+void SegmentSource::mark(Trail& trail, std::size_t drafted) const {
   if (behind_ > 0) return;
   trail.followed_ = followed_;
   trail.places_.insert(trail.places_.end(), places_.begin(), places_.end());
   trail.drafted_.push_back(drafted);
 }
 
-void HistorySource::advance(std::size_t tokens, const Trail& trail, std::size_t accepted) {
+void SegmentSource::advance(std::size_t tokens, const Trail& trail, std::size_t accepted) {
   advance(tokens);
   const auto marks = std::ranges::upper_bound(trail.drafted_, accepted) - trail.drafted_.begin();
   if (marks == 0 || trail.followed_ != followed_) return;
@@ -52,46 +52,47 @@ void HistorySource::advance(std::size_t tokens, const Trail& trail, std::size_t 
   behind_ = tokens - trail.drafted_[marks - 1];
 }
 
-void HistorySource::testify(Source source, std::int64_t offset, Evidence& evidence) const {
+void SegmentSource::collect_matches(Source source, std::int64_t offset, Evidence& evidence) const {
   const int aligned_rows = source == kHistory ? kAlignedRows : 0;  // of a side
   const int at = static_cast<int>(std::min<std::int64_t>(offset, UINT16_MAX));
   for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
-    evidence.match(source, static_cast<std::uint8_t>(places_[s].depth()));
+    evidence.note_match_length(source, static_cast<std::uint8_t>(places_[s].depth()));
     const auto first = static_cast<std::uint16_t>(s * Rows::kEpochs);
     segment.each_near(
         places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int nearness) {
           const auto name =
-              row.next == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next));
-          const float vote = Evidence::vote(row.shared, nearness);
+              row.next_rank == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next_rank));
+          const float vote = Evidence::vote(row.match_length, nearness);
           const float aligned = nearness < aligned_rows ? vote * Evidence::alignment(row.offset - at) : 0.0f;
-          evidence.hear(name, Witness(row.shared, source, static_cast<std::uint16_t>(first + row.epoch)), vote,
-                        aligned);
+          const Match match(row.match_length, source, static_cast<std::uint16_t>(first + row.epoch));
+          evidence.add_match(name, match, vote, aligned);
         });
   }
 }
 
-std::uint8_t HistorySource::age(std::uint16_t where, std::int64_t newest) const {
-  const std::int64_t epoch = (*segments_)[where / Rows::kEpochs]->epoch(where % Rows::kEpochs);
+std::uint8_t SegmentSource::age(const Match& match, std::int64_t newest) const {
+  const std::uint16_t id = match.epoch_id();
+  const std::int64_t epoch = (*segments_)[id / Rows::kEpochs]->epoch(id % Rows::kEpochs);
   if (epoch >= newest) return 0;
   return static_cast<std::uint8_t>(
       std::min<std::uint64_t>(static_cast<std::uint64_t>(newest) - static_cast<std::uint64_t>(epoch), kOldest));
 }
 
-int HistorySource::depth() const {
+int SegmentSource::depth() const {
   int depth = 0;
   for (const Place& place : places_) depth = std::max(depth, place.depth());
   return depth;
 }
 
-void LiveSource::testify(Tokens context, Evidence& evidence) const {
-  std::array<LiveText::Match, LiveText::kCandidates> matches;
-  const int found = live_.find(own_, context, matches);
+void LiveSource::collect_matches(Tokens context, Evidence& evidence) const {
+  std::array<LiveText::Occurrence, LiveText::kCandidates> occurrences;
+  const int found = live_.find(own_, context, occurrences);
   for (int i = 0; i < found; ++i) {
-    const auto shared = static_cast<std::uint8_t>(matches[i].length);
-    const Source source = matches[i].own ? kOwn : kSiblings;
-    evidence.match(source, shared);
-    evidence.hear(evidence.name(matches[i].next), Witness(shared, source), Evidence::vote(shared, i));
+    const auto length = static_cast<std::uint8_t>(occurrences[i].match_length);
+    const Source source = occurrences[i].own ? kOwn : kSiblings;
+    evidence.note_match_length(source, length);
+    evidence.add_match(evidence.name(occurrences[i].next), Match(length, source), Evidence::vote(length, i));
   }
 }
 

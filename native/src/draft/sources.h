@@ -1,5 +1,5 @@
-// Sources turn an index into evidence. Each follows one session: it is moved along the context token by token, and
-// names witnesses of what may come next.
+// Sources turn an index into evidence. Each follows one session: it moves along the context token by token, and
+// collects the matches of the context, with the token that followed each.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class ContextTail {
   std::size_t end_ = 0;
 };
 
-// Where a source was along a draft: what is accepted of it need not be followed again.
+// Where a source was along a draft, so that it need not follow the accepted part again.
 class Trail {
  public:
   void clear() {
@@ -41,42 +41,41 @@ class Trail {
   }
 
  private:
-  friend class HistorySource;
-  std::uint64_t followed_ = 0;        // what the source looked at
+  friend class SegmentSource;
+  std::uint64_t followed_ = 0;        // the number of the segments that the source followed
   std::vector<Place> places_;         // one a segment, mark by mark
   std::vector<std::size_t> drafted_;  // tokens before each mark, ascending
 };
 
-// Finished responses: of the problem, or of its whole namespace. It does not keep the segments that it looks at: they
-// are the engine's, which may evict them while a session is idle. After that, follow() has to come before anything
-// else.
-class HistorySource {
+// Finished responses of the problem, or of its whole namespace. The source does not own the segments that it follows:
+// the engine may evict them while a session is idle. After that, call follow() before anything else.
+class SegmentSource {
  public:
-  // Who is further behind than `patience` tokens starts anew, with a context of that many. At most so many rows are
-  // asked on either side of a place.
-  explicit HistorySource(std::size_t patience = kMaxOrder, int rows = Segment::kNear)
+  // If the source is more than `patience` tokens behind, it searches again from the last `patience` tokens. It collects
+  // at most `rows` rows on either side of a place.
+  explicit SegmentSource(std::size_t patience = kMaxOrder, int rows = Segment::kNear)
       : patience_(patience), rows_(rows) {}
-  // Looks at these segments from now on, at the end of this context.
+  // Follows these segments from now on, from the end of this context.
   void reset(const Segments& segments, Tokens context);
-  // Looks at these segments from now on, where they are others than so far.
+  // The same, unless it follows these segments already.
   void follow(const Segments& segments, Tokens context) {
     if (followed_ != segments.number()) reset(segments, context);
   }
-  // The context has grown by so many tokens. Cheap: nothing is looked up before it is asked for, by catch_up().
+  // The context has grown by so many tokens. Cheap: catch_up() does the lookups.
   void advance(std::size_t tokens) { behind_ += tokens; }
-  // The same, where the first `accepted` of them had been drafted: goes on at the last mark among those.
+  // The same, where the first `accepted` tokens had been drafted: continues from the last mark among them.
   void advance(std::size_t tokens, const Trail& trail, std::size_t accepted);
-  // Moves to the end of this context; testify() and depth() speak of where it last was.
+  // Moves to the end of this context, which collect_matches() and depth() then describe.
   void catch_up(Tokens context);
-  // Leaves a mark behind so many drafted tokens, if this is where it is.
+  // Marks its place after so many drafted tokens, if it has caught up.
   void mark(Trail& trail, std::size_t drafted) const;
 
-  // Adds the rows nearest to the context in each segment, as witnesses of `source`. `offset`: how many tokens the
+  // Adds the rows nearest to the context in each segment, as matches of `source`. `offset`: how many tokens the
   // session has generated.
-  void testify(Source source, std::int64_t offset, Evidence& evidence) const;
-  // How many epochs older than `newest` the response is that a witness of this source is of, at most kOldest.
-  std::uint8_t age(std::uint16_t where, std::int64_t newest) const;
-  // The longest context known to any of the segments.
+  void collect_matches(Source source, std::int64_t offset, Evidence& evidence) const;
+  // How many epochs older than `newest` the response of a match of this source is, at most kOldest.
+  std::uint8_t age(const Match& match, std::int64_t newest) const;
+  // The longest match length in any of the segments.
   int depth() const;
 
  private:
@@ -84,10 +83,10 @@ class HistorySource {
 
   std::size_t patience_;
   int rows_;
-  std::uint64_t followed_ = 0;  // the number of these
+  std::uint64_t followed_ = 0;  // the number of segments_
   const Segments* segments_ = nullptr;
   std::vector<Place> places_;  // one a segment
-  std::size_t behind_ = 0;     // tokens that the places have not seen
+  std::size_t behind_ = 0;     // tokens of the context that the places do not include yet
 };
 
 // The session's own text and prompt, and its siblings'.
@@ -95,8 +94,8 @@ class LiveSource {
  public:
   LiveSource(const LiveText& live, LiveText::TextId own) : live_(live), own_(own) {}
 
-  // Adds the newest places where the context ends.
-  void testify(Tokens context, Evidence& evidence) const;
+  // Adds the newest occurrences of the context.
+  void collect_matches(Tokens context, Evidence& evidence) const;
 
  private:
   const LiveText& live_;

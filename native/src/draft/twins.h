@@ -8,7 +8,7 @@
 // seed and by the position at which it begins, which tells apart the turns of one trajectory. It ends where the first
 // tool or user turn begins: behind that, a session is opened anew, and begins elsewhere.
 //
-// Sessions do not own their twins: what is forgotten is gone at once.
+// Sessions hold weak references to their twins: eviction may free one at any time.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ using Twin = std::vector<Token>;
 
 class Twins {
  public:
-  // The newest epochs of the problem that have twins here. Seeds come again every epoch, or new ones are drawn: who was
-  // not replaced for a whole epoch does not come back.
+  // The newest epochs of the problem that have twins here. A seed either comes again every epoch, or never: a twin that
+  // was not replaced for a whole epoch will not be used again.
   static constexpr std::size_t kEpochs = 2;
 
   struct Key {

@@ -85,7 +85,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   if (seed) {
     session->name_of_twin = {*seed, prompt.size()};
     session->twin = twin = problem->twin(*session->name_of_twin);
-    if (twin) session->view.twin = *twin;
+    if (twin) session->context.twin = *twin;
   }
   std::optional<LiveText::TextId> text;
   SessionId number = 0;
@@ -101,10 +101,10 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
-    for (Token token : tail(prompt)) session->view.context.push(token);
-    for (Token token : generated) session->view.push(token);
-    session->view.history.reset(*problem->segments, session->view.context.tokens());
-    session->view.elsewhere.reset(*namespace_->index.segments(), session->view.context.tokens());
+    for (Token token : tail(prompt)) session->context.tail.push(token);
+    for (Token token : generated) session->context.push(token);
+    session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
+    session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
     number = state_->registry.add(std::move(session));
   } catch (...) {  // out of memory
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
@@ -155,7 +155,7 @@ std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) c
   lengths.reserve(sessions.size());
   for (SessionId id : sessions) {
     const Session* session = state_->registry.find_session(id);
-    lengths.push_back(session ? session->view.generated : -1);
+    lengths.push_back(session ? session->context.generated : -1);
   }
   return lengths;
 }

@@ -30,7 +30,7 @@ void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64
 Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* session) {
   const std::int64_t position = request.positions[b], came = request.offsets[b + 1] - request.offsets[b];
   if (position > *request.most_tokens - came) return Outcome::kTooLong;
-  return session && position <= session->view.generated ? Outcome::kStepped : Outcome::kUnknown;
+  return session && position <= session->context.generated ? Outcome::kStepped : Outcome::kUnknown;
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
       throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
     }
     session.step = number_;
-    const std::int64_t held = session.view.generated;
+    const std::int64_t held = session.context.generated;
     if (!request.positions.empty() && (request.positions[b] < 0 || request.positions[b] > held)) {
       throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
                                   ", but the session has " + std::to_string(held) + " generated tokens");
@@ -91,7 +91,7 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
     if (!twin && held == 0 && session.name_of_twin) {
       session.twin = twin = session.problem->twin(*session.name_of_twin);
     }
-    session.view.twin = twin ? Tokens(*twin) : Tokens();
+    session.context.twin = twin ? Tokens(*twin) : Tokens();
     batch_.push_back(&session);
     rows_.push_back(static_cast<std::uint32_t>(b));
   }
@@ -99,10 +99,10 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
 
 void StepRunner::append(Session& session, Tokens came) {
   if (came.empty()) return;
-  Viewpoint& view = session.view;
+  DraftContext& context = session.context;
   NamespaceStats& counters = session.namespace_->counters;
   const std::size_t before = session.namespace_->estimator.bytes();
-  const int accepted = learn(session.namespace_->estimator, session.draft, came, view);
+  const int accepted = learn(session.namespace_->estimator, session.draft, came, context);
   if (session.namespace_->estimator.bytes() != before) ledger_.update(*session.namespace_);
   counters.accepted_tokens += accepted;
   count(counters, std::span(session.draft.origins).first(accepted), &SourceStats::accepted_tokens);
@@ -114,11 +114,11 @@ void StepRunner::append(Session& session, Tokens came) {
   contents_.change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
   counters.generated_tokens += came.size();
   for (Token token : came) {
-    if (const Token* twin = view.next_of_twin()) session.namespace_->trust.learn(view.agreement, *twin == token);
-    view.push(token);
+    if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
+    context.push(token);
   }
-  view.history.advance(came.size(), spent.draft.history, accepted);
-  view.elsewhere.advance(came.size(), spent.draft.elsewhere, accepted);
+  context.history_source.advance(came.size(), spent.draft.history_trail, accepted);
+  context.namespace_source.advance(came.size(), spent.draft.namespace_trail, accepted);
 }
 
 // What the sessions share is only read here, so that they may draft at the same time.
@@ -138,13 +138,13 @@ void StepRunner::draft_all(DraftLimits limits) {
   });
 }
 
-void StepRunner::draft_one(Session& session, DraftLimits limits, Viewpoint& ahead) {
+void StepRunner::draft_one(Session& session, DraftLimits limits, DraftContext& ahead) {
   const Namespace& namespace_ = *session.namespace_;
-  Viewpoint& view = session.view;
-  view.history.follow(*session.problem->segments, view.context.tokens());
-  view.elsewhere.follow(*namespace_.index.segments(), view.context.tokens());
-  if (!twin_alone(view, namespace_.trust)) view.catch_up();
-  ahead = view;
+  DraftContext& context = session.context;
+  context.history_source.follow(*session.problem->segments, context.tail.tokens());
+  context.namespace_source.follow(*namespace_.index.segments(), context.tail.tokens());
+  if (!twin_alone(context, namespace_.trust)) context.catch_up();
+  ahead = context;
   ahead.newest = namespace_.counters.newest_epoch;
   draft(ahead, LiveSource(*session.problem->live, session.text), namespace_.estimator, namespace_.trust, limits,
         session.draft);
@@ -161,7 +161,7 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
     const std::uint32_t b = rows_[i];
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
     if (!request.positions.empty()) {
-      const auto known = static_cast<std::size_t>(batch_[i]->view.generated - request.positions[b]);
+      const auto known = static_cast<std::size_t>(batch_[i]->context.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
     append(*batch_[i], came);

@@ -28,7 +28,7 @@ class StepRunner {
   void append(Session& session, Tokens came) REQUIRES(engine_lock);
   void draft_all(DraftLimits limits) REQUIRES(engine_lock);
   // `ahead` moves along the draft; it keeps its memory.
-  static void draft_one(Session& session, DraftLimits limits, Viewpoint& ahead) REQUIRES(engine_lock);
+  static void draft_one(Session& session, DraftLimits limits, DraftContext& ahead) REQUIRES(engine_lock);
 
   MemoryLedger& ledger_;
   Registry& registry_;
@@ -37,7 +37,7 @@ class StepRunner {
   std::vector<Session*> batch_ GUARDED_BY(engine_lock);       // those that step
   std::vector<std::uint32_t> rows_ GUARDED_BY(engine_lock);   // where they stand in the request
   std::vector<std::uint32_t> order_ GUARDED_BY(engine_lock);  // of the batch, by what is asked
-  std::vector<Viewpoint> ahead_ GUARDED_BY(engine_lock);      // of each worker
+  std::vector<DraftContext> ahead_ GUARDED_BY(engine_lock);   // of each worker
   Workers workers_ GUARDED_BY(engine_lock);
 };
 

@@ -1,8 +1,8 @@
 // The rows of a segment: 7 bytes each, or 11 where numbers beyond 65,535 are needed, and one for every 8 rows.
 //
-// What is asked of a row is asked together, so it lies together: a look at a row is one line of memory, and at its
-// nearest neighbours the same line or the next. What two rows far apart share is the least of what the neighbours
-// between them share.
+// A lookup needs all numbers of a row, so they lie together: reading a row touches one cache line, and its nearest
+// neighbours lie in the same line or the next. The LCP of two rows far apart is the least LCP of the neighbours between
+// them.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@
 namespace histospec {
 
 struct Row {
-  std::uint32_t next;    // the rank that followed this context
-  std::uint32_t to;      // the row of this context and what followed it
-  std::uint16_t offset;  // tokens of the response before it: 0 inside the head, 65,535 means as many or more
-  std::uint8_t shared;   // tokens that the contexts of this row and the one above have in common
-  std::uint8_t epoch;    // of its response, among the newest of the segment: 0 ... kEpochs - 1
+  std::uint32_t next_rank;  // the rank that followed this context
+  std::uint32_t next_row;   // the row of this context followed by that rank (LF-mapping)
+  std::uint16_t offset;     // tokens of the response before it: 0 inside the head, 65,535 means as many or more
+  std::uint8_t lcp;         // match length of the contexts of this row and the one above
+  std::uint8_t epoch;       // of its response, among the newest of the segment: 0 ... kEpochs - 1
 
   bool operator==(const Row&) const = default;
 };
@@ -31,7 +31,7 @@ class Rows {
   static constexpr int kEpochs = 4;
 
   Rows() = default;
-  // `largest`: of all that next and to will be.
+  // `largest`: the largest next_rank or next_row.
   Rows(Layout& layout, std::size_t rows, std::size_t largest)
       : size_(rows),
         wide_(largest > UINT16_MAX),
@@ -39,56 +39,56 @@ class Rows {
         blocks_(layout.take_array<std::uint8_t>(rows / kBlock)) {}
 
   std::size_t size() const { return size_; }
-  // use(rows), which are these, of the width that they have: so that loops need not ask for every row.
+  // Calls use(rows) with these rows in their width, so that a loop tests the width once and not for every row.
   template <typename Use>
   decltype(auto) read(Use use) const {
     return wide_ ? use(Wide{data_}) : use(Narrow{data_});
   }
-  // Row size() shares nothing with the one above it; the rest of it means nothing.
+  // Row size() exists: its lcp is 0, and its other numbers mean nothing.
   Row operator[](std::uint32_t r) const {
     return read([r](auto rows) { return rows[r]; });
   }
-  // Row r is about to be looked at, and those around it.
+  // Prefetches row r and its neighbours.
   void prefetch(std::uint32_t r) const {
     const std::byte* const at = data_ + r * (wide_ ? kWide : kNarrow);
     __builtin_prefetch(at - 40);
     __builtin_prefetch(at + 40);
   }
   void set(std::uint32_t r, const Row& row) {
-    const auto both = static_cast<std::uint8_t>(row.epoch << kSharedBits | row.shared);
+    const auto both = static_cast<std::uint8_t>(row.epoch << kLcpBits | row.lcp);
     if (wide_) {
       std::byte* const at = data_ + r * kWide;
-      store(at, row.next), store(at + 4, row.to), store(at + 8, row.offset), store(at + 10, both);
+      store(at, row.next_rank), store(at + 4, row.next_row), store(at + 8, row.offset), store(at + 10, both);
     } else {
       std::byte* const at = data_ + r * kNarrow;
-      store(at, static_cast<std::uint16_t>(row.next)), store(at + 2, static_cast<std::uint16_t>(row.to));
+      store(at, static_cast<std::uint16_t>(row.next_rank)), store(at + 2, static_cast<std::uint16_t>(row.next_row));
       store(at + 4, row.offset), store(at + 6, both);
     }
   }
-  // After the last set(): makes least() ready.
+  // Call it after the last set(), before least_lcp().
   void seal() {
-    for (std::uint32_t b = 0; b < blocks_.size(); ++b) blocks_[b] = least_of_block(b);
+    for (std::uint32_t b = 0; b < blocks_.size(); ++b) blocks_[b] = least_lcp_of_block(b);
   }
   bool sealed() const {
     for (std::uint32_t b = 0; b < blocks_.size(); ++b) {
-      if (blocks_[b] != least_of_block(b)) return false;
+      if (blocks_[b] != least_lcp_of_block(b)) return false;
     }
     return true;
   }
 
-  // The least `shared` of the rows [first, last), and of `bound`. Whole blocks first: with what they say, hardly ever a
-  // row has to be looked at.
-  std::uint8_t least(std::uint32_t first, std::uint32_t last, std::uint8_t bound) const {
+  // The least LCP of the rows [first, last), or `bound` if that is less. Whole blocks first: after them, single rows
+  // are seldom read.
+  std::uint8_t least_lcp(std::uint32_t first, std::uint32_t last, std::uint8_t bound) const {
     const std::uint32_t first_block = (first + kBlock - 1) / kBlock, last_block = last / kBlock;
-    if (first_block > last_block) return bound > 0 ? least_of(first, last, bound) : bound;
+    if (first_block > last_block) return bound > 0 ? least_lcp_of(first, last, bound) : bound;
     for (std::uint32_t b = first_block; b < last_block && bound > 0;) {
       const std::uint32_t end = std::min(last_block, b + 64);
       for (; b < end; ++b) bound = std::min(bound, blocks_[b]);
     }
     const auto may_be_less = [&](std::uint32_t b) { return b >= blocks_.size() || blocks_[b] < bound; };
     const std::uint32_t begin = first_block * kBlock, end = last_block * kBlock;
-    if (first < begin && may_be_less(first_block - 1)) bound = least_of(first, begin, bound);
-    if (end < last && may_be_less(last_block)) bound = least_of(end, last, bound);
+    if (first < begin && may_be_less(first_block - 1)) bound = least_lcp_of(first, begin, bound);
+    if (end < last && may_be_less(last_block)) bound = least_lcp_of(end, last, bound);
     return bound;
   }
 
@@ -98,7 +98,7 @@ class Rows {
       const auto row = load<std::uint64_t>(data + r * kNarrow);
       const auto both = static_cast<std::uint8_t>(row >> 48);
       return {static_cast<std::uint16_t>(row), static_cast<std::uint16_t>(row >> 16),
-              static_cast<std::uint16_t>(row >> 32), shared_of(both), epoch_of(both)};
+              static_cast<std::uint16_t>(row >> 32), lcp_of(both), epoch_of(both)};
     }
     const std::byte* data;
   };
@@ -106,7 +106,7 @@ class Rows {
     Row operator[](std::uint32_t r) const {
       const std::byte* const at = data + r * kWide;
       const auto both = load<std::uint8_t>(at + 10);
-      return {load<std::uint32_t>(at), load<std::uint32_t>(at + 4), load<std::uint16_t>(at + 8), shared_of(both),
+      return {load<std::uint32_t>(at), load<std::uint32_t>(at + 4), load<std::uint16_t>(at + 8), lcp_of(both),
               epoch_of(both)};
     }
     const std::byte* data;
@@ -115,11 +115,11 @@ class Rows {
   static constexpr std::size_t kNarrow = 7, kWide = 11;
   static constexpr std::uint32_t kBlock = 8;
 
-  // The epoch stands in the bits of a byte that what is shared leaves free.
-  static constexpr int kSharedBits = 6;
-  static_assert(kMaxOrder < 1 << kSharedBits && kEpochs <= 1 << (8 - kSharedBits));
-  static constexpr std::uint8_t shared_of(std::uint8_t both) { return both & ((1 << kSharedBits) - 1); }
-  static constexpr std::uint8_t epoch_of(std::uint8_t both) { return both >> kSharedBits; }
+  // The LCP and the epoch lie in one byte.
+  static constexpr int kLcpBits = 6;
+  static_assert(kMaxOrder < 1 << kLcpBits && kEpochs <= 1 << (8 - kLcpBits));
+  static constexpr std::uint8_t lcp_of(std::uint8_t both) { return both & ((1 << kLcpBits) - 1); }
+  static constexpr std::uint8_t epoch_of(std::uint8_t both) { return both >> kLcpBits; }
 
   template <typename T>
   static T load(const std::byte* at) {
@@ -131,20 +131,22 @@ class Rows {
   static void store(std::byte* at, T value) {
     std::memcpy(at, &value, sizeof(T));
   }
-  std::uint8_t least_of(std::uint32_t first, std::uint32_t last, std::uint8_t bound) const {
+  std::uint8_t least_lcp_of(std::uint32_t first, std::uint32_t last, std::uint8_t bound) const {
     const std::size_t stride = wide_ ? kWide : kNarrow;
-    const std::byte* shared = data_ + first * stride + stride - 1;
-    for (std::uint32_t r = first; r < last; ++r, shared += stride) {
-      bound = std::min(bound, shared_of(static_cast<std::uint8_t>(*shared)));
+    const std::byte* at = data_ + first * stride + stride - 1;
+    for (std::uint32_t r = first; r < last; ++r, at += stride) {
+      bound = std::min(bound, lcp_of(static_cast<std::uint8_t>(*at)));
     }
     return bound;
   }
-  std::uint8_t least_of_block(std::uint32_t b) const { return least_of(b * kBlock, (b + 1) * kBlock, UINT8_MAX); }
+  std::uint8_t least_lcp_of_block(std::uint32_t b) const {
+    return least_lcp_of(b * kBlock, (b + 1) * kBlock, UINT8_MAX);
+  }
 
   std::size_t size_ = 0;
   bool wide_ = false;
   std::byte* data_ = nullptr;
-  std::span<std::uint8_t> blocks_;  // of kBlock rows each: the least that they share
+  std::span<std::uint8_t> blocks_;  // the least LCP of kBlock rows each
 };
 
 }  // namespace histospec

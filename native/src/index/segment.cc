@@ -22,7 +22,7 @@ std::vector<Response> Segment::responses() const {
   std::vector<bool> hidden(masked_ ? ranks.size() + 1 : 0);
   if (masked_) {
     each_row([&](std::uint32_t row, std::uint32_t i) {
-      hidden[i] = rows_[row].next == kSeparator && i < ranks.size() && ranks[i] != kSeparator;
+      hidden[i] = rows_[row].next_rank == kSeparator && i < ranks.size() && ranks[i] != kSeparator;
     });
   }
   std::vector<Response> out;
@@ -74,39 +74,39 @@ std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::
     const std::uint32_t top = place.row - std::min(place.row, place.above > 0 ? kNearby : 0);
     for (std::uint32_t r = place.row; r > top;) {
       const Row row = rows[--r];
-      if (row.next == rank) return row.to + 1;
-      if (row.next == kSeparator) break;
+      if (row.next_rank == rank) return row.next_row + 1;
+      if (row.next_rank == kSeparator) break;
     }
     const std::uint32_t end = std::min(this->rows(), place.row + (place.below > 0 ? kNearby : 0));
     for (std::uint32_t r = place.row; r < end; ++r) {
       const Row row = rows[r];
-      if (row.next == rank) return row.to;
-      if (row.next == kSeparator) break;
+      if (row.next_rank == rank) return row.next_row;
+      if (row.next_rank == kSeparator) break;
     }
     return {};
   });
 }
 
 void Segment::extend(Place& place, Token token) const {
-  // Where the row next to the place goes on with `token`, so does the place, to the same side of the row that it leads
-  // to. What it shares with the row beyond follows from what those two rows share, unless that is as much.
-  const auto longer = [](std::uint8_t shared) { return std::min<std::uint8_t>(shared + 1, kMaxOrder); };
+  // If `token` followed the row next to the place, the new place is on the same side of that row's next row. The LCP of
+  // that one and the row beyond is the match length with the row beyond, unless it is as long as the match itself.
+  const auto longer = [](std::uint8_t length) { return std::min<std::uint8_t>(length + 1, kMaxOrder); };
   if (place.below > 0) {
     const Row row = rows_[place.row];
-    if (alphabet_[row.next] == token) {
-      const std::uint8_t below = longer(place.below), between = rows_[row.to].shared;
+    if (alphabet_[row.next_rank] == token) {
+      const std::uint8_t below = longer(place.below), between = rows_[row.next_row].lcp;
       if (between < below || below == kMaxOrder) {
-        place = {row.to, between, below};
+        place = {row.next_row, between, below};
         return;
       }
     }
   }
   if (place.above > 0) {
     const Row row = rows_[place.row - 1];
-    if (alphabet_[row.next] == token) {
-      const std::uint8_t above = longer(place.above), between = rows_[row.to + 1].shared;
+    if (alphabet_[row.next_rank] == token) {
+      const std::uint8_t above = longer(place.above), between = rows_[row.next_row + 1].lcp;
       if (between < above || above == kMaxOrder) {
-        place = {row.to + 1, above, between};
+        place = {row.next_row + 1, above, between};
         return;
       }
     }
@@ -119,11 +119,11 @@ void Segment::extend(Place& place, Token token) const {
   // The neighbours of the new place continue the nearest rows on either side of the old one that the token followed.
   const std::uint32_t first = first_[c], last = first_[c + 1];
   const std::optional<std::uint32_t> nearby = continued_nearby(place, c);
-  const std::uint32_t row = nearby ? *nearby : from_.lower_bound(first, last, place.row);
-  rows_.prefetch(row);  // while what is shared is being looked for
+  const std::uint32_t row = nearby ? *nearby : previous_row_.lower_bound(first, last, place.row);
+  rows_.prefetch(row);  // while least_lcp() runs
   Place moved{row, 0, 0};
-  if (row > first) moved.above = longer(rows_.least(from_[row - 1] + 1, place.row, place.above));
-  if (row < last) moved.below = longer(rows_.least(place.row + 1, from_[row] + 1, place.below));
+  if (row > first) moved.above = longer(rows_.least_lcp(previous_row_[row - 1] + 1, place.row, place.above));
+  if (row < last) moved.below = longer(rows_.least_lcp(place.row + 1, previous_row_[row] + 1, place.below));
   place = moved;
 }
 
@@ -133,7 +133,7 @@ void Segment::check_integrity() const {
   };
   const std::uint32_t n = rows();
   const std::size_t alphabet = alphabet_.size();
-  require(from_.size() == n && first_.size() == alphabet + 1, "sizes differ");
+  require(previous_row_.size() == n && first_.size() == alphabet + 1, "sizes differ");
   require(first_[0] == 0 && first_[alphabet] == n, "buckets do not cover the rows");
   for (std::uint32_t c = 0; c < alphabet; ++c) {
     require(first_[c] < first_[c + 1] || n == 0, "a token without rows");
@@ -141,7 +141,7 @@ void Segment::check_integrity() const {
     if (c == kSeparator) continue;
     require(rank(alphabet_[c]) == c, "the alphabet's hash table misses a token");
     for (std::uint32_t row = first_[c] + 1; row < first_[c + 1]; ++row) {
-      require(from_[row - 1] < from_[row], "`from` does not ascend inside a token");
+      require(previous_row_[row - 1] < previous_row_[row], "`previous_row` does not ascend inside a token");
     }
   }
   std::size_t tokens = 0;
@@ -163,22 +163,22 @@ void Segment::check_integrity() const {
   require(tokens == tokens_ && end == n, "extents do not cover the text");
 
   std::vector<std::uint32_t> position(n);  // of each row; 0: not reached yet
-  std::uint32_t to = 0, row_before = last_row_;
+  std::uint32_t next_row = 0, row_before = last_row_;
   for (std::uint32_t p = n; p > 0; --p) {
     const std::uint32_t row = row_before;
-    require(row < n && position[row] == 0, "`from` is not one circle");
-    row_before = from_[row];
+    require(row < n && position[row] == 0, "`previous_row` is not one circle");
+    row_before = previous_row_[row];
     position[row] = p;
-    require(rows_[row].to == to, "`to` does not lead back");
+    require(rows_[row].next_row == next_row, "`next_row` does not lead back");
     require(rows_[row].offset == offsets[p], "a row says another offset");
     require(rows_[row].epoch == epochs[p], "a row says another epoch");
-    to = row;
+    next_row = row;
   }
-  require(row_before == last_row_, "`from` is not one circle");
+  require(row_before == last_row_, "`previous_row` is not one circle");
   const std::vector<std::uint32_t> ranks = text();
   for (std::uint32_t row = 0; row < n; ++row) {
     const std::uint32_t p = position[row], next = p == n ? kSeparator : ranks[p];
-    require(rows_[row].next == next || (masked_ && rows_[row].next == kSeparator),
+    require(rows_[row].next_rank == next || (masked_ && rows_[row].next_rank == kSeparator),
             "what followed a context is not what stands there");
     int common = 0;
     if (row > 0) {
@@ -189,10 +189,10 @@ void Segment::check_integrity() const {
         ++common;
       }
     }
-    require(rows_[row].shared == common, "neighbours share another number of tokens");
+    require(rows_[row].lcp == common, "an LCP is wrong");
   }
-  require(rows_[n].shared == 0, "something is shared beyond the last row");
-  require(rows_.sealed(), "the least of a block is not the least");
+  require(rows_[n].lcp == 0, "the LCP beyond the last row is not 0");
+  require(rows_.sealed(), "the least LCP of a block is wrong");
 }
 
 }  // namespace histospec

@@ -1,8 +1,8 @@
 // A segment: the immutable index of some finished responses of one problem.
 //
-// What it answers: after this context, what came next, how often, and where?
+// It answers: which tokens followed this context, how often, and where?
 //
-// Layout. The responses are laid one after another, each behind the end of its prompt (its head) and a separator:
+// Layout. The responses lie one after another, each behind a separator and the end of its prompt (its head):
 //
 //     text   0 h h h a b c d e  0 h h h a b x d  0 …          n tokens, as ranks in the segment's own alphabet
 //     i      0 1 2 3 4 …
@@ -13,28 +13,29 @@
 // so that a longer context is a deeper node and the tokens that followed stand side by side:
 //
 //     one row a position, r = 0 … n - 1; each number 2 bytes, or 4 beyond 65,535 positions or distinct tokens
-//     next[r]     the token at position i: what followed this context
-//     to[r]       the row of position i + 1, i.e. of the same context and what followed it
-//     offset[r]   how far position i is into its response; always 2 bytes
-//     shared[r]   how many tokens the contexts of rows r - 1 and r have in common, up to kMaxOrder; 6 bits
-//     epoch[r]    which of the newest epochs of the segment its response is of; 2 bits
-//     from[r]     the row of position i - 1, i.e. of the same context without its newest token
-//     first[t]    where the rows begin whose newest context token is t; one a distinct token
+//     next_rank[r]     the token at position i: what followed this context
+//     next_row[r]      the row of position i + 1, i.e. of the same context and what followed it
+//     offset[r]        how far position i is into its response; always 2 bytes
+//     lcp[r]           the match length of the contexts of rows r - 1 and r, up to kMaxOrder; 6 bits
+//     epoch[r]         which of the newest epochs of the segment its response is of; 2 bits
+//     previous_row[r]  the row of position i - 1, i.e. of the same context without its newest token
+//     first[t]         where the rows begin whose newest context token is t; one a distinct token
 //
-// `next` is the Burrows-Wheeler transform of the reversed text, and `from` is its inverse last-to-first mapping. Inside
-// the rows of one token t, `from` ascends: they are the rows that are followed by t, in their own order. A context has
-// a place among the rows: the gap where it would be sorted in. The place of "context + t" is the gap that the place of
-// "context" falls into among the rows of t: one binary search (backward search; P. Ferragina, G. Manzini,
+// `next_rank` is the Burrows-Wheeler transform of the reversed text, `next_row` its last-to-first mapping (LF-mapping),
+// and `previous_row` the inverse of that. `lcp` is the array of longest common prefixes, here of texts read backwards.
+// Inside the rows of one token t, `previous_row` ascends: they are the rows that are followed by t, in their own order.
+// A context has a place among the rows: the gap where it would be sorted in. The place of "context + t" is the gap that
+// the place of "context" falls into among the rows of t: one binary search (backward search; P. Ferragina, G. Manzini,
 // "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either side of
-// the gap are the ones that share the most with the context, and how much follows from `shared`. Going outwards from
-// the gap, the rows come in the order of how much of the context they share: nobody needs to know where the intervals
-// of shorter contexts end. Neither the text nor the positions are stored: walking `from` gives them back.
+// the gap match the context the longest, and `lcp` gives the match length. Going outwards from the gap, match lengths
+// never grow, so a lookup need not know where the intervals of shorter contexts end. Neither the text nor the positions
+// are stored: walking `previous_row` gives them back.
 //
 // Cost. 9 bytes a token up to 65,535 tokens a segment, 15 beyond, and about 10 bytes a distinct token. Building: ranks
-// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token: where the next row was followed
-// by it, as it is along a repeated text, two rows are looked at, and all that is asked of a row lies in one line of
-// memory (rows.h). Else it is looked for among the nearest rows, where what was drafted mostly comes from; else by one
-// binary search in one contiguous piece of `from`. What is shared is then the least of `shared` over the rows that were
+// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token tries three ways. If that token
+// followed the row next to the place, as it does along a repeated text, the move reads two rows, each in one cache line
+// (rows.h). Else the move tries the nearest rows, from which most drafts come. Else it takes one binary search in one
+// contiguous piece of `previous_row`. In the last two, the match length is the least `lcp` of the rows that were
 // jumped.
 //
 // Threads. Immutable once built: any number of readers, no lock.
@@ -53,8 +54,8 @@
 
 namespace histospec {
 
-// Where a context stands among the rows of a segment: between row - 1, with which it shares its last `above` tokens,
-// and row, with which it shares `below`.
+// Where a context stands among the rows of a segment: between row - 1 and row. `above` is its match length with row -
+// 1, `below` that with row.
 struct Place {
   std::uint32_t row = 0;
   std::uint8_t above = 0;
@@ -65,10 +66,10 @@ struct Place {
 
 // A row near a place.
 struct Neighbour {
-  std::uint32_t next;    // the rank that followed there; kSeparator where a response ended or nothing was generated
-  std::uint16_t offset;  // tokens of its response before it; 0 inside the head, 65,535 means as many or more
-  std::uint8_t shared;   // how many tokens of the context stand before it
-  std::uint8_t epoch;    // of its response: a name for Segment::epoch()
+  std::uint32_t next_rank;    // the rank that followed; kSeparator where a response ended or nothing was generated
+  std::uint16_t offset;       // tokens of its response before it; 0 inside the head, 65,535 means as many or more
+  std::uint8_t match_length;  // how many tokens of the context stand before it
+  std::uint8_t epoch;         // of its response: a name for Segment::epoch()
 };
 
 class Segment {
@@ -88,7 +89,7 @@ class Segment {
   std::vector<Response> responses() const;
   std::span<const Extent> extents() const { return extents_; }
   std::size_t tokens() const { return tokens_; }
-  // The epoch that rows call so. The last name is that of all that are older, too.
+  // The epoch that Neighbour::epoch names. The last name stands for all older epochs, too.
   std::int64_t epoch(std::uint8_t name) const { return epochs_[name]; }
   // What this object holds, allocations included.
   std::size_t bytes() const;
@@ -103,32 +104,32 @@ class Segment {
   void extend(Place& place, Token token) const;
 
   std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
-  // Rows on either side of a place that are worth a look: where much is shared, fewer tell as much.
+  // How many rows on either side of a place are worth reading: with a long match, fewer tell as much.
   static constexpr int kNear = 6;
   static int most_near(const Place& place) {
     constexpr int kMuch = 11, kFew = 4;
     return place.depth() < kMuch ? kNear : kFew;
   }
-  // Calls visit(neighbour, nearness) for the rows nearest to a place that share anything with its context: at most
-  // `most` above it, nearest first, then as many below. The nearest has nearness 0.
+  // Calls visit(neighbour, nearness) for the rows nearest to a place that match its context at all: at most `most`
+  // above it, nearest first, then as many below. The nearest has nearness 0.
   template <typename Visit>
   void each_near(const Place& place, int most, Visit visit) const {
-    if (place.above > 0) rows_.prefetch(rows_[place.row - 1].to);
-    if (place.below > 0) rows_.prefetch(rows_[place.row].to);
+    if (place.above > 0) rows_.prefetch(rows_[place.row - 1].next_row);
+    if (place.below > 0) rows_.prefetch(rows_[place.row].next_row);
     rows_.read([&](auto rows) {
-      std::uint8_t shared = place.above;
+      std::uint8_t match_length = place.above;
       std::uint32_t r = place.row;
-      for (int i = 0; i < most && shared > 0; ++i) {
+      for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[--r];
-        visit(Neighbour{row.next, row.offset, shared, row.epoch}, i);
-        shared = std::min(shared, row.shared);
+        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
+        match_length = std::min(match_length, row.lcp);
       }
-      shared = place.below;
+      match_length = place.below;
       r = place.row;
-      for (int i = 0; i < most && shared > 0; ++i) {
+      for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[r];
-        visit(Neighbour{row.next, row.offset, shared, row.epoch}, i);
-        shared = std::min(shared, rows[++r].shared);
+        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
+        match_length = std::min(match_length, rows[++r].lcp);
       }
     });
   }
@@ -156,13 +157,14 @@ class Segment {
   // Calls visit(row, position) for every position, from n down to 1.
   template <typename Visit>
   void each_row(Visit visit) const {
-    for (std::uint32_t row = last_row_, position = rows(); position > 0; row = from_[row]) visit(row, position--);
+    for (std::uint32_t row = last_row_, position = rows(); position > 0; row = previous_row_[row])
+      visit(row, position--);
   }
   void name_epochs();
   std::uint8_t epoch_name(std::int64_t epoch) const;
   // Rank by rank, in the order in which the responses lie.
   std::vector<std::uint32_t> text() const;
-  // The row below the place to which this token moves a place, if it followed one of the nearest rows.
+  // Where this token moves a place, if it followed one of the nearest rows: the row below the new place.
   std::optional<std::uint32_t> continued_nearby(const Place& place, std::uint32_t rank) const;
   Place nowhere() const { return {rows() / 2, 0, 0}; }
 
@@ -170,13 +172,13 @@ class Segment {
   bool masked_ = false;
   std::array<std::int64_t, Rows::kEpochs> epochs_{};  // the newest, newest first; fewer are followed by zeros
   int epochs_named_ = 0;
-  std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `from` starts
+  std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `previous_row` starts
   Block memory_;                // of all that follows
   std::span<Extent> extents_;
   std::span<Token> alphabet_;  // rank -> token; [kSeparator] is -1
   Words slots_;                // open addressing, token -> rank, 0 is free
   Words first_;                // rank -> first row; [alphabet] = n
-  Words from_;
+  Words previous_row_;
   Rows rows_;
 };
 

@@ -1,4 +1,4 @@
-// How a segment is built: ranks, rows, what neighbours share, what nobody generated.
+// How a segment is built: ranks, rows, LCPs of neighbours, tokens that were not generated.
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -78,7 +78,7 @@ void Segment::lay_out(const Ranked& ranked) {
     alphabet_ = layout.take_array<Token>(alphabet);
     slots_ = Words(layout, ranked.slots.size(), alphabet);
     first_ = Words(layout, alphabet + 1, largest);
-    from_ = Words(layout, n, largest);
+    previous_row_ = Words(layout, n, largest);
     rows_ = Rows(layout, n, largest);
     return layout.size();
   };
@@ -120,8 +120,8 @@ std::vector<bool> Segment::hidden(std::span<const ResponseView> responses, const
 }
 
 // The text is a circle: its first separator also follows its last token. Then every position has a context and every
-// token has a row, and `from` is a permutation. The sort knows no circle, which shows in one place: position 1, with
-// nothing before its separator, sorts first, wherever the whole text (position n, from which it comes) sorts.
+// token has a row, and `previous_row` is a permutation. The sort knows no circle, which shows in one place: position 1,
+// with nothing before its separator, sorts first, wherever the whole text (position n, from which it comes) sorts.
 void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
   const std::vector<std::uint32_t>& text = ranked.text;
   const auto n = static_cast<std::uint32_t>(text.size());
@@ -138,32 +138,31 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
   for (std::uint32_t c = 0; c < alphabet; ++c) cursor[c + 1] += cursor[c];
   for (std::uint32_t c = 0; c <= alphabet; ++c) first_.set(c, cursor[c]);
   last_row_ = static_cast<std::uint32_t>(std::ranges::find(position, n) - position.begin());
-  from_.set(cursor[kSeparator]++, last_row_);
+  previous_row_.set(cursor[kSeparator]++, last_row_);
   for (std::uint32_t row = 0; row < n; ++row) {
-    if (row != last_row_) from_.set(cursor[text[position[row]]]++, row);
+    if (row != last_row_) previous_row_.set(cursor[text[position[row]]]++, row);
   }
 
-  // What neighbours share: T. Kasai et al., "Linear-time longest-common-prefix computation in suffix arrays", CPM 2001:
-  // a context without its newest token shares at most one token less with its neighbour. A separator is not shared:
-  // nothing matches across it.
-  int shared = 0;
-  std::uint32_t to = 0;
+  // LCPs of neighbours: T. Kasai et al., "Linear-time longest-common-prefix computation in suffix arrays", CPM 2001:
+  // for a context without its newest token, the LCP is at most one token less. No match goes across a separator.
+  int lcp = 0;
+  std::uint32_t next_row = 0;
   auto extent = extents_.rbegin();
   each_row([&](std::uint32_t row, std::uint32_t p) {
-    shared = row == 0 ? 0 : std::max(shared - 1, 0);
+    lcp = row == 0 ? 0 : std::max(lcp - 1, 0);
     if (row > 0) {
       const std::uint32_t other = position[row - 1];
       const int most = static_cast<int>(std::min<std::uint32_t>({p, other, kMaxOrder}));
-      while (shared < most && text[p - 1 - shared] == text[other - 1 - shared] && text[p - 1 - shared] != kSeparator) {
-        ++shared;
+      while (lcp < most && text[p - 1 - lcp] == text[other - 1 - lcp] && text[p - 1 - lcp] != kSeparator) {
+        ++lcp;
       }
     }
     while (extent + 1 != extents_.rend() && p <= (extent + 1)->end) ++extent;
     const std::uint32_t offset = p > extent->start ? std::min<std::uint32_t>(p - extent->start, UINT16_MAX) : 0;
     const bool ends = p == n || (masked_ && hidden[p]);
-    rows_.set(row, {ends ? kSeparator : text[p], to, static_cast<std::uint16_t>(offset),
-                    static_cast<std::uint8_t>(shared), epoch_name(extent->epoch)});
-    to = row;
+    rows_.set(row, {ends ? kSeparator : text[p], next_row, static_cast<std::uint16_t>(offset),
+                    static_cast<std::uint8_t>(lcp), epoch_name(extent->epoch)});
+    next_row = row;
   });
   rows_.seal();
 }

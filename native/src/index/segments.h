@@ -1,4 +1,4 @@
-// Several segments, oldest first: the history of a problem, or the shared text of a namespace.
+// Several segments, oldest first: the history of a problem, or the common text of a namespace.
 #pragma once
 
 #include <atomic>

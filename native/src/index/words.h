@@ -1,5 +1,4 @@
-// An array of small unsigned numbers in somebody else's memory, two bytes each where they fit and four where they do
-// not.
+// An array of small unsigned numbers in memory that its owner provides: two bytes each if they fit, else four.
 #pragma once
 
 #include <cstddef>

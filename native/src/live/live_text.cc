@@ -86,16 +86,16 @@ LiveText::Buffers LiveText::buffers_for(Tokens prompt) {
 
 LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
   const std::uint64_t hash = hash_of(prompt);
-  TextId shared = find_prompt(prompt, hash);
-  if (shared == kNoText) {
+  TextId prompt_text = find_prompt(prompt, hash);
+  if (prompt_text == kNoText) {
     const auto entry = prompts_.emplace(hash, kNoText);
     try {
-      shared = entry->second = add(State::kPrompt, prompt, 0, std::move(buffers));
+      prompt_text = entry->second = add(State::kPrompt, prompt, 0, std::move(buffers));
     } catch (...) {
       prompts_.erase(entry);
       throw;
     }
-    texts_[shared].hash = hash;
+    texts_[prompt_text].hash = hash;
   }
   // The head is in the prompt's own text already. Places of this text are what ends after the head, and the end of the
   // head itself: what will stand there is the first generated token.
@@ -105,12 +105,12 @@ LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
   try {
     id = add(State::kRunning, head, std::max(size, 1u) - 1);
   } catch (...) {
-    if (texts_[shared].users == 0) release(shared);
+    if (texts_[prompt_text].users == 0) release(prompt_text);
     throw;
   }
-  texts_[id].prompt = shared;
+  texts_[id].prompt = prompt_text;
   texts_[id].head = size;
-  ++texts_[shared].users;
+  ++texts_[prompt_text].users;
   ++running_;
   return id;
 }
@@ -276,9 +276,9 @@ Tokens LiveText::generated(TextId id) const {
   return Tokens(text.tokens).subspan(text.head);
 }
 
-int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
+int LiveText::find(TextId own, Tokens context, std::span<Occurrence> out) const {
   if (context.size() < 2) return 0;
-  const int limit = static_cast<int>(std::min<std::size_t>(matches.size(), kCandidates));
+  const int limit = static_cast<int>(std::min<std::size_t>(out.size(), kCandidates));
   const int longest = static_cast<int>(std::min<std::size_t>(context.size(), kMaxOrder));
   const TextId prompt = texts_[own].prompt;
   int found = 0;
@@ -292,7 +292,7 @@ int LiveText::find(TextId own, Tokens context, std::span<Match> matches) const {
     if (relevant && end < text.tokens.size()) {
       const int most = std::min(longest, static_cast<int>(end));
       const int length = common_end(text.tokens.data() + end, context.data() + context.size(), most);
-      matches[found++] = {text.tokens[end], length, owner.text == own || owner.text == prompt};
+      out[found++] = {text.tokens[end], length, owner.text == own || owner.text == prompt};
     }
     place = text.links[i].before;
   }

@@ -50,10 +50,10 @@ class LiveText {
     Place after = kNone;   // the oldest of the newer ones
   };
 
-  // A place where the last `length` >= 2 tokens of the context stand, followed by `next`.
-  struct Match {
+  // A place where the last `match_length` >= 2 tokens of the context stand, followed by `next`.
+  struct Occurrence {
     Token next;
-    int length;
+    int match_length;
     bool own;  // in the asking session's own text or prompt; else a sibling's
   };
 
@@ -81,7 +81,7 @@ class LiveText {
   Tokens generated(TextId text) const;
   // The newest places where the context ends, newest first, at most kCandidates. `context` ends with what is to be
   // continued; `own` is the asking session's text. Fewer than 2 tokens match nothing. Returns how many were written.
-  int find(TextId own, Tokens context, std::span<Match> matches) const;
+  int find(TextId own, Tokens context, std::span<Occurrence> out) const;
 
   // Whether this context, of at least 2 tokens, stands in the text of a session or a finished response.
   bool holds(Tokens context) const;

@@ -19,7 +19,7 @@ struct Session {
   LiveText::TextId text;
   std::optional<Twins::Key> name_of_twin;  // of its own response, too
   std::weak_ptr<const Twin> twin;          // not its own: what is forgotten is gone
-  Viewpoint view;
+  DraftContext context;
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
 };
