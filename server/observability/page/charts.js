@@ -156,19 +156,26 @@ export class Chart {
     return drawn;
   }
 
+  // Shows the values at a point, with its time if it was chosen, and says the same to a screen reader.
   read(index) {
-    const shown = [];
-    if (index >= 0 && this.chosen !== null) shown.push(clock(this.series.time[index]));
-    for (const [i, [name, label]] of this.lines.entries()) {
-      if (label) {
-        const swatch = document.createElement("i");
-        swatch.className = `swatch-${i}`;
-        shown.push(swatch);
-      }
+    const time = index >= 0 && this.chosen !== null ? [clock(this.series.time[index])] : [];
+    const values = this.lines.map(([name, label]) => {
       const value = this.format(index >= 0 ? this.series[name][index] : null);
-      shown.push(`${label ? `${label} ` : shown.length ? " · " : ""}${value}`);
-    }
-    this.reading.replaceChildren(...shown);
-    this.svg.setAttribute("aria-label", `${this.title}: ${this.reading.textContent}. Arrow keys read earlier times.`);
+      return label ? `${label} ${value}` : value;
+    });
+    this.reading.replaceChildren(
+      ...time.flatMap((text) => [text, " · "]),
+      ...values.flatMap((text, i) => [...this.swatch(i), text]),
+    );
+    const words = [...time, ...values].join(", ");
+    this.svg.setAttribute("aria-label", `${this.title}: ${words}. Arrow keys read earlier times.`);
+  }
+
+  // The colour of a line, where there is more than one.
+  swatch(line) {
+    if (this.lines.length < 2) return [];
+    const made = document.createElement("i");
+    made.className = `swatch-${line}`;
+    return [made];
   }
 }
