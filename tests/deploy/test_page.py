@@ -4,6 +4,7 @@
 """
 
 import io
+import json
 import os
 import re
 import shutil
@@ -271,6 +272,38 @@ def test_charts_are_read_by_pointer_and_keys(busy, view):
     chart.hover()
     assert chart.locator(".cursor").count() == 1
     assert "Tokens a step" in chart.get_attribute("aria-label")
+
+
+def test_charts_break_where_nothing_was_measured(busy, view):
+    shown = view(busy)
+    status = json.loads(busy.get("/status")[1])
+    # Nothing between two runs of steps, one step alone, then no sample for five minutes.
+    milliseconds: list[float | None] = [1, 2, 3, None, None, 2, 2, None, 4, None, 2, 3, 6, 2]
+    minutes = [*range(11), 15, 16, 17]
+    status["series"] = {name: [0] * len(minutes) for name in status["series"]} | {
+        "time": [status["now"] - 60 * (minutes[-1] - minute) for minute in minutes],
+        "draft_p50": [value and value / 1000 for value in milliseconds],
+        "draft_p99": [value and value / 100 for value in milliseconds],
+        "sessions": [None] * len(minutes),
+    }
+    shown.page.route("**/status", lambda route: route.fulfill(json=status))
+    shown.look()
+    chart = shown.page.locator("#charts svg >> nth=3")
+    lines = [path.get_attribute("d").count("L") + 1 for path in chart.locator("path.curve-0").all()]
+    assert lines == [3, 2, 3]
+    assert chart.locator("circle.dot-0").count() == 2  # the step alone, and the one before the five minutes
+    assert chart.locator("path.curve-1").count() == 3
+    levels = [text for text in chart.locator("text").all_text_contents() if "ms" in text]
+    assert levels == [f"{level}\u00a0ms" for level in (0, 20, 40, 60)]
+    assert shown.page.locator("#charts svg >> nth=4").text_content().endswith("nothing yet")
+
+    chart.focus()
+    chart.press("ArrowLeft")
+    reading = " ".join(shown.page.locator("#charts .reading >> nth=3").inner_text().split())
+    assert re.fullmatch(r"\d\d:\d\d median 6.0 ms.*99th percentile 60 ms", reading)
+    said = " ".join(chart.get_attribute("aria-label").split())
+    assert re.match(r"Time to draft for a batch: \d\d:\d\d, median 6.0 ms, 99th percentile 60 ms\. ", said)
+    assert shown.errors == []
 
 
 def test_a_server_that_goes_away_leaves_its_last_numbers(start_server, view):
