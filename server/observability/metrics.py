@@ -35,7 +35,7 @@ SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1,
 
 BY_SOURCE = {
     "histospec_source_draft_tokens": (
-        "Tokens drafted, by the source that knew the longest context: history, own, siblings or namespace; or twin.",
+        f"Tokens drafted, by the source that knew the longest context, or the twin: {', '.join(SOURCES)}.",
         "draft_tokens",
     ),
     "histospec_source_accepted_tokens": (

@@ -88,12 +88,12 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
   const Eight totals = {{all, aligned, votes[0], votes[1]}, {votes[2], votes[3], count, deepest_count}};
 
   features.size = static_cast<int>(evidence.candidates().size());
-  for (int source = 0; source < kSourceCount; ++source) {
+  for (int source = 0; source < kTrainedSources; ++source) {
     features.rows[source] =
         static_cast<std::uint8_t>(source * kLevels + evidence.longest_level(static_cast<Source>(source)));
   }
   const int run_class = std::min(static_cast<int>(std::bit_width(static_cast<unsigned>(run) + 1)), kRunClasses) - 1;
-  features.rows[kSourceCount] = static_cast<std::uint8_t>(kSourceCount * kLevels + run_class);
+  features.rows[kTrainedSources] = static_cast<std::uint8_t>(kTrainedSources * kLevels + run_class);
   for (int c = 0; c < features.size; ++c) {
     const Tally& tally = evidence[evidence.candidates()[c]];
     const auto token = static_cast<std::uint32_t>(tally.token);

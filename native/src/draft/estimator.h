@@ -32,11 +32,14 @@ namespace histospec {
 
 class Estimator {
  public:
+  // The first so many sources have inputs and rows of their own. What others say counts in the sums, until weights for
+  // them are trained.
+  static constexpr int kTrainedSources = 4;
   static constexpr int kInputs = 10;
-  static constexpr int kContexts = 5;
+  static constexpr int kContexts = kTrainedSources + 1;
   static constexpr int kHidden = 8;  // an Eight
   static constexpr int kRunClasses = 6;
-  static constexpr int kRows = kSourceCount * kLevels + kRunClasses;
+  static constexpr int kRows = kTrainedSources * kLevels + kRunClasses;
   static constexpr int kBiasBits = 14;
 
   // What is known of the candidates of one position, in the order of evidence.candidates().

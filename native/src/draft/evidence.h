@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <numeric>
 #include <span>
 
 #include "histospec/types.h"
@@ -62,7 +63,7 @@ struct Tally {
   std::array<float, kSourceCount> votes = {};
 
   std::uint8_t level() const { return kLevelOf[best.length()]; }
-  float all() const { return votes[0] + votes[1] + votes[2] + votes[3]; }
+  float all() const { return std::accumulate(votes.begin(), votes.end(), 0.0f); }
 };
 
 class Evidence {
