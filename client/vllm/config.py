@@ -32,8 +32,8 @@ class AdapterConfig:
             shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
             HISTOSPEC_VERIFY_COST, a number or "auto".
         seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
-        cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see cpu.py). Off only
-            to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
+        cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py).
+            Off only to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None

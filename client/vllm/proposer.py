@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from . import cpu, parallel, undrafted
+from . import parallel
 from .config import AdapterConfig
+from .patches import cpu, undrafted
 
 
 class HistoSpecProposer:

@@ -1,0 +1,1 @@
+"""Every place where HistoSpec changes vLLM at run time."""
