@@ -10,7 +10,7 @@ from .patches import cpu, undrafted
 class HistoSpecProposer:
     """Makes vLLM verify drafts; HistoSpecScheduler sets them, once an engine instead of once a worker.
 
-    vLLM makes one in every worker of the last pipeline stage.
+    vLLM makes one in every worker of the last pipeline stage, where it also installs two of the patches.
     """
 
     def __init__(self, vllm_config: Any) -> None:

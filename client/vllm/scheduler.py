@@ -19,14 +19,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import Draft, DraftClient
-from . import parallel, versions
+from . import parallel
 from .config import AdapterConfig
 from .cost import DEFAULT, FixedCost, LearnedCost
 from .coupled.seeding import RequestSeeds
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
 from .options import RequestOptions, read_options
+from .patches import weight_versions
 from .sessions import RequestSessions
 from .stops import StopStrings
+from .versions import WeightVersions
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -58,8 +60,8 @@ class HistoSpecScheduler(Scheduler):
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
-        self._versions = versions.WeightVersions()
-        versions.install()
+        self._versions = WeightVersions()
+        weight_versions.install()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = self._reported_cost = -math.inf
@@ -140,8 +142,8 @@ class HistoSpecScheduler(Scheduler):
             self._versions.reset()
         return super().reset_prefix_cache(*args, **kwargs)
 
-    def _name_weights(self, version: str) -> None:
-        """Called with what vLLM is told of its weights; see versions.py."""
+    def _hear_weight_version(self, version: str) -> None:
+        """The engine core was told the version of its weights; see patches/weight_versions.py."""
         with self._harmless("read the version of the weights"):
             self._versions.name(version)
 

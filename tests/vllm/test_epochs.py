@@ -199,7 +199,7 @@ def test_resets_count_only_where_nobody_names_versions(versions):
 def test_a_vllm_without_weight_versions_is_left_alone(versions, monkeypatch):
     from vllm.v1.engine.core import EngineCore
 
-    from histospec.client.vllm.versions import install
+    from histospec.client.vllm.patches.weight_versions import install
 
     monkeypatch.delattr(EngineCore, "set_weight_version", raising=False)
     install()
