@@ -23,6 +23,7 @@ from histospec.client.transport.lifetime import LoopConnections
 from histospec.client.transport.many import carry_out_async
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2_grpc as rpc
 
 P = ParamSpec("P")
@@ -74,7 +75,7 @@ class AsyncDraftClient:
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> list[Draft]:
         """See `DraftClient.step`."""
         return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost))
@@ -84,7 +85,7 @@ class AsyncDraftClient:
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> Pending:
         """See `DraftClient.send`."""
         budget = Budget(max_tokens, verify_cost)

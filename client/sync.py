@@ -25,6 +25,7 @@ from histospec.client.transport.many import carry_out
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2_grpc as rpc
 
 P = ParamSpec("P")
@@ -115,7 +116,7 @@ class DraftClient:
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> list[Draft]:
         """Tells what each session has generated, and gets a draft for each, within the deadline.
 
@@ -139,7 +140,7 @@ class DraftClient:
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> Pending:
         """The first half of `step`: writes the message from this thread, and does not wait for the answer.
 

@@ -18,10 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
+
 from .. import Draft, DraftClient
 from . import parallel
 from .config import AdapterConfig
-from .cost import DEFAULT, FixedCost, LearnedCost
+from .cost import FixedCost, LearnedCost
 from .coupled.seeding import RequestSeeds
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
 from .options import RequestOptions, read_options
@@ -86,7 +88,7 @@ class HistoSpecScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
-        verify_cost: float | None = DEFAULT
+        verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output)
         if verify_cost is not None:

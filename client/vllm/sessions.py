@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .cost import DEFAULT
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
+
 from .options import RequestOptions
 from .versions import Version
 
@@ -33,7 +34,7 @@ class RequestSessions:
         """Drafts of at most max_tokens."""
         self.client = client
         self.max_tokens = max_tokens
-        self.verify_cost = DEFAULT  # said with what asks for no drafts, for the server's metrics
+        self.verify_cost = DEFAULT_VERIFY_COST  # said with what asks for no drafts, for the server's metrics
         self._sessions: dict[str, _Session] = {}
         self._new: set[int] = set()  # sessions that the server has not heard of
         self._pending: list[tuple[list[str], Pending]] = []

@@ -22,6 +22,7 @@ from histospec.client import DraftClient, Response
 from histospec.client.config import configure
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
@@ -87,9 +88,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--verify-cost",
         type=amount(0, MOST_COST),
-        default=0.05,
+        default=DEFAULT_VERIFY_COST,
         metavar="C",
-        help="of a drafted token, in plain steps (default: 0.05)",
+        help=f"of a drafted token, in plain steps (default: {DEFAULT_VERIFY_COST})",
     )
     parser.add_argument("--rollouts", metavar="FILE.jsonl[.gz]", help="recorded ones (default: generated)")
     parser.add_argument("--problems", type=count, default=256, metavar="N", help="so many of them (default: 256)")

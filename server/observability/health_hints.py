@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from histospec.protocol.costs import NOTHING_PAYS
+
 SLOW_SECONDS = 0.02  # what a worker waits for a step unless told otherwise
 FULL_SHARE = 0.9  # of the memory budget
 MISSED_SHARE = 0.2  # of the lookups
 HARDLY_ANY = 0.05  # of the lookups
 LOW_ACCEPTANCE = 0.2  # of the drafted tokens
-NOTHING_PAYS = 0.45  # a verify_cost from which on workers draft nothing
 A_FEW = 20  # lookups, below which nothing is concluded
 AN_EPOCH = 10_000  # lookups without a hit that a first epoch hardly explains any more
 ENOUGH_DRAFTED = 1_000  # tokens
