@@ -68,7 +68,7 @@ class AsyncDraftClient:
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """See `DraftClient.open`."""
-        return self._core.open(prompts, problems, generated, seeds)
+        return self._core.begin_sessions(prompts, problems, generated, seeds)
 
     async def step(
         self,
@@ -89,7 +89,7 @@ class AsyncDraftClient:
     ) -> Pending:
         """See `DraftClient.send`."""
         budget = Budget(max_tokens, verify_cost)
-        pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
+        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             self._streams.kick(pending.touched)
             await asyncio.sleep(0)
@@ -115,7 +115,7 @@ class AsyncDraftClient:
         changes: int | Sequence[int] | None = None,
     ) -> None:
         """See `DraftClient.close`."""
-        self._core.close(sessions, commit, epochs, rewards, logprobs, changes)
+        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""

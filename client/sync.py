@@ -109,7 +109,7 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; no session was opened.
         """
-        return self._core.open(prompts, problems, generated, seeds)
+        return self._core.begin_sessions(prompts, problems, generated, seeds)
 
     def step(
         self,
@@ -147,7 +147,7 @@ class DraftClient:
         The deadline runs from here.
         """
         budget = Budget(max_tokens, verify_cost)
-        pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
+        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             # A function that waits for its turn on the loop must not hold the client.
             self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)
@@ -183,7 +183,7 @@ class DraftClient:
         Raises:
             ValueError, UnknownSession: an argument is wrong; nothing was closed.
         """
-        self._core.close(sessions, commit, epochs, rewards, logprobs, changes)
+        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
 
     def flush(self, timeout: float | None = None) -> None:
         """Sends the opens and closes that wait for the next message, and waits for commits to be acknowledged.

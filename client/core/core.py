@@ -1,8 +1,8 @@
 """The client without its network: sessions, shards, deadlines and what is kept for a server that is away.
 
-Both faces (`client.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does
-I/O: `step` and `flush` leave messages in the outbox of a shard's conversation, and a `Stream` carries them. It is
-thread-safe: every public method takes the one lock, for microseconds.
+Both faces (`aio.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does I/O:
+`advance_sessions` and `flush` leave messages in the outbox of a shard's conversation, and a `Stream` carries them. It
+is thread-safe: every public method takes the one lock, for microseconds.
 """
 
 import logging
@@ -21,7 +21,7 @@ from histospec.client.config import Config, Endpoint
 from histospec.client.core import tokens
 from histospec.client.core.budget import Budget
 from histospec.client.core.commits import Commits
-from histospec.client.core.conversation import Batch, Conversation
+from histospec.client.core.conversation import Conversation, StepInput
 from histospec.client.core.membership import Membership
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
@@ -99,7 +99,7 @@ class Core:
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
-    def open(
+    def begin_sessions(
         self,
         prompts: Sequence[Tokens],
         problems: Sequence[str | None] | None = None,
@@ -127,7 +127,7 @@ class Core:
                 opened.append(session.number)
             return opened
 
-    def close(
+    def end_sessions(
         self,
         sessions: Sequence[int],
         commit: bool = True,
@@ -166,7 +166,9 @@ class Core:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def step(self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float) -> Pending:
+    def advance_sessions(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float
+    ) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
         fork.refuse()
         tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
@@ -174,7 +176,7 @@ class Core:
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
             chosen = self._find(sessions)
-            batch = Batch(chosen, [s.length for s in chosen], lengths, flat)
+            batch = StepInput(chosen, [s.length for s in chosen], lengths, flat)
             start = 0
             for session, length in zip(chosen, lengths, strict=True):
                 end = start + 4 * length
@@ -201,7 +203,7 @@ class Core:
         yield from rows.items()
 
     def _ask(
-        self, shard: ShardState, batch: Batch, rows: Sequence[int], budget: Budget, now: float, pending: Pending
+        self, shard: ShardState, batch: StepInput, rows: Sequence[int], budget: Budget, now: float, pending: Pending
     ) -> None:
         self._stats.steps += 1
         if not self._may_ask(shard, now):
@@ -214,12 +216,12 @@ class Core:
             for row in rows:
                 shard.opens.pop(batch.sessions[row].number, None)
         mine = batch if len(rows) == len(batch.sessions) else batch.take(rows)
-        step = conversation.step(mine, budget, now)
+        step = conversation.queue_step(mine, budget, now)
         if conversation.awaits(step):
             part = Part(shard, conversation, step, rows)
             pending.parts.append(part)
             self._waiting[id(conversation), step] = part
-        self._commits.send(shard, conversation, now)  # after the step, whose drafts the caller waits for
+        self._commits.dispatch(shard, conversation, now)  # after the step, whose drafts the caller waits for
         self._take_misfits(shard, conversation)
         pending.touched.append(shard)
 
@@ -294,12 +296,12 @@ class Core:
                         touched.append(shard)
                     continue
                 conversation = self._conversation(shard)
-                said = conversation.said
-                self._commits.send(shard, conversation, now)
-                conversation.open(shard.opens.values())
+                queued = conversation.queued
+                self._commits.dispatch(shard, conversation, now)
+                conversation.queue_opens(shard.opens.values())
                 shard.opens.clear()
                 self._take_misfits(shard, conversation)
-                if conversation.said > said or not shard.settled:  # else the stream has no place for more
+                if conversation.queued > queued or not shard.settled:  # else the stream has no place for more
                     touched.append(shard)
         return touched
 
@@ -350,7 +352,7 @@ class Core:
         with self._lock:
             if shard.conversation is not conversation:
                 return
-            reply = conversation.hear(response, now)
+            reply = conversation.interpret(response, now)
             if reply.awaited is not None and reply.drafts is not None:
                 step, rows = reply.awaited
                 part = self._waiting[id(conversation), step]
@@ -380,7 +382,7 @@ class Core:
             shard.limits = limits
             if shard.conversation is conversation:
                 self._commits.unsent(shard, conversation.adopt(limits))
-                self._commits.send(shard, conversation, now)
+                self._commits.dispatch(shard, conversation, now)
                 self._take_misfits(shard, conversation)
         self._changed()
 

@@ -45,7 +45,7 @@ class PumpedConnections(Connections):
     def end(self) -> None:
         """Closes them."""
         self.core.closed = True
-        self.pump.close(self.streams.close, self.core.config.timeouts.shutdown)
+        self.pump.finish(self.streams.end_all, self.core.config.timeouts.shutdown)
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()
@@ -74,7 +74,7 @@ class LoopConnections(Connections):
     async def end(self) -> None:
         """Closes them."""
         self.core.closed = True
-        await self.streams.close()
+        await self.streams.end_all()
         channels = list(self.channels.values())
         self.channels.clear()
         for channel in channels:

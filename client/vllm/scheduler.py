@@ -93,7 +93,7 @@ class HistoSpecScheduler(Scheduler):
             verify_cost = self._learn(scheduler_output)
         if verify_cost is not None:
             with self._harmless("send", forget=True):
-                self._sessions.send(self._certain(model_runner_output), verify_cost)
+                self._sessions.ask(self._certain(model_runner_output), verify_cost)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
             self._stepped = math.inf  # the engine is idle from here on
@@ -103,7 +103,7 @@ class HistoSpecScheduler(Scheduler):
             if verify_cost is None:
                 self._sessions.tell(self._remaining(model_runner_output))
             else:
-                self._sessions.send(self._remaining(model_runner_output), verify_cost)
+                self._sessions.ask(self._remaining(model_runner_output), verify_cost)
             self._sessions.settle()
         return outputs
 
@@ -111,7 +111,7 @@ class HistoSpecScheduler(Scheduler):
         """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
         drafts: dict[str, Draft] = {}
         with self._harmless("receive", forget=True):
-            drafts = self._sessions.receive()
+            drafts = self._sessions.collect()
         if not drafts:
             return  # scheduling a request took its last draft; vLLM would put nothing in the place of nothing
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
@@ -152,7 +152,7 @@ class HistoSpecScheduler(Scheduler):
     def shutdown(self) -> None:
         """Lets the last commits out."""
         with self._harmless("shutdown"):
-            self._sessions.close()
+            self._sessions.shut_down()
         super().shutdown()
 
     def _learn(self, step: SchedulerOutput) -> float | None:
@@ -181,7 +181,7 @@ class HistoSpecScheduler(Scheduler):
         if options.enabled and prompt:
             if self._seeds is not None:
                 options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
-            self._sessions.open(request.request_id, prompt, options)
+            self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:
         """The version of the policy that will sample a request, as far as it is known; it names when seeds change."""
