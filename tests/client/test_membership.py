@@ -152,3 +152,13 @@ def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core):
     core.advance_sessions(sessions, [[2]] * len(sessions), Budget(), 0.0)
     mine = {s for s, p in zip(sessions, PROMPTS, strict=True) if before[tuple(p)] is a}
     assert {o.session for message in sent(a) for o in message.opens} == mine
+
+
+def test_a_member_that_owes_an_acknowledgement_does_not_leave(core):
+    core.update(endpoints("a", "b"))
+    sessions = core.begin_sessions(PROMPTS)
+    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    core.end_sessions(sessions)
+    for _ in range(2):
+        assert {shard.name for shard in core.flush(0.0)} == {"a", "b"}
+        assert core._members.leaving == []
