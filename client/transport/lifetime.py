@@ -44,7 +44,7 @@ class PumpedConnections(Connections):
 
     def end(self) -> None:
         """Closes them."""
-        self.core.closed = True
+        self.core.stop()
         self.pump.finish(self.streams.end_all, self.core.config.timeouts.shutdown)
         for channel in self.channels.values():
             channel.close()
@@ -73,7 +73,7 @@ class LoopConnections(Connections):
 
     async def end(self) -> None:
         """Closes them."""
-        self.core.closed = True
+        self.core.stop()
         await self.streams.end_all()
         channels = list(self.channels.values())
         self.channels.clear()

@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 
 from histospec.client.core.conversation import Conversation, GarbledReply
-from histospec.client.core.core import CLOSED_HERE, Core
+from histospec.client.core.core import Core
+from histospec.client.core.exchange import CLOSED_HERE
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.shard import ShardState
 from histospec.client.transport.channel import metadata, open_channel
