@@ -1,4 +1,4 @@
-"""What verifying a drafted token costs, in units of a plain decoding step, and from which cost on no draft can pay.
+"""What drafts cost a worker: verifying a token, in units of a plain decoding step, and waiting for them.
 
 The engine drafts a token while `survival >= verify_cost * speed_up`, roughly. Survival is at most 1, so that no token
 pays where `verify_cost * speed_up >= 1`. The speed-up follows what the sessions of a namespace yield; a worker does not
@@ -14,3 +14,6 @@ HOPELESS_VERIFY_COST = 1 / STARTING_SPEED_UP
 """From this cost on a worker asks for no drafts: the little that could still pay is not worth asking for."""
 NOTHING_PAYS = round(HOPELESS_VERIFY_COST, 2)
 """The same as people are told it: in the hint of the server's page, on the dashboard and in docs/operations.md."""
+
+DEFAULT_DEADLINE = 0.02
+"""Seconds that a worker waits for the drafts of a step."""
