@@ -7,7 +7,7 @@ folder assigns to anything of vLLM's.
 
 With coupled sampling the plug-in also sets VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because the
 second model runner has another sampler. Each of vLLM's model runners then carries one more attribute,
-`_histospec_texts`.
+`_histospec_texts`, and the scheduler gives a seed to the sampling parameters of requests that have none.
 """
 
 from typing import NamedTuple
