@@ -83,7 +83,7 @@ test-long: setup
 	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='-m "not newest" tests/vllm'
 
 # What every version must keep; `make test-long` runs there whatever may differ.
-OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_greedy.py
+OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
 
 # Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install-verl $(VENV)/.ready

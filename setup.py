@@ -23,6 +23,7 @@ PACKAGES = {
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
     "histospec.client.vllm.coupled": "client/vllm/coupled",
+    "histospec.client.vllm.patches": "client/vllm/patches",
     "histospec.protocol": "protos/histospec/protocol",
     "histospec.v1": "protos/histospec/v1",
 }

@@ -23,6 +23,7 @@ from histospec.client.transport.lifetime import LoopConnections
 from histospec.client.transport.many import carry_out_async
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2_grpc as rpc
 
 P = ParamSpec("P")
@@ -67,14 +68,14 @@ class AsyncDraftClient:
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
         """See `DraftClient.open`."""
-        return self._core.open(prompts, problems, generated, seeds)
+        return self._core.begin_sessions(prompts, problems, generated, seeds)
 
     async def step(
         self,
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> list[Draft]:
         """See `DraftClient.step`."""
         return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost))
@@ -84,11 +85,11 @@ class AsyncDraftClient:
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> Pending:
         """See `DraftClient.send`."""
         budget = Budget(max_tokens, verify_cost)
-        pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
+        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             self._streams.kick(pending.touched)
             await asyncio.sleep(0)
@@ -114,7 +115,7 @@ class AsyncDraftClient:
         changes: int | Sequence[int] | None = None,
     ) -> None:
         """See `DraftClient.close`."""
-        self._core.close(sessions, commit, epochs, rewards, logprobs, changes)
+        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""

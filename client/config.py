@@ -24,6 +24,7 @@ from pathlib import Path
 import grpc
 
 from histospec.client.errors import ConfigurationError
+from histospec.protocol.costs import DEFAULT_DEADLINE
 from histospec.protocol.limits import MAX_NAMESPACE
 
 DISCOVER = "discover://"
@@ -35,7 +36,7 @@ LONGEST_FILE = 16 << 20
 class Timeouts:
     """How long the client waits, in seconds."""
 
-    step: float = 0.02
+    step: float = DEFAULT_DEADLINE
     """A step's drafts, from `send` on. Longer waits for slower servers; a worker loses at most this much a step, and
     only until the breaker opens."""
     call: float = 10.0

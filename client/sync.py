@@ -25,6 +25,7 @@ from histospec.client.transport.many import carry_out
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2_grpc as rpc
 
 P = ParamSpec("P")
@@ -108,14 +109,14 @@ class DraftClient:
         Raises:
             ValueError: an argument is malformed; no session was opened.
         """
-        return self._core.open(prompts, problems, generated, seeds)
+        return self._core.begin_sessions(prompts, problems, generated, seeds)
 
     def step(
         self,
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> list[Draft]:
         """Tells what each session has generated, and gets a draft for each, within the deadline.
 
@@ -139,14 +140,14 @@ class DraftClient:
         sessions: Sequence[int],
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
-        verify_cost: float = 0.05,
+        verify_cost: float = DEFAULT_VERIFY_COST,
     ) -> Pending:
         """The first half of `step`: writes the message from this thread, and does not wait for the answer.
 
         The deadline runs from here.
         """
         budget = Budget(max_tokens, verify_cost)
-        pending = self._core.step(sessions, new_tokens, budget, time.monotonic())
+        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic())
         if pending.touched:
             # A function that waits for its turn on the loop must not hold the client.
             self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)
@@ -182,7 +183,7 @@ class DraftClient:
         Raises:
             ValueError, UnknownSession: an argument is wrong; nothing was closed.
         """
-        self._core.close(sessions, commit, epochs, rewards, logprobs, changes)
+        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
 
     def flush(self, timeout: float | None = None) -> None:
         """Sends the opens and closes that wait for the next message, and waits for commits to be acknowledged.

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from histospec.protocol.limits import MAX_DRAFT, MAX_NAMESPACE
+from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_NAMESPACE
 from histospec.server.arguments import ArgumentParser, shown
 from histospec.server.errors import ConfigError
 from histospec.server.security.small_files import read_text
@@ -283,7 +283,7 @@ class Config(StoreConfig):
         4096, description="most sessions in a step, opens or closes in a message, responses in an ingest"
     )
     max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT)] = Field(
-        256, description="longest draft that a step may ask for, at most 1024"
+        DEFAULT_MAX_DRAFT, description="longest draft that a step may ask for, at most 1024"
     )
     max_namespaces: Count = Field(4096, description="most namespaces; each costs memory for as long as it is there")
     max_sessions_per_stream: Count = Field(65536, description="most open sessions on one stream")

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from histospec.client.vllm import cpu, undrafted
+from histospec.client.vllm.patches import cpu, undrafted
 
 LONGEST = 16
 OPTIONS: dict[str, Any] = {

@@ -81,7 +81,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
 
     from benchmarks.gpu.steps import Stepper, say
     from benchmarks.vllm.saturated import timed_calls
-    from histospec.client.vllm import cpu
+    from histospec.client.vllm.patches import cpu
 
     method = METHODS[job[0]]
     model, shape = next(iter(scale.shapes.items()))

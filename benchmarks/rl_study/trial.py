@@ -37,7 +37,7 @@ from benchmarks.rl_study.methods import FROM_TWIN, METHODS, Method
 from benchmarks.rl_study.overlap import common_prefix, rouge_1
 from histospec.client import DraftClient
 from histospec.client.rollouts import SpeculativeRollout
-from histospec.client.vllm import cpu
+from histospec.client.vllm.patches import cpu
 
 HELD_OUT_SEED = 1_000_000  # what the seeds of held-out problems begin with
 
@@ -112,7 +112,7 @@ def sample(
 
 def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
     """Yields an epoch's record as it ends."""
-    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/cpu.py)
+    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/patches/cpu.py)
     torch.manual_seed(seed)
     problems = task.problems(size.problems, Random(seed))
     held_out = task.problems(size.held_out, Random(HELD_OUT_SEED + seed))

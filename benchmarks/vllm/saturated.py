@@ -30,7 +30,7 @@ from benchmarks.vllm import suffix as vllm_suffix  # sets the environment that v
 
 PLAIN = "no speculation"
 COSTS = {"HistoSpec, learned cost": "auto", "HistoSpec, cost 1": "1"}
-HOOKS = ("open", "announce", "send", "tell", "receive", "finish", "settle")
+HOOKS = ("begin", "announce", "ask", "tell", "collect", "finish", "settle")
 
 
 def main() -> None:
@@ -134,7 +134,7 @@ def timed_calls(owner: Any = None, hooks: Iterable[str] = HOOKS) -> list[float]:
 
     def timed(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if inside[0]:  # restart() opens, settle() tells
+            if inside[0]:  # restart() begins, settle() tells
                 return function(*args, **kwargs)
             inside[0], start = True, time.perf_counter()
             try:

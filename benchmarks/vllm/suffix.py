@@ -132,9 +132,9 @@ def roll_out(folder: Path, size: Any, options: dict[str, Any]) -> Iterator[dict[
     from rollout import RolloutEngine
     from transformers import LlamaForCausalLM
 
-    from histospec.client.vllm import cpu
+    from histospec.client.vllm.patches import cpu
 
-    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/cpu.py)
+    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/patches/cpu.py)
     engine = RolloutEngine(folder / "1", size.concurrency, options)
     engine.warm_up()
     repeated = [problem for problem in problems(size) for _ in range(size.samples)]

@@ -87,7 +87,7 @@ class Commits:
             del sent[sequence]
         return batch.pop(0)
 
-    def send(self, shard: ShardState, conversation: Conversation, now: float) -> None:
+    def dispatch(self, shard: ShardState, conversation: Conversation, now: float) -> None:
         """Sends closes and the oldest commits.
 
         After an outage the rest follows with later messages, so that no step has to wait behind all of it.
@@ -98,7 +98,7 @@ class Commits:
             batch.append(commit)
             size += commit.bytes
         if batch or shard.closes:
-            left = conversation.close(batch, shard.closes, now)
+            left = conversation.queue_closes(batch, shard.closes, now)
             shard.closes = []
             shard.commits.extendleft(reversed(left))
 

@@ -27,8 +27,8 @@ class GarbledReply(Exception):  # noqa: N818 - what it is
     """A response that does not add up; nothing after it can be trusted."""
 
 
-class Batch(NamedTuple):
-    """The sessions of a step, which have their new tokens already."""
+class StepInput(NamedTuple):
+    """What a step brings: the sessions, which have their new tokens already, and these tokens."""
 
     sessions: list[Session]
     before: list[int]
@@ -38,12 +38,12 @@ class Batch(NamedTuple):
     tokens: bytes
     """The new ones, one session after the other."""
 
-    def take(self, rows: Sequence[int]) -> "Batch":
-        """The batch of these rows alone."""
+    def take(self, rows: Sequence[int]) -> "StepInput":
+        """The same of these rows alone."""
         sessions = [self.sessions[i] for i in rows]
         before = [self.before[i] for i in rows]
         tokens = b"".join([s.generated[4 * b : 4 * s.length] for s, b in zip(sessions, before, strict=True)])
-        return Batch(sessions, before, [self.lengths[i] for i in rows], tokens)
+        return StepInput(sessions, before, [self.lengths[i] for i in rows], tokens)
 
 
 class Drafts(NamedTuple):
@@ -120,8 +120,8 @@ class Conversation:
         self._room = Room.of(self.limits, self.server)
 
     @property
-    def said(self) -> int:
-        """How many messages there were so far."""
+    def queued(self) -> int:
+        """Messages that were put into the outbox so far."""
         return self._sequence
 
     @property
@@ -134,7 +134,7 @@ class Conversation:
         """Whether the server has still to answer something."""
         return bool(self.waiting or self.commits)
 
-    # ---- what the client says -------------------------------------------------------------------------------------
+    # ---- what the client sends -------------------------------------------------------------------------------------
 
     def wrote(self, sequence: int) -> None:
         """gRPC has taken a message."""
@@ -142,16 +142,16 @@ class Conversation:
         if not self.outbox:
             self._unwritten.clear()
 
-    def open(self, sessions: Iterable[Session]) -> None:
-        """Opens what the server does not hold, up to all that was generated, while the stream has places."""
+    def queue_opens(self, sessions: Iterable[Session]) -> None:
+        """Puts opens into the outbox: of what the server does not hold, while the stream has places."""
         message = pb.DraftRequest()
         for session in sessions:
             if session.number not in self.held and len(self.held) < self._room.running:
-                self._open(message, session, session.length)
-        self._say(message)
+                self._add_open(message, session, session.length)
+        self._queue(message)
 
-    def step(self, batch: Batch, budget: Budget, now: float) -> int:
-        """Says one step. -> its number, see `awaits`.
+    def queue_step(self, batch: StepInput, budget: Budget, now: float) -> int:
+        """Puts one step into the outbox. -> its number, see `awaits`.
 
         A session that the server does not hold is opened with what it had before, so that its step is still a step;
         where the stream has no place for it, it is left out.
@@ -165,7 +165,7 @@ class Conversation:
         if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
             for session, length, start in zip(sessions, batch.before, starts, strict=True):
                 if start is None and len(self.held) < self._room.running:
-                    self._open(message, session, length)
+                    self._add_open(message, session, length)
             rows = [row for row in rows if numbers[row] in self.held]
             sessions = [sessions[row] for row in rows]
             numbers = [s.number for s in sessions]
@@ -182,7 +182,7 @@ class Conversation:
             step.tokens = tokens
             step.max_tokens, step.verify_cost = budget
             step.late, self.late = self.late, 0
-        self._say(message, Awaited(self._steps, rows) if budget.max_tokens else None, now=now)
+        self._queue(message, Awaited(self._steps, rows) if budget.max_tokens else None, now=now)
         return self._steps
 
     def awaits(self, step: int) -> bool:
@@ -196,8 +196,8 @@ class Conversation:
             del self.waiting[sequence]
         return len(unanswered)
 
-    def close(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> list[Commit]:
-        """Closes: with commit (opening first what the server does not hold), and without.
+    def queue_closes(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> list[Commit]:
+        """Puts closes into the outbox: with commit (opening first what the server does not hold), and without.
 
         Returns:
             The commits for which the stream has no place now.
@@ -205,30 +205,30 @@ class Conversation:
         # They gained tokens while nothing was sent.
         behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
         if behind:
-            self.step(Batch(behind, [s.length for s in behind], [], b""), Budget(max_tokens=0), now)
+            self.queue_step(StepInput(behind, [s.length for s in behind], [], b""), Budget(max_tokens=0), now)
         message = pb.DraftRequest()
         for number in sessions:
             if number in self.held:
                 message.closes.add(session=number, generated=self.held[number])
                 self._forget(number)
-        self._say(message)
+        self._queue(message)
         message, size, batch, left = pb.DraftRequest(), 0, list[Commit](), list[Commit]()
-        places = self._room.sessions - len(self.held)
+        free = self._room.sessions - len(self.held)
         # Those that the server holds come first: they make places.
         for commit in sorted(commits, key=lambda c: c.session.number not in self.held):
             session = commit.session
             strange = session.number not in self.held
             need = commit.bytes + 2 * pieces.PART + len(self.namespace)
-            if batch and (size + need > self._room.size or len(batch) >= self._room.batch or (strange and places <= 0)):
-                self._say(message, commits=batch, now=now)
+            if batch and (size + need > self._room.size or len(batch) >= self._room.batch or (strange and free <= 0)):
+                self._queue(message, commits=batch, now=now)
                 message, size, batch = pb.DraftRequest(), 0, []
-                places = self._room.sessions - len(self.held)
-            if strange and places <= 0:
+                free = self._room.sessions - len(self.held)
+            if strange and free <= 0:
                 left.append(commit)
                 continue
             if strange:
-                places -= 1
-                self._open(message, session, session.length)
+                free -= 1
+                self._add_open(message, session, session.length)
             message.closes.add(
                 session=session.number,
                 commit=True,
@@ -241,10 +241,10 @@ class Conversation:
             self._forget(session.number)
             batch.append(commit)
             size += need
-        self._say(message, commits=batch, now=now)
+        self._queue(message, commits=batch, now=now)
         return left
 
-    def _open(self, message: pb.DraftRequest, session: Session, length: int) -> None:
+    def _add_open(self, message: pb.DraftRequest, session: Session, length: int) -> None:
         message.opens.add(
             session=session.number,
             namespace=self.namespace,
@@ -258,7 +258,7 @@ class Conversation:
         session.opened = True
         self.held[session.number] = length
 
-    def _say(
+    def _queue(
         self,
         message: pb.DraftRequest,
         awaited: Awaited | None = None,
@@ -309,7 +309,7 @@ class Conversation:
         """
         self.server, self._room = server, Room.of(self.limits, server)
         unsaid = list(self.outbox)
-        out = self._without_place(unsaid)
+        out = self._beyond_capacity(unsaid)
         if not out and all(pieces.fits(m, self._room) and m.step.max_tokens <= self._room.draft for m in unsaid):
             return []
         self.outbox.clear()
@@ -319,10 +319,10 @@ class Conversation:
             if out:
                 message, stay = pieces.without(message, out)
                 awaited = awaited and Awaited(awaited.step, [awaited.rows[row] for row in stay])
-            self._say(message, awaited, [c for c in commits if c.session.number not in out])
+            self._queue(message, awaited, [c for c in commits if c.session.number not in out])
         return [c for _, _, commits in said for c in commits if c.session.number in out]
 
-    def _without_place(self, unsaid: Sequence[pb.DraftRequest]) -> set[int]:
+    def _beyond_capacity(self, unsaid: Sequence[pb.DraftRequest]) -> set[int]:
         """Sessions in these messages that the stream has no place for."""
         opened = [o.session for m in unsaid for o in m.opens]
         if len(opened) <= self._room.running:
@@ -344,8 +344,8 @@ class Conversation:
 
     # ---- what the server answers ----------------------------------------------------------------------------------
 
-    def hear(self, response: pb.DraftResponse, now: float) -> Reply:
-        """What a response means.
+    def interpret(self, response: pb.DraftResponse, now: float) -> Reply:
+        """Takes a response of the server; returns what it means.
 
         Raises:
             GarbledReply: it does not add up.

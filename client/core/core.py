@@ -1,8 +1,8 @@
-"""The client without its network: sessions, shards, deadlines and what is kept for a server that is away.
+"""The client without its network: open sessions, the steps that callers take, and which shard each belongs to.
 
-Both faces (`client.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does
-I/O: `step` and `flush` leave messages in the outbox of a shard's conversation, and a `Stream` carries them. It is
-thread-safe: every public method takes the one lock, for microseconds.
+Both faces (`aio.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does I/O:
+`advance_sessions` and `flush` leave messages in the outbox of a shard's conversation (`exchange.py`), and a `Stream`
+carries them. It is thread-safe: every public method takes the one lock, for microseconds.
 """
 
 import logging
@@ -21,11 +21,12 @@ from histospec.client.config import Config, Endpoint
 from histospec.client.core import tokens
 from histospec.client.core.budget import Budget
 from histospec.client.core.commits import Commits
-from histospec.client.core.conversation import Batch, Conversation
+from histospec.client.core.conversation import Conversation, StepInput
+from histospec.client.core.exchange import Exchange
 from histospec.client.core.membership import Membership
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
-from histospec.client.core.shard import Part, Pending, ShardState
+from histospec.client.core.shard import Pending, ShardState
 from histospec.client.errors import UnknownSession
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.v1 import draft_pb2 as pb
@@ -33,9 +34,6 @@ from histospec.v1 import draft_pb2 as pb
 log = logging.getLogger("histospec.client")
 
 _EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
-CLOSED_HERE = "closed by the client"
-"""How a stream ended that the client closed."""
-_POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 class Core:
@@ -46,8 +44,6 @@ class Core:
 
     def __init__(self, config: Config, changed: Callable[[], None]) -> None:
         self.config = config
-        self.closed = False
-        """Nothing is sent any more."""
         self.looked = -math.inf
         """When shards were last looked for, on the monotonic clock."""
         self._members = Membership(config)
@@ -55,10 +51,19 @@ class Core:
         self._sessions: dict[int, Session] = {}
         self._owners: dict[int, ShardState] = {}  # of their problems
         self._next = 1
-        self._waiting: dict[tuple[int, int], Part] = {}
         self._stats = Stats()
         self._commits = Commits(self._members, config.limits, self._stats)
+        self._exchange = Exchange(config, self._members, self._commits, self._sessions, self._stats)
         self._lock = threading.Lock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._exchange.closed
+
+    def stop(self) -> None:
+        """From now on nothing is sent."""
+        self._exchange.closed = True
 
     # ---- shards ---------------------------------------------------------------------------------------------------
 
@@ -82,7 +87,7 @@ class Core:
             before = self._members.everybody
             for shard in self._members.update(endpoints):
                 if shard.conversation is not None:
-                    self._lose(shard)
+                    self._exchange.lose(shard)
             for session in self._sessions.values():
                 former, owner = self._owners[session.number], self._members.owner_of(session)
                 if owner is not former:
@@ -99,7 +104,7 @@ class Core:
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
-    def open(
+    def begin_sessions(
         self,
         prompts: Sequence[Tokens],
         problems: Sequence[str | None] | None = None,
@@ -127,7 +132,7 @@ class Core:
                 opened.append(session.number)
             return opened
 
-    def close(
+    def end_sessions(
         self,
         sessions: Sequence[int],
         commit: bool = True,
@@ -166,7 +171,9 @@ class Core:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
-    def step(self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float) -> Pending:
+    def advance_sessions(
+        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float
+    ) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
         fork.refuse()
         tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
@@ -174,7 +181,7 @@ class Core:
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
             chosen = self._find(sessions)
-            batch = Batch(chosen, [s.length for s in chosen], lengths, flat)
+            step_input = StepInput(chosen, [s.length for s in chosen], lengths, flat)
             start = 0
             for session, length in zip(chosen, lengths, strict=True):
                 end = start + 4 * length
@@ -182,10 +189,10 @@ class Core:
                 session.length += length
                 start = end
             self._commits.losses.report()
-            self._give_up_silent(now)
+            self._exchange.give_up_silent(now)
             pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
             for shard, rows in self._split(chosen):
-                self._ask(shard, batch, rows, budget, now, pending)
+                self._exchange.ask(shard, step_input, rows, budget, now, pending)
             return pending
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
@@ -199,29 +206,6 @@ class Core:
             if not session.refused:
                 rows.setdefault(self._owners[session.number], []).append(row)
         yield from rows.items()
-
-    def _ask(
-        self, shard: ShardState, batch: Batch, rows: Sequence[int], budget: Budget, now: float, pending: Pending
-    ) -> None:
-        self._stats.steps += 1
-        if not self._may_ask(shard, now):
-            self._stats.skipped += 1
-            if self._to_be_found(shard):
-                pending.touched.append(shard)
-            return
-        conversation = self._conversation(shard)
-        if shard.opens:
-            for row in rows:
-                shard.opens.pop(batch.sessions[row].number, None)
-        mine = batch if len(rows) == len(batch.sessions) else batch.take(rows)
-        step = conversation.step(mine, budget, now)
-        if conversation.awaits(step):
-            part = Part(shard, conversation, step, rows)
-            pending.parts.append(part)
-            self._waiting[id(conversation), step] = part
-        self._commits.send(shard, conversation, now)  # after the step, whose drafts the caller waits for
-        self._take_misfits(shard, conversation)
-        pending.touched.append(shard)
 
     def collect(self, pending: Pending, now: float) -> list[Draft]:
         """The drafts that came, empty ones for the others. What did not come is no longer waited for."""
@@ -239,37 +223,14 @@ class Core:
             self._stats.draft_tokens += total
             for part in pending.parts:
                 if not part.done:
-                    part.done = True
-                    self._expire(part, now)
+                    self._exchange.expire(part, now)
         return drafts
 
     def abandon(self, pending: Pending) -> None:
         """Nobody will collect this step: the caller was cancelled. That says nothing about the server."""
         with self._lock:
             for part in pending.parts:
-                part.done = True
-                self._waiting.pop((id(part.conversation), part.step), None)
-                part.conversation.forget_step(part.step)
-
-    def _expire(self, part: Part, now: float) -> None:
-        shard, conversation = part.shard, part.conversation
-        self._waiting.pop((id(conversation), part.step), None)
-        self._stats.late += 1
-        shard.breaker.failure(now)
-        silent = self._silent(conversation, now)
-        conversation.late += conversation.forget_step(part.step)
-        if silent and shard.conversation is conversation:
-            log.warning("%s: no word for %.1f s, connecting anew", shard.name, self.config.timeouts.silence)
-            self._lose(shard)
-
-    def _silent(self, conversation: Conversation, now: float) -> bool:
-        return conversation.heard is not None and now - conversation.heard > self.config.timeouts.silence
-
-    def _give_up_silent(self, now: float) -> None:
-        """Shards that leave are asked for no more drafts, whose absence would tell that they are gone."""
-        for shard in self._members.leaving:
-            if shard.conversation is not None and self._silent(shard.conversation, now):
-                self._lose(shard)
+                self._exchange.abandon(part)
 
     # ---- what waits -----------------------------------------------------------------------------------------------
 
@@ -282,25 +243,9 @@ class Core:
         fork.refuse()
         with self._lock:
             self._commits.losses.report()
-            self._give_up_silent(now)
+            self._exchange.give_up_silent(now)
             touched = self._members.leaving
-            for shard in self.shards:
-                if not (shard.opens or shard.closes or shard.due(now)):
-                    if not shard.settled and shard.breaker.state == "closed":  # it owes an acknowledgement
-                        touched.append(shard)
-                    continue
-                if not self._may_ask(shard, now):
-                    if self._to_be_found(shard):
-                        touched.append(shard)
-                    continue
-                conversation = self._conversation(shard)
-                said = conversation.said
-                self._commits.send(shard, conversation, now)
-                conversation.open(shard.opens.values())
-                shard.opens.clear()
-                self._take_misfits(shard, conversation)
-                if conversation.said > said or not shard.settled:  # else the stream has no place for more
-                    touched.append(shard)
+            touched += [shard for shard in self.shards if self._exchange.tell(shard, now)]
         return touched
 
     def settled(self, shards: Sequence[ShardState]) -> bool:
@@ -350,58 +295,14 @@ class Core:
         with self._lock:
             if shard.conversation is not conversation:
                 return
-            reply = conversation.hear(response, now)
-            if reply.awaited is not None and reply.drafts is not None:
-                step, rows = reply.awaited
-                part = self._waiting[id(conversation), step]
-                part.drafts.append((rows, reply.drafts))
-                if not conversation.awaits(step):
-                    self._finish(part)
-                    shard.breaker.success()
-            elif reply.acknowledged and shard.breaker.state != "closed":
-                shard.breaker.success()
-            self._commits.acknowledged(shard, reply.acknowledged)
-            for commit in reply.turned_down:
-                self._commits.drop(shard, commit, reply.refused[commit.session.number])
-            if reply.postponed:
-                self._commits.postpone(shard, reply.postponed, reply.why_postponed, now)
-            self._commits.again(shard, reply.unknown)
-            if reply.refused:
-                for number in reply.refused:
-                    conversation.held.pop(number, None)
-                self._refuse(shard, reply.refused)
+            self._exchange.take_reply(shard, conversation, response, now)
         self._changed()
 
     def learned(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
         """The shard has said what it takes, before anything was written."""
         with self._lock:
-            if limits == ServerLimits():  # an older server, which says nothing
-                limits = shard.limits
-            shard.limits = limits
-            if shard.conversation is conversation:
-                self._commits.unsent(shard, conversation.adopt(limits))
-                self._commits.send(shard, conversation, now)
-                self._take_misfits(shard, conversation)
+            self._exchange.take_limits(shard, conversation, limits, now)
         self._changed()
-
-    def _take_misfits(self, shard: ShardState, conversation: Conversation) -> None:
-        """Gives up sessions and commits of which a part is too large for any message."""
-        for commit, reason in conversation.rejected:
-            self._commits.drop(shard, commit, reason)
-        conversation.rejected.clear()
-        for part in [p for p in self._waiting.values() if p.conversation is conversation]:
-            if not conversation.awaits(part.step):
-                self._finish(part)
-        refused, conversation.refused = conversation.refused, {}
-        if refused:
-            for number in refused:
-                if number in conversation.held:
-                    shard.closes.append(number)
-            self._refuse(shard, refused)
-
-    def _finish(self, part: Part) -> None:
-        part.done = True
-        self._waiting.pop((id(part.conversation), part.step), None)
 
     def ended(
         self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
@@ -410,55 +311,8 @@ class Core:
         with self._lock:
             if shard.conversation is not conversation:
                 return
-            self._stats.failed += 1
-            if (
-                shard.breaker.state == "closed" and not self.closed and details != CLOSED_HERE
-            ):  # said once, not with every try
-                log.warning("%s: stream ended, %s: %s", shard.name, code.name, details)
-            known = shard.limits
-            shard.limits = known.refused(details) if code in _POISON else known
-            if shard.limits == known:
-                shard.breaker.failure(now)
-            elif shard.breaker.state == "trying":  # it is there, and takes smaller messages
-                shard.breaker.success()
-            if code in _POISON and shard.limits == known:  # one of these may be why
-                for commit in [c for batch in conversation.commits.values() for c in batch]:
-                    commit.attempts += 1
-            self._lose(shard)
+            self._exchange.take_end(shard, conversation, code, details, now)
         self._changed()
-
-    def _may_ask(self, shard: ShardState, now: float) -> bool:
-        return bool(shard.endpoint.address) and not self.closed and shard.breaker.allows(now)
-
-    def _to_be_found(self, shard: ShardState) -> bool:
-        return not (shard.endpoint.address or self.closed)
-
-    def _conversation(self, shard: ShardState) -> Conversation:
-        if shard.conversation is None:
-            shard.conversation = Conversation(self.config.namespace, self.config.limits, shard.limits)
-        return shard.conversation
-
-    def _lose(self, shard: ShardState) -> None:
-        """Forgets a conversation: nobody waits for it any more, and its commits are to be sent again."""
-        conversation = shard.conversation
-        assert conversation is not None
-        for part in [p for p in self._waiting.values() if p.conversation is conversation]:
-            self._finish(part)
-        again = [commit for batch in conversation.commits.values() for commit in batch]
-        self._stats.reopened += conversation.reopened
-        shard.conversation = None
-        shard.closes.clear()  # sessions end with their stream
-        self._commits.unsent(shard, again)
-
-    def _refuse(self, shard: ShardState, refused: dict[int, str]) -> None:
-        number, reason = next(iter(refused.items()))
-        others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
-        log.warning("%s: session %d%s refused: %s", shard.name, number, others, reason)
-        for number in refused:
-            session = self._sessions.get(number)
-            if session is not None:
-                session.refused = True
-        self._stats.refused += len(refused)
 
     def _find(self, sessions: Sequence[int]) -> list[Session]:
         try:

@@ -24,7 +24,7 @@ class Membership:
     def leaving(self) -> list[ShardState]:
         """Shards that are members no more, but owe an acknowledgement of what they were sent."""
         self._leaving = [shard for shard in self._leaving if not shard.settled]
-        return self._leaving
+        return list(self._leaving)
 
     @property
     def everybody(self) -> list[ShardState]:

@@ -1,21 +1,15 @@
 """How much a message may hold: the server's limits, as far as they are known, and the client's own."""
 
-import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from histospec.client.config import Limits
 from histospec.protocol.names import LIMITS
+from histospec.protocol.refusals import limits_in
 
 UNLIMITED = 1 << 62
 OVERHEAD = 128
 """Bytes of a message that are no part of an open, a step's row or a close: sequence, lengths, a step's numbers."""
-
-_REFUSALS = (
-    ("batch", r"(?:opens|closes|step\.sessions|responses): \d+ are more than the limit of (\d+)"),
-    ("message", r"[Rr]eceived message larger than max \(\d+ vs\. (\d+)\)"),
-    ("draft", r"step\.max_tokens: \d+ is over the limit of (\d+)"),
-)
 
 
 class ServerLimits(NamedTuple):
@@ -39,9 +33,9 @@ class ServerLimits(NamedTuple):
 
     def refused(self, details: str) -> "ServerLimits":
         """With the limit that a refusal names, where that is smaller than what was known."""
-        for field, pattern in _REFUSALS:
-            if (match := re.search(pattern, details)) and 0 < int(match[1]) < getattr(self, field):
-                return self._replace(**{field: int(match[1])})
+        for field, limit in limits_in(details):
+            if 0 < limit < getattr(self, field):
+                return self._replace(**{field: limit})
         return self
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from histospec.client.values import Response
 
 
-class Limits(NamedTuple):
+class ResponseLimits(NamedTuple):
     """When a response to one prompt ends."""
 
     most: int
@@ -51,7 +51,7 @@ def choose(responses: Iterable[Response], count: int, epoch: int | None) -> list
     return usable[:count]
 
 
-def cut(response: Response, limits: Limits) -> Old | None:
+def cut(response: Response, limits: ResponseLimits) -> Old | None:
     """The response under today's limits; None where nothing of it can be scored."""
     tokens = np.asarray(response.tokens, np.int32)[: limits.most]
     ended = len(tokens) == limits.most

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from histospec.client.rollouts.old import Limits
+from histospec.client.rollouts.old import ResponseLimits
 
 _OWN = "SPEC-RL compares probabilities of the model itself, at temperature 1, which this changes"
 _WHOLE = "vLLM would look for it in the continuation alone, not in the prefix that is reused"
@@ -61,11 +61,11 @@ def stop_tokens(llm: Any, parameters: Any) -> frozenset[int]:
     return frozenset(stops - {None})
 
 
-def limits_of(llm: Any, parameters: Any, prompt: int, stops: frozenset[int]) -> Limits:
+def limits_of(llm: Any, parameters: Any, prompt: int, stops: frozenset[int]) -> ResponseLimits:
     """When a response to a prompt of so many tokens ends."""
     room = max(0, int(_model(llm).max_model_len) - prompt)
     most = room if parameters.max_tokens is None else min(room, parameters.max_tokens)
-    return Limits(most, max(0, room - 1), parameters.min_tokens, stops)
+    return ResponseLimits(most, max(0, room - 1), parameters.min_tokens, stops)
 
 
 def to_score(parameters: Any) -> Any:

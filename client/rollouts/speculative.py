@@ -20,7 +20,7 @@ from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
 from histospec.client.rollouts.acceptance import accept_prefix
 from histospec.client.rollouts.lenience import Lenience, lenience_of
-from histospec.client.rollouts.old import Limits, Old, choose, cut
+from histospec.client.rollouts.old import Old, ResponseLimits, choose, cut
 from histospec.client.rollouts.values import Report, Rollout
 from histospec.client.sync import DraftClient
 from histospec.client.values import Response, Tokens
@@ -38,7 +38,7 @@ class _Attempt:
 
     prompt: NDArray[np.int32]
     problem: str | None
-    limits: Limits
+    limits: ResponseLimits
     old: Old | None = None
     kept: int = 0
     logprobs: NDArray[np.float32] | None = None

@@ -44,8 +44,8 @@ class PumpedConnections(Connections):
 
     def end(self) -> None:
         """Closes them."""
-        self.core.closed = True
-        self.pump.close(self.streams.close, self.core.config.timeouts.shutdown)
+        self.core.stop()
+        self.pump.finish(self.streams.end_all, self.core.config.timeouts.shutdown)
         for channel in self.channels.values():
             channel.close()
         self.channels.clear()
@@ -73,8 +73,8 @@ class LoopConnections(Connections):
 
     async def end(self) -> None:
         """Closes them."""
-        self.core.closed = True
-        await self.streams.close()
+        self.core.stop()
+        await self.streams.end_all()
         channels = list(self.channels.values())
         self.channels.clear()
         for channel in channels:

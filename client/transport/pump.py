@@ -67,7 +67,7 @@ class Pump:
         """Whether there is a loop."""
         return self._loop is not None
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
+    def finish(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
         """Runs `last` to its end and closes the loop. The pump may not be used any more."""
         if self._loop is None:
             return

@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 
 from histospec.client.core.conversation import Conversation, GarbledReply
-from histospec.client.core.core import CLOSED_HERE, Core
+from histospec.client.core.core import Core
+from histospec.client.core.exchange import CLOSED_HERE
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.shard import ShardState
 from histospec.client.transport.channel import metadata, open_channel
@@ -96,9 +97,9 @@ class Stream:
             log.exception("%s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
         self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
-        await self.close()
+        await self.end()
 
-    async def close(self) -> None:
+    async def end(self) -> None:
         """Ends the stream and its connection."""
         self._call.cancel()
         self._limits.cancel()
@@ -161,7 +162,7 @@ class Streams:
     def _discard(self, shard: ShardState) -> None:
         stream = self._streams.pop(shard, None)
         if stream is not None:
-            task = _task(stream.close())
+            task = _task(stream.end())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -180,10 +181,10 @@ class Streams:
             stream.abandon()
         self._streams.clear()
 
-    async def close(self) -> None:
+    async def end_all(self) -> None:
         """Ends all streams."""
         if self._discovery is not None:
             self._discovery.cancel()
             await asyncio.wait([self._discovery])
         streams, self._streams = list(self._streams.values()), {}
-        await asyncio.gather(*(s.close() for s in streams), *self._closing, return_exceptions=True)
+        await asyncio.gather(*(s.end() for s in streams), *self._closing, return_exceptions=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..rollouts import accept_prefix
 from ..rollouts.lenience import lenience_of
-from ..rollouts.old import Limits, Old, cut
+from ..rollouts.old import Old, ResponseLimits, cut
 from ..rollouts.sampling import objection
 from .interface import SingleTurnAgentLoop, TokenOutput, copy_to_local, get_generation_config
 from .visits import one_old, validating
@@ -60,7 +60,7 @@ class SpeculativeServer:
         if not (validating() or objection(SimpleNamespace(**sampling_params)) or any(others.get(m) for m in MEDIA)):
             problem = _options(sampling_params)["problem"]
             async with one_old(problem, prompt_ids) as response:
-                limits = Limits(self._most, self._room - len(prompt_ids) - 1, 0, self._stops)
+                limits = ResponseLimits(self._most, self._room - len(prompt_ids) - 1, 0, self._stops)
                 old = cut(response, limits) if response else None
                 scored = await self._score(request_id, prompt_ids, old, others) if old else None
                 output = await self._rest(request_id, prompt_ids, sampling_params, scored, others)

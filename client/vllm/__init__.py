@@ -1,4 +1,4 @@
-"""vLLM rollouts with drafts: no fork, no patch, two names in vLLM's own configuration.
+"""vLLM rollouts with drafts: two names in vLLM's own configuration, and no fork.
 
     --speculative-config '{"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer",
                            "num_speculative_tokens": 16}'
@@ -6,6 +6,8 @@
 
 with HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE set. The scheduler opens a session for every request, drafts and commits
 the finished responses; the proposer only makes vLLM ask for drafts. vLLM 0.22 and later.
+
+Both replace some functions of vLLM in memory; `patches` lists them, with the reason for each.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -4,7 +4,7 @@
 HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step: a number, or
                         `auto`, the default: learned from the time that steps take. Higher drafts shorter
 HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of that seed, and those without
-                        get a seed (docs/coupled.md). `vllm`, the default: nothing is changed
+                        get a seed (docs/coupled.md). `vllm`, the default: vLLM samples as without it
 HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem, 0.5 unless said
 HISTOSPEC_SEED_MAX_AGE  visits after which a seed is renewed at the latest; no limit unless said
 HISTOSPEC_SEED_EVERY    policy versions from one visit of a problem to the next; 1 unless said: versions are epochs
@@ -32,8 +32,8 @@ class AdapterConfig:
             shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
             HISTOSPEC_VERIFY_COST, a number or "auto".
         seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
-        cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see cpu.py). Off only
-            to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
+        cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py).
+            Off only to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None

@@ -21,9 +21,9 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
-DEFAULT = 0.05  # until something is known: drafts are worth trying
+from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST
+
 LOWEST, HIGHEST = 0.01, 1.0
-HOPELESS = 1 / 2.2  # from this cost on, the little that could still pay is not worth asking for
 MODERATE = 0.25  # the cost that draws drafts out where they have vanished: the likely ones, which pay for themselves
 
 NEWEST = 128  # contrasts kept for each size of the batch, at most; older ones are forgotten
@@ -80,8 +80,8 @@ class LearnedCost:
 
     @property
     def value(self) -> float:
-        """The cost at the batch of the newest step; DEFAULT while too little is known."""
-        return DEFAULT if self._cost is None else self._cost
+        """The cost at the batch of the newest step; DEFAULT_VERIFY_COST while too little is known."""
+        return DEFAULT_VERIFY_COST if self._cost is None else self._cost
 
     @property
     def learned(self) -> bool:
@@ -114,7 +114,7 @@ class LearnedCost:
     def next(self) -> float | None:
         """The cost to ask for the next drafts with; None: do not ask, and take this step without."""
         if self._quiet < (EAGER if self._known < SETTLED else PATIENT):
-            return self.value if self.value < HOPELESS else None
+            return self.value if self.value < HOPELESS_VERIFY_COST else None
         self._quiet = 0
         return None if self._drafted >= CONTRAST else min(self.value, MODERATE)
 
@@ -176,7 +176,7 @@ class FixedCost:
 
     def next(self) -> float | None:
         """The value, as long as anything can be drafted at it."""
-        return self.value if self.value < HOPELESS else None
+        return self.value if self.value < HOPELESS_VERIFY_COST else None
 
 
 def _weighted_median(opinions: list[tuple[float, float]]) -> float:

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from . import cpu, parallel, undrafted
+from . import parallel
 from .config import AdapterConfig
+from .patches import cpu, undrafted
 
 
 class HistoSpecProposer:
     """Makes vLLM verify drafts; HistoSpecScheduler sets them, once an engine instead of once a worker.
 
-    vLLM makes one in every worker of the last pipeline stage.
+    vLLM makes one in every worker of the last pipeline stage, where it also installs two of the patches.
     """
 
     def __init__(self, vllm_config: Any) -> None:

@@ -18,15 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
+
 from .. import Draft, DraftClient
-from . import parallel, versions
+from . import parallel
 from .config import AdapterConfig
-from .cost import DEFAULT, FixedCost, LearnedCost
+from .cost import FixedCost, LearnedCost
 from .coupled.seeding import RequestSeeds
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
 from .options import RequestOptions, read_options
+from .patches import weight_versions
 from .sessions import RequestSessions
 from .stops import StopStrings
+from .versions import WeightVersions
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -58,8 +62,8 @@ class HistoSpecScheduler(Scheduler):
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
-        self._versions = versions.WeightVersions()
-        versions.install()
+        self._versions = WeightVersions()
+        weight_versions.install()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = self._reported_cost = -math.inf
@@ -84,12 +88,12 @@ class HistoSpecScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
-        verify_cost: float | None = DEFAULT
+        verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output)
         if verify_cost is not None:
             with self._harmless("send", forget=True):
-                self._sessions.send(self._certain(model_runner_output), verify_cost)
+                self._sessions.ask(self._certain(model_runner_output), verify_cost)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
             self._stepped = math.inf  # the engine is idle from here on
@@ -99,7 +103,7 @@ class HistoSpecScheduler(Scheduler):
             if verify_cost is None:
                 self._sessions.tell(self._remaining(model_runner_output))
             else:
-                self._sessions.send(self._remaining(model_runner_output), verify_cost)
+                self._sessions.ask(self._remaining(model_runner_output), verify_cost)
             self._sessions.settle()
         return outputs
 
@@ -107,7 +111,7 @@ class HistoSpecScheduler(Scheduler):
         """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
         drafts: dict[str, Draft] = {}
         with self._harmless("receive", forget=True):
-            drafts = self._sessions.receive()
+            drafts = self._sessions.collect()
         if not drafts:
             return  # scheduling a request took its last draft; vLLM would put nothing in the place of nothing
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
@@ -140,15 +144,15 @@ class HistoSpecScheduler(Scheduler):
             self._versions.reset()
         return super().reset_prefix_cache(*args, **kwargs)
 
-    def _name_weights(self, version: str) -> None:
-        """Called with what vLLM is told of its weights; see versions.py."""
+    def _hear_weight_version(self, version: str) -> None:
+        """The engine core was told the version of its weights; see patches/weight_versions.py."""
         with self._harmless("read the version of the weights"):
             self._versions.name(version)
 
     def shutdown(self) -> None:
         """Lets the last commits out."""
         with self._harmless("shutdown"):
-            self._sessions.close()
+            self._sessions.shut_down()
         super().shutdown()
 
     def _learn(self, step: SchedulerOutput) -> float | None:
@@ -177,7 +181,7 @@ class HistoSpecScheduler(Scheduler):
         if options.enabled and prompt:
             if self._seeds is not None:
                 options = options._replace(seed=self._seeds.give(request, options, self._epoch(options)))
-            self._sessions.open(request.request_id, prompt, options)
+            self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:
         """The version of the policy that will sample a request, as far as it is known; it names when seeds change."""

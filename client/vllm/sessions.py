@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .cost import DEFAULT
+from histospec.protocol.costs import DEFAULT_VERIFY_COST
+
 from .options import RequestOptions
 from .versions import Version
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Session:
+class _RequestSession:
     id: int
     prompt: Sequence[int]
     options: RequestOptions
@@ -33,19 +34,19 @@ class RequestSessions:
         """Drafts of at most max_tokens."""
         self.client = client
         self.max_tokens = max_tokens
-        self.verify_cost = DEFAULT  # said with what asks for no drafts, for the server's metrics
-        self._sessions: dict[str, _Session] = {}
+        self.verify_cost = DEFAULT_VERIFY_COST  # said with what asks for no drafts, for the server's metrics
+        self._sessions: dict[str, _RequestSession] = {}
         self._new: set[int] = set()  # sessions that the server has not heard of
         self._pending: list[tuple[list[str], Pending]] = []
         # Of finished requests: those that join the history with their last tokens, and those that are forgotten.
-        self._commits: list[tuple[_Session, Sequence[int], Version]] = []
-        self._drops: list[_Session] = []
+        self._commits: list[tuple[_RequestSession, Sequence[int], Version]] = []
+        self._drops: list[_RequestSession] = []
 
-    def open(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
+    def begin(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
         begun = len(prompt) - (options.generated or 0)
         (session,) = self.client.open([prompt[:begun]], [options.problem], [prompt[begun:]], [options.seed])
-        self._sessions[request_id] = _Session(session, prompt, options)
+        self._sessions[request_id] = _RequestSession(session, prompt, options)
         self._new.add(session)
 
     def announce(self) -> None:
@@ -60,8 +61,8 @@ class RequestSessions:
         session = self._sessions.get(request_id)
         return None if session is None else session.sent
 
-    def send(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
-        """Sends (request id, new tokens) of one step and asks for drafts. Never waits for the reply."""
+    def ask(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
+        """Sends (request id, new tokens) of one step and asks for drafts, for `collect`. Never waits for the reply."""
         requests, sessions, tokens = self._advance(rows)
         if sessions:
             step = self.client.send(sessions, tokens, self.max_tokens, verify_cost)
@@ -73,7 +74,7 @@ class RequestSessions:
         if sessions:
             self._tell(sessions, tokens)
 
-    def receive(self) -> "dict[str, Draft]":
+    def collect(self) -> "dict[str, Draft]":
         """Drafts by request id of what was sent since the last call; waits at most the client's deadline."""
         pending, self._pending = self._pending, []
         drafts: dict[str, Draft] = {}
@@ -85,7 +86,7 @@ class RequestSessions:
         """Begins the request's session anew: it was sent tokens that the request did not keep."""
         session = self._sessions.pop(request_id)
         self._drops.append(session)
-        self.open(request_id, session.prompt, session.options)
+        self.begin(request_id, session.prompt, session.options)
 
     def finish(self, request_id: str, output: Sequence[int] | None, version: Version) -> None:
         """Ends the request's session.
@@ -145,7 +146,7 @@ class RequestSessions:
         with contextlib.suppress(Exception):  # it comes from a failure, and may meet the same one
             self.client.close([session.id for session in lost], commit=False)
 
-    def close(self) -> None:
+    def shut_down(self) -> None:
         """Lets the last commits out and ends the client."""
         self.settle()
         self.client.shutdown()

@@ -15,10 +15,8 @@ the newest first. The first of these that is there decides:
 Before the first change the newest epoch of the namespace is right: another engine may have been here before.
 """
 
-import functools
-import importlib
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from histospec.protocol.limits import MAX_EPOCH
 
@@ -70,24 +68,3 @@ class WeightVersions:
     def _change(self, epoch: int | None = None) -> None:
         self.current = Version(epoch, self.current.changes + self._used)
         self._used = False
-
-
-def install() -> None:
-    """Lets a scheduler with a method `_name_weights` hear of vLLM's weight versions, which only its engine core knows.
-
-    Once a process. vLLM before 0.27 has none.
-    """
-    core: Any = importlib.import_module("vllm.v1.engine.core").EngineCore
-    set_version = getattr(core, "set_weight_version", None)
-    if set_version is None or hasattr(set_version, "__wrapped__"):
-        return
-
-    @functools.wraps(set_version)
-    def set_weight_version(self: Any, weight_version: str, *args: Any, **kwargs: Any) -> Any:
-        done = set_version(self, weight_version, *args, **kwargs)
-        hear = getattr(self.scheduler, "_name_weights", None)
-        if hear is not None:
-            hear(weight_version)
-        return done
-
-    core.set_weight_version = set_weight_version

@@ -22,6 +22,7 @@ from histospec.client import DraftClient, Response
 from histospec.client.config import configure
 from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
+from histospec.protocol.costs import DEFAULT_DEADLINE, DEFAULT_VERIFY_COST
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
@@ -77,9 +78,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--deadline",
         type=amount(0, seconds, above=True),
-        default=0.02,
+        default=DEFAULT_DEADLINE,
         metavar="SECONDS",
-        help="of a step (default: 0.02)",
+        help=f"of a step (default: {DEFAULT_DEADLINE})",
     )
     parser.add_argument(
         "--max-tokens", type=whole(1, MAX_DRAFT), default=16, metavar="N", help="longest draft (default: 16)"
@@ -87,9 +88,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--verify-cost",
         type=amount(0, MOST_COST),
-        default=0.05,
+        default=DEFAULT_VERIFY_COST,
         metavar="C",
-        help="of a drafted token, in plain steps (default: 0.05)",
+        help=f"of a drafted token, in plain steps (default: {DEFAULT_VERIFY_COST})",
     )
     parser.add_argument("--rollouts", metavar="FILE.jsonl[.gz]", help="recorded ones (default: generated)")
     parser.add_argument("--problems", type=count, default=256, metavar="N", help="so many of them (default: 256)")

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-SLOW_SECONDS = 0.02  # what a worker waits for a step unless told otherwise
+from histospec.protocol.costs import DEFAULT_DEADLINE, NOTHING_PAYS
+
 FULL_SHARE = 0.9  # of the memory budget
 MISSED_SHARE = 0.2  # of the lookups
 HARDLY_ANY = 0.05  # of the lookups
 LOW_ACCEPTANCE = 0.2  # of the drafted tokens
-NOTHING_PAYS = 0.45  # a verify_cost from which on workers draft nothing
 A_FEW = 20  # lookups, below which nothing is concluded
 AN_EPOCH = 10_000  # lookups without a hit that a first epoch hardly explains any more
 ENOUGH_DRAFTED = 1_000  # tokens
@@ -142,10 +142,10 @@ def _limits(facts: Facts) -> list[Hint]:
             "to the run's name where vLLM runs, and start it with the two HistoSpec options."
         )
         found.append(Hint("info", "Nothing is connected", text))
-    if facts.draft_p99 is not None and facts.draft_p99 > SLOW_SECONDS:
+    if facts.draft_p99 is not None and facts.draft_p99 > DEFAULT_DEADLINE:
         text = (
             f"One step in a hundred takes {1e3 * facts.draft_p99:,.0f} ms or more in the engine, and workers wait "
-            f"{1e3 * SLOW_SECONDS:.0f} ms unless told otherwise. Give it cores and --threads, more shards, or the "
+            f"{1e3 * DEFAULT_DEADLINE:.0f} ms unless told otherwise. Give it cores and --threads, more shards, or the "
             "workers a longer HISTOSPEC_DEADLINE."
         )
         found.append(Hint("warn", "Drafts come late", text))

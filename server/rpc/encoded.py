@@ -10,6 +10,7 @@ from typing import NamedTuple
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from histospec.protocol.refusals import too_many
 from histospec.server.errors import LimitExceeded
 
 # A message of so many bytes is not walked: whatever it is made of, it decodes in 2 ms to a few MiB. A step of hundreds
@@ -144,4 +145,4 @@ class _Walk:
 def refuse_more(field: str, number: int, limit: int) -> None:
     """Raises LimitExceeded for a number of parts over the limit."""
     if number > limit:
-        raise LimitExceeded(f"{field}: {number} are more than the limit of {limit}; counting stopped there")
+        raise LimitExceeded(f"{too_many(field, number, limit)}; counting stopped there")

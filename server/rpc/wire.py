@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
+from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
 from histospec.server.stores.interface import LAST_EPOCH, Batch, Problem, Record
@@ -214,7 +215,7 @@ def _step(request: pb.Step, config: Config) -> Step:
     if offsets[-1] != tokens.size:
         raise InvalidRequest(f"step.lengths: they sum to {offsets[-1]}, but step.tokens has {tokens.size} tokens")
     if request.max_tokens > config.max_draft_tokens:
-        raise LimitExceeded(f"step.max_tokens: {request.max_tokens} is over the limit of {config.max_draft_tokens}")
+        raise LimitExceeded(draft_too_long(request.max_tokens, config.max_draft_tokens))
     if not math.isfinite(request.verify_cost) or request.verify_cost < 0:
         raise InvalidRequest(f"step.verify_cost: {request.verify_cost} is not a finite number of at least 0")
     return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late)
@@ -270,7 +271,7 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
 
 def _check_number(field: str, number: int, config: Config) -> None:
     if number > config.max_batch:
-        raise LimitExceeded(f"{field}: {number} are more than the limit of {config.max_batch}")
+        raise LimitExceeded(too_many(field, number, config.max_batch))
 
 
 def epoch(field: str, number: int) -> int:

@@ -39,12 +39,12 @@ class World:
 
     def finish(self, prompt: int, tokens: int, flush: bool) -> None:
         """A response, after which every shard that lost something must have held more than its share."""
-        (session,) = self.core.open([[prompt]])
-        self.core.step([session], [[1] * tokens], Budget(max_tokens=0), self.now)
+        (session,) = self.core.begin_sessions([[prompt]])
+        self.core.advance_sessions([session], [[1] * tokens], Budget(max_tokens=0), self.now)
         before = self.core.stats().shards
         owner = self.core.shard_of(_i32([prompt]), "").name
         size = 4 * tokens + 4
-        self.core.close([session])
+        self.core.end_sessions([session])
         self.finished += 1
         members = {shard.name for shard in self.core.shards}
         for name, after in self.core.stats().shards.items():
@@ -179,10 +179,10 @@ def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others():
 
 def test_the_response_of_a_refused_session_is_counted_as_dropped():
     world = World()
-    (session,) = world.core.open([[1]])
-    world.core.step([session], [[1, 2]], Budget(), 0.0)
+    (session,) = world.core.begin_sessions([[1]])
+    world.core.advance_sessions([session], [[1, 2]], Budget(), 0.0)
     world.core._sessions[session].refused = True
-    world.core.close([session])
+    world.core.end_sessions([session])
     stats = world.core.stats()
     assert (stats.dropped_commits, stats.pending_commits) == (1, 0)
     assert isinstance(stats, Stats)

@@ -112,7 +112,7 @@ class World:
     def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list:
         for s, text in zip(sessions, new, strict=True):
             self.truth[s] += text
-        pending = self.core.step(sessions, new, Budget(), self.now)
+        pending = self.core.advance_sessions(sessions, new, Budget(), self.now)
         self.exchange(write, answers)
         return self.core.collect(pending, self.now)
 
@@ -154,7 +154,7 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes, limit
     for name, *arguments in [("open", 4), *operations]:
         world.now += 10  # past every cool-down
         if name == "open":
-            world.truth |= {s: [] for s in world.core.open([[1]] * arguments[0])}
+            world.truth |= {s: [] for s in world.core.begin_sessions([[1]] * arguments[0])}
         elif name == "step":
             sessions = chosen(arguments[0])
             world.step(sessions, [arguments[1]] * len(sessions), *arguments[2:])
@@ -165,7 +165,7 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes, limit
             del world.shard.breaker.allows
         elif name == "close":
             sessions = chosen(arguments[0])
-            world.core.close(sessions, commit=arguments[1])
+            world.core.end_sessions(sessions, commit=arguments[1])
             texts = [world.truth.pop(s) for s in sessions]
             world.closed += [text for text in texts if arguments[1] and text]
         elif name == "forget":
@@ -204,12 +204,12 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes, limit
 def test_after_an_outage_commits_do_not_hold_up_the_step():
     """The backlog follows in messages of limited size, behind the steps."""
     world = World(message_bytes=100)
-    sessions = world.core.open([[1]] * 50)
+    sessions = world.core.begin_sessions([[1]] * 50)
     world.shard.breaker.allows = lambda now: False
-    world.step_tokens = world.core.step(sessions, [[1, 2, 3]] * 50, Budget(), 0)
-    world.core.close(sessions[1:])
+    world.step_tokens = world.core.advance_sessions(sessions, [[1, 2, 3]] * 50, Budget(), 0)
+    world.core.end_sessions(sessions[1:])
     del world.shard.breaker.allows
-    world.core.step(sessions[:1], [[4]], Budget(), 1)
+    world.core.advance_sessions(sessions[:1], [[4]], Budget(), 1)
     messages = list(world.shard.conversation.outbox)
     assert messages[0].HasField("step")
     assert not messages[0].closes
@@ -218,17 +218,17 @@ def test_after_an_outage_commits_do_not_hold_up_the_step():
 
 def test_closed_sessions_are_unknown():
     world = World(4 << 20)
-    (session,) = world.core.open([[1]])
-    world.core.close([session])
+    (session,) = world.core.begin_sessions([[1]])
+    world.core.end_sessions([session])
     with pytest.raises(UnknownSession):
-        world.core.step([session], [[1]], Budget(), 0)
+        world.core.advance_sessions([session], [[1]], Budget(), 0)
 
 
 def test_old_news_does_not_open_a_session_twice():
     """Two steps meet a server that forgot the session. The second's answer comes after the session was opened again."""
     world = World(4 << 20)
     world.shard.breaker = CircuitBreaker(Breaker(failures=100))
-    (session,) = sessions = world.core.open([[1]])
+    (session,) = sessions = world.core.begin_sessions([[1]])
     world.truth[session] = []
     world.step(sessions, [[1]])
     world.server.sessions.clear()

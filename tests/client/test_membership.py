@@ -50,12 +50,12 @@ def committed(messages: list[pb.DraftRequest]) -> set[int]:
 
 def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core):
     assert not core.knows_shards(0.0)
-    sessions = core.open(PROMPTS)
-    pending = core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    sessions = core.begin_sessions(PROMPTS)
+    pending = core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
     assert pending.done
     assert pending.touched == core.shards  # somebody has to look for shards
     assert [len(d) for d in core.collect(pending, 0.0)] == [0] * len(sessions)
-    core.close(sessions[:10])
+    core.end_sessions(sessions[:10])
     stats = core.stats()
     assert (stats.pending_commits, stats.skipped, stats.late) == (10, 1, 0)
     assert stats.breakers == {"discover://seed:1": "open"}
@@ -78,12 +78,12 @@ def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core):
 
 def test_only_sessions_whose_problem_moves_are_opened_anew(core):
     core.update(endpoints("a", "b", "c"))
-    sessions = core.open(PROMPTS)
-    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    sessions = core.begin_sessions(PROMPTS)
+    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
     for shard in core.shards:
         acknowledge(core, shard, sent(shard))
     core.update(endpoints("a", "b", "c", "d"))
-    core.step(sessions, [[2]] * len(sessions), Budget(), 0.0)
+    core.advance_sessions(sessions, [[2]] * len(sessions), Budget(), 0.0)
     core.flush(0.0)
     moved = {s for s, p in zip(sessions, PROMPTS, strict=True) if owner(p, ("a", "b", "c", "d")) == "d"}
     assert 0 < len(moved) < 20
@@ -99,9 +99,9 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core):
 def two_that_were_sent_everything(core: Core):
     """Two shards on whose streams every response is on its way, and none acknowledged."""
     core.update(endpoints("a", "b"))
-    sessions = core.open(PROMPTS)
-    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
-    core.close(sessions)
+    sessions = core.begin_sessions(PROMPTS)
+    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    core.end_sessions(sessions)
     core.flush(0.0)
     return core.shards
 
@@ -142,13 +142,23 @@ def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core, end)
 
 def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core):
     core.update(endpoints("a", "b"))
-    sessions = core.open(PROMPTS)
-    core.step(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    sessions = core.begin_sessions(PROMPTS)
+    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
     before = {p: core.shard_of(np.array(p, "<i4").tobytes(), "") for p in map(tuple, PROMPTS)}
     core.update([Endpoint("a", "elsewhere:1"), Endpoint("b", "b:1")])
     assert before == {p: core.shard_of(np.array(p, "<i4").tobytes(), "") for p in map(tuple, PROMPTS)}
     a = core.shards[0]
     assert (a.endpoint.address, a.conversation) == ("elsewhere:1", None)
-    core.step(sessions, [[2]] * len(sessions), Budget(), 0.0)
+    core.advance_sessions(sessions, [[2]] * len(sessions), Budget(), 0.0)
     mine = {s for s, p in zip(sessions, PROMPTS, strict=True) if before[tuple(p)] is a}
     assert {o.session for message in sent(a) for o in message.opens} == mine
+
+
+def test_a_member_that_owes_an_acknowledgement_does_not_leave(core):
+    core.update(endpoints("a", "b"))
+    sessions = core.begin_sessions(PROMPTS)
+    core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
+    core.end_sessions(sessions)
+    for _ in range(2):
+        assert {shard.name for shard in core.flush(0.0)} == {"a", "b"}
+        assert core._members.leaving == []

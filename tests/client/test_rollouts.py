@@ -11,9 +11,9 @@ import pytest
 from histospec.client import AsyncDraftClient, DraftClient, InvalidRequest, Response
 from histospec.client.rollouts import Geometric, SpeculativeRollout
 from histospec.client.rollouts.lenience import lenience_of
-from histospec.client.rollouts.old import Limits, choose, cut
+from histospec.client.rollouts.old import ResponseLimits, choose, cut
 
-LIMITS = Limits(most=10, scored=20, least=0, stops=frozenset({0}))
+LIMITS = ResponseLimits(most=10, scored=20, least=0, stops=frozenset({0}))
 
 
 def response(tokens, **fields):

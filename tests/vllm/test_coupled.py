@@ -16,7 +16,8 @@ LIMIT = 5  # standard deviations
 
 def check(tiny_model, what, size, **environment):
     command = [sys.executable, coupled_check.__file__, tiny_model, what, str(size)]
-    settings = {"HISTOSPEC_SAMPLING": "coupled", "PYTHONPATH": str(Path(coupled_check.__file__).parent)}
+    path = filter(None, (str(Path(coupled_check.__file__).parent), os.environ.get("PYTHONPATH")))
+    settings = {"HISTOSPEC_SAMPLING": "coupled", "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(command, env=os.environ | settings | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -146,60 +146,11 @@ def test_weights_change_in_the_middle(engine, shared_server, prompts, weights, k
     assert rollouts.counter("spec_decode_num_accepted_tokens") > accepted
 
 
-@pytest.fixture
-def versions():
-    """What an engine learns of its weights."""
+def test_a_vllm_without_weight_versions_is_left_alone(monkeypatch):
     pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
-    from histospec.client.vllm.versions import WeightVersions
-
-    return WeightVersions()
-
-
-@pytest.mark.parametrize(
-    ("version", "epoch"),
-    [
-        ("7", 7), ("step7", 7), ("global_step_40", 40), ("run-2/v007", 7), ("step 12", 12), ("0", 0),
-        ("", None), ("best", None), ("9f86d08", None), ("v2.5", None), ("7b", None), ("step" + "9" * 19, None),
-        ("9" * 40, None), (f"step{2**52}", 2**52), (f"step{2**52 + 1}", None), ("step\u0667", None),
-    ],
-)  # fmt: skip
-def test_the_number_of_a_version(versions, version, epoch):
-    versions.name(version)
-    assert versions.current == (epoch, 0)
-
-
-def test_a_version_never_goes_back(versions):
-    seen = []
-    for version in ("step4", "step4", "step9", "step5", "step10"):
-        versions.name(version)
-        seen.append(versions.current.epoch)
-    assert seen == [4, 4, 9, 9, 10]
-
-
-def test_numbers_are_not_believed_behind_names_without(versions):
-    """Some hashes end in a number, by chance."""
-    for version, changes in (("9f86d08", 1), ("abcdef1", 2), ("abcdef1", 2), ("60303ae", 3)):
-        versions.wrote()
-        versions.name(version)
-        assert versions.current == (None, changes)
-
-
-def test_resets_count_only_where_nobody_names_versions(versions):
-    for _ in range(2):
-        versions.wrote()
-        versions.reset()
-    versions.reset()
-    assert versions.current == (None, 2)
-    versions.name("step8")
-    versions.wrote()
-    versions.reset()
-    assert versions.current == (8, 2)
-
-
-def test_a_vllm_without_weight_versions_is_left_alone(versions, monkeypatch):
     from vllm.v1.engine.core import EngineCore
 
-    from histospec.client.vllm.versions import install
+    from histospec.client.vllm.patches.weight_versions import install
 
     monkeypatch.delattr(EngineCore, "set_weight_version", raising=False)
     install()

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.vllm
 def verified(monkeypatch):
     """How many drafted tokens each step through vLLM's whole rejection sampler had, in order."""
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    from histospec.client.vllm.undrafted import shortened
+    from histospec.client.vllm.patches.undrafted import shortened
 
     forward = rejection_sampler.RejectionSampler.forward
     forward = getattr(forward, "__wrapped__", forward)
@@ -73,7 +73,7 @@ def test_logprobs_are_left_to_vllm(engine, shared_server, prompts, monkeypatch, 
 
 @pytest.mark.parametrize(("drafted", "logprobs"), [(0, None), (0, 2), (3, None), (3, 0)])
 def test_only_what_needs_no_verification_is_left_out(drafted, logprobs):
-    undrafted = pytest.importorskip("histospec.client.vllm.undrafted")
+    undrafted = pytest.importorskip("histospec.client.vllm.patches.undrafted")
     sampler = SimpleNamespace(sampler=lambda **arguments: ("sampled", arguments["logits"]))
     sample = undrafted.shortened(lambda self, metadata, draft_probs, logits, sampling: ("verified", logits))
     metadata, sampling = SimpleNamespace(max_spec_len=drafted), SimpleNamespace(max_num_logprobs=logprobs)
@@ -83,7 +83,7 @@ def test_only_what_needs_no_verification_is_left_out(drafted, logprobs):
 
 def test_another_vllm_is_left_alone(monkeypatch):
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    from histospec.client.vllm import undrafted
+    from histospec.client.vllm.patches import undrafted
 
     def forward(self, metadata, draft_logits, logits, sampling_metadata):
         """As some later version may have it."""

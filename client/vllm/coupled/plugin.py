@@ -13,6 +13,6 @@ def register() -> None:
     """
     if samples_coupled():
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other model runner has a sampler of its own
-        from . import sampler
+        from ..patches import sampling
 
-        sampler.install()
+        sampling.install()

@@ -10,5 +10,7 @@ MAX_EPOCH = 1 << 52
 of Redis, too."""
 MAX_DRAFT = 1024
 """Tokens of a draft: the engine's own limit, `kMaxDraft`."""
+DEFAULT_MAX_DRAFT = 256
+"""The same, of a server that was not told otherwise, and of every client."""
 MAX_QUANTILES = 64
 """Of one PredictLength."""

@@ -6,15 +6,10 @@ import statistics
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.newest]
+from histospec.client.vllm.cost import HIGHEST, LOWEST, MODERATE, PATIENT, FixedCost, LearnedCost
+from histospec.protocol.costs import HOPELESS_VERIFY_COST, STARTING_SPEED_UP
 
-SPEED_UP = 2.2  # the simulated engines draft while survival >= verify_cost * this
 LONGEST = 16
-
-
-@pytest.fixture(scope="module")
-def cost_class():
-    return pytest.importorskip("histospec.client.vllm.cost").LearnedCost
 
 
 class Machine:
@@ -48,7 +43,7 @@ class Rollout:
         for _ in range(sequences):
             chance, survival = self.random.uniform(*self.predictable), 1.0
             for _ in range(LONGEST):
-                if survival * chance < cost * SPEED_UP:
+                if survival * chance < cost * STARTING_SPEED_UP:
                     break
                 survival *= chance
                 drafted += 1
@@ -73,8 +68,8 @@ class Rollout:
         return [self.step(sequences, prefill=self.random.random() < 0.1) for _ in range(steps)]
 
 
-def test_nothing_is_known_at_first(cost_class):
-    cost = cost_class()
+def test_nothing_is_known_at_first():
+    cost = LearnedCost()
     assert not cost.learned
     assert cost.value == cost.next() == 0.05
     for _ in range(1000):  # steps that all draft the same say nothing
@@ -87,9 +82,9 @@ def test_nothing_is_known_at_first(cost_class):
     ("sequences", "knee"),
     [(1, 200), (8, 200), (32, 400), (64, 128), (256, 2000), (256, 300), (256, 100), (1024, 500)],
 )
-def test_finds_the_cost(cost_class, sequences, knee, seed):
+def test_finds_the_cost(sequences, knee, seed):
     """Memory-bound, in between and saturated; whatever is drafted, it is the cost of about so many drafts."""
-    cost = cost_class()
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee), seed)
     rollout.run(sequences, 1500)
     assert cost.learned
@@ -100,9 +95,9 @@ def test_finds_the_cost(cost_class, sequences, knee, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_drafts_stay_around_the_knee(cost_class, noise, seed):
+def test_drafts_stay_around_the_knee(noise, seed):
     """Cheap up to the knee, dear beyond: a line through two steps beyond it would not pass through the plain one."""
-    rollout = Rollout(cost_class(), Machine(knee=100), seed, noise)
+    rollout = Rollout(LearnedCost(), Machine(knee=100), seed, noise)
     rollout.run(16, 50)
     drafted = rollout.run(16, 1000)
     assert statistics.mean(drafted) > 3 * 16
@@ -110,8 +105,8 @@ def test_drafts_stay_around_the_knee(cost_class, noise, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(cost_class, seed):
-    cost = cost_class()
+def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed):
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=64), seed)
     rollout.run(256, 300)
     rollout.seconds = rollout.tokens = rollout.plain_seconds = 0.0
@@ -123,13 +118,13 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(cost_class, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_follows_the_drain_of_a_rollout_and_the_next_one(cost_class, seed):
+def test_follows_the_drain_of_a_rollout_and_the_next_one(seed):
     """
     1. 256 sequences on a saturated machine: high.
     2. They finish one after the other, to the last: low, and the tail drafts.
     3. The next rollout starts with 256 again: high from the first step on, without learning it anew.
     """
-    cost = cost_class()
+    cost = LearnedCost()
     machine = Machine(knee=100)
     rollout = Rollout(cost, machine, seed)
     rollout.run(256, 400)
@@ -147,9 +142,9 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(cost_class, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_follows_drift(cost_class, seed):
+def test_follows_drift(seed):
     """Slower contexts change nothing in the ratio; a neighbour that takes half of the machine away does, and leaves."""
-    cost = cost_class()
+    cost = LearnedCost()
     machine = Machine(knee=600)
     rollout = Rollout(cost, machine, seed)
     rollout.run(64, 1000)
@@ -166,9 +161,9 @@ def test_follows_drift(cost_class, seed):
     assert cost.value < 0.15
 
 
-def test_probing_costs_little_where_drafts_pay(cost_class):
+def test_probing_costs_little_where_drafts_pay():
     """Steps taken without drafts to measure them, beside a rollout that knows the cost."""
-    cost = cost_class()
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=5000), 0, noise=0.01)
     rollout.run(256, 500)
     rollout.seconds = rollout.tokens = 0.0
@@ -181,17 +176,17 @@ def test_probing_costs_little_where_drafts_pay(cost_class):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cost_of_sequences_is_not_taken_for_that_of_tokens(cost_class, seed):
+def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed):
     """Long contexts: a sequence is slow to attend to, its drafted tokens are nearly free."""
-    cost = cost_class()
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=10_000, fixed=0.005, sequence=0.0002), seed)
     for sequences in range(256, 8, -2):
         rollout.run(sequences, 4)
     assert cost.value < 0.04
 
 
-def test_sensible_whatever_it_is_told(cost_class):
-    cost, told = cost_class(), random.Random(1)
+def test_sensible_whatever_it_is_told():
+    cost, told = LearnedCost(), random.Random(1)
     seconds = [0.0, -1.0, math.nan, math.inf, 1e-9, 0.01, 1e9]
     for _ in range(20_000):
         sequences = told.choice([0, 1, 2, 3, 100, 4096])
@@ -200,3 +195,52 @@ def test_sensible_whatever_it_is_told(cost_class):
         assert 0.01 <= cost.value <= 1
         asked = cost.next()
         assert asked is None or 0.01 <= asked <= 1
+
+
+def test_a_pair_of_steps_is_an_opinion():
+    """0 and 4 drafted tokens a sequence take 10 and 14 ms: one for each sequence takes 1 ms, 0.1 of a plain step."""
+    cost = LearnedCost()
+    for step in range(12):
+        drafted = 4 * (step % 2)
+        cost.observe(0.010 + 0.001 * drafted, 8, 8 * (1 + drafted))
+    assert cost.learned
+    assert cost.value == pytest.approx(0.1)
+
+
+def test_steps_with_prompts_and_idle_time_are_no_opinion():
+    cost = LearnedCost()
+    for step in range(50):
+        drafted = 4 * (step % 2)
+        cost.observe(0.010 + 0.001 * drafted, 8, 8 * (1 + drafted), prefill=True)
+        cost.observe(math.inf, 8, 8 * (1 + drafted))
+    assert not cost.learned
+
+
+def test_a_learned_cost_stays_within_bounds():
+    for each, bound in ((0.0, LOWEST), (1.0, HIGHEST)):  # seconds of a drafted token, where a plain step takes 0.01
+        cost = LearnedCost()
+        for step in range(20):
+            drafted = 4 * (step % 2)
+            cost.observe(0.010 + each * drafted, 8, 8 * (1 + drafted))
+        assert cost.value == bound
+
+
+def test_a_hopeless_cost_asks_only_now_and_then():
+    cost = LearnedCost()
+    for step in range(100):
+        drafted = 4 * (step % 2)
+        cost.observe(0.010 + 0.008 * drafted, 8, 8 * (1 + drafted))
+    assert cost.value == pytest.approx(0.8)
+    asked = []
+    for _ in range(1000):
+        asked.append(cost.next())
+        cost.observe(0.010, 8, 8)
+    assert 1 <= sum(a is not None for a in asked) <= 1000 / PATIENT
+    assert {a for a in asked if a is not None} == {MODERATE}
+
+
+def test_a_fixed_cost_learns_nothing():
+    for value, asked in ((0.0, 0.0), (0.45, 0.45), (HOPELESS_VERIFY_COST, None), (1.0, None)):
+        cost = FixedCost(value)
+        cost.observe(0.01, 8, 8 + 16)
+        assert (cost.value, cost.learned, cost.next()) == (value, False, asked)

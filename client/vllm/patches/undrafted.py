@@ -8,9 +8,10 @@ that is all there is to do, with the same random numbers.
 
 import functools
 import importlib
-import inspect
 import logging
 from typing import Any
+
+from .replacing import is_replaced, parameters, replace
 
 logger = logging.getLogger("vllm.histospec")
 
@@ -21,10 +22,10 @@ def install() -> None:
     """Shortens vLLM's RejectionSampler where it has the form that is known, once a process; else leaves it alone."""
     sampler: Any = getattr(importlib.import_module("vllm.v1.sample.rejection_sampler"), "RejectionSampler", None)
     forward = getattr(sampler, "forward", None)
-    if forward is None or list(inspect.signature(forward).parameters) != PARAMETERS:
+    if forward is None or parameters(forward) != PARAMETERS:
         logger.info("HistoSpec: this vLLM has another RejectionSampler; steps without drafts cost a little more")
-    elif not hasattr(forward, "__wrapped__"):
-        sampler.forward = shortened(forward)
+    elif not is_replaced(sampler, "forward"):
+        replace(sampler, "forward", shortened(forward))
 
 
 def shortened(forward: Any) -> Any:

@@ -9,6 +9,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from .replacing import is_replaced, replace
+
 if TYPE_CHECKING:  # checkers would follow torch and vLLM for minutes, for one function
     torch: Any
     Tensor = Any
@@ -44,6 +46,6 @@ def install() -> None:
     rejection_sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     if not callable(getattr(rejection_sampler, "expand_batch_to_tokens", None)):
         logger.warning("HistoSpec: this vLLM has no expand_batch_to_tokens; its CPU sampling is left as it is")
-    elif rejection_sampler.expand_batch_to_tokens is not expand_batch_to_tokens:
-        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    elif not is_replaced(rejection_sampler, "expand_batch_to_tokens"):
+        replace(rejection_sampler, "expand_batch_to_tokens", expand_batch_to_tokens)
         logger.info("HistoSpec replaces vLLM's expand_batch_to_tokens on the CPU: it returns uninitialised memory")

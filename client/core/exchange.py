@@ -1,0 +1,238 @@
+"""What passes between a client and its shards: the messages that it leaves for them, and what their answers change.
+
+Belongs to the core, which locks. It keeps a conversation for each shard that may be asked, gives up those that fall
+silent, and knows which steps are still to be answered.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import grpc
+
+from histospec.client.config import Config
+from histospec.client.core.budget import Budget
+from histospec.client.core.commits import Commits
+from histospec.client.core.conversation import Conversation, StepInput
+from histospec.client.core.membership import Membership
+from histospec.client.core.room import ServerLimits
+from histospec.client.core.session import Session
+from histospec.client.core.shard import Part, Pending, ShardState
+from histospec.client.values import Stats
+from histospec.v1 import draft_pb2 as pb
+
+log = logging.getLogger("histospec.client")
+
+CLOSED_HERE = "closed by the client"
+"""How a stream ended that the client closed."""
+_POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+class Exchange:
+    """The conversations of one client. Not thread-safe; its owner locks.
+
+    Args:
+        sessions: the open ones, by number; those that a shard refuses are marked.
+        stats: what happens is counted there.
+    """
+
+    def __init__(
+        self, config: Config, members: Membership, commits: Commits, sessions: Mapping[int, Session], stats: Stats
+    ) -> None:
+        self.closed = False
+        """Nothing is sent any more."""
+        self._config = config
+        self._members = members
+        self._commits = commits
+        self._sessions = sessions
+        self._stats = stats
+        self._waiting: dict[tuple[int, int], Part] = {}  # by conversation and step
+
+    # ---- to the shards --------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        shard: ShardState,
+        step_input: StepInput,
+        rows: Sequence[int],
+        budget: Budget,
+        now: float,
+        pending: Pending,
+    ) -> None:
+        """Leaves a message with these rows of a step, and notes in `pending` what is to be waited for."""
+        self._stats.steps += 1
+        if not self._may_ask(shard, now):
+            self._stats.skipped += 1
+            if self._to_be_found(shard):
+                pending.touched.append(shard)
+            return
+        conversation = self._conversation(shard)
+        if shard.opens:
+            for row in rows:
+                shard.opens.pop(step_input.sessions[row].number, None)
+        mine = step_input if len(rows) == len(step_input.sessions) else step_input.take(rows)
+        step = conversation.queue_step(mine, budget, now)
+        if conversation.awaits(step):
+            part = Part(shard, conversation, step, rows)
+            pending.parts.append(part)
+            self._waiting[id(conversation), step] = part
+        self._commits.dispatch(shard, conversation, now)  # after the step, whose drafts the caller waits for
+        self._take_misfits(shard, conversation)
+        pending.touched.append(shard)
+
+    def tell(self, shard: ShardState, now: float) -> bool:
+        """Leaves a message with the opens and closes that wait. -> whether there is something to write or to wait for.
+
+        There is, too, where the shard is to be found, or owes an acknowledgement and is well.
+        """
+        if not (shard.opens or shard.closes or shard.due(now)):
+            return not shard.settled and shard.breaker.state == "closed"
+        if not self._may_ask(shard, now):
+            return self._to_be_found(shard)
+        conversation = self._conversation(shard)
+        queued = conversation.queued
+        self._commits.dispatch(shard, conversation, now)
+        conversation.queue_opens(shard.opens.values())
+        shard.opens.clear()
+        self._take_misfits(shard, conversation)
+        return conversation.queued > queued or not shard.settled  # else the stream has no place for more
+
+    def expire(self, part: Part, now: float) -> None:
+        """The drafts of this part did not come in time."""
+        self._finish(part)
+        shard, conversation = part.shard, part.conversation
+        self._stats.late += 1
+        shard.breaker.failure(now)
+        silent = self._silent(conversation, now)
+        conversation.late += conversation.forget_step(part.step)
+        if silent and shard.conversation is conversation:
+            log.warning("%s: no word for %.1f s, connecting anew", shard.name, self._config.timeouts.silence)
+            self.lose(shard)
+
+    def abandon(self, part: Part) -> None:
+        """Nobody waits for this part any longer, which says nothing about the shard."""
+        self._finish(part)
+        part.conversation.forget_step(part.step)
+
+    def give_up_silent(self, now: float) -> None:
+        """Shards that leave are asked for no more drafts, whose absence would tell that they are gone."""
+        for shard in self._members.leaving:
+            if shard.conversation is not None and self._silent(shard.conversation, now):
+                self.lose(shard)
+
+    def lose(self, shard: ShardState) -> None:
+        """Forgets a conversation: nobody waits for it any more, and its commits are to be sent again."""
+        conversation = shard.conversation
+        assert conversation is not None
+        for part in self._parts(conversation):
+            self._finish(part)
+        again = [commit for message in conversation.commits.values() for commit in message]
+        self._stats.reopened += conversation.reopened
+        shard.conversation = None
+        shard.closes.clear()  # sessions end with their stream
+        self._commits.unsent(shard, again)
+
+    # ---- from the shards ------------------------------------------------------------------------------------------
+
+    def take_reply(self, shard: ShardState, conversation: Conversation, response: pb.DraftResponse, now: float) -> None:
+        """A response arrived.
+
+        Raises:
+            GarbledReply: it does not add up.
+        """
+        reply = conversation.interpret(response, now)
+        if reply.awaited is not None and reply.drafts is not None:
+            step, rows = reply.awaited
+            part = self._waiting[id(conversation), step]
+            part.drafts.append((rows, reply.drafts))
+            if not conversation.awaits(step):
+                self._finish(part)
+                shard.breaker.success()
+        elif reply.acknowledged and shard.breaker.state != "closed":
+            shard.breaker.success()
+        self._commits.acknowledged(shard, reply.acknowledged)
+        for commit in reply.turned_down:
+            self._commits.drop(shard, commit, reply.refused[commit.session.number])
+        if reply.postponed:
+            self._commits.postpone(shard, reply.postponed, reply.why_postponed, now)
+        self._commits.again(shard, reply.unknown)
+        if reply.refused:
+            for number in reply.refused:
+                conversation.held.pop(number, None)
+            self._refuse(shard, reply.refused)
+
+    def take_limits(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
+        """The shard has said what it takes, before anything was written."""
+        if limits == ServerLimits():  # an older server, which says nothing
+            limits = shard.limits
+        shard.limits = limits
+        if shard.conversation is conversation:
+            self._commits.unsent(shard, conversation.adopt(limits))
+            self._commits.dispatch(shard, conversation, now)
+            self._take_misfits(shard, conversation)
+
+    def take_end(
+        self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
+    ) -> None:
+        """The stream of the shard's conversation ended."""
+        self._stats.failed += 1
+        if shard.breaker.state == "closed" and not self.closed and details != CLOSED_HERE:  # once, not with every try
+            log.warning("%s: stream ended, %s: %s", shard.name, code.name, details)
+        known = shard.limits
+        shard.limits = known.refused(details) if code in _POISON else known
+        if shard.limits == known:
+            shard.breaker.failure(now)
+        elif shard.breaker.state == "trying":  # it is there, and takes smaller messages
+            shard.breaker.success()
+        if code in _POISON and shard.limits == known:  # one of these may be why
+            for commit in [c for message in conversation.commits.values() for c in message]:
+                commit.attempts += 1
+        self.lose(shard)
+
+    def _take_misfits(self, shard: ShardState, conversation: Conversation) -> None:
+        """Gives up sessions and commits of which a part is too large for any message."""
+        for commit, reason in conversation.rejected:
+            self._commits.drop(shard, commit, reason)
+        conversation.rejected.clear()
+        for part in self._parts(conversation):
+            if not conversation.awaits(part.step):
+                self._finish(part)
+        refused, conversation.refused = conversation.refused, {}
+        if refused:
+            for number in refused:
+                if number in conversation.held:
+                    shard.closes.append(number)
+            self._refuse(shard, refused)
+
+    def _refuse(self, shard: ShardState, refused: dict[int, str]) -> None:
+        number, reason = next(iter(refused.items()))
+        others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
+        log.warning("%s: session %d%s refused: %s", shard.name, number, others, reason)
+        for number in refused:
+            session = self._sessions.get(number)
+            if session is not None:
+                session.refused = True
+        self._stats.refused += len(refused)
+
+    # ---- what is known of a shard ---------------------------------------------------------------------------------
+
+    def _may_ask(self, shard: ShardState, now: float) -> bool:
+        return bool(shard.endpoint.address) and not self.closed and shard.breaker.allows(now)
+
+    def _to_be_found(self, shard: ShardState) -> bool:
+        return not (shard.endpoint.address or self.closed)
+
+    def _silent(self, conversation: Conversation, now: float) -> bool:
+        return conversation.heard is not None and now - conversation.heard > self._config.timeouts.silence
+
+    def _conversation(self, shard: ShardState) -> Conversation:
+        if shard.conversation is None:
+            shard.conversation = Conversation(self._config.namespace, self._config.limits, shard.limits)
+        return shard.conversation
+
+    def _parts(self, conversation: Conversation) -> list[Part]:
+        """Those that wait for it."""
+        return [part for part in self._waiting.values() if part.conversation is conversation]
+
+    def _finish(self, part: Part) -> None:
+        part.done = True
+        self._waiting.pop((id(part.conversation), part.step), None)

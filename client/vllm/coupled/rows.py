@@ -1,0 +1,83 @@
+"""The rows of a batch that have a seed: what is drawn for them, and what becomes of their drafts.
+
+A token of a request with a seed is argmax(log p + noise(seed, place)), p being what vLLM would have sampled from:
+after temperature, top-k, top-p, min-p, penalties, bias and grammar. A drafted token is accepted while it is that token.
+Requests without a seed, and greedy ones, are no rows of this. vLLM's functions that call this: ../patches/sampling.py.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import noise
+from .places import Texts
+
+if TYPE_CHECKING:
+    torch: Any
+    Tensor = Any
+else:
+    import torch
+    from torch import Tensor
+
+REJECTED = -1  # what vLLM puts where there is no token
+
+
+class CoupledRows:
+    """The rows with a seed of a batch that is being sampled."""
+
+    def __init__(self, batch: Any, drafted: Sequence[int] | None, texts: Texts) -> None:
+        """Takes vLLM's InputBatch, how many tokens were drafted for each of its rows, and the texts of its requests."""
+        generators: Mapping[int, Any] = batch.generators
+        self.rows = sorted(generators)
+        self._seeds = [_signed(generators[row].initial_seed()) for row in self.rows]
+        self._drafted = [drafted[row] if drafted else 0 for row in self.rows]
+        self._places = texts.places(
+            (batch.req_ids[row], batch.token_ids_cpu[row], int(batch.num_tokens_no_spec[row]), count)
+            for row, count in zip(self.rows, self._drafted, strict=True)
+        )
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """The tokens int64[rows] behind the drafts; logits are float32[batch, V], one row a request."""
+        pairs, times = ([numbers[-1] for numbers in each] for each in zip(*self._places, strict=True))
+        return _choose(logits, self.rows, self._seeds, pairs, times)
+
+    def verify(self, logits: Tensor, drafts: Tensor, starts: Sequence[int], behind: Tensor, output: Tensor) -> None:
+        """Writes what becomes of the drafts of the coupled rows.
+
+        Args:
+            logits: float32[drafted, V], flat over the requests.
+            drafts: int[drafted], the tokens.
+            starts: where each request's drafts begin.
+            behind: int[batch, 1], the token behind each draft.
+            output: int[batch, longest + 1], overwritten in the coupled rows: the tokens up to the first that differs
+                from its draft, or up to the one behind the draft; then REJECTED.
+        """
+        drawn = [(i, j) for i, drafted in enumerate(self._drafted) for j in range(drafted)]
+        flat = [starts[self.rows[i]] + j for i, j in drawn]
+        device = output.device
+        pairs, times = ([self._places[i][what][j] for i, j in drawn] for what in (0, 1))
+        chosen = _choose(logits, flat, [self._seeds[i] for i, _ in drawn], pairs, times)
+        rows, within = torch.tensor(drawn, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
+        counts = torch.tensor(self._drafted, device=device)
+        coupled = torch.tensor(self.rows, device=device)
+        tokens = output.new_full((len(self.rows), output.shape[1]), REJECTED)
+        tokens[rows, within] = chosen.to(output.dtype)
+        tokens[torch.arange(len(self.rows), device=device), counts] = behind[coupled, 0].to(output.dtype)
+        differs = chosen != drafts[torch.tensor(flat, dtype=torch.int64, device=device)]
+        first = counts.scatter_reduce(0, rows, torch.where(differs, within, counts[rows]), "amin")
+        kept = torch.arange(output.shape[1], device=device) <= first[:, None]
+        output[coupled] = torch.where(kept, tokens, REJECTED)
+
+
+def _signed(seed: int) -> int:
+    """The same 64 bits as torch's int64."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def _choose(logits: Tensor, *numbers: Sequence[int]) -> Tensor:
+    arguments = torch.tensor(numbers, dtype=torch.int64).to(logits.device, non_blocking=True)
+    implementation: Any = noise
+    if logits.is_cuda:
+        implementation = importlib.import_module(".kernel", __package__)
+    chosen: Tensor = implementation.choose(logits, *arguments.unbind())
+    return chosen

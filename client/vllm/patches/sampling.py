@@ -1,0 +1,130 @@
+"""Coupled sampling inside vLLM: three functions of its model runner, replaced after all of its own processing.
+
+- GPUModelRunner._sample: notes, while it samples, which seeds and places the rows of the batch have (coupled/rows.py);
+- TopKTopPSampler.forward, of its sampler: draws the token behind every draft, and where there are no drafts;
+- rejection_sampler.rejection_sample: decides on drafted tokens.
+
+Their signatures are checked before they are replaced. Another vLLM is refused, because independent draws would look
+like coupled ones that do not repeat.
+"""
+
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ..coupled.places import Texts
+from ..coupled.rows import CoupledRows
+from .replacing import is_replaced, parameters, replace
+
+if TYPE_CHECKING:
+    torch: Any
+else:
+    import torch
+
+logger = logging.getLogger("vllm.histospec")
+
+VERIFYING = [
+    "draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens", "draft_probs", "target_logits",
+    "bonus_token_ids", "sampling_metadata",
+]  # fmt: skip
+
+_coupled: CoupledRows | None = None  # of the batch that is being sampled; a worker samples in one thread
+
+
+def install() -> None:
+    """Makes every V1 model runner of this process sample so; once. Raises RuntimeError where this vLLM does not fit."""
+    runner: Any = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+    rejection: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
+    if is_replaced(runner, "_sample"):
+        return
+    _require(runner._sample, ["self", "logits", "spec_decode_metadata"])
+    _require(rejection.rejection_sample, VERIFYING)
+    replace(runner, "_sample", _remembering(runner._sample))
+    replace(rejection, "rejection_sample", _verifying(rejection.rejection_sample))
+    logger.info("HistoSpec samples requests that have a seed with noise of that seed and of their text")
+
+
+def _require(function: Callable[..., Any], first: list[str]) -> None:
+    found = parameters(function)
+    if found[: len(first)] != first:
+        raise RuntimeError(
+            f"HISTOSPEC_SAMPLING=coupled does not fit this vLLM: {function.__qualname__} takes {', '.join(found)}, "
+            f"but {', '.join(first)} is known. Leave it unset to sample as vLLM does."
+        )
+
+
+def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """GPUModelRunner._sample, which lets the others find the coupled rows."""
+
+    @functools.wraps(sample)
+    def remember(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+        global _coupled
+        batch = self.input_batch
+        if not batch.generators:
+            return sample(self, logits, spec_decode_metadata)
+        if self.use_async_scheduling:
+            raise RuntimeError(
+                "HISTOSPEC_SAMPLING=coupled needs async_scheduling=False (--no-async-scheduling): the noise of a token "
+                "depends on the one before it, which the scheduler does not know yet. With drafts vLLM never does that."
+            )
+        couple(self.sampler.topk_topp_sampler)
+        texts = self.__dict__.setdefault("_histospec_texts", Texts())
+        drafted = None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens
+        _coupled = CoupledRows(batch, drafted, texts)
+        try:
+            return sample(self, logits, spec_decode_metadata)
+        finally:
+            _coupled = None
+
+    return remember
+
+
+def couple(sampler: Any) -> None:
+    """Lets a TopKTopPSampler draw the coupled rows otherwise; once. It chooses its `forward` when it is made."""
+    if is_replaced(sampler, "forward"):
+        return
+    _require(sampler.forward, ["logits", "generators", "k", "p"])
+    filtered: Any = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").apply_top_k_top_p
+    forward = sampler.forward
+
+    @functools.wraps(forward)
+    def draw(logits: Any, generators: Any, k: Any, p: Any) -> Any:
+        coupled = _coupled
+        if coupled is None:
+            return forward(logits, generators, k, p)
+        logits = filtered(logits, k, p)
+        chosen = coupled.choose(logits)
+        if len(coupled.rows) == len(logits) and not str(sampler.logprobs_mode).startswith("processed"):
+            return chosen, None
+        tokens, processed = forward(logits, {}, None, None)
+        tokens[coupled.rows] = chosen.to(tokens.dtype)
+        return tokens, processed
+
+    replace(sampler, "forward", draw)
+
+
+def _verifying(rejection_sample: Callable[..., Any]) -> Callable[..., Any]:
+    """rejection_sample, which decides on the coupled rows itself."""
+
+    @functools.wraps(rejection_sample)
+    def verify(
+        draft_token_ids: Any, num_draft_tokens: Any, max_spec_len: Any, cu_num_draft_tokens: Any, draft_probs: Any,
+        target_logits: Any, bonus_token_ids: Any, sampling_metadata: Any, *rest: Any, **named: Any,
+    ) -> Any:  # fmt: skip
+        coupled = _coupled
+        if coupled is None or len(coupled.rows) < len(num_draft_tokens):
+            output = rejection_sample(
+                draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_logits,
+                bonus_token_ids, sampling_metadata, *rest, **named,
+            )  # fmt: skip
+        else:
+            output = bonus_token_ids.new_empty((len(num_draft_tokens), max_spec_len + 1), dtype=torch.int32)
+        if coupled is not None:
+            starts = list(accumulate(num_draft_tokens, initial=0))
+            coupled.verify(target_logits, draft_token_ids, starts, bonus_token_ids, output)
+        return output
+
+    return verify

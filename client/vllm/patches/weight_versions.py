@@ -1,0 +1,30 @@
+"""Lets the scheduler hear the version of the weights, which vLLM tells to its engine core alone."""
+
+import functools
+import importlib
+from typing import Any
+
+from .replacing import is_replaced, replace
+
+NAME = "set_weight_version"
+
+
+def install() -> None:
+    """Makes engine cores pass the version on to a scheduler with a method `_hear_weight_version`; once a process.
+
+    vLLM before 0.27 has no weight versions and is left alone.
+    """
+    core: Any = importlib.import_module("vllm.v1.engine.core").EngineCore
+    set_version = getattr(core, NAME, None)
+    if set_version is None or is_replaced(core, NAME):
+        return
+
+    @functools.wraps(set_version)
+    def set_and_tell(self: Any, weight_version: str, *args: Any, **kwargs: Any) -> Any:
+        done = set_version(self, weight_version, *args, **kwargs)
+        hear = getattr(self.scheduler, "_hear_weight_version", None)
+        if hear is not None:
+            hear(weight_version)
+        return done
+
+    replace(core, NAME, set_and_tell)

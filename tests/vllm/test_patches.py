@@ -1,0 +1,87 @@
+"""What HistoSpec says that it changes in vLLM exists in the vLLM that is installed, and is what it changes."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+INSTALL_ALL = """
+import json, os
+from importlib import import_module
+from types import SimpleNamespace
+
+from histospec.client.vllm import HistoSpecProposer
+from histospec.client.vllm.coupled import plugin
+from histospec.client.vllm.patches import PATCHES, sampling, weight_versions
+from histospec.client.vllm.patches.replacing import is_replaced
+
+def owner(symbol):
+    module, _, path = symbol.partition(":")
+    found = import_module(module)
+    *owners, name = path.split(".")
+    for each in owners:
+        found = getattr(found, each)
+    getattr(found, name)
+    return found, name
+
+def replaced():
+    return [p.symbol for p in PATCHES if is_replaced(*places[p.symbol])]
+
+places = {p.symbol: owner(p.symbol) for p in PATCHES}
+# vLLM sets `forward` of each sampler when it makes one.
+(of_a_sampler,) = [symbol for symbol in places if symbol.endswith(":TopKTopPSampler.forward")]
+sampler = places[of_a_sampler][0]()
+places[of_a_sampler] = sampler, "forward"
+said = {"before": replaced()}
+os.environ["HISTOSPEC_SAMPLING"] = "coupled"
+parallel = SimpleNamespace(pipeline_parallel_size=1, distributed_executor_backend=None, world_size=1)
+for _ in range(2):
+    scheduler = SimpleNamespace(scheduler_cls="ours")
+    HistoSpecProposer(SimpleNamespace(scheduler_config=scheduler, parallel_config=parallel))
+    said["by the proposer"] = replaced()
+    weight_versions.install()
+    plugin.register()
+    sampling.couple(sampler)
+    said["all"] = replaced()
+    once = {symbol: getattr(*place) for symbol, place in places.items()}
+    said.setdefault("first", {symbol: id(function) for symbol, function in once.items()})
+said["twice"] = [symbol for symbol, function in once.items() if id(function) != said["first"][symbol]]
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    """Symbols of the table that are replaced before and after installing all; in a process of its own."""
+    pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
+    command = [sys.executable, "-c", INSTALL_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_symbol_of_the_table_is_replaced_once(said):
+    from histospec.client.vllm.patches import PATCHES
+
+    assert said["before"] == []
+    assert said["all"] == [patch.symbol for patch in PATCHES]
+    assert said["twice"] == []
+
+
+def test_an_engine_that_drafts_has_those_of_its_proposer_and_scheduler(engine, nowhere):
+    from histospec.client.vllm.patches import PATCHES
+    from histospec.client.vllm.patches.replacing import is_replaced
+
+    engine(nowhere)
+    for patch in PATCHES:
+        if patch.installed_by.startswith("HistoSpec"):
+            module, _, path = patch.symbol.partition(":")
+            owner = importlib.import_module(module)
+            *owners, name = path.split(".")
+            for each in owners:
+                owner = getattr(owner, each)
+            assert is_replaced(owner, name), patch.symbol
