@@ -254,7 +254,7 @@ class Server:
 
     def _readiness(self) -> dict[str, str]:
         return {
-            "store": "" if self._history.loaded.is_set() else self._history.progress,
+            "store": "" if self._history.loading.done.is_set() else self._history.loading.progress,
             "drain": "draining" if self._stopping.is_set() else "",
         }
 

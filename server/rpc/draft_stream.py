@@ -26,7 +26,8 @@ from histospec.native import TOO_LONG, UNKNOWN, Engine
 from histospec.protocol.arrays import INT32, UINT64
 from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded, StoreError, Unavailable
-from histospec.server.history.history import CROWDED, History
+from histospec.server.history.back_pressure import CROWDED
+from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import slices, wire
@@ -184,7 +185,7 @@ class DraftStream:
         response = pb.DraftResponse(sequence=message.sequence)
         unknown: list[int] = []
         # Who commits faster than the index takes it waits here, and is not read meanwhile.
-        crowded = any(close.commit for close in message.closes) and not await self._history.room()
+        crowded = any(close.commit for close in message.closes) and not await self._history.back_pressure.room()
         for opening in message.opens:
             await self._open(opening, response)
             await turns.after(opening.prompt.size + opening.generated.size + slices.SESSION_WORK)
@@ -229,7 +230,7 @@ class DraftStream:
         refusal = opening.refusal or self._too_many()
         if not refusal:
             try:
-                self._history.admit(opening.problem.namespace)
+                self._history.namespaces.admit(opening.problem.namespace)
             except LimitExceeded as error:
                 refusal = str(error)
         if refusal:
@@ -373,7 +374,7 @@ class DraftStream:
         epoch = self._epoch(problem.namespace, close)
         tokens = self._engine.generated(session).tobytes()
         batch = Batch(problem, [Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed)])
-        self._history.saw(batch)
+        self._history.epochs.saw(batch)
         self._engine.close(session, commit=True, epoch=epoch)
         del self._ids[close.session], self._origins[close.session]
         self._counts["committed"] += 1
@@ -381,10 +382,10 @@ class DraftStream:
 
     def _epoch(self, namespace: str, close: wire.Close) -> int:
         if close.epoch is not None:
-            self._history.name_epochs(namespace)
+            self._history.epochs.give(namespace)
             return close.epoch
-        base = self._bases.setdefault(namespace, self._history.newest_epoch(namespace) - close.changes)
-        return self._history.counted_epoch(namespace, min(base + close.changes, LAST_EPOCH))
+        base = self._bases.setdefault(namespace, self._history.epochs.newest(namespace) - close.changes)
+        return self._history.epochs.counted(namespace, min(base + close.changes, LAST_EPOCH))
 
     def _forget(self, session: int) -> None:
         held = self._ids.pop(session, None)

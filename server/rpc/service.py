@@ -71,11 +71,9 @@ class DraftService(pb_grpc.DraftServiceServicer):
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
         """See draft.proto."""
         self._permit(context).require("write", request.namespace)
-        batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
-        if batch.records and request.HasField("epoch"):
-            self._history.name_epochs(request.namespace)
-        tokens = await ingest(self._history, batch, context.peer())
-        return pb.IngestResponse(responses=len(batch.records), tokens=tokens)
+        batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
+        await ingest(self._history, batch, context.peer(), explicit_epoch=request.HasField("epoch"))
+        return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]  # noqa: N802
         """See draft.proto."""

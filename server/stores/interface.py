@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from itertools import groupby
 from typing import NamedTuple
 
+from histospec.protocol.arrays import INT32
 from histospec.server.arguments import shown
 from histospec.server.errors import LimitExceeded
 
@@ -49,6 +50,11 @@ class Batch(NamedTuple):
 
     problem: Problem
     records: list[Record]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the responses have."""
+        return sum(len(record.tokens) for record in self.records) // INT32.itemsize
 
 
 class Reader(ABC):

@@ -106,7 +106,7 @@ async def test_after_an_eviction_what_is_gone_is_read(history):
 
 async def test_what_is_stored_but_could_not_be_indexed_is_read(history, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(history, "_index", lambda _: (_ for _ in ()).throw(MemoryError))
+        full.setattr(history._indexing, "build", lambda _: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             await history.add(batch(NEW))
     await history.add(batch(NEW))
