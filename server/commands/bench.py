@@ -24,11 +24,11 @@ from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
+from histospec.server.addresses import Address
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_processes import Workers
 from histospec.server.commands.bench_worker import Load, Measured, Task, generated, roll_out
 from histospec.server.commands.reader import read_status
-from histospec.server.config import Address
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.process import run_loop
 from histospec.server.targets import FORCE, is_stdout, written

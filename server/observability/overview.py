@@ -16,7 +16,8 @@ import numpy as np
 from prometheus_client import Metric
 
 from histospec.native import SOURCES
-from histospec.server.config import Config, Peer
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
 from histospec.server.observability.metrics import Counted, Metrics
@@ -39,7 +40,7 @@ class Overview:
         config: Config,
         metrics: Metrics,
         readiness: Readiness,
-        me: Peer,
+        me: ShardAddress,
         about: Mapping[str, str],
         recent_lines: RecentLines,
         watched: Sequence[Watched[Any]],

@@ -9,7 +9,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.config import Config, Peer
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
 from histospec.server.security.tls import Visitor
 
 EVERY = 10.0  # seconds
@@ -35,7 +36,7 @@ async def health(channel: grpc.aio.Channel, timeout: float) -> str:
 class Peers:
     """The shards beside this one, by name."""
 
-    def __init__(self, peers: Sequence[Peer], config: Config) -> None:
+    def __init__(self, peers: Sequence[ShardAddress], config: Config) -> None:
         self._peers = peers
         self._tls = None
         if config.tls_cert is not None and config.tls_key is not None:
@@ -58,14 +59,14 @@ class Peers:
             self._asked = time.monotonic()
             self._asking = None
 
-    async def _health(self, peer: Peer) -> str:
+    async def _health(self, peer: ShardAddress) -> str:
         try:
             async with self._channel(peer) as channel:
                 return await health(channel, TIMEOUT)
         except OSError as error:  # a certificate that cannot be read now
             return f"tls: {error}"
 
-    def _channel(self, peer: Peer) -> grpc.aio.Channel:
+    def _channel(self, peer: ShardAddress) -> grpc.aio.Channel:
         if self._tls is None:
             return grpc.aio.insecure_channel(str(peer.address), options=OPTIONS)
         return grpc.aio.secure_channel(str(peer.address), self._tls.credentials(), options=OPTIONS)

@@ -9,7 +9,8 @@ import numpy as np
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
-from histospec.server.config import Config, Peer
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
@@ -34,8 +35,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._access = access
         self._streams: set[DraftStream] = set()
         self._draining = False
-        self.shards: list[Peer] = []
-        self.listening: Peer | None = None
+        self.shards: list[ShardAddress] = []
+        self.listening: ShardAddress | None = None
         """This one among them, where nobody said how others reach it."""
 
     def drain(self) -> None:
