@@ -22,7 +22,7 @@ from histospec.server.arguments import ArgumentParser, amount
 from histospec.server.commands.reader import METRICS_PORT, read_status
 from histospec.server.commands.status_tables import numbers, shard_table
 from histospec.server.errors import ConfigError, Unavailable
-from histospec.server.observability.peers import SERVING, health
+from histospec.server.observability.shard_health import SERVING, health
 from histospec.server.process import run_loop, say
 
 

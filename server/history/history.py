@@ -14,7 +14,7 @@ from histospec.server.history.indexing import Indexing
 from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.namespaces import Namespaces
-from histospec.server.history.other_shards import OtherShards
+from histospec.server.history.epoch_watch import EpochWatch
 from histospec.server.history.read_through import ReadThrough
 from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
@@ -36,7 +36,7 @@ class History:
         self._indexing = Indexing(engine)
         self.loading = Loading(store, self._indexing, self.counts)
         self._read_through = ReadThrough(store, self._indexing, self.counts)
-        self._other_shards = OtherShards(store, self.epochs)
+        self._epoch_watch = EpochWatch(store, self.epochs)
         self._gaps = Gaps(engine)
         self._stored_lines = StoredLines()
         self._unfinished = Unfinished()
@@ -44,7 +44,7 @@ class History:
     async def load(self) -> None:
         """Indexes everything that the store holds; from now on, what is learned is saved. Raises StoreError."""
         self._learning.start()
-        self._other_shards.start()
+        self._epoch_watch.start()
         await self.loading.run()
 
     async def add(self, batch: Batch) -> None:
@@ -137,7 +137,7 @@ class History:
     async def close(self) -> None:
         """Finishes what was begun, gives up what is being loaded, saves what was learned, and closes the store."""
         self.loading.give_up()
-        await self._other_shards.stop()
+        await self._epoch_watch.stop()
         await self._unfinished.wait()
         await self._read_through.close()
         try:
@@ -149,5 +149,5 @@ class History:
     def _close(self) -> None:
         self._indexing.close()
         self.loading.close()
-        self._other_shards.close()
+        self._epoch_watch.close()
         self._store.close()

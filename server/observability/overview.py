@@ -21,7 +21,7 @@ from histospec.server.config import Config
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
 from histospec.server.observability.metrics import Counted, Metrics
-from histospec.server.observability.peers import SERVING, UNKNOWN, UNVERIFIED, Peers
+from histospec.server.observability.shard_health import SERVING, UNKNOWN, UNVERIFIED, Peers
 from histospec.server.observability.samples import COUNTED, EVERY, RECENT, Sample, Samples
 from histospec.server.observability.web import Readiness
 from histospec.server.security.watched import Watched

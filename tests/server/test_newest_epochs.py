@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from histospec.native import Engine
 from histospec.server.errors import StoreError
-from histospec.server.history import other_shards
+from histospec.server.history import epoch_watch
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.store import SQLiteStore
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 async def both(tmp_path, monkeypatch):
     """A history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
     monkeypatch.setattr(SQLiteStore, "whole_at_start", False)
-    monkeypatch.setattr(other_shards, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(epoch_watch, "WATCH_SECONDS", 0.01)
     store = SQLiteStore(tmp_path, 8)
     put(store, b"aaaa", 5)
     engine = Engine(1 << 26)

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 WATCH_SECONDS = 3.0  # between looks at what other shards have stored
 
 
-class OtherShards:
+class EpochWatch:
     """Watches the store, and raises `epochs` to what it finds. Lives on the event loop."""
 
     def __init__(self, store: Store, epochs: Epochs) -> None:
