@@ -27,7 +27,7 @@ from histospec.server.arguments import ArgumentParser
 from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
 from histospec.server.open_store import open_reader, open_store
-from histospec.server.stores.interface import Batch, Problem, Reader, Record, Store, by_epoch, total_size
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch, total_size
 from histospec.server.targets import FORCE, is_stdout, written
 
 # What a restore has on its way to the store at once.
@@ -261,7 +261,7 @@ class _Flight:
         self._store = store
         self._waiting: deque[tuple[Future[None], int]] = deque()
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: ResponseBatch) -> None:
         """Waits for earlier ones where there are many."""
         size = total_size(batch.records)
         self.land(BATCHES - 1, BYTES - size)

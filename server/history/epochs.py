@@ -1,6 +1,6 @@
 """The newest epoch of each namespace, and whether callers state epochs or only count weight changes."""
 
-from histospec.server.stores.interface import Batch
+from histospec.server.stores.interface import ResponseBatch
 
 
 class Epochs:
@@ -30,7 +30,7 @@ class Epochs:
         newest = self.newest(namespace)
         return newest if namespace in self._explicit else max(newest, epoch)
 
-    def saw(self, batch: Batch) -> None:
+    def saw(self, batch: ResponseBatch) -> None:
         """Raises the newest epoch to those of the batch."""
         namespace = batch.problem.namespace
         self._newest[namespace] = max([self.newest(namespace), *(record.epoch for record in batch.records)])

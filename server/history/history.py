@@ -8,17 +8,17 @@ from histospec.native import Engine
 from histospec.server.errors import StoreFull
 from histospec.server.history.back_pressure import CROWDED, BackPressure
 from histospec.server.history.counts import Counts
+from histospec.server.history.epoch_watch import EpochWatch
 from histospec.server.history.epochs import Epochs
 from histospec.server.history.gaps import Gaps
 from histospec.server.history.indexing import Indexing
 from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.namespaces import Namespaces
-from histospec.server.history.epoch_watch import EpochWatch
 from histospec.server.history.read_through import ReadThrough
 from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
-from histospec.server.stores.interface import Batch, Problem, Record, Store, total_size
+from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store, total_size
 
 
 class History:
@@ -47,14 +47,14 @@ class History:
         self._epoch_watch.start()
         await self.loading.run()
 
-    async def add(self, batch: Batch) -> None:
+    async def add(self, batch: ResponseBatch) -> None:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
         if not await self.back_pressure.room():
             raise StoreFull(CROWDED)
         self.back_pressure.took(total_size(batch.records))  # before other callers look for room
         await self._unfinished.run(self._add(batch))
 
-    async def _add(self, batch: Batch) -> None:
+    async def _add(self, batch: ResponseBatch) -> None:
         namespace = batch.problem.namespace
         life = self._gaps.life(namespace)
         try:
@@ -80,12 +80,12 @@ class History:
         """What `store` is to be given for what the index gets from now on."""
         return self._gaps.life(namespace)
 
-    async def store(self, batch: Batch, life: object) -> None:
+    async def store(self, batch: ResponseBatch, life: object) -> None:
         """Stores responses that the index already has, and did not have before `life`. Raises StoreError."""
         await self._append(batch)
         self._gaps.stored(batch.problem.namespace, life)
 
-    async def _append(self, batch: Batch) -> None:
+    async def _append(self, batch: ResponseBatch) -> None:
         await self._read_through.settled(batch.problem)
         with self.counts.store_request():
             await asyncio.wrap_future(self._store.append(batch))

@@ -8,7 +8,7 @@ import numpy as np
 
 from histospec.native import Engine
 from histospec.protocol.arrays import INT32
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 
 INDEX_TOKENS = 1 << 20  # of one call: building takes 48 bytes a token meanwhile
 
@@ -25,15 +25,15 @@ class Indexing:
         prompt = np.frombuffer(problem.prompt, INT32)
         return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
-    async def add(self, batches: Iterable[Batch]) -> None:
+    async def add(self, batches: Iterable[ResponseBatch]) -> None:
         """Indexes batches in the indexing thread, in the order of the calls."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._build_all, batches)
 
-    def _build_all(self, batches: Iterable[Batch]) -> None:
+    def _build_all(self, batches: Iterable[ResponseBatch]) -> None:
         for batch in batches:
             self.build(batch)
 
-    def build(self, batch: Batch) -> None:
+    def build(self, batch: ResponseBatch) -> None:
         """Indexes a batch in the caller's thread, in pieces of INDEX_TOKENS."""
         some: list[Record] = []
         size = 0

@@ -6,7 +6,7 @@ from contextvars import Context
 
 import structlog
 
-from histospec.server.stores.interface import Batch
+from histospec.server.stores.interface import ResponseBatch
 
 log = structlog.get_logger()
 
@@ -19,7 +19,7 @@ class StoredLines:
     def __init__(self) -> None:
         self._sum: Counter[str] = Counter()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: ResponseBatch) -> None:
         """A batch is stored."""
         if not self._sum:
             no_request = Context()  # else the line would name the request that happened to come first

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from histospec.protocol.names import DRAFT_SERVICE
 from histospec.server.addresses import ShardAddress
 from histospec.server.config import Config
-from histospec.server.security.tls import Visitor
+from histospec.server.security.tls import ClientCertificate
 
 EVERY = 10.0  # seconds
 TIMEOUT = 2.0
@@ -33,14 +33,14 @@ async def health(channel: grpc.aio.Channel, timeout: float) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-class Peers:
+class ShardHealth:
     """The shards beside this one, by name."""
 
     def __init__(self, peers: Sequence[ShardAddress], config: Config) -> None:
         self._peers = peers
         self._tls = None
         if config.tls_cert is not None and config.tls_key is not None:
-            self._tls = Visitor(config.tls_client_ca, config.tls_cert, config.tls_key)
+            self._tls = ClientCertificate(config.tls_client_ca, config.tls_cert, config.tls_key)
         self._states: dict[str, str] = {}
         self._asked = -EVERY
         self._asking: asyncio.Task[None] | None = None

@@ -17,7 +17,7 @@ from histospec.protocol.arrays import UINT64
 from histospec.server.errors import StoreError
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
-from histospec.server.stores.interface import Batch, total_size
+from histospec.server.stores.interface import ResponseBatch, total_size
 from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
@@ -31,7 +31,7 @@ class Commit(NamedTuple):
     """The response that a closed session leaves for the store."""
 
     session: int
-    batch: Batch
+    batch: ResponseBatch
     life: object
     """Of its namespace, see History.store."""
 

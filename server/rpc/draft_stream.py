@@ -138,9 +138,9 @@ class DraftStream:
     async def _apply(self, request: pb.DraftRequest | bytes | wire.Undecodable) -> None:
         started = time.perf_counter()
         self._check_rights()
-        turns = slices.Turns()
+        pacer = slices.Pacer()
         if isinstance(request, bytes):
-            decoded = await slices.decode(request, turns)
+            decoded = await slices.decode(request, pacer)
             message = await asyncio.to_thread(wire.message, decoded, self._config)
         else:
             message = wire.message(request, self._config)
@@ -152,12 +152,12 @@ class DraftStream:
         answer = self._answers.begin(message.sequence, started)
         for opening in message.opens:
             await self._open_session(opening, answer)
-            await turns.after(opening.prompt.size + opening.generated.size + slices.SESSION_WORK)
+            await pacer.after(opening.prompt.size + opening.generated.size + slices.SESSION_WORK)
         if message.step is not None:
-            await self._step(message.step, answer, turns)
+            await self._step(message.step, answer, pacer)
         for close in message.closes:
             self._close_session(close, answer, crowded)
-            await turns.after(close.generated + slices.SESSION_WORK)
+            await pacer.after(close.generated + slices.SESSION_WORK)
         self._counts["messages"] += 1
         await self._answers.finish(answer, wanted=message.step is not None or commits)
 
@@ -206,14 +206,14 @@ class DraftStream:
             )
         return ""
 
-    async def _step(self, step: wire.Step, answer: Answer, turns: slices.Turns) -> None:
+    async def _step(self, step: wire.Step, answer: Answer, pacer: slices.Pacer) -> None:
         """Appends and drafts for the whole batch, leaving out the sessions it cannot go on with."""
         if step.sessions and (origin := self._sessions.origin(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
             self._metrics.engine.saw_verify_cost(namespace, step.verify_cost)
         ids = self._sessions.numbers(step.sessions)
         most = self._config.max_session_tokens
-        asked = slices.Asked(
+        asked = slices.StepRequest(
             ids, step.tokens, step.offsets, step.positions.astype(np.int64), most,
             step.max_tokens, step.verify_cost,
         )  # fmt: skip
@@ -227,7 +227,7 @@ class DraftStream:
             rows = rows[~grows]
             asked = asked.of(rows)
         with self._metrics.draft_seconds.time():
-            drafts = await slices.step(self._engine, asked, turns)
+            drafts = await slices.step(self._engine, asked, pacer)
         lengths[rows] = np.diff(drafts.offsets)
         if drafts.outcomes.any():
             too_long = f"step: the session is over the limit of {most} tokens"

@@ -6,14 +6,14 @@ import structlog
 
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
-from histospec.server.stores.interface import Batch
+from histospec.server.stores.interface import ResponseBatch
 
 log = structlog.get_logger()
 
 THROTTLE = Throttle(lines=200)
 
 
-async def ingest(history: History, batch: Batch, peer: str, explicit_epoch: bool = False) -> None:
+async def ingest(history: History, batch: ResponseBatch, peer: str, explicit_epoch: bool = False) -> None:
     """Stores and indexes a batch, and says so in the log.
 
     If its epoch is explicit, weight-change counts no longer advance the namespace.

@@ -13,7 +13,7 @@ from histospec.native import Engine
 from histospec.server.history.history import History
 from histospec.server.rpc import slices, wire
 from histospec.server.rpc.answers import Commit
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 
 log = structlog.get_logger()
 
@@ -97,7 +97,7 @@ class OpenSessions:
         number, origin = self._ids[close.session], self._origins[close.session]
         tokens = self._engine.generated(number).tobytes()
         record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed)
-        batch = Batch(origin.problem, [record])
+        batch = ResponseBatch(origin.problem, [record])
         self._history.epochs.saw(batch)
         self._engine.close(number, commit=True, epoch=epoch)
         del self._ids[close.session], self._origins[close.session]

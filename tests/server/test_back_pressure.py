@@ -9,7 +9,7 @@ import pytest
 from histospec.native import Engine
 from histospec.server.history import back_pressure
 from histospec.server.history.history import History
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 
@@ -104,7 +104,7 @@ def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path, monkeypatch
         mine = History(engine, store, 10)
         await mine.load()
         adding = [
-            asyncio.create_task(mine.add(Batch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
+            asyncio.create_task(mine.add(ResponseBatch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
             for n in range(6)
         ]
         try:

@@ -9,7 +9,7 @@ from histospec.server.errors import StoreError
 from histospec.server.history import read_through
 from histospec.server.history.counts import Counts
 from histospec.server.history.read_through import ReadThrough
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 
 pytestmark = pytest.mark.asyncio
 
@@ -21,7 +21,7 @@ class World:
 
     def __init__(self) -> None:
         self.stored: dict[Problem, list[Record]] = {}
-        self.indexed: list[Batch] = []
+        self.indexed: list[ResponseBatch] = []
         self.reads = 0
         self.broken = False
         self.counts = Counts()
@@ -36,7 +36,7 @@ class World:
     def holds(self, problem: Problem) -> bool:
         return any(batch.problem == problem for batch in self.indexed)
 
-    async def add(self, batches: list[Batch]) -> None:
+    async def add(self, batches: list[ResponseBatch]) -> None:
         self.indexed.extend(batches)
 
     def lookups(self) -> dict[str, int]:
