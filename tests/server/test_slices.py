@@ -168,7 +168,7 @@ def test_a_large_message_is_decoded_in_turns():
         return await decoding
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "TURN", RESPONSE.nbytes // slices.DECODED)
+        patch.setattr(slices, "YIELD_TOKENS", RESPONSE.nbytes // slices.DECODED)
         assert asyncio.run(decode()) == large
     assert others > 20
 
