@@ -21,8 +21,9 @@ from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server import config as configuration
-from histospec.server.config import Address, Config, Peer
+from histospec.server import options
+from histospec.server.addresses import Address, ShardAddress
+from histospec.server.config import Config
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.history.history import History
 from histospec.server.logs import lines as logs
@@ -57,7 +58,7 @@ NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
 
 def main(argv: Sequence[str]) -> int:
     """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
-    config = configuration.load(argv)
+    config = options.load(argv)
     sys.setswitchinterval(SWITCH_SECONDS)
     with log_output(config.log_format, config.log_level):
         try:
@@ -161,7 +162,7 @@ class Server:
             listen = config.listen._replace(port=self._open_port())
         except RuntimeError as error:
             raise ConfigError(f"--listen: cannot listen on {config.listen} ({error}); give another address") from None
-        shard = Peer(config.shard_name or str(listen), listen)  # port 0 has become a real one by now
+        shard = ShardAddress(config.shard_name or str(listen), listen)  # port 0 has become a real one by now
         self._service.shards = list(config.peers)
         if shard.name not in {peer.name for peer in config.peers}:
             self._service.shards.append(shard)
@@ -254,7 +255,7 @@ class Server:
 
     def _readiness(self) -> dict[str, str]:
         return {
-            "store": "" if self._history.loaded.is_set() else self._history.progress,
+            "store": "" if self._history.loading.done.is_set() else self._history.loading.progress,
             "drain": "draining" if self._stopping.is_set() else "",
         }
 

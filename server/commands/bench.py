@@ -25,11 +25,11 @@ from histospec.client.errors import HistoSpecError as ClientError
 from histospec.protocol.costs import DEFAULT_DEADLINE, DEFAULT_VERIFY_COST
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
+from histospec.server.addresses import Address
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_processes import Workers
-from histospec.server.commands.bench_worker import Load, Measured, Task, generated, roll_out
+from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, generated, roll_out
 from histospec.server.commands.reader import read_status
-from histospec.server.config import Address
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.process import run_loop
 from histospec.server.targets import FORCE, is_stdout, written
@@ -112,7 +112,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _tasks(recorded: str | None, problems: int, responses: int, siblings: int, length: int) -> list[Task]:
+def _tasks(recorded: str | None, problems: int, responses: int, siblings: int, length: int) -> list[BenchProblem]:
     """Problems, what is known of them, and what is still to be written."""
     if recorded is None:
         return [generated(number, responses, siblings, length) for number in range(problems)]
@@ -122,12 +122,12 @@ def _tasks(recorded: str | None, problems: int, responses: int, siblings: int, l
             last = problem.epochs()[-1]
             known = [response.flat() for response in problem.responses if response.epoch < last]
             texts = [response.flat() for response in problem.responses if response.epoch == last]
-            tasks.append(Task(problem.prompt, known[-responses:], texts[:siblings]))
+            tasks.append(BenchProblem(problem.prompt, known[-responses:], texts[:siblings]))
     return tasks
 
 
 def measure(
-    load: Load, tasks: list[Task], workers: int, ingesting: int, together: int | None, http: Sequence[Address]
+    load: Load, tasks: list[BenchProblem], workers: int, ingesting: int, together: int | None, http: Sequence[Address]
 ) -> dict[str, float]:
     """Ingests the history, runs the workers, forgets everything again. -> figures by name."""
     with DraftClient(load.endpoint, load.namespace) as client:
@@ -163,7 +163,7 @@ def measure(
     } | {name: float(value) for name, value in asdict(load).items() if isinstance(value, int | float)}
 
 
-def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int, together: int | None) -> float:
+def _ingest(load: Load, tasks: Sequence[BenchProblem], side_by_side: int, together: int | None) -> float:
     clients = [DraftClient(load.endpoint, load.namespace) for _ in range(side_by_side)]
     ending = Event()
 
@@ -191,7 +191,9 @@ def _ingest(load: Load, tasks: Sequence[Task], side_by_side: int, together: int 
     return seconds
 
 
-def _run(load: Load, tasks: list[Task], workers: int, http: Sequence[Address]) -> tuple[list[Measured], float, float]:
+def _run(
+    load: Load, tasks: list[BenchProblem], workers: int, http: Sequence[Address]
+) -> tuple[list[Measured], float, float]:
     """All workers at the same time. -> what they saw, seconds and CPU seconds of the shards, once each is warm."""
     shares = [(load, tasks[number::workers] or tasks) for number in range(workers)]
     with Workers(roll_out, shares) as running:

@@ -29,7 +29,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchProblem:
     """A problem.
 
     Attributes:
@@ -64,7 +64,7 @@ class Measured:
     cpu: float
 
 
-def generated(number: int, responses: int, siblings: int, length: int) -> Task:
+def generated(number: int, responses: int, siblings: int, length: int) -> BenchProblem:
     """A problem made up: its responses retell the first one in runs of some tokens, broken by tokens of their own."""
     rng = np.random.default_rng(number)
     first = _words(rng, length)
@@ -74,7 +74,7 @@ def generated(number: int, responses: int, siblings: int, length: int) -> Task:
         text = first.copy()
         text[changed] = _words(rng, len(changed))
         texts.append(text)
-    return Task(_words(rng, 100), texts[:responses], texts[responses:])
+    return BenchProblem(_words(rng, 100), texts[:responses], texts[responses:])
 
 
 def _words(rng: np.random.Generator, count: int) -> Tokens:
@@ -101,7 +101,7 @@ class _Session:
         return len(self.new)
 
 
-def roll_out(link: Any, load: Load, tasks: list[Task]) -> None:
+def roll_out(link: Any, load: Load, tasks: list[BenchProblem]) -> None:
     """Sends a word when it is warm, waits for one, and sends a Measured."""
     with DraftClient(load.endpoint, load.namespace, deadline=load.deadline) as client:
         worker = _Worker(load, tasks, client)
@@ -114,7 +114,7 @@ def roll_out(link: Any, load: Load, tasks: list[Task]) -> None:
 
 
 class _Worker:
-    def __init__(self, load: Load, tasks: list[Task], client: DraftClient) -> None:
+    def __init__(self, load: Load, tasks: list[BenchProblem], client: DraftClient) -> None:
         self._load = load
         self._client = client
         self._texts = [(task.prompt, text) for task in tasks for text in task.texts]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-from histospec.server import config as configuration
+from histospec.server import options
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
@@ -21,7 +21,7 @@ from histospec.server.stores.sqlite.writes import SLICE_SECONDS, Again, Slice, W
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command with these arguments. Raises HistoSpecError."""
-    parser: ArgumentParser = configuration.parser(
+    parser: ArgumentParser = options.parser(
         StoreConfig,
         "histospec forget",
         "Forget the problems that no response was added to for so long, also while a server runs.",
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="say how many they are, and change nothing")
     flags = vars(parser.parse_args(list(argv)))
     days, dry_run = _days(flags.pop("older_than")), flags.pop("dry_run", False)
-    config = configuration.settle(StoreConfig, flags)
+    config = options.settle(StoreConfig, flags)
     if config.store != "sqlite":
         raise ConfigError("--store: Redis forgets problems when their keys expire; this is for --store sqlite")
     now = time.time()

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import aiohttp
 
-from histospec.server.config import Address
+from histospec.server.addresses import Address
 from histospec.server.errors import Unavailable
 
 METRICS_PORT = 9464

@@ -22,12 +22,12 @@ from pydantic_core import PydanticCustomError
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
 from histospec.replay.recordings import Line, LineResponse, RecordingError, is_regular, opened, read_as
-from histospec.server import config as configuration
+from histospec.server import options
 from histospec.server.arguments import ArgumentParser
 from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
 from histospec.server.open_store import open_reader, open_store
-from histospec.server.stores.interface import Batch, Problem, Reader, Record, Store, by_epoch, total_size
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch, total_size
 from histospec.server.targets import FORCE, is_stdout, written
 
 # What a restore has on its way to the store at once.
@@ -46,7 +46,7 @@ def snapshot(argv: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help=FORCE)
     flags = vars(parser.parse_args(list(argv)))
     file, pattern, force = flags.pop("file"), flags.pop("namespace", "*"), flags.pop("force", False)
-    reader = open_reader(configuration.settle(StoreConfig, flags))
+    reader = open_reader(options.settle(StoreConfig, flags))
     try:
         with written(file, force=force, private=True) as out:
             counts = _pack(reader, pattern, out) if file.endswith(".gz") else _write(reader, pattern, out)
@@ -68,7 +68,7 @@ def restore(argv: Sequence[str]) -> int:
     parser.add_argument("--merge", action="store_true", help="add to namespaces that the store has what they lack")
     flags = vars(parser.parse_args(list(argv)))
     file, pattern, merge = flags.pop("file"), flags.pop("namespace", "*"), flags.pop("merge", False)
-    config = configuration.settle(StoreConfig, flags)
+    config = options.settle(StoreConfig, flags)
     with opened(file) as source:
         # All of a file is looked at before anything is done. A pipe can be read only once.
         named = {line.namespace for line in _lines(source, pattern)} if is_regular(source) else set()
@@ -96,7 +96,7 @@ def _refuse(held: set[str], merge: bool) -> None:
 
 
 def _parser(word: str, description: str) -> ArgumentParser:
-    parser = configuration.parser(StoreConfig, f"histospec {word}", description)
+    parser = options.parser(StoreConfig, f"histospec {word}", description)
     parser.add_argument("--namespace", metavar="PATTERN", help="only namespaces of this shell pattern, such as 'run-*'")
     return parser
 
@@ -261,7 +261,7 @@ class _Flight:
         self._store = store
         self._waiting: deque[tuple[Future[None], int]] = deque()
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: ResponseBatch) -> None:
         """Waits for earlier ones where there are many."""
         size = total_size(batch.records)
         self.land(BATCHES - 1, BYTES - size)

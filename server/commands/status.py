@@ -17,16 +17,16 @@ from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.discovery import resolve, topology
+from histospec.server.addresses import Address
 from histospec.server.arguments import ArgumentParser, amount
 from histospec.server.commands.reader import METRICS_PORT, read_status
 from histospec.server.commands.status_tables import numbers, shard_table
-from histospec.server.config import Address
 from histospec.server.errors import ConfigError, Unavailable
-from histospec.server.observability.peers import SERVING, health
+from histospec.server.observability.shard_health import SERVING, health
 from histospec.server.process import run_loop, say
 
 
-class Shard(NamedTuple):
+class ShardReport(NamedTuple):
     """One shard and what it says of itself."""
 
     endpoint: Endpoint
@@ -117,7 +117,7 @@ async def _show(console: Console, config: Config, http: Sequence[Address], optio
     return 0 if all(shard.health == SERVING for shard in shards) else 1
 
 
-async def look(config: Config, http: Sequence[Address], timeout: float) -> list[Shard]:
+async def look(config: Config, http: Sequence[Address], timeout: float) -> list[ShardReport]:
     """All shards of a service: those listed, and those that they know.
 
     http: where to read `/status`; none: at the usual port of each shard. Raises Unavailable where nobody answers.
@@ -127,7 +127,7 @@ async def look(config: Config, http: Sequence[Address], timeout: float) -> list[
     places = http or dict.fromkeys(Address.parse(e.address)._replace(port=METRICS_PORT) for e in endpoints)
     told = await asyncio.gather(*(read_status(place, timeout) for place in places), return_exceptions=True)
     by_name = {status["shard"]: status for status in told if isinstance(status, dict)}
-    return [Shard(end, state, by_name.get(end.name)) for end, state in zip(endpoints, states, strict=True)]
+    return [ShardReport(end, state, by_name.get(end.name)) for end, state in zip(endpoints, states, strict=True)]
 
 
 async def _health(endpoint: Endpoint, config: Config, timeout: float) -> str:

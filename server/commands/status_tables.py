@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from histospec.native import SOURCES
-from histospec.server.observability.peers import SERVING
+from histospec.server.observability.shard_health import SERVING
 
 COLOURS = {"bad": "red", "warn": "yellow", "info": "blue"}
 

@@ -9,15 +9,16 @@ import asyncio
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import structlog
 
 from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
-from histospec.server.stores.interface import Batch, Problem, Store, by_epoch
+from histospec.server.history.indexing import Indexing
+from histospec.server.stores.interface import Problem, Store, by_epoch
 
 log = structlog.get_logger()
 
@@ -32,24 +33,13 @@ class ReadThrough:
 
     Args:
         store: read in threads.
-        holds: whether the index has finished responses of the problem.
-        index: puts a batch into the index; called in `indexing`.
-        indexing: the one thread that builds for the index.
+        indexing: what is read goes there.
         counts: where look-ups are counted.
 
     """
 
-    def __init__(
-        self,
-        store: Store,
-        holds: Callable[[Problem], bool],
-        index: Callable[[Batch], None],
-        indexing: Executor,
-        counts: Counts,
-    ) -> None:
+    def __init__(self, store: Store, indexing: Indexing, counts: Counts) -> None:
         self._store = store
-        self._holds = holds
-        self._index = index
         self._indexing = indexing
         self._counts = counts
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
@@ -59,7 +49,7 @@ class ReadThrough:
 
     def want(self, problem: Problem) -> None:
         """Begins to read the problem unless the index has it, or the store is known to have nothing. Never waits."""
-        if problem in self._reading or self._paused[problem] or self._holds(problem):
+        if problem in self._reading or self._paused[problem] or self._indexing.holds(problem):
             return
         if time.monotonic() - self._absent.get(problem, -math.inf) < ABSENT_SECONDS:
             return
@@ -90,10 +80,11 @@ class ReadThrough:
     async def _read(self, problem: Problem) -> None:
         loop = asyncio.get_running_loop()
         try:
-            records = await loop.run_in_executor(self._readers, self._store.history, problem)
+            with self._counts.store_request():
+                records = await loop.run_in_executor(self._readers, self._store.history, problem)
             batches = list(by_epoch(problem, records))
             if batches:
-                await loop.run_in_executor(self._indexing, self._index_all, batches)
+                await self._indexing.add(batches)
             else:
                 self._absent[problem] = time.monotonic()
                 self._absent.move_to_end(problem)
@@ -101,13 +92,8 @@ class ReadThrough:
                     self._absent.popitem(last=False)
             self._counts.lookups["hit" if batches else "miss"] += 1
         except StoreError as error:
-            self._counts.store_errors += 1
             self._counts.lookups["failed"] += 1
             log.warning("a problem's history cannot be read; it drafts without", reason=str(error))
-
-    def _index_all(self, batches: Iterable[Batch]) -> None:
-        for batch in batches:
-            self._index(batch)
 
     async def forget(self) -> None:
         """The store has changed: what was absent is asked for again, and nothing read before is indexed after this."""

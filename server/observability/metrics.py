@@ -55,7 +55,7 @@ BY_AGE = {
 }
 
 
-class Counted(NamedTuple):
+class EngineCounters(NamedTuple):
     """What the engine counted and holds at one moment, by namespace."""
 
     namespaces: list[str]
@@ -95,14 +95,14 @@ class EngineCollector(Collector):
         """Notes what a step said."""
         self._verify_costs[namespace] = verify_cost
 
-    def read(self) -> Counted:
+    def read(self) -> EngineCounters:
         """What the engine says now. What was noted of namespaces that it does not have is forgotten."""
         costs = dict(self._verify_costs)
         namespaces, columns, values, dropped = self._engine.counters()
         for gone in costs.keys() - set(namespaces):
             del costs[gone]
             self._verify_costs.pop(gone, None)
-        return Counted(namespaces, {name: i for i, name in enumerate(columns)}, values, dropped, costs)
+        return EngineCounters(namespaces, {name: i for i, name in enumerate(columns)}, values, dropped, costs)
 
     def index_bytes(self) -> int:
         """What the index holds."""
@@ -158,7 +158,7 @@ class EngineCollector(Collector):
             times["longest"],
         )
 
-    def _costs(self, now: Counted, labelled: Mapping[str, object]) -> Metric:
+    def _costs(self, now: EngineCounters, labelled: Mapping[str, object]) -> Metric:
         family = GaugeMetricFamily(
             "histospec_verify_cost",
             "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
@@ -169,7 +169,7 @@ class EngineCollector(Collector):
             family.add_metric((namespace,), cost)
         return family
 
-    def _labelled(self, now: Counted) -> dict[str, list[int]]:
+    def _labelled(self, now: EngineCounters) -> dict[str, list[int]]:
         """Rows by label: namespaces beyond the limit are summed. A namespace keeps its label while it is there."""
         with self._lock:
             names = set(now.namespaces)

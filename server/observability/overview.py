@@ -16,12 +16,13 @@ import numpy as np
 from prometheus_client import Metric
 
 from histospec.native import SOURCES
-from histospec.server.config import Config, Peer
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
-from histospec.server.observability.metrics import Counted, Metrics
-from histospec.server.observability.peers import SERVING, UNKNOWN, UNVERIFIED, Peers
+from histospec.server.observability.metrics import EngineCounters, Metrics
 from histospec.server.observability.samples import COUNTED, EVERY, RECENT, Sample, Samples
+from histospec.server.observability.shard_health import SERVING, UNKNOWN, UNVERIFIED, ShardHealth
 from histospec.server.observability.web import Readiness
 from histospec.server.security.watched import Watched
 from histospec.server.stores.interface import Store
@@ -39,7 +40,7 @@ class Overview:
         config: Config,
         metrics: Metrics,
         readiness: Readiness,
-        me: Peer,
+        me: ShardAddress,
         about: Mapping[str, str],
         recent_lines: RecentLines,
         watched: Sequence[Watched[Any]],
@@ -55,7 +56,7 @@ class Overview:
         self._watched = watched
         self._aside = aside
         self._store = store
-        self._peers = Peers([peer for peer in config.peers if peer.name != me.name], config)
+        self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
         self._namespaces: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
         """The largest, as they stood once a minute for the last ten."""
@@ -101,7 +102,7 @@ class Overview:
         self._samples.add(Sample(now, values, buckets))
         self._keep(now, counted)
 
-    def _keep(self, now: float, counted: Counted) -> None:
+    def _keep(self, now: float, counted: EngineCounters) -> None:
         """Of the namespaces: the newest state, and one a minute before it. Of those that are gone, nothing."""
         largest = np.lexsort((counted.column("history_tokens"), counted.column("sessions") > 0))[::-1]
         rows = {counted.namespaces[i]: counted.row(i) for i in largest[:MAX_NAMESPACES].tolist()}

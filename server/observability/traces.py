@@ -13,7 +13,7 @@ import grpc
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from histospec.server.config import Address
+from histospec.server.addresses import Address
 from histospec.server.errors import ConfigError
 
 log = structlog.get_logger()

@@ -9,7 +9,8 @@ import numpy as np
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
-from histospec.server.config import Config, Peer
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
@@ -34,8 +35,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._access = access
         self._streams: set[DraftStream] = set()
         self._draining = False
-        self.shards: list[Peer] = []
-        self.listening: Peer | None = None
+        self.shards: list[ShardAddress] = []
+        self.listening: ShardAddress | None = None
         """This one among them, where nobody said how others reach it."""
 
     def drain(self) -> None:
@@ -71,11 +72,9 @@ class DraftService(pb_grpc.DraftServiceServicer):
     async def Ingest(self, request: pb.IngestRequest, context: Context) -> pb.IngestResponse:  # noqa: N802
         """See draft.proto."""
         self._permit(context).require("write", request.namespace)
-        batch, _ = wire.ingest(request, self._config, self._history.newest_epoch(request.namespace))
-        if batch.records and request.HasField("epoch"):
-            self._history.name_epochs(request.namespace)
-        tokens = await ingest(self._history, batch, context.peer())
-        return pb.IngestResponse(responses=len(batch.records), tokens=tokens)
+        batch, _ = wire.ingest(request, self._config, self._history.epochs.newest(request.namespace))
+        await ingest(self._history, batch, context.peer(), explicit_epoch=request.HasField("epoch"))
+        return pb.IngestResponse(responses=len(batch.records), tokens=batch.tokens)
 
     async def History(self, request: pb.HistoryRequest, context: Context) -> bytes:  # type: ignore[override]  # noqa: N802
         """See draft.proto."""

@@ -21,8 +21,8 @@ SESSIONS = 256
 """In one call of the engine: a few milliseconds."""
 TOKENS = 1 << 14
 """Appended in one call of the engine."""
-TURN = 1 << 12
-"""Tokens worked on between two turns of others: less than half a millisecond."""
+YIELD_TOKENS = 1 << 12
+"""Tokens worked on before a message yields to the event loop: less than half a millisecond."""
 SESSION_WORK = 256
 """What an open or a close costs at least, in tokens."""
 DECODED = 16
@@ -32,30 +32,30 @@ LARGE_MESSAGE = 1 << 20
 """Bytes from which on a message of a stream is decoded part by part."""
 
 
-class Turns:
-    """Counts the work that one message makes, and gives others their turn after each slice of it."""
+class Pacer:
+    """Counts the work that one message makes, and yields to the event loop after each slice of it."""
 
     def __init__(self) -> None:
         self._work = 0
 
     async def after(self, work: int) -> None:
-        """So many tokens were worked on. Others have their turn if that makes a slice."""
+        """Counts `work` tokens. Yields if the slice is full."""
         self._work += work
-        if self._work >= TURN:
+        if self._work >= YIELD_TOKENS:
             await self.now()
 
     async def now(self) -> None:
-        """Others have their turn."""
+        """Yields."""
         self._work = 0
         await asyncio.sleep(0)
 
 
 async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> None:
     """Closes them all."""
-    turns = Turns()
+    pacer = Pacer()
     for session in sessions:
         close_one(session)
-        await turns.after(SESSION_WORK)
+        await pacer.after(SESSION_WORK)
 
 
 def unless_large(decode: Callable[[bytes], pb.DraftRequest]) -> Callable[[bytes], pb.DraftRequest | bytes]:
@@ -63,22 +63,22 @@ def unless_large(decode: Callable[[bytes], pb.DraftRequest]) -> Callable[[bytes]
     return lambda data: data if len(data) > LARGE_MESSAGE else decode(data)
 
 
-async def decode(data: bytes, turns: Turns) -> pb.DraftRequest:
+async def decode(data: bytes, pacer: Pacer) -> pb.DraftRequest:
     """A large message. Raises InvalidRequest."""
     request = pb.DraftRequest()
     start = 0
     try:
         for _, _, _, end in encoded.fields(data, 0, len(data)):
             request.MergeFromString(data[start:end])
-            await turns.after((end - start) // DECODED)
+            await pacer.after((end - start) // DECODED)
             start = end
     except DecodeError:
         raise not_a("DraftRequest", data) from None
     return request
 
 
-class Asked(NamedTuple):
-    """What a step asks of the engine, as `Engine.try_step` takes it."""
+class StepRequest(NamedTuple):
+    """The arguments of `Engine.try_step`."""
 
     sessions: NDArray[np.int64]
     """[B]"""
@@ -93,7 +93,7 @@ class Asked(NamedTuple):
     max_tokens: int
     verify_cost: float
 
-    def of(self, rows: NDArray[np.int64]) -> "Asked":
+    def of(self, rows: NDArray[np.int64]) -> "StepRequest":
         """The same of these rows alone, in ascending order."""
         new = np.diff(self.offsets)
         chosen = np.zeros(len(new), bool)
@@ -105,7 +105,7 @@ class Asked(NamedTuple):
             positions=self.positions[rows],
         )
 
-    def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "Asked":
+    def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "StepRequest":
         """The drafts of these rows alone, which have so many tokens."""
         return self._replace(
             sessions=self.sessions[rows],
@@ -115,8 +115,8 @@ class Asked(NamedTuple):
         )
 
 
-class Stepped(NamedTuple):
-    """What a step came to."""
+class StepResult(NamedTuple):
+    """What `Engine.try_step` returns."""
 
     tokens: NDArray[np.int32]
     """[D], flat: the drafts."""
@@ -128,23 +128,23 @@ class Stepped(NamedTuple):
     """[B]: who is not STEPPED was left out."""
 
 
-async def step(engine: Engine, asked: Asked, turns: Turns) -> Stepped:
+async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
     """`Engine.try_step` in as many calls as it takes. Drafts as one call does: first all append, then all draft."""
     if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
         return _call(engine, asked)
     outcomes = np.zeros(len(asked.sessions), np.uint8)
     for first, part in _appends(asked):
         _note(outcomes, first, _call(engine, part))
-        await turns.now()
+        await pacer.now()
     drafts = []
     ends = asked.positions + np.diff(asked.offsets)
     for first in range(0, len(asked.sessions), SESSIONS):
         rows = np.arange(first, min(first + SESSIONS, len(asked.sessions)))
         drafts.append(_call(engine, asked.without_tokens(rows, ends[rows])))
         _note(outcomes, first, drafts[-1])
-        await turns.now()
+        await pacer.now()
     lengths = np.concatenate([np.diff(some.offsets) for some in drafts])
-    return Stepped(
+    return StepResult(
         np.concatenate([some.tokens for some in drafts]),
         np.concatenate(([0], np.cumsum(lengths))),
         np.concatenate([some.probs for some in drafts]),
@@ -152,14 +152,14 @@ async def step(engine: Engine, asked: Asked, turns: Turns) -> Stepped:
     )
 
 
-def _note(outcomes: NDArray[np.uint8], first: int, part: Stepped) -> None:
+def _note(outcomes: NDArray[np.uint8], first: int, part: StepResult) -> None:
     """What became of the sessions from `first` on; of one that was left out already, why it was at first."""
     mine = outcomes[first : first + len(part.outcomes)]
     mine[:] = np.where(mine == STEPPED, part.outcomes, mine)
 
 
-def _call(engine: Engine, asked: Asked) -> Stepped:
-    return Stepped(
+def _call(engine: Engine, asked: StepRequest) -> StepResult:
+    return StepResult(
         *engine.try_step(
             asked.sessions,
             asked.tokens,
@@ -172,7 +172,7 @@ def _call(engine: Engine, asked: Asked) -> Stepped:
     )
 
 
-def _appends(asked: Asked) -> Iterator[tuple[int, Asked]]:
+def _appends(asked: StepRequest) -> Iterator[tuple[int, StepRequest]]:
     """The tokens of a step in the order of its sessions, a slice at a time; and the row that each slice begins with.
 
     Only a text longer than TOKENS is cut: a session learns from its last draft with the first call that has its tokens.

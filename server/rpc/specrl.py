@@ -85,10 +85,10 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         namespace = self._config.specrl_namespace
         self._access.permit(dict(context.invocation_metadata() or ())).require("write", namespace)
         translated = await self._translated(request)
-        epoch = self._visits.epoch(request.prompt_hash, self._history.newest_epoch(namespace))
+        epoch = self._visits.epoch(request.prompt_hash, self._history.epochs.newest(namespace))
         batch, _ = wire.ingest(translated, self._config, epoch)
         self._visits.note(request.prompt_hash, epoch)
-        self._history.saw(batch)  # before it is stored: the other prompts of this visit are on their way
+        self._history.epochs.saw(batch)  # before it is stored: the other prompts of this visit are on their way
         await ingest(self._history, batch, context.peer())
         return pb.UpdateCacheResponse(success=True)
 

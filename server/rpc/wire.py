@@ -17,7 +17,7 @@ from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX
 from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
-from histospec.server.stores.interface import LAST_EPOCH, Batch, Problem, Record
+from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
 from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
@@ -241,7 +241,7 @@ def _close(field: str, request: pb.CloseSession) -> Close:
     return Close(request.session, request.commit, epoch, reward, request.logprobs, request.generated, request.changes)
 
 
-def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[Batch, NDArray[np.int32]]:
+def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[ResponseBatch, NDArray[np.int32]]:
     """What an IngestRequest adds, and the prompt as tokens."""
     who, prompt = problem("", request)
     if prompt.size > config.max_prompt_tokens:
@@ -251,7 +251,9 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
     if request.HasField("epoch"):
         epoch = request.epoch
         _check_epoch("epoch", epoch)
-    return Batch(who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]), prompt
+    return ResponseBatch(
+        who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]
+    ), prompt
 
 
 def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Record:

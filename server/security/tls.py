@@ -23,8 +23,8 @@ class _Contents(NamedTuple):
     """When the first certificate of the chain expires, in seconds since 1970."""
 
 
-class Visitor(NamedTuple):
-    """What a server shows when it calls another one: the files that others are shown when they call this one."""
+class ClientCertificate(NamedTuple):
+    """The certificate that this server shows as a client of another one: its own."""
 
     authorities: Path | None
     """None: those of the system."""

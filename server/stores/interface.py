@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from itertools import groupby
 from typing import NamedTuple
 
+from histospec.protocol.arrays import INT32
 from histospec.server.arguments import shown
 from histospec.server.errors import LimitExceeded
 
@@ -44,11 +45,16 @@ class Record(NamedTuple):
         return len(self.tokens) + len(self.logprobs) + len(self.generated)
 
 
-class Batch(NamedTuple):
+class ResponseBatch(NamedTuple):
     """Responses of one problem and one epoch: what is stored, and indexed, together."""
 
     problem: Problem
     records: list[Record]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the responses have."""
+        return sum(len(record.tokens) for record in self.records) // INT32.itemsize
 
 
 class Reader(ABC):
@@ -81,7 +87,7 @@ class Reader(ABC):
         states = ((namespace, self.estimator(namespace)) for namespace in self.newest_epochs())
         return {namespace: state for namespace, state in states if state is not None}
 
-    def load(self) -> Iterator[Batch]:
+    def load(self) -> Iterator[ResponseBatch]:
         """Every response, one problem and epoch at a time."""
         for namespace in self.newest_epochs():
             for problem, records in self.problems(namespace):
@@ -123,7 +129,7 @@ class Store(Reader):
         return ""
 
     @abstractmethod
-    def append(self, batch: Batch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[None]":
         """Adds responses; the future is done once they survive a crash, all of them or none.
 
         Fails with StoreFull or StoreError. Of the problem, the newest epochs are kept, and of these the newest
@@ -149,10 +155,10 @@ class Store(Reader):
         """
 
 
-def by_epoch(problem: Problem, records: Iterable[Record]) -> Iterator[Batch]:
+def by_epoch(problem: Problem, records: Iterable[Record]) -> Iterator[ResponseBatch]:
     """Records that are in the order of their epochs, as one batch an epoch."""
     for _, some in groupby(records, key=lambda record: record.epoch):
-        yield Batch(problem, list(some))
+        yield ResponseBatch(problem, list(some))
 
 
 def within(room: int, size: int) -> None:

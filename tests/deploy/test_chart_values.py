@@ -9,7 +9,8 @@ import pytest
 import yaml
 from charts import CHART, ROOT, one, render, template
 
-from histospec.server import config as configuration
+from histospec.server.config import Config
+from histospec.server.options import load
 
 VALUES = Path(__file__).parent / "values"
 
@@ -77,7 +78,7 @@ def test_the_schema_knows_every_value_and_every_option():
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert schema.keys() - {"global"} == values.keys()
-    options = {name.replace("_", "-") for name in configuration.Config.model_fields}
+    options = {name.replace("_", "-") for name in Config.model_fields}
     assert schema["options"]["properties"].keys() == options - ITS_OWN
     everything = yaml.safe_load((VALUES / "everything.yaml").read_text())
     assert everything["options"].keys() == options - ITS_OWN, "tests/deploy/values/everything.yaml sets them all"
@@ -92,7 +93,7 @@ def test_the_docs_know_every_value():
 def test_rendered_options_add_up(path, tmp_path):
     file = tmp_path / "histospec.toml"
     file.write_text(one(render("--values", path), "ConfigMap")["data"]["histospec.toml"])
-    config = configuration.load(["--config", str(file)])
+    config = load(["--config", str(file)])
     assert (str(config.listen), str(config.http), str(config.data_dir)) == ("0.0.0.0:6378", "0.0.0.0:9464", "/data")
     for key, value in (yaml.safe_load(path.read_text()) or {}).get("options", {}).items():
         got = getattr(config, key.replace("-", "_"))

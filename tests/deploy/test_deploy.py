@@ -11,7 +11,7 @@ import pytest
 import yaml
 from charts import ROOT, tool
 
-from histospec.server import config as configuration
+from histospec.server.options import load
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -40,7 +40,7 @@ def test_the_sidecar_speaks_to_its_neighbour():
     worker, shard = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())["spec"]["containers"]
     environment = {entry["name"]: entry["value"] for entry in worker["env"]}
     assert shard["args"][0] == "serve"
-    assert environment["HISTOSPEC_ENDPOINT"] == str(configuration.load(shard["args"][1:]).listen)
+    assert environment["HISTOSPEC_ENDPOINT"] == str(load(shard["args"][1:]).listen)
     (speculative,) = [arg for arg in worker["args"] if arg.startswith("--speculative-config=")]
     assert json.loads(speculative.partition("=")[2])["model"] == "histospec.client.vllm.HistoSpecProposer"
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from histospec.native import Engine
-from histospec.server.history import history
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.history import back_pressure
+from histospec.server.history.history import History
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 
@@ -95,21 +96,21 @@ class SlowEngine:
 
 def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path, monkeypatch):
     """Else callers that ingest faster than segments are built would fill the memory with stored responses."""
-    monkeypatch.setattr(history, "UNINDEXED", 3000)
+    monkeypatch.setattr(back_pressure, "UNINDEXED", 3000)
 
     async def run() -> None:
         engine = SlowEngine()
         store = SQLiteStore(tmp_path, 8)
-        mine = history.History(engine, store, 10)
+        mine = History(engine, store, 10)
         await mine.load()
         adding = [
-            asyncio.create_task(mine.add(Batch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
+            asyncio.create_task(mine.add(ResponseBatch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
             for n in range(6)
         ]
         try:
             while store.count() < 2:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(10 * history.LOOK_SECONDS)  # the others look often enough meanwhile
+            await asyncio.sleep(10 * back_pressure.LOOK_SECONDS)  # the others look often enough meanwhile
             stored = store.count()
         finally:
             engine.may.set()

@@ -10,8 +10,11 @@ import pytest
 
 from histospec.native import Engine
 from histospec.protocol.limits import MAX_DRAFT
-from histospec.server.config import MAX_BYTES, MAX_COUNT, Address, Config, Peer, load
+from histospec.server.addresses import Address, ShardAddress
+from histospec.server.config import Config
 from histospec.server.errors import ConfigError
+from histospec.server.option_types import MAX_BYTES, MAX_COUNT
+from histospec.server.options import load
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +86,7 @@ def test_every_option_may_be_given_in_every_way(file, monkeypatch):
         monkeypatch.setenv(f"HISTOSPEC_{name.upper()}", value)
     by_environment = load([])
     assert by_flag == by_file == by_environment
-    assert by_flag.peers == (Peer("a:1", Address("a", 1)), Peer("x", Address("b", 2)))
+    assert by_flag.peers == (ShardAddress("a:1", Address("a", 1)), ShardAddress("x", Address("b", 2)))
     assert all(
         getattr(by_flag, name) != field.default for name, field in Config.model_fields.items() if name != "store"
     )

@@ -282,7 +282,7 @@ async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path):
         await history._learning.save()
         with held_up(store):
             dropping = asyncio.ensure_future(history.drop("a"))
-            while not history._begun:
+            while not history._unfinished:
                 await asyncio.sleep(0)
             dropping.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from waiting import eventually
 
 from histospec.server.machine import cpu_limit
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 
 SERVICE = "histospec.v1.DraftService"
@@ -61,7 +61,9 @@ def test_standard_health_and_reflection(server, wire):
 def test_a_server_is_ready_only_when_its_store_is_loaded(start_server, connect, tmp_path):
     store = SQLiteStore(tmp_path / "full", history_epochs=8)
     tokens = bytes(4 * 2000)
-    written = [store.append(Batch(Problem("run", i.to_bytes(4, "little")), [Record(tokens, 0)])) for i in range(4000)]
+    written = [
+        store.append(ResponseBatch(Problem("run", i.to_bytes(4, "little")), [Record(tokens, 0)])) for i in range(4000)
+    ]
     written[-1].result()
     store.close()
 

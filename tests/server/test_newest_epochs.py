@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from histospec.native import Engine
 from histospec.server.errors import StoreError
-from histospec.server.history import history as module
+from histospec.server.history import epoch_watch
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.store import SQLiteStore
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 async def both(tmp_path, monkeypatch):
     """A history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
     monkeypatch.setattr(SQLiteStore, "whole_at_start", False)
-    monkeypatch.setattr(module, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(epoch_watch, "WATCH_SECONDS", 0.01)
     store = SQLiteStore(tmp_path, 8)
     put(store, b"aaaa", 5)
     engine = Engine(1 << 26)
@@ -41,10 +41,10 @@ async def until(condition) -> None:
 
 async def test_what_others_store_is_heard_of(both):
     history, store = both
-    assert history.newest_epoch("run") == 5
+    assert history.epochs.newest("run") == 5
     put(store, b"bbbb", 9)
     put(store, b"bbbb", 3, namespace="new")
-    await until(lambda: (history.newest_epoch("run"), history.newest_epoch("new")) == (9, 3))
+    await until(lambda: (history.epochs.newest("run"), history.epochs.newest("new")) == (9, 3))
 
 
 @pytest.mark.parametrize("back", ["rewind", "drop"])
@@ -68,7 +68,7 @@ async def test_what_was_read_before_a_rewind_or_drop_does_not_count(both, back, 
     await until(lambda: left)
     assert left[0] == {"run": 5}
     await asyncio.sleep(0.1)  # a few more looks
-    assert history.newest_epoch("run") == (2 if back == "rewind" else 0)
+    assert history.epochs.newest("run") == (2 if back == "rewind" else 0)
 
 
 async def test_a_store_that_is_away_is_said_once_and_asked_again(both, monkeypatch):
@@ -84,5 +84,5 @@ async def test_a_store_that_is_away_is_said_once_and_asked_again(both, monkeypat
         await until(lambda: len(asked) > 10)
         monkeypatch.setattr(store, "newest_epochs", read)
         put(store, b"bbbb", 9)
-        await until(lambda: history.newest_epoch("run") == 9)
+        await until(lambda: history.epochs.newest("run") == 9)
     assert [entry["event"] for entry in logs] == ["the newest epochs of other shards are not known"]

@@ -1,7 +1,6 @@
 """Problems that the index does not hold: read once, never twice, and only while they are wanted."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import pytest_asyncio
@@ -10,7 +9,7 @@ from histospec.server.errors import StoreError
 from histospec.server.history import read_through
 from histospec.server.history.counts import Counts
 from histospec.server.history.read_through import ReadThrough
-from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 
 pytestmark = pytest.mark.asyncio
 
@@ -22,12 +21,11 @@ class World:
 
     def __init__(self) -> None:
         self.stored: dict[Problem, list[Record]] = {}
-        self.indexed: list[tuple[Problem, list[Record]]] = []
+        self.indexed: list[ResponseBatch] = []
         self.reads = 0
         self.broken = False
         self.counts = Counts()
-        indexing = ThreadPoolExecutor(1)
-        self.through = ReadThrough(self, self.holds, self.indexed.append, indexing, self.counts)
+        self.through = ReadThrough(self, self, self.counts)
 
     def history(self, problem: Problem) -> list[Record]:
         self.reads += 1
@@ -37,6 +35,9 @@ class World:
 
     def holds(self, problem: Problem) -> bool:
         return any(batch.problem == problem for batch in self.indexed)
+
+    async def add(self, batches: list[ResponseBatch]) -> None:
+        self.indexed.extend(batches)
 
     def lookups(self) -> dict[str, int]:
         return dict(self.counts.lookups)

@@ -30,8 +30,8 @@ class Recorder:
         return self.engine.try_step(sessions, tokens, offsets, **options)
 
 
-def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], max_tokens: int) -> slices.Asked:
-    return slices.Asked(
+def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], max_tokens: int) -> slices.StepRequest:
+    return slices.StepRequest(
         np.array(sessions, np.int64),
         np.concatenate([*texts, np.empty(0, np.int32)]).astype(np.int32),
         np.cumsum([0, *map(len, texts)]).astype(np.int64),
@@ -67,7 +67,7 @@ def test_slices_draft_what_one_call_drafts(lengths, closed, most, sessions, toke
             texts = [RESPONSE[a : a + n] for a, n in zip(at, step, strict=True)]
             one, many = (asked(numbers, texts, at, max_tokens)._replace(most_tokens=most) for numbers in ids)
             expected = slices._call(whole, one)
-            for a, b in zip(expected, asyncio.run(slices.step(sliced, many, slices.Turns())), strict=True):
+            for a, b in zip(expected, asyncio.run(slices.step(sliced, many, slices.Pacer())), strict=True):
                 assert a.dtype == b.dtype
                 assert np.array_equal(a, b)
             at = [a + len(t) for a, t in zip(at, texts, strict=True)]
@@ -83,18 +83,18 @@ def test_what_a_session_has_already_is_not_appended_again():
         patch.setattr(slices, "TOKENS", 7)  # texts are cut, too
         for positions, expected in (([0, 0, 0], 20), ([10, 0, 15], 35)):
             texts = [RESPONSE[p : p + 20] for p in positions]
-            asyncio.run(slices.step(recorder, asked(ids, texts, positions, 4), slices.Turns()))
+            asyncio.run(slices.step(recorder, asked(ids, texts, positions, 4), slices.Pacer()))
             assert max(recorder.engine.lengths(np.array(ids)).tolist()) == expected
     assert recorder.engine.generated(ids[0]).tolist() == RESPONSE[:30].tolist()
 
 
 def test_others_have_their_turn_between_slices():
-    turns = 0
+    yields = 0
 
     async def others() -> None:
-        nonlocal turns
+        nonlocal yields
         while True:
-            turns += 1
+            yields += 1
             await asyncio.sleep(0)
 
     async def run() -> None:
@@ -102,9 +102,9 @@ def test_others_have_their_turn_between_slices():
         ids = [recorder.engine.open("run", [1]) for _ in range(1000)]
         beside = asyncio.create_task(others())
         texts = [RESPONSE[:40]] * 1000
-        await slices.step(recorder, asked(ids, texts, [0] * 1000, 16), slices.Turns())
+        await slices.step(recorder, asked(ids, texts, [0] * 1000, 16), slices.Pacer())
         beside.cancel()
-        assert turns >= len(recorder.calls) - 1
+        assert yields >= len(recorder.calls) - 1
         assert len(recorder.calls) >= 1000 / slices.SESSIONS + 40_000 / slices.TOKENS
 
     asyncio.run(run())
@@ -122,7 +122,7 @@ def test_the_sessions_of_a_stream_that_ended_are_closed_in_turns():
 
     asyncio.run(run())
     assert closed == list(range(4096))
-    assert len(seen) >= 4096 * slices.SESSION_WORK // slices.TURN
+    assert len(seen) >= 4096 * slices.SESSION_WORK // slices.YIELD_TOKENS
 
 
 def test_turns_are_given_by_work():
@@ -135,9 +135,9 @@ def test_turns_are_given_by_work():
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(other())
-        turns = slices.Turns()
+        pacer = slices.Pacer()
         for _ in range(8):
-            await turns.after(slices.TURN // 4)
+            await pacer.after(slices.YIELD_TOKENS // 4)
             done += 1
         beside.cancel()
         return seen
@@ -161,14 +161,14 @@ def test_a_large_message_is_decoded_in_turns():
 
     async def decode() -> pb.DraftRequest:
         nonlocal others
-        decoding = asyncio.ensure_future(slices.decode(data, slices.Turns()))
+        decoding = asyncio.ensure_future(slices.decode(data, slices.Pacer()))
         while not decoding.done():
             others += 1
             await asyncio.sleep(0)
         return await decoding
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "TURN", RESPONSE.nbytes // slices.DECODED)
+        patch.setattr(slices, "YIELD_TOKENS", RESPONSE.nbytes // slices.DECODED)
         assert asyncio.run(decode()) == large
     assert others > 20
 
@@ -183,9 +183,9 @@ def test_what_is_no_message_is_refused_in_turns_as_at_once(data):
         expected = pb.DraftRequest.FromString(bytes(broken))
     except DecodeError:
         with pytest.raises(InvalidRequest, match="bytes are not a DraftRequest"):
-            asyncio.run(slices.decode(bytes(broken), slices.Turns()))
+            asyncio.run(slices.decode(bytes(broken), slices.Pacer()))
     else:
-        assert asyncio.run(slices.decode(bytes(broken), slices.Turns())) == expected
+        assert asyncio.run(slices.decode(bytes(broken), slices.Pacer())) == expected
 
 
 def test_only_large_messages_are_left_encoded(monkeypatch):

@@ -19,7 +19,7 @@ from waiting import eventually
 from histospec.server import cli
 from histospec.server.commands import snapshot
 from histospec.server.errors import StoreFull
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.file import FILE_NAME
@@ -59,18 +59,20 @@ def logprobs(count: int) -> bytes:
 
 
 BATCHES = [
-    Batch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
-    Batch(Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**52, -1e-300, logprobs(300), seed=-(2**63))]),
-    Batch(Problem("run", tokens(1, 2), "a name ❤"), [Record(tokens(9), 3, None, b"", b"\0")]),
-    Batch(
+    ResponseBatch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
+    ResponseBatch(
+        Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**52, -1e-300, logprobs(300), seed=-(2**63))]
+    ),
+    ResponseBatch(Problem("run", tokens(1, 2), "a name ❤"), [Record(tokens(9), 3, None, b"", b"\0")]),
+    ResponseBatch(
         Problem("run", tokens(3), "turns"),
         [
             Record(tokens(1, 2, 3, 2**31 - 1), 1, 2.0, logprobs(4), bytes([1, 0, 0, 1]), 7),
             Record(tokens(8, 9), 1, seed=0),
         ],
     ),
-    Batch(Problem("other ❤", tokens(1, 2), "turns"), [Record(tokens(4), 1)]),
-    Batch(Problem("empty", tokens(1)), [Record(tokens(4), 1)]),
+    ResponseBatch(Problem("other ❤", tokens(1, 2), "turns"), [Record(tokens(4), 1)]),
+    ResponseBatch(Problem("empty", tokens(1)), [Record(tokens(4), 1)]),
 ]
 STATE = os.urandom(1000)
 

@@ -10,7 +10,7 @@ from batches import put
 
 from histospec.server import cli
 from histospec.server.errors import StoreError
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import salvage as sqlite_salvage
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
@@ -30,7 +30,9 @@ def fill(directory) -> bytes:
     rng = np.random.default_rng(0)
     for number in range(PROBLEMS):
         responses = rng.integers(0, 50_000, (EACH, 400)).astype("<i4")
-        store.append(Batch(Problem("run", prompt(number)), [Record(r.tobytes(), number % 4) for r in responses]))
+        store.append(
+            ResponseBatch(Problem("run", prompt(number)), [Record(r.tobytes(), number % 4) for r in responses])
+        )
     store.save_estimator("run", bytes(50_000)).result()
     store.close()
     return (directory / FILE_NAME).read_bytes()
@@ -113,7 +115,7 @@ def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path):
     assert read > 5 * PROBLEMS * EACH
 
 
-def loaded(directory) -> list[Batch]:
+def loaded(directory) -> list[ResponseBatch]:
     store = SQLiteStore(directory, 8)
     try:
         return list(store.load())

@@ -13,7 +13,7 @@ from batches import batch, put
 from waiting import eventually
 
 from histospec.server.errors import ConfigError, StoreError, StoreFull
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.retention import Trust
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite import writes as sqlite_writes
@@ -206,7 +206,7 @@ def gone(store: SQLiteStore, namespace: str) -> bool:
 def test_other_writes_go_on_while_much_is_deleted(open_store, one_at_a_time, long):
     """It takes effect at once, for readers and for what is stored after it."""
     store = open_store(history_epochs=1)
-    store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
+    store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     put(store, b"aaaa", 1, prompt=b"another.")
     gate = threading.Event()
     store._writer.submit(lambda connection: gate.wait(), 0)
@@ -249,13 +249,13 @@ def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path, long):
 import os, pathlib, sys
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.store import SQLiteStore
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import ResponseBatch, Problem, Record
 sqlite_writes.SLICE_SECONDS, sqlite_writes.DELETED_AT_ONCE = 0.0, 2
 store = SQLiteStore(pathlib.Path(sys.argv[1]), 8)
-store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
+store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
 store.{"drop('run')" if long == "drop" else "rewind('run', 0)"}
 for _ in range(3):
-    store.append(Batch(Problem("other", b"prompt.."), [Record(b"kept", 1)])).result()
+    store.append(ResponseBatch(Problem("other", b"prompt.."), [Record(b"kept", 1)])).result()
 os.kill(os.getpid(), 9)
 """
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd="/", timeout=60).returncode == -9
@@ -276,7 +276,7 @@ os.kill(os.getpid(), 9)
 
 def test_closing_finishes_what_is_being_deleted(open_store, one_at_a_time):
     store = open_store()
-    store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
+    store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     dropping = store.drop("run")
     store.close()
     assert dropping.result(0) == 100
@@ -288,7 +288,7 @@ def test_what_an_append_asks_does_not_grow_with_its_problem(open_store):
     for limit in (64, 4096):
         store = open_store(history_responses=limit, history_epochs=3)
         problem = Problem(f"run-{limit}", b"prompt..")
-        store.append(Batch(problem, [Record(b"aaaa", 0) for _ in range(limit)])).result()
+        store.append(ResponseBatch(problem, [Record(b"aaaa", 0) for _ in range(limit)])).result()
         put(store, b"bbbb", 0, namespace=problem.namespace)
         counted = []
 
@@ -441,7 +441,7 @@ def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(open_store, t
     assert (store.newest_epochs(), store.estimators()) == ({"run": 9}, {"run": b"learned"})
     assert store._read("SELECT latest FROM writes") == [(1e9,)]
     seeded = Record(b"new.", 9, seed=-5)
-    store.append(Batch(problem, [seeded])).result()
+    store.append(ResponseBatch(problem, [seeded])).result()
     store.close()
     store = open_store()
     assert store.history(problem) == [*kept, seeded]

@@ -8,7 +8,7 @@ from batches import batch, put
 from waiting import eventually
 
 from histospec.server.errors import LimitExceeded
-from histospec.server.stores.interface import LAST_EPOCH, Batch, Problem, Record
+from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.store import SQLiteStore
@@ -48,13 +48,13 @@ def test_a_record_comes_back_as_it_was(open_store):
         Record(b"12345678", 2**62, None, b"", b"\0\1", -(2**63)),
     ]
     store = open_store()
-    store.append(Batch(problem, records)).result()
+    store.append(ResponseBatch(problem, records)).result()
     assert store.history(problem) == records
     assert store.history(problem, 2) == records[-2:]
     store.close()
     store = open_store()
     assert store.history(problem) == records
-    assert list(store.load()) == [Batch(problem, records)]
+    assert list(store.load()) == [ResponseBatch(problem, records)]
     assert store.newest_epochs() == {"ns ❤": 2**62}
     assert store.count() == 7
 
@@ -117,7 +117,7 @@ def test_the_newest_responses_of_a_problem_stay(open_store, name):
     for number in range(0, 120, 3):
         texts = [(number + i).to_bytes(4, "big") for i in range(3)]
         epoch = 5 if number % 4 else 4  # half of them come late
-        store.append(Batch(problem, [Record(text, epoch) for text in texts])).result()
+        store.append(ResponseBatch(problem, [Record(text, epoch) for text in texts])).result()
         expected = sorted([*expected, *((epoch, text) for text in texts)])[-16:]
         assert [(r.epoch, r.tokens) for r in store.history(problem)] == expected
     assert [len(records) for _, records in store.problems("run")] == [16]
@@ -136,7 +136,7 @@ def test_the_newest_responses_of_a_problem_stay(open_store, name):
 
 def test_a_batch_beyond_the_limit_keeps_its_newest(open_store):
     store = open_store(history_responses=4)
-    store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 0) for i in range(50)])).result()
+    store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 0) for i in range(50)])).result()
     assert [r.tokens[0] for r in store.history(Problem("run", b"prompt.."))] == [46, 47, 48, 49]
 
 
@@ -144,7 +144,7 @@ def test_a_history_that_is_too_large_for_an_answer_is_refused(open_store):
     store = open_store()
     problem = Problem("run", b"prompt..")
     records = [Record(bytes(4000), 0, None, bytes(4000)) for _ in range(200)]
-    store.append(Batch(problem, records)).result()
+    store.append(ResponseBatch(problem, records)).result()
     with pytest.raises(LimitExceeded, match=r"more than the limit of 1MiB \(--max-message\); ask for fewer with limit"):
         store.history(problem, 0, 1 << 20)
     assert len(store.history(problem, 100, 1 << 20)) == 100
@@ -231,7 +231,7 @@ def test_a_problem_that_nobody_writes_to_is_forgotten(open_store):
 
     def only_these_are_left() -> bool:
         for problem in stays:
-            store.append(Batch(problem, [Record(b"kept", 2)])).result()
+            store.append(ResponseBatch(problem, [Record(b"kept", 2)])).result()
         return {problem for problem, _ in store.problems("run")} == set(stays)
 
     eventually(only_these_are_left, "they are not forgotten")

@@ -5,7 +5,7 @@ import queue
 import grpc
 from waiting import eventually
 
-from histospec.server.rpc.draft_stream import OWED_ANSWERS
+from histospec.server.rpc.answers import OWED_ANSWERS
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 

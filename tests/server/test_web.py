@@ -15,7 +15,8 @@ import pytest
 
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
-from histospec.server.config import Config, Peer
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
 from histospec.server.history.counts import Counts
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.metrics import Metrics
@@ -99,7 +100,7 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path):
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())
     config = Config(data_dir=tmp_path)
-    me = Peer("me", config.listen)
+    me = ShardAddress("me", config.listen)
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
         overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, aside)
         for name in ("stays", "goes"):

@@ -10,7 +10,7 @@ from batches import put
 from histospec.native import Engine
 from histospec.server.errors import StoreError
 from histospec.server.history.history import History
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.asyncio
@@ -40,8 +40,8 @@ def failed(_: str) -> "Future[int]":
     return answer
 
 
-def batch(problem: Problem, tokens: int = 4) -> Batch:
-    return Batch(problem, [Record(bytes(4 * tokens), 6)])
+def batch(problem: Problem, tokens: int = 4) -> ResponseBatch:
+    return ResponseBatch(problem, [Record(bytes(4 * tokens), 6)])
 
 
 async def test_new_problems_are_not_looked_for(history):
@@ -106,7 +106,7 @@ async def test_after_an_eviction_what_is_gone_is_read(history):
 
 async def test_what_is_stored_but_could_not_be_indexed_is_read(history, monkeypatch):
     with monkeypatch.context() as full:
-        full.setattr(history, "_index", lambda _: (_ for _ in ()).throw(MemoryError))
+        full.setattr(history._indexing, "build", lambda _: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             await history.add(batch(NEW))
     await history.add(batch(NEW))

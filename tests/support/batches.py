@@ -1,11 +1,13 @@
 """Something to store, with as little to say about it as a test needs."""
 
-from histospec.server.stores.interface import Batch, Problem, Record, Store
+from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 
 
-def batch(tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = "") -> Batch:
+def batch(
+    tokens: bytes, epoch: int = 0, prompt: bytes = b"prompt..", namespace: str = "run", name: str = ""
+) -> ResponseBatch:
     """One response of one problem."""
-    return Batch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
+    return ResponseBatch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
 
 
 def put(store: Store, *args: object, **fields: object) -> None:

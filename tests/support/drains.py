@@ -14,8 +14,9 @@ import numpy as np
 import uvloop
 from ports import free_port
 
+from histospec.server.addresses import Address
 from histospec.server.app import serve
-from histospec.server.config import Address, Config
+from histospec.server.config import Config
 from histospec.server.logs import lines as logs
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc

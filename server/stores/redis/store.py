@@ -26,9 +26,9 @@ from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import (
     HISTORY_RESPONSES,
     LAST_EPOCH,
-    Batch,
     Problem,
     Record,
+    ResponseBatch,
     Store,
     total_size,
     within,
@@ -70,7 +70,7 @@ KNOWN_PROBLEMS = 200_000  # of which the epochs are remembered, so that a write 
 class _Append:
     """A batch as commands. Made once, and so the same however often it is sent."""
 
-    def __init__(self, batch: Batch, names: Iterator[bytes]) -> None:
+    def __init__(self, batch: ResponseBatch, names: Iterator[bytes]) -> None:
         problem = batch.problem
         self.problem = problem
         self.namespace = problem.namespace.encode()
@@ -128,7 +128,7 @@ class RedisStore(Store):
         """See Store."""
         return self._writer.backlog
 
-    def append(self, batch: Batch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
         with self._names_lock:
             work = _Append(batch, self._names)

@@ -10,7 +10,7 @@ from typing import Any
 
 from histospec.server.errors import Damaged, StoreError
 from histospec.server.stores.damage import Damage
-from histospec.server.stores.interface import Batch, Problem, Reader, Record, within
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, within
 from histospec.server.stores.records import checksum, sound
 from histospec.server.stores.sqlite.file import is_damage
 
@@ -106,7 +106,7 @@ class SQLiteReader(Reader):
         """See Reader."""
         return int(self._read("SELECT count(*) FROM responses")[0][0])
 
-    def load(self) -> Iterator[Batch]:
+    def load(self) -> Iterator[ResponseBatch]:
         """Every response stored before this call, oldest epoch first, one problem and epoch at a time."""
         newest = self._read("SELECT max(id) FROM responses")[0][0] or 0
         groups = self._read(
@@ -127,7 +127,7 @@ class SQLiteReader(Reader):
                 (prompt, epoch, newest, *oldest.get(prompt, (-1, 0)), problem.namespace),
             )
             if records := self._records(rows):  # else they left the window meanwhile
-                yield Batch(problem, records)
+                yield ResponseBatch(problem, records)
 
     def _oldest_loaded(self) -> dict[int, tuple[int, int]]:
         """Of each prompt with more responses than are kept: epoch and id of the oldest that counts."""

@@ -18,7 +18,7 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import HISTORY_RESPONSES, Batch, Store, total_size
+from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, total_size
 from histospec.server.stores.sqlite.file import (
     DAMAGE,
     FILE_NAME,
@@ -105,7 +105,7 @@ class SQLiteStore(SQLiteReader, Store):
         """See Store."""
         return self._retention.paused if self._retention else ""
 
-    def append(self, batch: Batch) -> "Future[None]":
+    def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
         size = total_size(batch.records) + len(batch.problem.prompt)
         return self._writer.submit(partial(self._appender.append, batch=batch), size)
@@ -219,7 +219,7 @@ class SQLiteStore(SQLiteReader, Store):
         for departure in departures(connection):  # that a crash left
             self._writer.submit(partial(work_off, self._slice, departure), 0)
 
-    def load(self) -> Iterator[Batch]:
+    def load(self) -> Iterator[ResponseBatch]:
         """See SQLiteReader. Begins once it is known whether the file is damaged, and what is old has been forgotten."""
         with suppress(StoreError):
             self._checked.result()

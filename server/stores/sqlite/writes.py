@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.records import checksum
 from histospec.server.stores.sqlite.reader import STAYS, digest_of, prompts_of
 from histospec.server.stores.window import Window
@@ -67,15 +67,15 @@ class Appender:
         self._windows.clear()
         self._newest.clear()
 
-    def append(self, connection: sqlite3.Connection, batch: Batch) -> "Again | None":
+    def append(self, connection: sqlite3.Connection, batch: ResponseBatch) -> "Again | None":
         """Adds a batch. What leaves goes first: where the file may not grow, the new takes its place."""
         if connection.total_changes != self._changes:  # retention, a drop
             self.forget()
         finished = self._append(connection, batch)
         self._changes = connection.total_changes
-        return None if finished else Again(partial(self.append, batch=Batch(batch.problem, [])))
+        return None if finished else Again(partial(self.append, batch=ResponseBatch(batch.problem, [])))
 
-    def _append(self, connection: sqlite3.Connection, batch: Batch) -> bool:
+    def _append(self, connection: sqlite3.Connection, batch: ResponseBatch) -> bool:
         problem = batch.problem
         key = (problem.namespace, problem.name, digest_of(problem.prompt), problem.prompt)
         row = connection.execute(

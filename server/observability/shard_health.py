@@ -9,8 +9,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.config import Config, Peer
-from histospec.server.security.tls import Visitor
+from histospec.server.addresses import ShardAddress
+from histospec.server.config import Config
+from histospec.server.security.tls import ClientCertificate
 
 EVERY = 10.0  # seconds
 TIMEOUT = 2.0
@@ -32,14 +33,14 @@ async def health(channel: grpc.aio.Channel, timeout: float) -> str:
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-class Peers:
+class ShardHealth:
     """The shards beside this one, by name."""
 
-    def __init__(self, peers: Sequence[Peer], config: Config) -> None:
+    def __init__(self, peers: Sequence[ShardAddress], config: Config) -> None:
         self._peers = peers
         self._tls = None
         if config.tls_cert is not None and config.tls_key is not None:
-            self._tls = Visitor(config.tls_client_ca, config.tls_cert, config.tls_key)
+            self._tls = ClientCertificate(config.tls_client_ca, config.tls_cert, config.tls_key)
         self._states: dict[str, str] = {}
         self._asked = -EVERY
         self._asking: asyncio.Task[None] | None = None
@@ -58,14 +59,14 @@ class Peers:
             self._asked = time.monotonic()
             self._asking = None
 
-    async def _health(self, peer: Peer) -> str:
+    async def _health(self, peer: ShardAddress) -> str:
         try:
             async with self._channel(peer) as channel:
                 return await health(channel, TIMEOUT)
         except OSError as error:  # a certificate that cannot be read now
             return f"tls: {error}"
 
-    def _channel(self, peer: Peer) -> grpc.aio.Channel:
+    def _channel(self, peer: ShardAddress) -> grpc.aio.Channel:
         if self._tls is None:
             return grpc.aio.insecure_channel(str(peer.address), options=OPTIONS)
         return grpc.aio.secure_channel(str(peer.address), self._tls.credentials(), options=OPTIONS)

@@ -1,0 +1,117 @@
+"""Reads a configuration from flags, environment and file, and says in one sentence what is wrong.
+
+Every option is a flag, an environment variable and a key of the TOML file: `--drain-seconds 5`,
+`HISTOSPEC_DRAIN_SECONDS=5`, `drain-seconds = 5`. A flag wins over the environment, which wins over the file.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+from pydantic import ValidationError
+
+from histospec.server.arguments import ArgumentParser, shown
+from histospec.server.config import PREFIX, Config, StoreConfig
+from histospec.server.errors import ConfigError
+from histospec.server.option_types import is_size
+from histospec.server.security.small_files import read_text
+
+LONGEST = 300  # characters of a sentence: it repeats the wrong value
+C = TypeVar("C", bound=StoreConfig)
+
+
+def load(argv: Sequence[str], prog: str = "histospec serve") -> Config:
+    """The configuration that flags, environment and file add up to.
+
+    Raises ConfigError with one sentence that names the option and where its value came from.
+    """
+    return settle(Config, vars(parser(Config, prog, "Start a draft server.").parse_args(list(argv))))
+
+
+def settle(kind: type[C], flags: dict[str, Any]) -> C:
+    """The configuration of a kind that these flags, environment and file add up to. Raises ConfigError as `load`."""
+    path = flags.pop("config", None) or os.environ.get(f"{PREFIX}CONFIG")
+    file = _read(Path(path)) if path else {}
+    mine = {name: value for name, value in file.items() if name in kind.model_fields}
+    values: dict[str, Any] = {**flags, "_file": mine}
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, flags, path)) from None
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file, spelled as fields."""
+    try:
+        content = tomllib.loads(read_text(path))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error.strerror}); give a readable TOML file") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--config {path}: is not TOML: {error}") from None
+    keys = {key: key.replace("-", "_") for key in content}
+    for key, name in keys.items():
+        if name not in Config.model_fields:
+            raise ConfigError(f"--config {path}: there is no option {key!r}; see histospec serve --help")
+    if len(set(keys.values())) < len(keys):
+        raise ConfigError(f"--config {path}: an option is given twice, once with - and once with _")
+    return {keys[key]: value for key, value in content.items()}
+
+
+def _sentence(error: ValidationError, flags: Mapping[str, object], path: object) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    name = str(first["loc"][0])
+    variable = PREFIX + name.upper()
+    source = "" if name in flags else f" (from {variable})" if os.environ.get(variable) else f" (from {path})"
+    if first["type"] != "value_error":
+        message = f"{message[0].lower()}{message[1:]}, is {first['input']!r}"
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST // 2]} … {message[-LONGEST // 2 :]}"
+    return f"{_flag(name)}{source}: {message}"
+
+
+def default_of(name: str, kind: type[StoreConfig] | None = None) -> str:
+    """The default of an option as it would be written on a command line; "" where there is none."""
+    field = (kind or Config).model_fields[name]
+    if field.default in ("", (), None):
+        return ""
+    if is_size(field):
+        return shown(field.default)
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def parser(kind: type[StoreConfig], prog: str, description: str) -> ArgumentParser:
+    """A parser of the flags of a kind of configuration; what is not given is absent from what it parses."""
+    parser = ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"Every option is also an environment variable ({PREFIX}LISTEN for --listen) and a key of the --config "
+        "file (listen). A flag wins over the environment, the environment over the file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.toml", help="read options from a TOML file")
+    for name, field in kind.model_fields.items():
+        help_ = str(field.description)
+        if field.annotation is bool:
+            parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=help_)
+            continue
+        if default := default_of(name, kind):
+            help_ += f" (default: {default})"
+        parser.add_argument(_flag(name), metavar=name.split("_")[-1].upper(), help=help_.replace("%", "%%"))
+    return parser

@@ -1,0 +1,124 @@
+"""The sessions that one Draft stream has open: the client's ids, the engine's, and what a commit must know."""
+
+import asyncio
+import functools
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from histospec.native import Engine
+from histospec.server.history.history import History
+from histospec.server.rpc import slices, wire
+from histospec.server.rpc.answers import Commit
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
+
+log = structlog.get_logger()
+
+# Tokens of a session that is opened in a thread: the event loop turns meanwhile.
+LONG_OPEN = slices.TOKENS
+
+
+class Origin(NamedTuple):
+    """What a commit must know of its session."""
+
+    problem: Problem
+    seed: int | None
+    life: object  # of its namespace, see History.store
+
+
+class OpenSessions:
+    """Keeps the table and the engine in step. Lives on the event loop."""
+
+    def __init__(self, engine: Engine, history: History) -> None:
+        self._engine = engine
+        self._history = history
+        self._ids: dict[int, int] = {}  # the client's session id -> the engine's
+        self._origins: dict[int, Origin] = {}  # by the client's id; needed once, at the commit
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._ids
+
+    def numbers(self, sessions: list[int]) -> NDArray[np.int64]:
+        """The engine's ids, [B]; -1 where the stream has no such session."""
+        return np.array(list(map(self._ids.get, sessions, repeat(-1))), np.int64)
+
+    def origin(self, session: int) -> Origin | None:
+        """Where a session comes from; None where the stream has no such session."""
+        return self._origins.get(session)
+
+    def namespaces(self) -> set[str]:
+        """Of the open sessions."""
+        return {origin.problem.namespace for origin in self._origins.values()}
+
+    async def open(self, opening: wire.Open) -> None:
+        """Opens a session in the engine, and has the history of its problem read where the index lacks it."""
+        problem = opening.problem
+        number = await self._open_in_engine(opening)
+        self._ids[opening.session] = number
+        # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
+        named = self._engine.prompt_length(number) * opening.prompt.itemsize
+        # Its seed stays behind: there it would name what was drawn after the first prompt.
+        seed = opening.seed if named == len(problem.prompt) else None
+        problem = problem._replace(prompt=problem.prompt[:named])
+        self._origins[opening.session] = Origin(problem, seed, self._history.life(problem.namespace))
+        self._history.want(problem)
+
+    async def _open_in_engine(self, opening: wire.Open) -> int:
+        open_session = functools.partial(
+            self._engine.open,
+            opening.problem.namespace,
+            opening.prompt,
+            problem=opening.problem.name or None,
+            generated=opening.generated,
+            seed=opening.seed,
+        )
+        if opening.prompt.size + opening.generated.size <= LONG_OPEN:
+            return open_session()
+        opened = asyncio.ensure_future(asyncio.to_thread(open_session))
+        try:
+            return await asyncio.shield(opened)
+        except asyncio.CancelledError:  # the stream is over, but the thread goes on
+            opened.add_done_callback(lambda done: self._close(done.result()))
+            raise
+
+    def has(self, session: int, generated: int) -> bool:
+        """Whether the session is open and has generated so many tokens."""
+        number = self._ids.get(session)
+        return number is not None and self._engine.lengths(np.array([number], np.int64))[0] == generated
+
+    def commit(self, close: wire.Close, epoch: int) -> Commit:
+        """Closes an open session; the index has its response now, the store does not."""
+        number, origin = self._ids[close.session], self._origins[close.session]
+        tokens = self._engine.generated(number).tobytes()
+        record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed)
+        batch = ResponseBatch(origin.problem, [record])
+        self._history.epochs.saw(batch)
+        self._engine.close(number, commit=True, epoch=epoch)
+        del self._ids[close.session], self._origins[close.session]
+        return Commit(close.session, batch, origin.life)
+
+    def forget(self, session: int) -> None:
+        """Closes a session, if it is open, without a commit."""
+        number = self._ids.pop(session, None)
+        self._origins.pop(session, None)
+        if number is not None:
+            self._close(number)
+
+    def forget_all(self) -> "asyncio.Task[None]":
+        """Closes all sessions, in slices; the table is empty at once."""
+        numbers = list(self._ids.values())
+        self._ids.clear()
+        self._origins.clear()
+        return asyncio.ensure_future(slices.close(numbers, self._close))
+
+    def _close(self, number: int) -> None:
+        try:
+            self._engine.close(number, commit=False)
+        except KeyError:
+            log.warning("session was gone", session=number)
