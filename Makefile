@@ -50,7 +50,7 @@ $(VENV_OLD)/.ready: $(VENV)/.ready
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/tiny_rl/run.py
+	$(BIN)/python -m examples.tiny_rl.run
 
 check: setup
 	$(BIN)/ruff check .

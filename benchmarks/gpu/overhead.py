@@ -77,10 +77,9 @@ def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
 
 def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
     """Measures one method at each batch: the second visit to problems whose first one is the history."""
-    import draft_server
-
     from benchmarks.gpu.steps import Stepper, say
     from benchmarks.vllm.saturated import timed_calls
+    from examples import draft_server
     from histospec.client.vllm import cpu
 
     method = METHODS[job[0]]

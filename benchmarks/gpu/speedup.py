@@ -89,10 +89,10 @@ def _options(size: Plan) -> dict[str, Any]:
 
 
 def _train(policies: Path, size: Plan) -> None:
-    import make_weights
-    import policy
     import torch
     from rich.console import Console
+
+    from examples.tiny_rl import make_weights, policy
 
     torch.set_float32_matmul_precision("high")
     console = Console(stderr=True)
@@ -106,9 +106,8 @@ def _train(policies: Path, size: Plan) -> None:
 
 
 def _roll_out(job: tuple[str, ...], results: Results, size: Plan, policies: Path, work: Path) -> None:
-    import draft_server
-
     from benchmarks.gpu.steps import say
+    from examples import draft_server
 
     method, concurrency = job[0], int(job[1])
     environment, options = METHODS[method]

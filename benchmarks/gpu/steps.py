@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout import Counts, StepCounter
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from benchmarks.vllm import suffix as vllm_suffix  # noqa: F401 - sets the environment that vLLM reads when it is imported, and finds the demo
+from benchmarks.vllm import suffix as vllm_suffix  # noqa: F401 - sets the environment that vLLM reads when it is imported
+from examples.tiny_rl.rollout import Counts, StepCounter
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
-
-# isort: split
-import draft_server
 from rich.progress import track
 
 from benchmarks.rl_study import plots, runs, tables
 from benchmarks.rl_study.methods import METHODS, Method
+from examples import draft_server
 
 SEEDS = 5
 

@@ -1,4 +1,6 @@
-"""One RL run with one method: `python trial.py METHOD SEED FILE` writes what each epoch took as a line of JSON.
+"""One RL run with one method; writes what each epoch took as a line of JSON.
+
+    python -m benchmarks.rl_study.trial METHOD SEED FILE
 
 The run is that of examples/tiny_rl: GRPO on the same problems every epoch, sampled at temperature 1. Problems, sampling
 and the order of training follow from the seed, so that methods of one seed start alike.
@@ -18,8 +20,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it would give torch as many threads as there are cores
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -27,14 +27,12 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the s
 os.environ.setdefault("HISTOSPEC_DEADLINE", "1")  # seconds: a busy machine must not change the counts
 os.environ.setdefault("HISTOSPEC_VERIFY_COST", "0.05")
 
-import grpo
-import policy
-import task
 import torch
-from rollout import DRAFTS, Counts, RolloutEngine, responding
 
 from benchmarks.rl_study.methods import FROM_TWIN, METHODS, Method
 from benchmarks.rl_study.overlap import common_prefix, rouge_1
+from examples.tiny_rl import grpo, policy, task
+from examples.tiny_rl.rollout import DRAFTS, Counts, RolloutEngine, responding
 from histospec.client import DraftClient
 from histospec.client.rollouts import SpeculativeRollout
 from histospec.client.vllm import cpu
@@ -188,7 +186,7 @@ def _client(method: Method) -> Iterator[DraftClient | None]:
 
 def main() -> None:
     """Writes a line an epoch, and one of the end."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("seed", type=int)
     parser.add_argument("file", type=Path)

@@ -17,18 +17,14 @@ from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import grpo
 import numpy as np
-import policy
-import task
 import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.rl_study.overlap import common_prefix
+from examples.tiny_rl import grpo, policy, task
 from histospec.client.vllm.coupled import noise
 from histospec.native import Engine
 

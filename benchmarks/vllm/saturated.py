@@ -85,9 +85,9 @@ def widened(model: Any, times: int) -> Any:
 
 def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, dict[str, float]]:
     """Medians over the rounds, by engine: seconds a token, tokens a step, the share of the time spent in our calls."""
-    import draft_server
-    import policy
-    from rollout import DRAFTS, RolloutEngine
+    from examples import draft_server
+    from examples.tiny_rl import policy
+    from examples.tiny_rl.rollout import DRAFTS, RolloutEngine
 
     size = vllm_suffix.settings(quick=False)
     samples = max(1, batch // size.problems)

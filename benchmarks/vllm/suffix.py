@@ -22,8 +22,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
@@ -69,14 +67,14 @@ def main() -> None:
 
 def settings(quick: bool) -> Any:
     """The size of the run."""
-    import loop
+    from examples.tiny_rl import loop
 
     return replace(loop.Settings(), epochs=3, problems=8) if quick else loop.Settings()
 
 
 def problems(size: Any) -> list[Any]:
     """The problems of the run."""
-    import task
+    from examples.tiny_rl import task
 
     return task.problems(size.problems, Random(size.seed))
 
@@ -88,7 +86,7 @@ def prompts(size: Any) -> list[list[int]]:
 
 def drafts() -> dict[str, Any]:
     """vLLM's arguments for HistoSpec."""
-    from rollout import DRAFTS
+    from examples.tiny_rl.rollout import DRAFTS
 
     return DRAFTS
 
@@ -105,10 +103,10 @@ def train(
         options: arguments of vLLM for it.
         minibatches: updates a pass; more of them need less memory.
     """
-    import grpo
-    import policy
     import torch
-    from rollout import RolloutEngine
+
+    from examples.tiny_rl import grpo, policy
+    from examples.tiny_rl.rollout import RolloutEngine
 
     torch.manual_seed(size.seed)
     repeated = [problem for problem in problems(size) for _ in range(size.samples)]
@@ -129,9 +127,9 @@ def train(
 
 def roll_out(folder: Path, size: Any, options: dict[str, Any]) -> Iterator[dict[str, float]]:
     """All epochs on the policies of `train`, with vLLM's arguments `options`; yields the counts of each."""
-    from rollout import RolloutEngine
     from transformers import LlamaForCausalLM
 
+    from examples.tiny_rl.rollout import RolloutEngine
     from histospec.client.vllm import cpu
 
     cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/cpu.py)
@@ -155,7 +153,7 @@ def roll_out(folder: Path, size: Any, options: dict[str, Any]) -> Iterator[dict[
 
 def compare(arguments: argparse.Namespace) -> Any:
     """The table of methods; medians over the seeds."""
-    import draft_server
+    from examples import draft_server
 
     seeds = 1 if arguments.quick else arguments.seeds
     results: dict[str, list[list[dict[str, float]]]] = {method: [] for method in METHODS}

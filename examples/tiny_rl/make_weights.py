@@ -1,6 +1,6 @@
 """Makes weights.safetensors: supervised training on worked solutions of random problems, some with slips.
 
-    OMP_NUM_THREADS=1 python examples/tiny_rl/make_weights.py        # about ten minutes
+    OMP_NUM_THREADS=1 python -m examples.tiny_rl.make_weights        # about ten minutes
 
 The teacher forgets a carry or a borrow now and then, and so does the policy that imitates it. It can do better than it
 was shown, and rewards will tell it so: that is what is left to learn.
@@ -10,11 +10,12 @@ import argparse
 import random
 from pathlib import Path
 
-import policy
 import torch
 from rich.console import Console
-from task import END_ID, LONGEST, Problem, problems, worked_solution
 from transformers import LlamaForCausalLM
+
+from examples.tiny_rl import policy
+from examples.tiny_rl.task import END_ID, LONGEST, Problem, problems, worked_solution
 
 STEPS = 700
 BATCH = 32

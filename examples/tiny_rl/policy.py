@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from task import END_ID, VOCABULARY
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples.tiny_rl.task import END_ID, VOCABULARY
 
 SHIPPED = Path(__file__).parent / "weights.safetensors"
 """The warm-started policy in half precision, made by make_weights.py."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draft_server import Lookups
+from examples.draft_server import Lookups
 
 
 @dataclass(frozen=True)

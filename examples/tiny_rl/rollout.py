@@ -6,9 +6,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from task import END_ID, LONGEST
 from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
+
+from examples.tiny_rl.task import END_ID, LONGEST
 
 DRAFTS: dict[str, Any] = {
     "speculative_config": {
