@@ -66,7 +66,7 @@ def main() -> int:
 def roll_all(missing: list[tuple[Method, int]], folder: Path, jobs: int, quick: bool) -> Iterator[tuple[str, str]]:
     """Runs them; yields those that failed, and the end of what they said."""
     with ThreadPoolExecutor(jobs) as pool:
-        done = pool.map(lambda one: (one, roll(*one, folder, quick)), missing)
+        done = pool.map(lambda one: (one, roll(one[0], one[1], folder, quick)), missing)
         for (method, seed), reason in track(done, "runs", total=len(missing)):
             if reason is not None:
                 yield f"{method.name}, seed {seed}", reason

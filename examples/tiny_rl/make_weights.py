@@ -34,7 +34,7 @@ def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
         same = [p for p in batch if len(p.prompt) == length]
         if same:
             tokens = torch.tensor([p.prompt for p in same], device=model.device)
-            output = model.generate(
+            output = model.generate(  # type: ignore[misc] # the type of its self is a bound of its own
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
             )
             for problem, row in zip(same, output[:, length:].tolist(), strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.tiny_rl.task import END_ID, VOCABULARY
@@ -45,7 +45,7 @@ def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.fl
             pad_token_id=END_ID,
         )
     )
-    return model.to(device, dtype)
+    return nn.Module.to(model, device, dtype)
 
 
 def load(path: Path = SHIPPED) -> LlamaForCausalLM:

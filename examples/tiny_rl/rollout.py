@@ -8,6 +8,11 @@ from typing import Any
 
 from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.outputs import ModelRunnerOutput
 
 from examples.tiny_rl.task import END_ID, LONGEST
 
@@ -71,14 +76,19 @@ class StepCounter:
     """Counts what an in-process engine does, by looking over its scheduler's shoulder.
 
     vLLM's own metrics leave out the steps whose draft was empty, which would flatter the tokens a step.
+
+    Raises TypeError where the engine runs in another process.
     """
 
     def __init__(self, llm: LLM) -> None:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        client = llm.llm_engine.engine_core
+        if not isinstance(client, InprocClient):
+            raise TypeError(f"steps of a {type(client).__name__} cannot be counted: VLLM_ENABLE_V1_MULTIPROCESSING=0")
+        scheduler = client.engine_core.scheduler
         update = scheduler.update_from_output
         self.counts = Counts()
 
-        def counted(scheduled: Any, output: Any) -> Any:
+        def counted(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, EngineCoreOutputs]:
             drafts = scheduled.scheduled_spec_decode_tokens
             rows = [  # a row is empty while its prompt is still being read
                 (len(drafts.get(request, ())), len(output.sampled_token_ids[row]))
@@ -141,14 +151,14 @@ class RolloutEngine:
     def warm_up(self) -> None:
         """Runs one short request that leaves no trace, so that no epoch pays for first calls."""
         sampling = SamplingParams(max_tokens=8, detokenize=False, extra_args={"histospec": False})
-        self.llm.generate([{"prompt_token_ids": [END_ID]}], sampling, use_tqdm=False)
+        self.llm.generate([TokensPrompt(prompt_token_ids=[END_ID])], sampling, use_tqdm=False)
 
     def generate(
         self, prompts: Sequence[list[int]], samples: int, epoch: int | None, temperature: float = 1.0
     ) -> Rollouts:
         """`samples` responses for each prompt. `epoch` is the policy's version; None: the history takes no part."""
         sampling = responding(epoch, temperature=temperature)
-        requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(samples)]
+        requests = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts for _ in range(samples)]
         before, start = self.counts, time.perf_counter()
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
         seconds = time.perf_counter() - start
