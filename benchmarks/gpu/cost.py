@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu import models as gpu_models
 from benchmarks.gpu.models import Scale
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Key, Results
 from benchmarks.turns import medians
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
     options = scale.engine | {"load_format": "dummy"} | _options(engine, scale.batches)
     stepper = Stepper(folder, scale.context, scale.room, max(scale.batches), options)
     for batch in scale.batches:
-        key = {"model": model, "engine": engine, "batch": batch}
+        key: Key = {"model": model, "engine": engine, "batch": batch}
         if results.has(**key):
             continue
         settings = stepper.settings() | {"context": scale.context}

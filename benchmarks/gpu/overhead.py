@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu import models as gpu_models
 from benchmarks.gpu.models import Scale
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Key, Results
 from benchmarks.vllm.calls import Stopwatch, in_histospec
 from benchmarks.vllm.suffix import suffix
 from examples import draft_server
@@ -108,7 +108,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         sampling = stepper.sampling(1, scale.history)
         stepper.llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], sampling, use_tqdm=False)
         for batch in scale.batches:
-            key = {"method": job[0], "batch": batch}
+            key: Key = {"method": job[0], "batch": batch}
             settings = stepper.settings() | {"model": model, "context": scale.overhead_context}
             if batch not in fitting:
                 results.add(key, settings | {"skipped": f"KV cache for {stepper.fitting} sequences"})

@@ -8,6 +8,8 @@ from typing import Any
 
 Row = dict[str, Any]
 """A measurement, as JSON has it."""
+Key = dict[str, str | int]
+"""What was measured."""
 
 
 class Results:
@@ -31,7 +33,7 @@ class Results:
         """The first measurement with these values."""
         return next((row for row in self.rows if key.items() <= row.items()), None)
 
-    def add(self, key: Row, values: Row) -> None:
+    def add(self, key: Key, values: Row) -> None:
         """Keeps a measurement, in the place of an earlier one of the same key."""
         self.rows = [row for row in self.rows if not key.items() <= row.items()]
         self.rows.append(key | values | {"machine": machine()})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.models import Scale
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Key, Results
 from benchmarks.vllm import suffix as vllm_suffix
 from examples import draft_server
 
@@ -122,7 +122,7 @@ def _roll_out(job: tuple[str, ...], results: Results, size: Plan, policies: Path
     if method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
         say("suffix is left out: no arctic_inference here")
         for epoch in range(1, size.epochs + 1):
-            key = {"method": method, "concurrency": concurrency, "epoch": epoch}
+            key: Key = {"method": method, "concurrency": concurrency, "epoch": epoch}
             results.add(key, {"skipped": "no arctic_inference"})
         return
     with ExitStack() as stack:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.process import Child
+from benchmarks.tables import heading, line
 from examples.draft_server import running
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
@@ -278,7 +279,8 @@ def measure(case: Case) -> str:
             with suppress(OSError):
                 load.end()
     (p50, p99), (b50, b99) = (np.quantile(taken, [0.5, 0.99]) for taken in (quiet, under_load))
-    return f"| {case.name} | {p50:.1f}, {p99:.1f} | {b50:.1f}, {b99:.1f} | {len(under_load)} | {1e3 * longest:.1f} |"
+    times = f"{p50:.1f}, {p99:.1f}", f"{b50:.1f}, {b99:.1f}"
+    return line([case.name, *times, str(len(under_load)), f"{1e3 * longest:.1f}"])
 
 
 def main() -> None:
@@ -286,11 +288,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the cases, from 0")
     chosen = parser.parse_args().only
-    print("| load | quiet: step p50, p99 ms | under load: p50, p99 ms | steps | longest lock, ms of CPU |")
-    print("|---|---|---|---|---|")
+    times = "quiet: step p50, p99 ms", "under load: p50, p99 ms"
+    print(heading(["load", *times, "steps", "longest lock, ms of CPU"]), end="", flush=True)
     for number, case in enumerate(CASES):
         if chosen is None or number in chosen:
-            print(measure(case), flush=True)
+            print(measure(case), end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import benchmarks.vllm.environment  # noqa: F401 - first
 
 # isort: split
 from benchmarks.process import printed
-from benchmarks.tables import heading, line
+from benchmarks.tables import table
 from benchmarks.turns import median_row
 from examples.draft_server import running
 
@@ -60,13 +60,14 @@ def main() -> None:
         parts.append(printed("benchmarks.vllm.saturated", "--part", str(part), *words))
         print(f"process {part}: {parts[-1]}", file=sys.stderr)
     head = ["engine", "tokens a step", "us a token", "beside plain, each process", "median", "in HistoSpec's calls"]
-    print(f"\n{heading(head)}", end="")
-    for engine in [PLAIN, *COSTS]:
-        each = [part[engine]["seconds"] / part[PLAIN]["seconds"] for part in parts]
-        row = median_row([part[engine] for part in parts])
-        beside = f"{min(each):.3f} to {max(each):.3f}", f"{statistics.median(each):.3f}"
-        cells = f"{row['tokens_a_step']:.2f}", f"{1e6 * row['seconds']:.1f}", *beside, f"{row['ours']:.1%}"
-        print(line([engine, *cells]), end="")
+    print("\n" + table(head, (_cells(engine, parts) for engine in [PLAIN, *COSTS])), end="")
+
+
+def _cells(engine: str, parts: list[dict[str, Figures]]) -> list[str]:
+    each = [part[engine]["seconds"] / part[PLAIN]["seconds"] for part in parts]
+    row = median_row([part[engine] for part in parts])
+    beside = f"{min(each):.3f} to {max(each):.3f}", f"{statistics.median(each):.3f}"
+    return [engine, f"{row['tokens_a_step']:.2f}", f"{1e6 * row['seconds']:.1f}", *beside, f"{row['ours']:.1%}"]
 
 
 def widened(model: "LlamaForCausalLM", times: int) -> "LlamaForCausalLM":

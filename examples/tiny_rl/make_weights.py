@@ -37,6 +37,7 @@ def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
             output = model.generate(  # type: ignore[misc] # the type of its self is a bound of its own
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
             )
+            assert isinstance(output, torch.Tensor)  # not asked for more
             for problem, row in zip(same, output[:, length:].tolist(), strict=True):
                 end = row.index(END_ID) + 1 if END_ID in row else len(row)
                 rewards.append(problem.reward(row[:end]))

@@ -88,7 +88,10 @@ class StepCounter:
         update = scheduler.update_from_output
         self.counts = Counts()
 
-        def counted(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> dict[int, EngineCoreOutputs]:
+        def counted(
+            scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        ) -> dict[int, EngineCoreOutputs]:
+            scheduled, output = scheduler_output, model_runner_output
             drafts = scheduled.scheduled_spec_decode_tokens
             rows = [  # a row is empty while its prompt is still being read
                 (len(drafts.get(request, ())), len(output.sampled_token_ids[row]))
@@ -103,7 +106,7 @@ class StepCounter:
             )
             return update(scheduled, output)
 
-        scheduler.update_from_output = counted
+        scheduler.update_from_output = counted  # type: ignore[method-assign]
 
 
 def responding(epoch: int | None, **options: Any) -> SamplingParams:
