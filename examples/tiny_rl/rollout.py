@@ -91,20 +91,20 @@ class StepCounter:
         def counted(
             scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
         ) -> dict[int, EngineCoreOutputs]:
-            scheduled, output = scheduler_output, model_runner_output
-            drafts = scheduled.scheduled_spec_decode_tokens
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            sampled = model_runner_output.sampled_token_ids
             rows = [  # a row is empty while its prompt is still being read
-                (len(drafts.get(request, ())), len(output.sampled_token_ids[row]))
-                for request, row in output.req_id_to_index.items()
-                if output.sampled_token_ids and output.sampled_token_ids[row]
+                (len(drafts.get(request, ())), len(sampled[row]))
+                for request, row in model_runner_output.req_id_to_index.items()
+                if sampled and sampled[row]
             ]
             self.counts += Counts(
                 steps=len(rows),
-                engine_steps=int(scheduled.total_num_scheduled_tokens > 0),
+                engine_steps=int(scheduler_output.total_num_scheduled_tokens > 0),
                 drafted=sum(drafted for drafted, _ in rows),
-                accepted=sum(sampled - 1 for _, sampled in rows),
+                accepted=sum(gained - 1 for _, gained in rows),
             )
-            return update(scheduled, output)
+            return update(scheduler_output, model_runner_output)
 
         scheduler.update_from_output = counted  # type: ignore[method-assign]
 
