@@ -32,8 +32,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(VENV)/.ready
 
-$(VENV)/.vllm: scripts/install-vllm
-	$(PYTHON) scripts/install-vllm $(VLLM_NEW) $(VENV)
+$(VENV)/.vllm: scripts/install_vllm.py
+	$(PYTHON) -m scripts.install_vllm $(VLLM_NEW) $(VENV)
 	touch $@
 
 # The package again whenever what is compiled or generated has changed; Python files show at once.
@@ -45,12 +45,12 @@ $(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildca
 
 # The oldest vLLM that runs beside the same torch. It has the client only, as a trainer's image would.
 $(VENV_OLD)/.ready: $(VENV)/.ready
-	$(PYTHON) scripts/install-vllm $(VLLM_OLD) $(VENV_OLD) --over $(VENV)
+	$(PYTHON) -m scripts.install_vllm $(VLLM_OLD) $(VENV_OLD) --over $(VENV)
 	HISTOSPEC_CLIENT_ONLY=1 $(VENV_OLD)/bin/pip install -q -e .
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/tiny_rl/run.py
+	$(BIN)/python -m examples.tiny_rl.run
 
 check: setup
 	$(BIN)/ruff check .
@@ -86,8 +86,8 @@ test-long: setup
 OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
 
 # Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
-$(VENV_VERL)/.ready: scripts/install-verl $(VENV)/.ready
-	$(PYTHON) scripts/install-verl $(VERL) $(VENV_VERL) $(VENV)
+$(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
+	$(PYTHON) -m scripts.install_verl $(VERL) $(VENV_VERL) $(VENV)
 	touch $@
 
 test-verl: $(VENV_VERL)/.ready

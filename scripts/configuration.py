@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the code: `scripts/configuration.py`. A test says when it is out of date."""
+"""Writes docs/configuration.md from the code: `python -m scripts.configuration`. A test says when it is out of date."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "configuration.md"
 SERVER = """\
 # Configuration
 
-Written by `scripts/configuration.py` from the code.
+Written by `python -m scripts.configuration` from the code.
 
 ## The server
 
@@ -77,5 +77,7 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
-        sys.exit(PAGE.read_text() != page() and "docs/configuration.md is out of date: run scripts/configuration.py")
+        sys.exit(
+            PAGE.read_text() != page() and "docs/configuration.md is out of date: run python -m scripts.configuration"
+        )
     PAGE.write_text(page())

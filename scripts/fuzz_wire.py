@@ -11,14 +11,11 @@ from pathlib import Path
 
 import atheris
 
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-
-with atheris.instrument_imports(include=["histospec.server", "wire_target"]):
-    import wire_target
-
+with atheris.instrument_imports(include=["histospec.server", "tests.support.wire_target"]):
     from histospec.server.logs import lines as logs
+    from tests.support import wire_target
 
-import hostile
+from tests.support import hostile
 
 DROP_EVERY = 2000
 """Inputs after which the shard forgets everything, so that it stays as fast as it was."""

@@ -13,12 +13,12 @@ import os
 import sys
 from pathlib import Path
 
-import estimator_examples as data
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
 from histospec.replay.recordings import RecordingError
+from scripts import estimator_examples as data
 
 HIDDEN = 8
 ROWS = 50  # 4 sources x 11 levels, 6 classes of runs
@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=60, help="problems of each file that are not trained on")
     parser.add_argument("--out", type=Path, default=HEADER, help="the C++ header to write")
     parser.add_argument("--tool", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--from", dest="start", type=Path, default=Path(), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    os.chdir(arguments.start)  # where the paths were written
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     kinds: dict[str, npt.NDArray[np.void]] = {}

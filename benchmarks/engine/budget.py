@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.engine.replay import Replay
 from benchmarks.engine.rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
-from benchmarks.process import MIB, Child, forget_peak, peak, resident
+from benchmarks.process import MIB, Child, forget_peak, peak, settled
 from histospec.native import Engine
 from histospec.replay.recordings import Tokens
 
@@ -63,7 +63,7 @@ class Budgeted:
         self._live = texts.live(range(BATCH // SIBLINGS), RESPONSES, SIBLINGS)
         self._text_bytes = sum(text.nbytes for _, written in self._problems for text in written)
         self._context = length // 4
-        self._before = resident()
+        self._before = settled()
         forget_peak()
         self._engine = Engine(memory_bytes=budget)
 
@@ -83,13 +83,13 @@ class Budgeted:
                 during.append(self._step())
             seconds += time.perf_counter() - start
             phases.append((before, _phase(during)))
-        space = self._engine.stats()["namespaces"]["bench"]
+        namespace = self._engine.stats()["namespaces"]["bench"]
         return Outcome(
             phases,
             self._text_bytes // 4,
             seconds,
-            space["history_tokens"],
-            space["evicted_responses"],
+            namespace["history_tokens"],
+            namespace["evicted_responses"],
             self._engine.memory_bytes(),
             peak() - self._before,
             peak() - self._text_bytes,
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=5, help="phases of ingestion, each after a quiet one (5)")
     args = parser.parse_args()
     # The promise; the same where history is left over; and where most of it is.
-    runs = [(100, 2048), (400, 2048), (100, 256)]
+    runs = [(100.0, 2048.0), (400.0, 2048.0), (100.0, 256.0)]
     length, quiet = 2000, 300
     if args.tokens and args.budget:
         runs = [(args.tokens, args.budget)]
@@ -134,7 +134,7 @@ def main() -> None:
     )
     for tokens, budget in runs:
         child = Child(Budgeted, round(tokens * MILLION), round(budget * MIB), length)
-        outcome = child.call("run", args.parts, quiet)
+        outcome = child.call(Budgeted.run, args.parts, quiet)
         child.end()
         print(
             f"{outcome.tokens / MILLION:8.5g} M{budget:8g} MiB{outcome.claimed / MIB:16.0f} MiB"

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ import numpy as np
 from benchmarks.engine.drafters import Drafter, HistoSpec, available
 from benchmarks.engine.replay import TURN
 from benchmarks.engine.rollouts import Rollouts, generated, recorded
+from benchmarks.process import resident
+from benchmarks.turns import by_turns, medians
+from histospec.replay.recordings import Tokens
 
 APPENDED = 3  # tokens a session takes in a step
 
@@ -50,36 +54,37 @@ Row = dict[str, object]
 
 def ingest(rollouts: Rollouts, rounds: int, one_by_one: bool) -> Row:
     """Tokens per CPU-second from responses to the first draft for every problem."""
-    drafters = available()
-    seconds: dict[str, list[float]] = {name: [] for name in drafters}
-    for _ in range(rounds):
-        for name, drafter in drafters.items():
-            index = drafter()
-            gc.collect()
-            start = time.process_time()
-            for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
-                for batch in [[response] for response in responses] if one_by_one else [responses]:
-                    index.ingest(prompt, batch)
-            index.open(rollouts.prompts, 8)
-            index.step(np.stack([responses[0][:2] for responses in rollouts.history]))
-            seconds[name].append(time.process_time() - start)
-            del index
-    rates = {name: rollouts.tokens() / statistics.median(values) / 1e6 for name, values in seconds.items()}
+    ways = {name: partial(_ingested, drafter, rollouts, one_by_one) for name, drafter in available().items()}
+    seconds = medians(by_turns(ways, rounds))
+    rates = {name: rollouts.tokens() / median / 1e6 for name, median in seconds.items()}
     how = "one by one" if one_by_one else "by the group"
     return row(f"ingest {rollouts.name}, {how}", "M tokens/s", rates, better=max)
 
 
+def _ingested(drafter: type[Drafter], rollouts: Rollouts, one_by_one: bool) -> float:
+    """CPU seconds until every problem has drafted once."""
+    index = drafter()
+    gc.collect()
+    start = time.process_time()
+    for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
+        for batch in [[response] for response in responses] if one_by_one else [responses]:
+            index.ingest(prompt, batch)
+    index.open(rollouts.prompts, 8)
+    index.step(np.stack([responses[0][:2] for responses in rollouts.history]))
+    return time.process_time() - start
+
+
 def memory(rollouts: Rollouts) -> list[Row]:
     """Bytes a token: growth of the resident memory of a process of its own, and what the engine says it holds."""
-    resident, claimed = {}, {}
+    held, claimed = {}, {}
     for name, drafter in available().items():
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
             grown, says = process.submit(_grow, drafter, rollouts).result()
-        resident[name] = grown / rollouts.tokens()
+        held[name] = grown / rollouts.tokens()
         if says is not None:
             claimed[name] = says / rollouts.tokens()
     return [
-        row(f"resident memory {rollouts.name}", "bytes/token", resident, better=min),
+        row(f"resident memory {rollouts.name}", "bytes/token", held, better=min),
         row(f"memory_bytes() {rollouts.name}", "bytes/token", claimed, better=min),
     ]
 
@@ -90,15 +95,11 @@ def _grow(drafter: type[Drafter], rollouts: Rollouts) -> tuple[int, int | None]:
     first.ingest(warm.prompts[0], warm.history[0])
     index = drafter()
     gc.collect()
-    before = _resident()
+    before = resident()
     for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
         index.ingest(prompt, responses)
     gc.collect()
-    return _resident() - before, index.engine.memory_bytes() if isinstance(index, HistoSpec) else None
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident() - before, index.engine.memory_bytes() if isinstance(index, HistoSpec) else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Stepping:
     """
 
     index: Drafter
-    texts: np.ndarray
+    texts: Tokens
     seconds: list[float]
     drafted: list[int]
 

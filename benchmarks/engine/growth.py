@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.engine.replay import Replay
 from benchmarks.engine.rollouts import BATCH, MILLION, RESPONSES, SIBLINGS, Texts
-from benchmarks.process import MIB, Child, resident
+from benchmarks.process import MIB, Child, settled
 from histospec.native import Engine
 
 
@@ -56,7 +56,7 @@ class Grown:
         self._texts = Texts(length)
         self._problems = max(1, round(tokens / (RESPONSES * length)))
         self._texts.problem(0, RESPONSES)  # what the first use allocates is not the engine's
-        self._before = resident()
+        self._before = settled()
         self._engine = Engine(memory_bytes=64 << 30)
 
     def grow(self) -> Held:
@@ -71,14 +71,14 @@ class Grown:
         self._engine.wait_until_built()
         cpu += time.process_time() - start
         tokens = self._engine.stats()["namespaces"]["bench"]["history_tokens"]
-        return Held(tokens, cpu, self._engine.memory_bytes(), resident() - self._before)
+        return Held(tokens, cpu, self._engine.memory_bytes(), settled() - self._before)
 
     def round(self, seed: int, context: int, steps: int) -> Round:
         """Steps a batch of sessions on problems drawn from the whole history, each replaying a response it lacks."""
         drawn = np.random.default_rng(seed).integers(self._problems, size=BATCH // SIBLINGS)
         live = self._texts.live(drawn.tolist(), RESPONSES, SIBLINGS)
         replay = Replay(self._engine, live, context)
-        micros = []
+        micros: list[float] = []
         while len(micros) < steps and not replay.done:
             micros.append(replay.step().cpu / BATCH * 1e6)
         replay.close()
@@ -99,7 +99,7 @@ def main() -> None:
     children = [Child(Grown, round(size * MILLION), length) for size in sizes]
     print(f"{'history':>10}{'ingest':>20}{'memory_bytes()':>20}{'process grew':>20}{'they differ':>14}")
     for size, child in zip(sizes, children, strict=True):
-        held = child.call("grow")
+        held = child.call(Grown.grow)
         print(
             f"{size:8g} M{held.tokens / held.cpu / MILLION:10.1f} M/s of CPU"
             f"{held.claimed / MIB:10.1f} MiB ={held.claimed / held.tokens:5.1f} B"
@@ -107,7 +107,7 @@ def main() -> None:
             f"{held.claimed / held.resident - 1:+14.1%}",
             flush=True,
         )
-    rounds = [[child.call("round", seed, length // 4, steps) for child in children] for seed in range(args.rounds)]
+    rounds = [[child.call(Grown.round, seed, length // 4, steps) for child in children] for seed in range(args.rounds)]
     print(f"\n{'history':>10}{'step, batch 256':>26}{'times the first':>18}{'tokens a step':>16}")
     smallest = [row[0] for row in rounds]
     for size, own in zip(sizes, zip(*rounds, strict=True), strict=True):

@@ -5,11 +5,13 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.engine.drafters import MAX_DRAFT, VERIFY_COST
 from histospec.native import Engine
 from histospec.replay.recordings import Tokens
 
+Places = NDArray[np.int64]
 TURN = 8  # steps that one engine takes in a row, before the turn of another
 
 
@@ -77,7 +79,7 @@ class Replay:
             self._engine.close(int(session), commit=False)
 
 
-def _ragged(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ragged(starts: Places, counts: Places) -> tuple[Places, Places]:
     """Rows and columns of counts[b] columns from starts[b] on, for every row b."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - np.cumsum(counts) + counts, counts)

@@ -130,7 +130,10 @@ def recorded(folder: Path, tokens: int, sessions: int = 0, context: int = 0) -> 
 
     """
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):
-        prompts, history, candidates, held = [], [], [], 0
+        prompts: list[Tokens] = []
+        history: list[list[Tokens]] = []
+        candidates: list[tuple[int, Tokens]] = []
+        held = 0
         with path.open("rb") as file:
             for problem in read(file):
                 known, last = _visits(problem)

@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.engine.replay import TURN, Replay, Step
 from benchmarks.engine.rollouts import SIBLINGS, generated
+from benchmarks.turns import medians
 from histospec.native import Engine
 
 THREADS = (1, 2)
@@ -60,7 +61,7 @@ def main() -> None:
     )
     for batch in batches:
         seconds = measured(batch, length, rounds=1)
-        times = {threads: statistics.median(values) for threads, values in seconds.items()}
+        times = medians(seconds)
         faster = statistics.median(one / two for one, two in zip(*seconds.values(), strict=True))
         print(
             f"{batch:8,}" + "".join(f"{time * 1e3:10.2f} ms   " for time in times.values()) + f"{faster:8.2f}x as fast"

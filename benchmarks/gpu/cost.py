@@ -1,15 +1,18 @@
 """What a step takes, by batch and by drafted tokens a sequence: the verify_cost that a GPU has."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu import models as gpu_models
 from benchmarks.gpu.models import Scale
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Key, Results
+from benchmarks.turns import medians
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.steps import Stepper
 
 LENGTHS = (0, 1, 2, 4, 8, 16)
 SETTLE = 2  # steps after a change: the first still verifies drafts of the length before
@@ -55,7 +58,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
     options = scale.engine | {"load_format": "dummy"} | _options(engine, scale.batches)
     stepper = Stepper(folder, scale.context, scale.room, max(scale.batches), options)
     for batch in scale.batches:
-        key = {"model": model, "engine": engine, "batch": batch}
+        key: Key = {"model": model, "engine": engine, "batch": batch}
         if results.has(**key):
             continue
         settings = stepper.settings() | {"context": scale.context}
@@ -66,7 +69,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         stepper.start(_prompts(batch, scale.context, shape.vocabulary))
         windows = _curve(stepper, (0,) if engine.startswith(PLAIN) else LENGTHS, scale, Random(batch))
         stepper.stop()
-        seconds = {k: statistics.median(each) for k, each in windows.items()}
+        seconds = medians(windows)
         results.add(key, settings | {"seconds": seconds, "windows": windows})
         say(f"{model}, {engine}, batch {batch}: " + ", ".join(f"{k}: {1e3 * s:.2f} ms" for k, s in seconds.items()))
 
@@ -89,7 +92,7 @@ def _prompts(batch: int, length: int, vocabulary: int) -> list[list[int]]:
     return [Random(i).choices(range(vocabulary), k=length) for i in range(batch)]
 
 
-def _curve(stepper: Any, lengths: Sequence[int], scale: Scale, rng: Random) -> dict[int, list[float]]:
+def _curve(stepper: "Stepper", lengths: Sequence[int], scale: Scale, rng: Random) -> dict[int, list[float]]:
     """Seconds a step of each window, by length. The lengths take turns, in another order each time."""
     from benchmarks.gpu.drafts import FixedLengthDrafter
 

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, LlamaForCausalLM
 
 ALWAYS = 40.0  # in the first hidden channel of every token; what layers add to it is far less
 PREFERENCE = 2.5  # standard deviation of the logits: the likeliest of 64 tokens comes in about a quarter of all places
@@ -106,14 +109,14 @@ def write(folder: Path, shape: Shape, letters: int = 0) -> Path:
     return folder
 
 
-def _spelling(config: Any, letters: int) -> Any:
+def _spelling(config: "LlamaConfig", letters: int) -> "LlamaForCausalLM":
     """Random weights; a hidden channel that is always high keeps the logits of all but the letters down."""
     import torch
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
     with torch.no_grad():
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = LlamaForCausalLM(config).bfloat16()
         model.model.embed_tokens.weight.normal_()  # the last token decides much about the next
         model.model.embed_tokens.weight[:, 0] = ALWAYS
         output = model.lm_head.weight

@@ -1,5 +1,6 @@
 """What a drafter costs a step beside what its drafts cost: milliseconds a step, and those inside its calls."""
 
+import importlib
 import importlib.util
 import os
 import statistics
@@ -8,11 +9,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu import models as gpu_models
 from benchmarks.gpu.models import Scale
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Key, Results
+from benchmarks.vllm.calls import Stopwatch, in_histospec
+from benchmarks.vllm.suffix import suffix
+from examples import draft_server
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.steps import Stepper
 
 LETTERS = 64  # tokens that the model writes with
 GROUP = 8  # responses a problem
@@ -35,15 +42,9 @@ class Method:
 
 
 def _histospec() -> dict[str, Any]:
-    from benchmarks.vllm import suffix as vllm_suffix
+    from examples.tiny_rl.rollout import DRAFTS
 
-    return vllm_suffix.drafts()
-
-
-def _suffix() -> dict[str, Any]:
-    from benchmarks.vllm import suffix as vllm_suffix
-
-    return vllm_suffix.suffix()
+    return DRAFTS
 
 
 def _ngram() -> dict[str, Any]:
@@ -57,7 +58,7 @@ METHODS = {
     "HistoSpec, cost 1": Method(_histospec, cost="1"),  # asks for nothing
     "HistoSpec, cost 0.05": Method(_histospec, cost="0.05"),
     "suffix": Method(
-        _suffix,
+        suffix,
         calls=("vllm.v1.spec_decode.suffix_decoding", "SuffixDecodingProposer"),
         needs="arctic_inference",
     ),
@@ -77,10 +78,8 @@ def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
 
 def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
     """Measures one method at each batch: the second visit to problems whose first one is the history."""
-    import draft_server
-
     from benchmarks.gpu.steps import Stepper, say
-    from benchmarks.vllm.saturated import timed_calls
+    from examples.tiny_rl.rollout import as_prompt
     from histospec.client.vllm.patches import cpu
 
     method = METHODS[job[0]]
@@ -102,13 +101,13 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
             }
         options = scale.engine | method.options()
         stepper = Stepper(folder, scale.overhead_context, scale.overhead_room, max(scale.batches), options)
-        ours = _timed(method, timed_calls)  # not sooner: vLLM on a CPU stumbles over numba if its drafter came first
+        ours = _timed(method)  # not sooner: vLLM on a CPU stumbles over numba if its drafter came first
         fitting = [batch for batch in scale.batches if batch <= stepper.fitting]
         prompts = _prompts(fitting[-1], scale.overhead_context)
         sampling = stepper.sampling(1, scale.history)
-        stepper.llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+        stepper.llm.generate([as_prompt(p) for p in prompts], sampling, use_tqdm=False)
         for batch in scale.batches:
-            key = {"method": job[0], "batch": batch}
+            key: Key = {"method": job[0], "batch": batch}
             settings = stepper.settings() | {"model": model, "context": scale.overhead_context}
             if batch not in fitting:
                 results.add(key, settings | {"skipped": f"KV cache for {stepper.fitting} sequences"})
@@ -118,11 +117,11 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         stepper.llm.llm_engine.engine_core.shutdown()
 
 
-def _timed(method: Method, timed_calls: Callable[..., list[float]]) -> list[float]:
+def _timed(method: Method) -> Stopwatch:
     module, name = method.calls
     if module:
-        return timed_calls(getattr(importlib.import_module(module), name), ("propose",))
-    return timed_calls() if method.cost else [0.0]
+        return Stopwatch(getattr(importlib.import_module(module), name), ("propose",))
+    return in_histospec() if method.cost else Stopwatch()
 
 
 def _prompts(batch: int, length: int) -> list[list[int]]:
@@ -130,15 +129,15 @@ def _prompts(batch: int, length: int) -> list[list[int]]:
     return [Random(i // GROUP).choices(range(LETTERS), k=length) for i in range(batch)]
 
 
-def _measured(stepper: Any, prompts: list[list[int]], steps: int, ours: list[float]) -> dict[str, float]:
+def _measured(stepper: "Stepper", prompts: list[list[int]], steps: int, ours: Stopwatch) -> dict[str, float]:
     """Medians over the windows."""
     stepper.start(prompts, epoch=2)
     stepper.window(2 * steps)
     windows, inside = [], []
     for _ in range(WINDOWS):
-        ours[0] = 0.0
+        ours.seconds = 0.0
         windows.append(stepper.window(steps))
-        inside.append(ours[0] / windows[-1].counts.engine_steps)
+        inside.append(ours.seconds / windows[-1].counts.engine_steps)
     stepper.stop()
     return {
         "seconds": statistics.median(window.step for window in windows),

@@ -3,41 +3,48 @@
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.gpu import cost as gpu_cost
 from benchmarks.gpu import overhead as gpu_overhead
 from benchmarks.gpu import speedup as gpu_speedup
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Results, Row
+from benchmarks.plotting import finish, style, titled
+from benchmarks.tables import table
 
-STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 12}
 COLORS = ("#1b6ca8", "#e07a1f", "#4d8b57", "#8a95a1", "#a23b72", "#6a4c93")
 
 
 def write(folder: Path, dry: bool) -> None:
     """Writes gpu.md, and a plot for each part with measurements."""
     texts = ["# One GPU" + (": a dry run on a CPU, these figures mean nothing" if dry else "")]
-    for part, (table, plot) in PARTS.items():
+    for part, (tables, plot) in PARTS.items():
         results = Results(folder, part, dry)
         if results.rows:
             machines = sorted({row["machine"] for row in results.rows})
-            texts += [f"## {part}", "; ".join(machines), *table(results), f"![{part}]({part}.png)"]
-            with rc_context(STYLE):
-                _finish(plot(results), folder / f"{part}.png")
+            texts += [
+                f"## {part}",
+                "; ".join(machines),
+                *(text.rstrip() for text in tables(results)),
+                f"![{part}]({part}.png)",
+            ]
+            with style():
+                figure = plot(results)
+                for axes in figure.axes:
+                    finish(axes)
+                figure.savefig(folder / f"{part}.png", dpi=150)
     (folder / "gpu.md").write_text("\n\n".join(texts) + "\n")
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+def _texts(results: Results, key: str) -> list[str]:
+    """The different values of a key, in the order of the measurements."""
+    return list(dict.fromkeys(row[key] for row in results.rows if key in row))
 
 
-def _names(results: Results, key: str) -> list[Any]:
-    """The different values of a key, in the order of the measurements; numbers sorted."""
-    values = list(dict.fromkeys(row[key] for row in results.rows if key in row))
-    return values if isinstance(values[0], str) else sorted(values)
+def _numbers(results: Results, key: str) -> list[int]:
+    """The different values of a key, sorted."""
+    return sorted({row[key] for row in results.rows if key in row})
 
 
 def _curves(results: Results) -> Iterator[tuple[str, str, int, dict[int, float], float]]:
@@ -63,20 +70,17 @@ def cost_tables(results: Results) -> list[str]:
         costs.append([model, engine, str(batch), f"{seconds[0] / plain:.3f}", *cells])
     return [
         "Milliseconds a step, by drafted tokens a sequence:",
-        _table(["model", "batch", "engine", *map(str, lengths)], rows),
+        table(["model", "batch", "engine", *map(str, lengths)], rows),
         "A step without drafts beside one without speculation; then the cost of a drafted token in plain steps, of "
         "the whole draft and of what it is longer than the one before:",
-        _table(
-            ["model", "engine", "batch", "no drafts", *map(str, lengths[1:])], sorted(costs, key=lambda row: row[0])
-        ),
+        table(["model", "engine", "batch", "no drafts", *map(str, lengths[1:])], sorted(costs, key=lambda row: row[0])),
     ]
 
 
 def cost_plot(results: Results) -> Figure:
     """A panel a model: the cost of a drafted token over the length of the draft, a line a batch."""
-    models, batches = _names(results, "model"), _names(results, "batch")
-    figure = Figure(figsize=(6.5 * len(models), 4.6), layout="constrained")
-    figure.suptitle("What verifying a drafted token costs", x=0.01, ha="left", fontsize=13, fontweight="bold")
+    models, batches = _texts(results, "model"), _numbers(results, "batch")
+    figure = titled("What verifying a drafted token costs", 6.5 * len(models), 4.6)
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         for of, engine, batch, seconds, plain in _curves(results):
             if of == model:
@@ -114,13 +118,13 @@ def overhead_tables(results: Results) -> list[str]:
         times = [f"{1e3 * row['seconds']:.3f}", beside, f"{1e3 * row['inside']:.3f}"]
         rows.append([*cells, *times, f"{row['drafted']:.2f}", f"{row['gained']:.2f}"])
     head = ["batch", "method", "ms a step", "beside none", "ms in its calls", "drafted a step", "tokens a step"]
-    return [_table(head, rows)]
+    return [table(head, rows)]
 
 
 def overhead_plot(results: Results) -> Figure:
     """Milliseconds beyond those of the plain step, by batch and method; the darker part was spent in its calls."""
     batches = [row["batch"] for row in results.rows if row["method"] == gpu_overhead.NONE and "seconds" in row]
-    methods = [name for name in _names(results, "method") if name != gpu_overhead.NONE]
+    methods = [name for name in _texts(results, "method") if name != gpu_overhead.NONE]
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes, width = figure.subplots(), 0.8 / max(len(methods), 1)
     for i, method in enumerate(methods):
@@ -144,7 +148,7 @@ def overhead_plot(results: Results) -> Figure:
 def speedup_tables(results: Results) -> list[str]:
     """A row a concurrency and method: epochs 2 and later."""
     rows = []
-    for concurrency in _names(results, "concurrency"):
+    for concurrency in _numbers(results, "concurrency"):
         for method in gpu_speedup.METHODS:
             epochs = _later(results, method, concurrency)
             if epochs:
@@ -162,10 +166,10 @@ def speedup_tables(results: Results) -> list[str]:
                     ]
                 )
     head = ["at once", "method", "seconds, epochs 2+", "times as fast", "engine steps", "tokens a step", "reward"]
-    return [_table(head, rows)]
+    return [table(head, rows)]
 
 
-def _later(results: Results, method: str, concurrency: int) -> list[dict[str, Any]]:
+def _later(results: Results, method: str, concurrency: int) -> list[Row]:
     rows = [row for row in results.rows if row["method"] == method and row["concurrency"] == concurrency]
     return [row for row in rows if row["epoch"] > 1 and "seconds" in row]
 
@@ -182,10 +186,9 @@ def _faster(results: Results, method: str, concurrency: int) -> dict[int, float]
 
 def speedup_plot(results: Results) -> Figure:
     """A panel a concurrency: tokens a second relative to no drafts, over the epochs."""
-    concurrencies = _names(results, "concurrency")
-    figure = Figure(figsize=(4.4 * len(concurrencies), 4.6), layout="constrained")
+    concurrencies = _numbers(results, "concurrency")
     title = "Tokens a second of whole rollouts, relative to those without drafts"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure = titled(title, 4.4 * len(concurrencies), 4.6)
     panels = figure.subplots(1, len(concurrencies), squeeze=False, sharey=True)[0]
     for axes, concurrency in zip(panels, concurrencies, strict=True):
         for color, method in zip(COLORS, gpu_speedup.METHODS, strict=False):
@@ -195,18 +198,10 @@ def speedup_plot(results: Results) -> Figure:
         axes.axhline(1, color="#8a95a1", linestyle="--", label="no drafts")
         axes.set_title(f"{concurrency} requests at once")
         axes.set_xlabel("epoch")
-        axes.set_xticks(_names(results, "epoch"))
+        axes.set_xticks(_numbers(results, "epoch"))
     panels[0].set_ylim(bottom=0)  # of all panels, and after all: it fixes the other end, too
     panels[0].legend(frameon=False)
     return figure
-
-
-def _finish(figure: Figure, path: Path) -> None:
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.25)
-        axes.set_axisbelow(True)
-    figure.savefig(path, dpi=150)
 
 
 PARTS = {

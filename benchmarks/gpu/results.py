@@ -6,29 +6,34 @@ import platform
 from pathlib import Path
 from typing import Any
 
+Row = dict[str, Any]
+"""A measurement, as JSON has it."""
+Key = dict[str, str | int]
+"""What was measured."""
+
 
 class Results:
     """The measurements of one part. Raises ValueError when the file holds those of another scale."""
 
     def __init__(self, folder: Path, part: str, dry: bool) -> None:
         self.path = folder / f"{part}.json"
-        self.rows: list[dict[str, Any]] = []
-        self._head: dict[str, Any] = {"part": part, "dry": dry}
+        self.rows: list[Row] = []
+        self._head: Row = {"part": part, "dry": dry}
         if self.path.exists():
             stored = json.loads(self.path.read_text())
             if stored["dry"] != dry:
                 raise ValueError(f"{self.path}: made with{'' if stored['dry'] else 'out'} --dry; name another --out")
             self.rows = stored["measurements"]
 
-    def has(self, **key: Any) -> bool:
+    def has(self, **key: str | int) -> bool:
         """Whether there is a measurement with these values."""
         return self.find(**key) is not None
 
-    def find(self, **key: Any) -> dict[str, Any] | None:
+    def find(self, **key: str | int) -> Row | None:
         """The first measurement with these values."""
         return next((row for row in self.rows if key.items() <= row.items()), None)
 
-    def add(self, key: dict[str, Any], values: dict[str, Any]) -> None:
+    def add(self, key: Key, values: Row) -> None:
         """Keeps a measurement, in the place of an earlier one of the same key."""
         self.rows = [row for row in self.rows if not key.items() <= row.items()]
         self.rows.append(key | values | {"machine": machine()})
@@ -41,7 +46,7 @@ class Results:
 def machine() -> str:
     """The device and the versions that figures depend on."""
     import torch
-    from vllm import version as vllm_version
+    import vllm
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
-    return f"{device}, vllm {vllm_version.__version__}, torch {torch.__version__}"
+    return f"{device}, vllm {vllm.__version__}, torch {torch.__version__}"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -27,7 +27,21 @@ from benchmarks.gpu import speedup as gpu_speedup
 from benchmarks.gpu.models import DRY, Scale
 from benchmarks.gpu.results import Results
 
-PARTS: dict[str, Any] = {"cost": gpu_cost, "overhead": gpu_overhead, "speedup": gpu_speedup}
+
+class Part(Protocol):
+    """What each part has, which is a module."""
+
+    def jobs(self, scale: Scale) -> list[tuple[str, ...]]:
+        """What has a process of its own, the most telling first."""
+
+    def finished(self, job: tuple[str, ...], results: Results, scale: Scale) -> bool:
+        """Whether nothing of a job is left."""
+
+    def run(self, job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
+        """Does a job."""
+
+
+PARTS: dict[str, Part] = {"cost": gpu_cost, "overhead": gpu_overhead, "speedup": gpu_speedup}
 
 
 def main() -> int:

@@ -10,20 +10,26 @@ choose on the same logits, which must agree.
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
+from benchmarks.tables import table
+from benchmarks.turns import by_turns, medians
 from histospec.client.vllm.coupled import noise
+
+Chooser: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Logits, the row of each, seeds, and two numbers of the place -> tokens."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +71,30 @@ def main() -> int:
     there = noise.choose(logits[:few].cpu(), rows[:few].cpu(), *where[:, :few].cpu())
     alike = bool((here == there).all())
     print(f"{device.type} and CPU choose {'alike' if alike else 'DIFFERENTLY'} on {few} rows")
-    ways: dict[str, Callable[[], Any]] = {
+    ways: dict[str, Callable[[], torch.Tensor]] = {
         "coupled": lambda: choose(logits, rows, *where),
         "vLLM, a seed a request": _vllm(logits, shape, seeded=True),
         "vLLM, no seeds": _vllm(logits, shape, seeded=False),
     }
-    took = {name: [] for name in ways}
-    for _ in range(3 if arguments.dry else arguments.rounds + 3):
-        for name, way in ways.items():
-            took[name].append(_seconds(way, device))
+    timed = {name: partial(_seconds, way, device) for name, way in ways.items()}
+    took = by_turns(timed, 3 if arguments.dry else arguments.rounds + 3)
     read = shape.rows * shape.vocabulary * 4
     print(
         f"{shape.batch} requests, {shape.drafted} drafts each, {shape.vocabulary} tokens: {read / 1e9:.2f} GB of logits"
     )
-    print("| sampler | ms | GB/s of logits |\n|---|---|---|")
-    for name, all_seconds in took.items():
-        seconds = statistics.median(all_seconds[3:] or all_seconds)
-        print(f"| {name} | {seconds * 1e3:.3f} | {read / seconds / 1e9:.0f} |")
+    seconds = medians({name: each[3:] or each for name, each in took.items()})
+    lines = [[name, f"{took * 1e3:.3f}", f"{read / took / 1e9:.0f}"] for name, took in seconds.items()]
+    print(table(["sampler", "ms", "GB/s of logits"], lines), end="")
     return not alike
 
 
-def _kernel() -> Callable[..., Any]:
+def _kernel() -> Chooser:
     from histospec.client.vllm.coupled import kernel
 
     return kernel.choose
 
 
-def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], Any]:
+def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], torch.Tensor]:
     """What vLLM does with the logits of a step in which every request drafted."""
     device = logits.device
     seeded_requests = range(shape.batch if seeded else 0)
@@ -99,12 +102,13 @@ def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], Any]
     sampler = TopKTopPSampler()
     drafts = torch.randint(shape.vocabulary, (shape.batch * shape.drafted,), dtype=torch.int32, device=device)
     counts = torch.arange(1, shape.batch + 1, dtype=torch.int32, device=device) * shape.drafted
-    metadata = SimpleNamespace(
+    used = SimpleNamespace(
         all_greedy=False, all_random=True, generators=generators, temperature=torch.ones(shape.batch, device=device)
     )
+    metadata = cast("SamplingMetadata", used)  # it reads no more of it
     target, behind = logits.split([shape.batch * shape.drafted, shape.batch])
 
-    def sample() -> Any:
+    def sample() -> torch.Tensor:
         tokens, _ = sampler(behind, generators, None, None)
         return rejection_sampler.rejection_sample(
             drafts,
@@ -120,7 +124,7 @@ def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], Any]
     return sample
 
 
-def _seconds(way: Callable[[], Any], device: torch.device) -> float:
+def _seconds(way: Callable[[], torch.Tensor], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()

@@ -4,15 +4,20 @@ The policy is trained on the task of examples/tiny_rl, then by RL on rollouts wi
 are kept, and each method rolls out all of them.
 """
 
+import importlib.util
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.models import Scale
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import Key, Results
 from benchmarks.vllm import suffix as vllm_suffix
+from examples import draft_server
+
+if TYPE_CHECKING:
+    from examples.tiny_rl.loop import Settings
 
 NONE, TRAINING = "no drafts", "training"
 METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
@@ -78,10 +83,11 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         (policies / "all").touch()
 
 
-def _settings(size: Plan, concurrency: int) -> Any:
-    run = vllm_suffix.settings(quick=False)
-    sizes = {"epochs": size.epochs, "problems": size.problems, "rate": size.learning}
-    return replace(run, concurrency=concurrency, **sizes)
+def _settings(size: Plan, concurrency: int) -> "Settings":
+    from benchmarks.vllm import epochs
+
+    run = epochs.settings(quick=False)
+    return replace(run, concurrency=concurrency, epochs=size.epochs, problems=size.problems, rate=size.learning)
 
 
 def _options(size: Plan) -> dict[str, Any]:
@@ -89,10 +95,11 @@ def _options(size: Plan) -> dict[str, Any]:
 
 
 def _train(policies: Path, size: Plan) -> None:
-    import make_weights
-    import policy
     import torch
     from rich.console import Console
+
+    from benchmarks.vllm import epochs
+    from examples.tiny_rl import make_weights, policy
 
     torch.set_float32_matmul_precision("high")
     console = Console(stderr=True)
@@ -102,20 +109,20 @@ def _train(policies: Path, size: Plan) -> None:
     console.print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     widest = max(size.concurrencies)
     options = _options(size) | {"max_num_seqs": widest}
-    vllm_suffix.train(policies, _settings(size, widest), model, options, size.minibatches)
+    epochs.train(policies, _settings(size, widest), model, options, size.minibatches)
 
 
 def _roll_out(job: tuple[str, ...], results: Results, size: Plan, policies: Path, work: Path) -> None:
-    import draft_server
-
     from benchmarks.gpu.steps import say
+    from benchmarks.vllm import epochs
+    from examples.tiny_rl.rollout import DRAFTS
 
     method, concurrency = job[0], int(job[1])
     environment, options = METHODS[method]
-    if method == "suffix" and not _installed("arctic_inference"):
+    if method == "suffix" and importlib.util.find_spec("arctic_inference") is None:
         say("suffix is left out: no arctic_inference here")
         for epoch in range(1, size.epochs + 1):
-            key = {"method": method, "concurrency": concurrency, "epoch": epoch}
+            key: Key = {"method": method, "concurrency": concurrency, "epoch": epoch}
             results.add(key, {"skipped": "no arctic_inference"})
         return
     with ExitStack() as stack:
@@ -125,14 +132,8 @@ def _roll_out(job: tuple[str, ...], results: Results, size: Plan, policies: Path
                 "HISTOSPEC_ENDPOINT": server.endpoint,
                 "HISTOSPEC_NAMESPACE": f"speedup {concurrency} {os.getpid()}",
             }
-            options = vllm_suffix.drafts()
-        rollouts = vllm_suffix.roll_out(policies, _settings(size, concurrency), _options(size) | options | {"seed": 1})
+            options = DRAFTS
+        rollouts = epochs.roll_out(policies, _settings(size, concurrency), _options(size) | options | {"seed": 1})
         for epoch, counts in enumerate(rollouts, 1):
             results.add({"method": method, "concurrency": concurrency, "epoch": epoch}, counts)
             say(f"{method}, {concurrency} at once, epoch {epoch}: {counts['seconds']:.2f} s")
-
-
-def _installed(package: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(package) is not None

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout import Counts, StepCounter
+import benchmarks.vllm.environment  # noqa: F401 - first
+
+# isort: split
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
 from vllm.sampling_params import RequestOutputKind
 
-from benchmarks.vllm import suffix as vllm_suffix  # noqa: F401 - sets the environment that vLLM reads when it is imported, and finds the demo
+from examples.tiny_rl.rollout import Counts, StepCounter, as_prompt
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Stepper:
         self._counter = StepCounter(self.llm)
 
     @property
-    def config(self) -> Any:
+    def config(self) -> VllmConfig:
         """As vLLM settled it."""
         return self.llm.llm_engine.vllm_config
 
@@ -63,6 +66,7 @@ class Stepper:
     def fitting(self) -> int:
         """Requests whose contexts fit into the KV cache together."""
         cache = self.config.cache_config
+        assert cache.num_gpu_blocks is not None  # it has started
         return (cache.num_gpu_blocks - 1) // -(-self._each // cache.block_size)  # vLLM keeps one block empty
 
     def settings(self) -> dict[str, Any]:
@@ -94,7 +98,7 @@ class Stepper:
         engine, self._running = self.llm.llm_engine, len(prompts)
         sampling = self.sampling(epoch, self._room)
         for i, prompt in enumerate(prompts):
-            engine.add_request(str(self._started + i), {"prompt_token_ids": prompt}, sampling)
+            engine.add_request(str(self._started + i), as_prompt(prompt), sampling)
         before = self._counter.counts
         while (self._counter.counts - before).steps < self._running:
             before = self._counter.counts

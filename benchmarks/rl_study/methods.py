@@ -22,16 +22,6 @@ class Method:
     refresh: float | None = None
     """Of coupled sampling: share of the seeds renewed each epoch; None samples as vLLM does."""
 
-    @property
-    def file(self) -> str:
-        """The name as a part of a file's name."""
-        return self.name.replace(" ", "_").replace("^", "")
-
-    @property
-    def exact(self) -> bool:
-        """Whether every response is a sample of the policy as it is."""
-        return self.lenience is None
-
 
 def _speculative(method: str, **options: Any) -> dict[str, Any]:
     return {"speculative_config": {"method": method, **options}}

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.plotting import finish, style, titled
 from benchmarks.rl_study.runs import Run, band
 
 EXACT = {"none": "#8a95a1", "ngram": "#c9a227", "suffix": "#e07a1f", "HistoSpec": "#1b6ca8"}
@@ -18,7 +19,7 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
     both = [name for name in found if name.startswith("both")]
     coupled = [name for name in found if name.startswith("coupled")]
     exact = [name for name in found if name in EXACT]
-    with rc_context({"font.size": 10, "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlepad": 10}):
+    with style():
         figure, (left, right) = _figure("Reward: means of the seeds, with 95 % confidence bands")
         _curves(left, found, exact, "reward", "Exact: without drafts, and with three drafters")
         _curves(right, found, ["none", *lenient], "reward", "SPEC-RL by lenience")
@@ -38,10 +39,10 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
             figure.savefig(folder / "coupled.png", dpi=120)
 
 
-def _figure(title: str) -> tuple[Figure, np.ndarray]:
-    figure = Figure(figsize=(13, 5.4), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    return figure, figure.subplots(1, 2)
+def _figure(title: str) -> tuple[Figure, tuple[Axes, Axes]]:
+    figure = titled(title, 13, 5.4)
+    left, right = figure.subplots(1, 2)
+    return figure, (left, right)
 
 
 def _curves(
@@ -57,7 +58,6 @@ def _curves(
         axes.plot(epochs, middle, style, color=color, linewidth=2, label=name)
         axes.fill_between(epochs, middle - half, middle + half, color=color, alpha=0.12, linewidth=0)
     axes.set(title=title, xlabel="epoch")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
+    finish(axes)
     if shown:
         axes.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))

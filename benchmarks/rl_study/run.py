@@ -20,14 +20,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
-
-# isort: split
-import draft_server
 from rich.progress import track
 
 from benchmarks.rl_study import plots, runs, tables
 from benchmarks.rl_study.methods import METHODS, Method
+from examples import draft_server
 
 SEEDS = 5
 
@@ -69,7 +66,7 @@ def main() -> int:
 def roll_all(missing: list[tuple[Method, int]], folder: Path, jobs: int, quick: bool) -> Iterator[tuple[str, str]]:
     """Runs them; yields those that failed, and the end of what they said."""
     with ThreadPoolExecutor(jobs) as pool:
-        done = pool.map(lambda one: (one, roll(*one, folder, quick)), missing)
+        done = pool.map(lambda one: (one, roll(one[0], one[1], folder, quick)), missing)
         for (method, seed), reason in track(done, "runs", total=len(missing)):
             if reason is not None:
                 yield f"{method.name}, seed {seed}", reason

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
+Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 FEWEST = 3  # values with an interval: that of two is as wide as the page
 
@@ -31,7 +33,7 @@ class Run:
         """A count or a part of the seconds, summed over the epochs from `first` on."""
         return float(sum(e[name] if name in e else e["seconds"][name] for e in self.epochs if e["epoch"] >= first))
 
-    def curve(self, name: str) -> np.ndarray:
+    def curve(self, name: str) -> Floats:
         """float64[epochs]; not a number where an epoch has none."""
         return np.array([np.nan if e[name] is None else e[name] for e in self.epochs], float)
 
@@ -63,7 +65,7 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
     return float(each.mean()), float(half)
 
 
-def band(runs: Iterable[Run], name: str) -> tuple[np.ndarray, np.ndarray]:
+def band(runs: Iterable[Run], name: str) -> tuple[Floats, Floats]:
     """`mean` of a curve, epoch by epoch: two float64[epochs]."""
     curves = np.array([run.curve(name) for run in runs]).T
     both = np.array([mean(values) for values in curves])

@@ -1,9 +1,9 @@
 """The tables of the study, in Markdown."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.rl_study.runs import Run, mean
+from benchmarks.tables import table
 
 PARTS = ("verification", "rollout", "assembly", "update", "other")
 FIRST = 2  # the epoch from which there is something to draft from, or to reuse
@@ -22,7 +22,7 @@ def insert(tables: str, page: Path) -> None:
 
 def text(found: dict[str, list[Run]]) -> str:
     """All tables."""
-    return "\n".join(table(found) for table in (work, time, repetition))
+    return "\n".join(of(found) for of in (work, time, repetition))
 
 
 def work(found: dict[str, list[Run]]) -> str:
@@ -46,7 +46,7 @@ def work(found: dict[str, list[Run]]) -> str:
             f"{mean(run.curve('rouge_1')[1:].mean() for run in runs)[0]:.2f}",
         ]
         rows.append(cells)
-    return _table(("seeds", *counted, *REWARDS, "overlap"), rows)
+    return table(("method", "seeds", *counted, *REWARDS, "overlap"), rows)
 
 
 def time(found: dict[str, list[Run]]) -> str:
@@ -61,7 +61,7 @@ def time(found: dict[str, list[Run]]) -> str:
         served = mean(run.server_seconds for run in runs)[0]
         cells = [method, *(f"{p:.1f}" for p in (*parts, sum(parts))), _ratio(faster), f"{served:.1f}"]
         rows.append(cells)
-    return _table(names, rows)
+    return table(("method", *names), rows)
 
 
 def repetition(found: dict[str, list[Run]]) -> str:
@@ -80,13 +80,7 @@ def repetition(found: dict[str, list[Run]]) -> str:
             *_rewards(runs),
         ]
         rows.append(cells)
-    return _table(("decoding steps, k", "fewer than HistoSpec", *repeated, *REWARDS), rows)
-
-
-def _table(names: Sequence[str], rows: list[list[str]]) -> str:
-    """In Markdown; the first cell of a row is its method."""
-    head, *body = (f"| {' | '.join(cells)} |\n" for cells in (["method", *names], *rows))
-    return "".join([head, "|---" * (len(names) + 1), "|\n", *body])
+    return table(("method", "decoding steps, k", "fewer than HistoSpec", *repeated, *REWARDS), rows)
 
 
 def _rewards(runs: list[Run]) -> list[str]:

@@ -1,4 +1,6 @@
-"""One RL run with one method: `python trial.py METHOD SEED FILE` writes what each epoch took as a line of JSON.
+"""One RL run with one method; writes what each epoch took as a line of JSON.
+
+    python -m benchmarks.rl_study.trial METHOD SEED FILE
 
 The run is that of examples/tiny_rl: GRPO on the same problems every epoch, sampled at temperature 1. Problems, sampling
 and the order of training follow from the seed, so that methods of one seed start alike.
@@ -12,29 +14,24 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it would give torch as many threads as there are cores
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
 os.environ.setdefault("HISTOSPEC_DEADLINE", "1")  # seconds: a busy machine must not change the counts
 os.environ.setdefault("HISTOSPEC_VERIFY_COST", "0.05")
 
-import grpo
-import policy
-import task
+import benchmarks.vllm.environment  # noqa: F401 - first
+
+# isort: split
 import torch
-from rollout import DRAFTS, Counts, RolloutEngine, responding
 
 from benchmarks.rl_study.methods import FROM_TWIN, METHODS, Method
 from benchmarks.rl_study.overlap import common_prefix, rouge_1
+from examples.tiny_rl import grpo, policy, task
+from examples.tiny_rl.rollout import DRAFTS, Counts, RolloutEngine, responding
 from histospec.client import DraftClient
 from histospec.client.rollouts import SpeculativeRollout
 from histospec.client.vllm.patches import cpu
@@ -99,8 +96,10 @@ def sample(
         return Sampled(done.responses, 0, done.counts, Seconds(rollout=time.process_time() - start))
     rollouts = rollout.generate(prompts, responding(epoch, n=each), epoch=epoch, use_tqdm=False)
     took, passed, report = time.process_time() - start, time.perf_counter() - clock, rollout.report
+    assert report is not None  # it has generated
     parts = (report.seconds_scoring, report.seconds_generating, report.seconds_assembling)
-    seconds = Seconds(*(took * part / passed for part in parts), other=took * (1 - sum(parts) / passed))
+    verification, generation, assembly = (took * part / passed for part in parts)
+    seconds = Seconds(verification, generation, assembly, other=took * (1 - sum(parts) / passed))
     scored = Counts(steps=report.tried)  # a scored response is a request of its own, which samples one token
     return Sampled(
         [done.tokens.tolist() for done in rollouts],
@@ -110,7 +109,7 @@ def sample(
     )
 
 
-def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
+def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, object]]:
     """Yields an epoch's record as it ends."""
     cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/patches/cpu.py)
     torch.manual_seed(seed)
@@ -125,11 +124,14 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, Any]]:
         os.environ |= {"HISTOSPEC_SAMPLING": "coupled", "HISTOSPEC_SEED_REFRESH": str(method.refresh)}
         options["speculative_config"] = {**options["speculative_config"], "num_speculative_tokens": FROM_TWIN}
     old: list[list[int]] = []
-    with tempfile.TemporaryDirectory() as folder, _client(method) as client:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model.save_pretrained(folder)
         engine = RolloutEngine(Path(folder), size.concurrency, {"seed": seed, **options})
         engine.warm_up()
-        rollout = client and SpeculativeRollout(engine.llm, client, lenience=method.lenience, seed=seed)
+        rollout = None
+        if method.lenience is not None:  # SPEC-RL keeps its responses in the history
+            client = stack.enter_context(DraftClient())
+            rollout = SpeculativeRollout(engine.llm, client, lenience=method.lenience, seed=seed)
         for epoch in range(1, size.epochs + 1):
             done = sample(engine, rollout, prompts, size.samples, epoch)
             start = time.process_time()
@@ -176,19 +178,9 @@ def alike(responses: list[list[int]], samples: int) -> Iterator[float]:
         yield rouge_1(response, responses[following])
 
 
-@contextmanager
-def _client(method: Method) -> Iterator[DraftClient | None]:
-    """What SPEC-RL keeps its responses in."""
-    if method.lenience is None:
-        yield None
-        return
-    with DraftClient() as client:
-        yield client
-
-
 def main() -> None:
     """Writes a line an epoch, and one of the end."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("seed", type=int)
     parser.add_argument("file", type=Path)
@@ -199,7 +191,7 @@ def main() -> None:
             print(json.dumps(rounded(record)), file=file, flush=True)
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: object) -> object:
     """The same with no more digits than mean anything."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Figures = dict[str, float]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Fit:
     """Costs, and by how much they miss: relative, one a measurement, in the order of the measurements."""
 
     costs: Costs
-    steps: npt.NDArray[np.float64]
-    clients: npt.NDArray[np.float64]
-    ingests: npt.NDArray[np.float64]
+    steps: Floats
+    clients: Floats
+    ingests: Floats
 
 
 def fit(measured: Sequence[Figures]) -> Fit:
-    """Least squares of the relative errors. `measured` is what scale_measure.measure() returns."""
+    """Least squares of the relative errors. `measured` is what measure.measure() returns."""
     steps = [m for m in measured if m["steps"] > 1]
     ingests = [m for m in measured if m["steps"] == 1]
     idle = [m["idle_cpu_ms_per_second"] * m["shards"] / (m["worker_steps_per_second"] * m["workers"]) for m in steps]
@@ -62,11 +63,12 @@ def fit(measured: Sequence[Figures]) -> Fit:
     return Fit(Costs(*step, *client, *ingest), step_off, client_off, ingest_off)
 
 
-def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[list[float], npt.NDArray]:  # type: ignore[type-arg]
+def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[list[float], Floats]:
     """-> coefficients, relative errors of what they predict."""
     scaled = np.array(rows) / np.array(values)[:, None]
-    found = np.linalg.lstsq(scaled, np.ones(len(values)), rcond=None)[0]
-    return found.tolist(), scaled @ found - 1
+    found: Floats = np.linalg.lstsq(scaled, np.ones(len(values)), rcond=None)[0]
+    coefficients: list[float] = found.tolist()
+    return coefficients, scaled @ found - 1
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,23 @@ SHARDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 
 
 class Layout(Protocol):
-    """A row of the table, as scale.py prints it."""
+    """A row of the table, as run.py prints it."""
 
-    plan: Plan
-    layout: str
-    cells: int
-    shards: int
+    @property
+    def plan(self) -> Plan:
+        """What is served."""
+
+    @property
+    def layout(self) -> str:
+        """How, in words."""
+
+    @property
+    def cells(self) -> int:
+        """Services of their own."""
+
+    @property
+    def shards(self) -> int:
+        """Of each."""
 
 
 def plot(file: Path, cell: Plan, costs: Costs, around: Surroundings, rows: Iterable[Layout]) -> None:

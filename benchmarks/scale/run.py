@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.scale.measure import Figures, measure
-from benchmarks.scale.model import Costs, Fit, Plan, fit
+from benchmarks.scale.measure import measure
+from benchmarks.scale.model import Costs, Figures, Fit, Plan, fit
 from benchmarks.scale.simulation import Outcome, Surroundings, cheapest_shards, fewest_shards, simulate
 
 GIB = 1 << 30

@@ -141,7 +141,8 @@ def _work(
 def _decode(mean: float, spread: float, rng: np.random.Generator) -> list[float]:
     if not spread:
         return [mean] * NOISE
-    return rng.gamma(spread**-2, mean * spread**2, NOISE).tolist()
+    times: list[float] = rng.gamma(spread**-2, mean * spread**2, NOISE).tolist()
+    return times
 
 
 def tried(

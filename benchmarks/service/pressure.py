@@ -6,23 +6,24 @@ Markdown table.
 """
 
 import argparse
-import json
 import os
 import queue
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
+import numpy.typing as npt
 
 from benchmarks.process import Child
+from benchmarks.tables import heading, line
+from examples.draft_server import running
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -31,17 +32,17 @@ MEASURED = 8.0  # seconds before each load, and about as many of it
 DROPPED = 10_000  # problems
 
 
-def i32(values: object) -> bytes:
+def i32(values: npt.ArrayLike) -> bytes:
     """As the wire has them."""
     return np.asarray(values, "<i4").tobytes()
 
 
-def opening(session: int, prompt: object, namespace: str) -> pb.OpenSession:
+def opening(session: int, prompt: npt.ArrayLike, namespace: str) -> pb.OpenSession:
     """A session to open."""
     return pb.OpenSession(session=session, namespace=namespace, prompt=i32(prompt))
 
 
-def step(sessions: list[int], position: int, texts: np.ndarray, max_tokens: int = 16) -> pb.Step:
+def step(sessions: list[int], position: int, texts: npt.NDArray[np.int64], max_tokens: int = 16) -> pb.Step:
     """A step of sessions that all are at one position; texts: [B, n]."""
     lengths = [texts.shape[1]] * len(sessions)
     return pb.Step(
@@ -61,21 +62,26 @@ class Stream:
         unbounded = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._requests: queue.Queue[pb.DraftRequest | None] = queue.Queue(64)
         stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint, options=unbounded))
-        self._answers = stub.Draft(iter(self._requests.get, None))
+        self._answers: Iterator[pb.DraftResponse] = iter(stub.Draft(iter(self._requests.get, None)))
         self._sequence = 0
 
-    def send(self, **fields: object) -> None:
+    def send(
+        self,
+        step: pb.Step | None = None,
+        opens: Iterable[pb.OpenSession] = (),
+        closes: Iterable[pb.CloseSession] = (),
+    ) -> None:
         """Sends without waiting for the answer."""
         self._sequence += 1
-        self._requests.put(pb.DraftRequest(sequence=self._sequence, **fields))
+        self._requests.put(pb.DraftRequest(sequence=self._sequence, step=step, opens=opens, closes=closes))
 
     def receive(self) -> pb.DraftResponse:
         """The next answer."""
         return next(self._answers)
 
-    def ask(self, **fields: object) -> pb.DraftResponse:
+    def ask(self, step: pb.Step, opens: Iterable[pb.OpenSession] = ()) -> pb.DraftResponse:
         """Sends and waits."""
-        self.send(**fields)
+        self.send(step, opens)
         return self.receive()
 
     def end(self) -> None:
@@ -110,13 +116,15 @@ class Load:
         for start in range(0, sessions, together):
             some = ids[start : start + together]
             stream.send(opens=[opening(i, prompts[i - 1], "long") for i in some])
-        stream.ask(step=step(ids, 0, np.ones((sessions, 1))))
+        stream.ask(step=step(ids, 0, np.ones((sessions, 1), np.int64)))
         stream.end()
 
     def steps(self, sessions: int, steps: int) -> None:
         """A worker with a large batch."""
         stream, ids = Stream(self._endpoint), list(range(1, sessions + 1))
-        stream.ask(opens=[opening(i, [i % 64], "large") for i in ids], step=step(ids, 0, np.ones((sessions, 1))))
+        stream.ask(
+            opens=[opening(i, [i % 64], "large") for i in ids], step=step(ids, 0, np.ones((sessions, 1), np.int64))
+        )
         for n in range(1, steps):
             stream.ask(step=step(ids, n, self._random.integers(0, 1000, (sessions, 1))))
         stream.end()
@@ -159,62 +167,46 @@ class Case(NamedTuple):
 
     Attributes:
         name: for the table.
-        calls: method of Load and its arguments, all at once.
-        before: the same, done before the worker is measured.
+        calls: what a process each does, all at once.
+        before: what one of them does before the worker is measured.
+        flags: of the server.
 
     """
 
     name: str
-    calls: list[tuple[object, ...]]
-    before: tuple[object, ...] = ()
+    calls: list[Callable[[Load], None]]
+    before: Callable[[Load], None] | None = None
+    flags: tuple[str, ...] = ()
 
 
 CASES = [
-    Case("nothing: two other processes compute", [("burn", MEASURED)] * 2),
-    Case("3,000 responses of 20,000 tokens to one prompt, `--memory 64MiB`", [("commits", 3000, 20_000)]),
-    Case("4,096 opens of 4,000 tokens", [("opens", 4096, 4000, 64)]),
-    Case("256 opens of 64,000 tokens, in messages of 4 MiB", [("opens", 256, 64_000, 16)]),
-    Case("256 opens of 64,000 tokens, in messages of 16 MiB", [("opens", 256, 64_000, 64)]),
-    Case("steps of 4,096 sessions", [("steps", 4096, 200)]),
-    Case("1,000 namespaces, 4 scrapers without a pause", [("scrapes", 10.0)] * 4, ("namespaces", 1000)),
-    Case(f"a drop of {DROPPED:,} problems", [("drop",)], ("problems", DROPPED, 2000)),
+    Case("nothing: two other processes compute", [partial(Load.burn, seconds=MEASURED)] * 2),
+    Case(
+        "3,000 responses of 20,000 tokens to one prompt, `--memory 64MiB`",
+        [partial(Load.commits, messages=3000, length=20_000)],
+        flags=("--memory", "64MiB"),
+    ),
+    Case("4,096 opens of 4,000 tokens", [partial(Load.opens, sessions=4096, length=4000, together=64)]),
+    Case(
+        "256 opens of 64,000 tokens, in messages of 4 MiB",
+        [partial(Load.opens, sessions=256, length=64_000, together=16)],
+    ),
+    Case(
+        "256 opens of 64,000 tokens, in messages of 16 MiB",
+        [partial(Load.opens, sessions=256, length=64_000, together=64)],
+    ),
+    Case("steps of 4,096 sessions", [partial(Load.steps, sessions=4096, steps=200)]),
+    Case(
+        "1,000 namespaces, 4 scrapers without a pause",
+        [partial(Load.scrapes, seconds=10.0)] * 4,
+        before=partial(Load.namespaces, namespaces=1000),
+    ),
+    Case(
+        f"a drop of {DROPPED:,} problems",
+        [Load.drop],
+        before=partial(Load.problems, problems=DROPPED, length=2000),
+    ),
 ]
-
-
-@contextmanager
-def server(*flags: str) -> Iterator[tuple[str, str]]:
-    """A server on free ports. -> its gRPC and HTTP addresses."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = [
-            sys.executable,
-            "-m",
-            "histospec.server",
-            "serve",
-            "--listen",
-            "127.0.0.1:0",
-            "--http",
-            "127.0.0.1:0",
-        ]
-        started = subprocess.Popen(
-            [*program, "--data-dir", folder, "--log-format", "json", *flags], stderr=subprocess.PIPE, text=True
-        )
-        assert started.stderr is not None
-        lines = map(json.loads, started.stderr)
-        where = next(line for line in lines if line["event"] == "listening")
-        next(line for line in lines if line["event"] == "loaded")
-        try:
-            yield where["grpc"], where["http"]
-        finally:
-            started.kill()
-            started.wait()
-            started.stderr.close()
-
-
-def metrics(http: str) -> dict[str, float]:
-    """All samples, of all labels, by name; of a histogram the sum and the count."""
-    with urllib.request.urlopen(f"http://{http}/metrics") as response:
-        text = response.read().decode()
-    return {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
 
 
 class Worker:
@@ -224,7 +216,7 @@ class Worker:
         self._stream = Stream(endpoint)
         self._ids, self._position = list(range(1, 9)), 1
         opens = [opening(i, [1, 2, 3, i], "worker") for i in self._ids]
-        self._stream.ask(opens=opens, step=step(self._ids, 0, np.ones((8, 1))))
+        self._stream.ask(opens=opens, step=step(self._ids, 0, np.ones((8, 1), np.int64)))
 
     def step(self) -> float:
         """Milliseconds of one step."""
@@ -243,6 +235,10 @@ class Worker:
             taken.append(self.step())
         return taken
 
+    def end(self) -> None:
+        """Ends its stream."""
+        self._stream.end()
+
 
 def seconds_over(seconds: float) -> Callable[[], bool]:
     """Whether so many seconds have passed since now."""
@@ -250,13 +246,13 @@ def seconds_over(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > end
 
 
-def all_over(loads: list[Child]) -> Callable[[], bool]:
+def all_over(loads: list[Child[Load]]) -> Callable[[], bool]:
     """Whether what they began has ended. Raises EOFError where one died."""
     waiting = list(loads)
 
     def over() -> bool:
         for load in [load for load in waiting if load.ended(0)]:
-            load.result()
+            load.wait()
             waiting.remove(load)
         return not waiting
 
@@ -265,24 +261,26 @@ def all_over(loads: list[Child]) -> Callable[[], bool]:
 
 def measure(case: Case) -> str:
     """A row of the table."""
-    with server(*(["--memory", "64MiB"] if case.calls[0][0] == "commits" else [])) as (endpoint, http):
-        loads = [Child(Load, endpoint, http) for _ in case.calls]
+    with tempfile.TemporaryDirectory() as name, running(Path(name, "data"), Path(name, "log"), *case.flags) as server:
+        loads = [Child(Load, server.endpoint, server.http) for _ in case.calls]
         if case.before:
-            loads[0].call(*case.before)  # type: ignore[arg-type]
-        worker = Worker(endpoint)
+            loads[0].call(case.before)
+        worker = Worker(server.endpoint)
         quiet = worker.until(seconds_over(MEASURED))
         under_load: list[float] = []
         enough = seconds_over(MEASURED)
         while not under_load or not (case.before or enough()):
             for load, call in zip(loads, case.calls, strict=True):
-                load.start(*call)  # type: ignore[arg-type]
+                load.start(call)
             under_load += worker.until(all_over(loads))
-        longest = metrics(http)["histospec_engine_lock_longest_seconds"]
+        longest = server.total("histospec_engine_lock_longest_seconds")
+        worker.end()
         for load in loads:
             with suppress(OSError):
                 load.end()
     (p50, p99), (b50, b99) = (np.quantile(taken, [0.5, 0.99]) for taken in (quiet, under_load))
-    return f"| {case.name} | {p50:.1f}, {p99:.1f} | {b50:.1f}, {b99:.1f} | {len(under_load)} | {1e3 * longest:.1f} |"
+    times = f"{p50:.1f}, {p99:.1f}", f"{b50:.1f}, {b99:.1f}"
+    return line([case.name, *times, str(len(under_load)), f"{1e3 * longest:.1f}"])
 
 
 def main() -> None:
@@ -290,11 +288,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the cases, from 0")
     chosen = parser.parse_args().only
-    print("| load | quiet: step p50, p99 ms | under load: p50, p99 ms | steps | longest lock, ms of CPU |")
-    print("|---|---|---|---|---|")
+    times = "quiet: step p50, p99 ms", "under load: p50, p99 ms"
+    print(heading(["load", *times, "steps", "longest lock, ms of CPU"]), end="", flush=True)
     for number, case in enumerate(CASES):
         if chosen is None or number in chosen:
-            print(measure(case), flush=True)
+            print(measure(case), end="", flush=True)
 
 
 if __name__ == "__main__":

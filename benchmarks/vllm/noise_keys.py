@@ -11,24 +11,21 @@ inside a response must not repeat its noise. It should survive insertions, which
 """
 
 import argparse
-import os
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
+import benchmarks.vllm.environment  # noqa: F401 - first
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import grpo
+# isort: split
 import numpy as np
-import policy
-import task
 import torch
 from transformers import LlamaForCausalLM
 
 from benchmarks.rl_study.overlap import common_prefix
+from benchmarks.tables import table
+from examples.tiny_rl import grpo, policy, task
 from histospec.client.vllm.coupled import noise
 from histospec.native import Engine
 
@@ -94,8 +91,10 @@ class Drafter:
 
     def steps(self, prompts: list[list[int]], responses: list[list[int]], seeds: list[int], epoch: int) -> int:
         """Steps that these responses take; they are history afterwards."""
-        named = seeds if self.named else [None] * len(seeds)
-        sessions = [self.engine.open("run", p, seed=seed) for p, seed in zip(prompts, named, strict=True)]
+        sessions = [
+            self.engine.open("run", prompt, seed=seed if self.named else None)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
         at, steps = [0] * len(prompts), 0
         drafts: list[list[int]] = [[] for _ in prompts]
         while running := [i for i in range(len(prompts)) if at[i] < len(responses[i])]:
@@ -152,11 +151,10 @@ def main() -> None:
                     prefix[name] += sum(common_prefix(*pair) for pair in pairs)
                 old[name] = responses
             rewards = [p.reward(r) for p, r in zip(repeated, old["independent"], strict=True)]
-            table = torch.tensor(rewards).view(PROBLEMS, SAMPLES)
-            grpo.update(model, optimizer, prompts, old["independent"], table)
-    print("| noise of | tokens a step | prefix of the last response |\n|---|---|---|")
-    for name in kinds:
-        print(f"| {name} | {tokens[name] / steps[name]:.2f} | {prefix[name] / tokens[name]:.2f} |")
+            by_group = torch.tensor(rewards).view(PROBLEMS, SAMPLES)
+            grpo.update(model, optimizer, prompts, old["independent"], by_group)
+    rows = [[name, f"{tokens[name] / steps[name]:.2f}", f"{prefix[name] / tokens[name]:.2f}"] for name in kinds]
+    print(table(["noise of", "tokens a step", "prefix of the last response"], rows), end="")
 
 
 if __name__ == "__main__":

@@ -17,20 +17,26 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from benchmarks.vllm import suffix as vllm_suffix  # sets the environment that vLLM reads when it is imported
+import benchmarks.vllm.environment  # noqa: F401 - first
+
+# isort: split
+from benchmarks.process import printed
+from benchmarks.tables import table
+from benchmarks.turns import median_row
+from examples.draft_server import running
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+Figures = dict[str, float]
 
 PLAIN = "no speculation"
 COSTS = {"HistoSpec, learned cost": "auto", "HistoSpec, cost 1": "1"}
-HOOKS = ("begin", "announce", "ask", "tell", "collect", "finish", "settle")
 
 
 def main() -> None:
@@ -48,27 +54,25 @@ def main() -> None:
     if arguments.part is not None:
         print(json.dumps(roll_out(arguments.part, arguments.rounds, arguments.batch, arguments.heavy)))
         return
-    parts = []
+    words = ["--rounds", str(arguments.rounds), "--batch", str(arguments.batch), "--heavy", str(arguments.heavy)]
+    parts: list[dict[str, Figures]] = []
     for part in range(arguments.processes):
-        command = [sys.executable, "-m", "benchmarks.vllm.saturated", "--part", str(part)]
-        command += ["--rounds", str(arguments.rounds), "--batch", str(arguments.batch), "--heavy", str(arguments.heavy)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        parts.append(json.loads(done.stdout.splitlines()[-1]))
+        parts.append(printed("benchmarks.vllm.saturated", "--part", str(part), *words))
         print(f"process {part}: {parts[-1]}", file=sys.stderr)
-    print("\n| engine | tokens a step | us a token | beside plain, each process | median | in HistoSpec's calls |")
-    print("|---|---|---|---|---|---|")
-    for engine in [PLAIN, *COSTS]:
-        each = [part[engine]["seconds"] / part[PLAIN]["seconds"] for part in parts]
-        row = {key: statistics.median(part[engine][key] for part in parts) for key in parts[0][engine]}
-        print(
-            f"| {engine} | {row['tokens_a_step']:.2f} | {1e6 * row['seconds']:.1f} "
-            f"| {min(each):.3f} to {max(each):.3f} | {statistics.median(each):.3f} | {row['ours']:.1%} |"
-        )
+    head = ["engine", "tokens a step", "us a token", "beside plain, each process", "median", "in HistoSpec's calls"]
+    print("\n" + table(head, (_cells(engine, parts) for engine in [PLAIN, *COSTS])), end="")
 
 
-def widened(model: Any, times: int) -> Any:
-    """The same policy with `times` as many neurons a layer; those that are new have weights of zero."""
-    import torch
+def _cells(engine: str, parts: list[dict[str, Figures]]) -> list[str]:
+    each = [part[engine]["seconds"] / part[PLAIN]["seconds"] for part in parts]
+    row = median_row([part[engine] for part in parts])
+    beside = f"{min(each):.3f} to {max(each):.3f}", f"{statistics.median(each):.3f}"
+    return [engine, f"{row['tokens_a_step']:.2f}", f"{1e6 * row['seconds']:.1f}", *beside, f"{row['ours']:.1%}"]
+
+
+def widened(model: "LlamaForCausalLM", times: int) -> "LlamaForCausalLM":
+    """The same policy with `times` as many neurons a layer; those that are new have weights of zero. In float32."""
+    from torch import float32, nn
     from transformers import LlamaForCausalLM
 
     config = type(model.config)(
@@ -80,74 +84,45 @@ def widened(model: Any, times: int) -> Any:
         state[name].zero_()
         state[name][tuple(map(slice, weights.shape))] = weights
     wide.load_state_dict(state)
-    return wide.to(torch.float32)
+    return nn.Module.to(wide, float32)
 
 
-def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, dict[str, float]]:
+def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, Figures]:
     """Medians over the rounds, by engine: seconds a token, tokens a step, the share of the time spent in our calls."""
-    import draft_server
-    import policy
-    from rollout import DRAFTS, RolloutEngine
+    from benchmarks.vllm import epochs
+    from benchmarks.vllm.calls import in_histospec
+    from examples.tiny_rl import policy
+    from examples.tiny_rl.rollout import DRAFTS, RolloutEngine
 
-    size = vllm_suffix.settings(quick=False)
+    size = epochs.settings(quick=False)
     samples = max(1, batch // size.problems)
-    ours = timed_calls()
+    ours = in_histospec()
     os.environ["HISTOSPEC_NAMESPACE"] = "saturated"
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name, running(Path(name, "store"), Path(name, "server.log")) as server:
         folder = Path(name)
-        server = stack.enter_context(draft_server.running(folder / "store", folder / "server.log"))
         os.environ["HISTOSPEC_ENDPOINT"] = server.endpoint
         widened(policy.load(), heavy).save_pretrained(folder / "policy")
-        engines = {}
+        engines: dict[str, RolloutEngine] = {}
         names = [PLAIN, *COSTS]
         for engine in names[turn % len(names) :] + names[: turn % len(names)]:
             os.environ["HISTOSPEC_VERIFY_COST"] = COSTS.get(engine, "1")
             engines[engine] = RolloutEngine(folder / "policy", batch, DRAFTS if engine in COSTS else {})
-        figures: dict[str, dict[str, list[float]]] = {
-            engine: {"seconds": [], "tokens_a_step": [], "ours": []} for engine in engines
-        }
+        figures: dict[str, list[Figures]] = {engine: [] for engine in engines}
         for number in range(rounds + 1):
             order = list(engines) if number % 2 else list(reversed(engines))
             for engine in order:
-                ours[0] = 0.0
-                rollouts = engines[engine].generate(vllm_suffix.prompts(size), samples, 0)
+                ours.seconds = 0.0
+                rollouts = engines[engine].generate(epochs.prompts(size), samples, 0)
                 if number:  # the first warms up
                     # Samples differ in length; a token is what the time is for.
-                    figures[engine]["seconds"].append(rollouts.seconds / rollouts.tokens)
-                    figures[engine]["tokens_a_step"].append(rollouts.tokens_per_step)
-                    figures[engine]["ours"].append(ours[0] / rollouts.seconds)
-    return {
-        engine: {key: statistics.median(values) for key, values in rows.items()} for engine, rows in figures.items()
-    }
-
-
-def timed_calls(owner: Any = None, hooks: Iterable[str] = HOOKS) -> list[float]:
-    """[seconds spent in the methods `hooks` of the class `owner`], counting from here on.
-
-    Without arguments, the adapter's calls to the client.
-    """
-    if owner is None:
-        from histospec.client.vllm.sessions import RequestSessions
-
-        owner = RequestSessions
-    total, inside = [0.0], [False]
-
-    def timed(function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if inside[0]:  # restart() begins, settle() tells
-                return function(*args, **kwargs)
-            inside[0], start = True, time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                total[0] += time.perf_counter() - start
-                inside[0] = False
-
-        return call
-
-    for name in hooks:
-        setattr(owner, name, timed(getattr(owner, name)))
-    return total
+                    figures[engine].append(
+                        {
+                            "seconds": rollouts.seconds / rollouts.tokens,
+                            "tokens_a_step": rollouts.tokens_per_step,
+                            "ours": ours.seconds / rollouts.seconds,
+                        }
+                    )
+    return {engine: median_row(rows) for engine, rows in figures.items()}
 
 
 if __name__ == "__main__":

@@ -10,24 +10,21 @@ has the history that it would have in the run. Every method and seed has a proce
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
-import benchmarks.demo  # noqa: F401 - the demo's modules can be imported from here on
+import benchmarks.vllm.environment  # noqa: F401 - first
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are counted in the scheduler
-os.environ.setdefault("HISTOSPEC_DEADLINE", "0.2")
+# isort: split
+from benchmarks.process import printed
+from benchmarks.tables import table
+from benchmarks.turns import median_row
+from examples.draft_server import running
+
+Epochs = list[dict[str, float]]
+"""The counts of each, see epochs.roll_out."""
 
 DRAFTED = 16
 COST = 0.05  # at which the speed-up S_c of a method is stated
@@ -59,132 +56,50 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.part:
         method, seed, folder = arguments.part
-        options = {"seed": int(seed)} | (METHODS[method][1] or drafts())
-        print(json.dumps(list(roll_out(Path(folder), settings(arguments.quick), options))))
+        print(json.dumps(part(method, int(seed), Path(folder), arguments.quick)))
         return
-    result = compare(arguments)
+    result = compare(arguments.quick, 1 if arguments.quick else arguments.seeds)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1))
 
 
-def settings(quick: bool) -> Any:
-    """The size of the run."""
-    import loop
+def part(method: str, seed: int, folder: Path, quick: bool) -> Epochs:
+    """What one method makes of the policies in the folder."""
+    from benchmarks.vllm import epochs
+    from examples.tiny_rl.rollout import DRAFTS
 
-    return replace(loop.Settings(), epochs=3, problems=8) if quick else loop.Settings()
-
-
-def problems(size: Any) -> list[Any]:
-    """The problems of the run."""
-    import task
-
-    return task.problems(size.problems, Random(size.seed))
+    _, options = METHODS[method]
+    return list(epochs.roll_out(folder, epochs.settings(quick), {"seed": seed} | (options or DRAFTS)))
 
 
-def prompts(size: Any) -> list[list[int]]:
-    """Their prompts."""
-    return [problem.prompt for problem in problems(size)]
+def compare(quick: bool, seeds: int) -> dict[str, list[Epochs]]:
+    """Prints the table of methods, medians over the seeds. -> the figures of each method, seed by seed."""
+    from benchmarks.vllm import epochs
 
-
-def drafts() -> dict[str, Any]:
-    """vLLM's arguments for HistoSpec."""
-    from rollout import DRAFTS
-
-    return DRAFTS
-
-
-def train(
-    folder: Path, size: Any, model: Any = None, options: dict[str, Any] | None = None, minibatches: int = 4
-) -> None:
-    """Trains a policy on rollouts without drafts; `folder/N` takes the policy that epoch N rolls out.
-
-    Args:
-        folder: where the policies go.
-        size: see `settings`.
-        model: the policy of epoch 1, in place of the demo's.
-        options: arguments of vLLM for it.
-        minibatches: updates a pass; more of them need less memory.
-    """
-    import grpo
-    import policy
-    import torch
-    from rollout import RolloutEngine
-
-    torch.manual_seed(size.seed)
-    repeated = [problem for problem in problems(size) for _ in range(size.samples)]
-    model = model or policy.load()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.0)
-    model.save_pretrained(folder / "1")
-    engine = RolloutEngine(folder / "1", 64, options or {})
-    for epoch in range(1, size.epochs):
-        rollouts = engine.generate(prompts(size), size.samples, epoch)
-        rewards = [p.reward(response) for p, response in zip(repeated, rollouts.responses, strict=True)]
-        table = torch.tensor(rewards).view(size.problems, size.samples)
-        samples = [p.prompt for p in repeated], rollouts.responses
-        grpo.update(model, optimizer, *samples, table, minibatches=minibatches)
-        engine.push(model)
-        model.save_pretrained(folder / str(epoch + 1))
-        print(f"trained epoch {epoch}: reward {table.mean():.3f}", file=sys.stderr)
-
-
-def roll_out(folder: Path, size: Any, options: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """All epochs on the policies of `train`, with vLLM's arguments `options`; yields the counts of each."""
-    from rollout import RolloutEngine
-    from transformers import LlamaForCausalLM
-
-    from histospec.client.vllm.patches import cpu
-
-    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/patches/cpu.py)
-    engine = RolloutEngine(folder / "1", size.concurrency, options)
-    engine.warm_up()
-    repeated = [problem for problem in problems(size) for _ in range(size.samples)]
-    for epoch in range(1, size.epochs + 1):
-        engine.push(LlamaForCausalLM.from_pretrained(folder / str(epoch)))
-        rollouts = engine.generate(prompts(size), size.samples, epoch)
-        counts = rollouts.counts
-        yield {
-            "tokens": rollouts.tokens,
-            "steps": counts.steps,
-            "engine_steps": counts.engine_steps,
-            "drafted": counts.drafted,
-            "accepted": counts.accepted,
-            "seconds": rollouts.seconds,
-            "reward": sum(p.reward(r) for p, r in zip(repeated, rollouts.responses, strict=True)) / len(repeated),
-        }
-
-
-def compare(arguments: argparse.Namespace) -> Any:
-    """The table of methods; medians over the seeds."""
-    import draft_server
-
-    seeds = 1 if arguments.quick else arguments.seeds
-    results: dict[str, list[list[dict[str, float]]]] = {method: [] for method in METHODS}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    results: dict[str, list[Epochs]] = {method: [] for method in METHODS}
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        train(folder, settings(arguments.quick))
-        server = stack.enter_context(draft_server.running(folder / "store", folder / "server.log"))
-        for seed in range(1, seeds + 1):
-            for method, (environment, _) in METHODS.items():
-                namespace = f"{method} {seed}"
-                settled = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace} | environment
-                command = [sys.executable, "-m", "benchmarks.vllm.suffix", "--part", method, str(seed), name]
-                command += ["--quick"] if arguments.quick else []
-                done = subprocess.run(command, env=os.environ | settled, stdout=subprocess.PIPE, text=True, check=True)
-                results[method].append(json.loads(done.stdout.splitlines()[-1]))
-                print(f"seed {seed}, {method}: {summary(results[method][-1])}", file=sys.stderr)
-    print(f"\n| method | tokens a step, epochs 2+ | drafted a step | accepted | S_{COST} | seconds |")
-    print("|---|---|---|---|---|---|")
-    for method, runs in results.items():
-        each = [summary(run) for run in runs]
-        row = {key: statistics.median(run[key] for run in each) for key in each[0]}
-        print(
-            f"| {method} | {row['tokens_a_step']:.2f} | {row['drafted_a_step']:.2f} | {row['accepted']:.0%} "
-            f"| {row['speed_up']:.2f} | {row['seconds']:.1f} |"
-        )
+        epochs.train(folder, epochs.settings(quick))
+        with running(folder / "store", folder / "server.log") as server:
+            for seed in range(1, seeds + 1):
+                for method, (environment, _) in METHODS.items():
+                    told = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": f"{method} {seed}"}
+                    words = ["--part", method, str(seed), name, *(["--quick"] if quick else [])]
+                    found = printed("benchmarks.vllm.suffix", *words, environment=told | environment)
+                    results[method].append(found)
+                    print(f"seed {seed}, {method}: {summary(found)}", file=sys.stderr)
+    head = ["method", "tokens a step, epochs 2+", "drafted a step", "accepted", f"S_{COST}", "seconds"]
+    print("\n" + table(head, (_cells(method, runs) for method, runs in results.items())), end="")
     return results
 
 
-def summary(epochs: list[dict[str, float]]) -> dict[str, float]:
+def _cells(method: str, runs: list[Epochs]) -> list[str]:
+    row = median_row([summary(run) for run in runs])
+    each = f"{row['tokens_a_step']:.2f}", f"{row['drafted_a_step']:.2f}", f"{row['accepted']:.0%}"
+    return [method, *each, f"{row['speed_up']:.2f}", f"{row['seconds']:.1f}"]
+
+
+def summary(epochs: Epochs) -> dict[str, float]:
     """What epochs 2 and later come to."""
     total = {key: sum(epoch[key] for epoch in epochs[1:]) for key in epochs[0]}
     return {

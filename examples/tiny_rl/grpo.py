@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-import policy
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
+
+from examples.tiny_rl import policy
 
 CLIP = 0.2
 LARGEST_GRADIENT = 1.0

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpo
-import policy
 import torch
-from draft_server import DraftServer
-from results import Epoch, Side
-from rollout import DRAFTS, RolloutEngine, Rollouts
-from table import Progress
-from task import Problem, problems
+
+from examples.draft_server import DraftServer
+from examples.tiny_rl import grpo, policy
+from examples.tiny_rl.results import Epoch, Side
+from examples.tiny_rl.rollout import DRAFTS, RolloutEngine, Rollouts
+from examples.tiny_rl.table import Progress
+from examples.tiny_rl.task import Problem, problems
 
 
 @dataclass(frozen=True)

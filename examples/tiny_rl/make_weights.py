@@ -1,6 +1,6 @@
 """Makes weights.safetensors: supervised training on worked solutions of random problems, some with slips.
 
-    OMP_NUM_THREADS=1 python examples/tiny_rl/make_weights.py        # about ten minutes
+    OMP_NUM_THREADS=1 python -m examples.tiny_rl.make_weights        # about ten minutes
 
 The teacher forgets a carry or a borrow now and then, and so does the policy that imitates it. It can do better than it
 was shown, and rewards will tell it so: that is what is left to learn.
@@ -10,11 +10,12 @@ import argparse
 import random
 from pathlib import Path
 
-import policy
 import torch
 from rich.console import Console
-from task import END_ID, LONGEST, Problem, problems, worked_solution
 from transformers import LlamaForCausalLM
+
+from examples.tiny_rl import policy
+from examples.tiny_rl.task import END_ID, LONGEST, Problem, problems, worked_solution
 
 STEPS = 700
 BATCH = 32
@@ -33,9 +34,10 @@ def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
         same = [p for p in batch if len(p.prompt) == length]
         if same:
             tokens = torch.tensor([p.prompt for p in same], device=model.device)
-            output = model.generate(
+            output = model.generate(  # type: ignore[misc] # the type of its self is a bound of its own
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
             )
+            assert isinstance(output, torch.Tensor)  # not asked for more
             for problem, row in zip(same, output[:, length:].tolist(), strict=True):
                 end = row.index(END_ID) + 1 if END_ID in row else len(row)
                 rewards.append(problem.reward(row[:end]))

@@ -7,7 +7,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from results import Epoch, Side
+
+from examples.tiny_rl.results import Epoch, Side
 
 WITH, FIRST, WITHOUT, ENGINE, TIME = "#1b6ca8", "#8fbbdc", "#8a95a1", "#e07a1f", "#4d8b57"
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from task import END_ID, VOCABULARY
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples.tiny_rl.task import END_ID, VOCABULARY
 
 SHIPPED = Path(__file__).parent / "weights.safetensors"
 """The warm-started policy in half precision, made by make_weights.py."""
@@ -44,7 +45,7 @@ def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.fl
             pad_token_id=END_ID,
         )
     )
-    return model.to(device, dtype)
+    return nn.Module.to(model, device, dtype)
 
 
 def load(path: Path = SHIPPED) -> LlamaForCausalLM:

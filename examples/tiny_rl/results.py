@@ -4,9 +4,8 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from draft_server import Lookups
+from examples.draft_server import Lookups
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Epoch:
         """Seconds of the rollouts without drafts over those with drafts."""
         return self.without.seconds / self.with_drafts.seconds
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """All fields and figures, rewards as means."""
         sides = {}
         for name, side in (("with_drafts", self.with_drafts), ("without_drafts", self.without)):

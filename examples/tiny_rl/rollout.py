@@ -6,9 +6,15 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from task import END_ID, LONGEST
 from transformers import LlamaForCausalLM
 from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine.core_client import InprocClient
+from vllm.v1.outputs import ModelRunnerOutput
+
+from examples.tiny_rl.task import END_ID, LONGEST
 
 DRAFTS: dict[str, Any] = {
     "speculative_config": {
@@ -19,6 +25,12 @@ DRAFTS: dict[str, Any] = {
     "scheduler_cls": "histospec.client.vllm.HistoSpecScheduler",
 }
 """All that a worker needs to draft, beside HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE in its environment."""
+
+
+def as_prompt(tokens: list[int]) -> TokensPrompt:
+    """What vLLM takes for a prompt of tokens."""
+    prompt: TokensPrompt = {"prompt_token_ids": tokens}  # type: ignore[typeddict-item] # NotRequired is not of 3.10
+    return prompt
 
 
 @dataclass(frozen=True)
@@ -70,29 +82,37 @@ class StepCounter:
     """Counts what an in-process engine does, by looking over its scheduler's shoulder.
 
     vLLM's own metrics leave out the steps whose draft was empty, which would flatter the tokens a step.
+
+    Raises TypeError where the engine runs in another process.
     """
 
     def __init__(self, llm: LLM) -> None:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        client = llm.llm_engine.engine_core
+        if not isinstance(client, InprocClient):
+            raise TypeError(f"steps of a {type(client).__name__} cannot be counted: VLLM_ENABLE_V1_MULTIPROCESSING=0")
+        scheduler = client.engine_core.scheduler
         update = scheduler.update_from_output
         self.counts = Counts()
 
-        def counted(scheduled: Any, output: Any) -> Any:
-            drafts = scheduled.scheduled_spec_decode_tokens
+        def counted(
+            scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        ) -> dict[int, EngineCoreOutputs]:
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            sampled = model_runner_output.sampled_token_ids
             rows = [  # a row is empty while its prompt is still being read
-                (len(drafts.get(request, ())), len(output.sampled_token_ids[row]))
-                for request, row in output.req_id_to_index.items()
-                if output.sampled_token_ids and output.sampled_token_ids[row]
+                (len(drafts.get(request, ())), len(sampled[row]))
+                for request, row in model_runner_output.req_id_to_index.items()
+                if sampled and sampled[row]
             ]
             self.counts += Counts(
                 steps=len(rows),
-                engine_steps=int(scheduled.total_num_scheduled_tokens > 0),
+                engine_steps=int(scheduler_output.total_num_scheduled_tokens > 0),
                 drafted=sum(drafted for drafted, _ in rows),
-                accepted=sum(sampled - 1 for _, sampled in rows),
+                accepted=sum(gained - 1 for _, gained in rows),
             )
-            return update(scheduled, output)
+            return update(scheduler_output, model_runner_output)
 
-        scheduler.update_from_output = counted
+        scheduler.update_from_output = counted  # type: ignore[method-assign]
 
 
 def responding(epoch: int | None, **options: Any) -> SamplingParams:
@@ -140,14 +160,14 @@ class RolloutEngine:
     def warm_up(self) -> None:
         """Runs one short request that leaves no trace, so that no epoch pays for first calls."""
         sampling = SamplingParams(max_tokens=8, detokenize=False, extra_args={"histospec": False})
-        self.llm.generate([{"prompt_token_ids": [END_ID]}], sampling, use_tqdm=False)
+        self.llm.generate([as_prompt([END_ID])], sampling, use_tqdm=False)
 
     def generate(
         self, prompts: Sequence[list[int]], samples: int, epoch: int | None, temperature: float = 1.0
     ) -> Rollouts:
         """`samples` responses for each prompt. `epoch` is the policy's version; None: the history takes no part."""
         sampling = responding(epoch, temperature=temperature)
-        requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(samples)]
+        requests = [as_prompt(prompt) for prompt in prompts for _ in range(samples)]
         before, start = self.counts, time.perf_counter()
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
         seconds = time.perf_counter() - start

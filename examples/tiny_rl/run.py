@@ -1,7 +1,7 @@
 """A small, real RL run with vLLM on the CPU: how many decoding steps does a draft server save?
 
-    python examples/tiny_rl/run.py            # three to four minutes on two cores; what `make demo` runs
-    python examples/tiny_rl/run.py --quick    # about a minute
+    python -m examples.tiny_rl.run            # three to four minutes on two cores; what `make demo` runs
+    python -m examples.tiny_rl.run --quick    # about a minute
 
 Exits with 1 when the run did not keep a promise that it prints.
 """
@@ -16,11 +16,10 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-import draft_server
-import plot
-import results
-import table
 from rich.console import Console
+
+from examples import draft_server
+from examples.tiny_rl import plot, results, table
 
 TITLE = "GRPO at temperature 1, every epoch rolled out with and without drafts"
 NAMESPACE = f"tiny-rl-{datetime.now():%Y%m%d-%H%M%S}"
@@ -72,7 +71,7 @@ def _prepare_environment(endpoint: str) -> None:
 def _run(
     arguments: argparse.Namespace, server: draft_server.DraftServer, folder: Path, console: Console
 ) -> list[results.Epoch]:
-    import loop  # imports vLLM
+    from examples.tiny_rl import loop  # imports vLLM
 
     settings = loop.Settings()
     if arguments.quick:

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from results import Epoch
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from examples.tiny_rl.results import Epoch
 
 HEADED = box.Box("    \n    \n ─  \n    \n    \n    \n    \n    \n")
 

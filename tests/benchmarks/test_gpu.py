@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from benchmarks.gpu.cost import marginal_cost, verify_cost
 from benchmarks.gpu.results import Results
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from benchmarks.rl_study import overlap, runs, tables
 from benchmarks.rl_study.methods import METHODS
 

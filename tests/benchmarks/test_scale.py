@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from benchmarks.scale.model import Costs, Plan, fit
 from benchmarks.scale.simulation import Surroundings, cheapest_shards, fewest_shards, simulate, tried
-
 from histospec.protocol.placement import place, problem_digest
 
 ROOT = Path(__file__).parents[2]

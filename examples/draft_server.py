@@ -55,7 +55,11 @@ class DraftServer:
 
     def cpu_seconds(self) -> float:
         """CPU time of the process so far."""
-        return sum(sample.value for sample in self._samples("process_cpu_seconds_total"))
+        return self.total("process_cpu_seconds_total")
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the samples of a name that have these labels, read from /metrics."""
+        return sum(sample.value for sample in self._samples(name) if labels.items() <= sample.labels.items())
 
     def _samples(self, name: str) -> Iterator[Sample]:
         with urllib.request.urlopen(self.metrics_url, timeout=10) as reply:
@@ -65,15 +69,15 @@ class DraftServer:
 
 
 @contextmanager
-def running(data_dir: Path, log: Path) -> Iterator[DraftServer]:
+def running(data_dir: Path, log: Path, *flags: str) -> Iterator[DraftServer]:
     """Starts a server on free loopback ports and stops it at the end.
 
-    `data_dir` is where its store lives; its log goes to the file `log`. Raises RuntimeError, with the end of the log,
-    when the server does not become ready.
+    `data_dir` is where its store lives; its log goes to the file `log`; `flags` are further ones of `histospec serve`.
+    Raises RuntimeError, with the end of the log, when the server does not become ready.
     """
-    server = DraftServer(f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}")
+    server = DraftServer(f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
     command = [sys.executable, "-m", "histospec.server", "serve", "--listen", server.endpoint]
-    command += ["--http", server.http, "--data-dir", str(data_dir)]
+    command += ["--http", server.http, "--data-dir", str(data_dir), *flags]
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
@@ -99,7 +103,8 @@ def _ready(server: DraftServer, process: "subprocess.Popen[bytes]") -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on loopback that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,5 +1,6 @@
-#!/usr/bin/env python3
-"""Installs verl beside the CPU build of vLLM of another virtual environment: scripts/install-verl VERSION VENV BASE.
+"""Installs verl beside the CPU build of vLLM of another virtual environment.
+
+    python -m scripts.install_verl VERSION VENV BASE
 
 verl asks for an older transformers than the newest vLLM, for a CUDA build of vLLM and for much that only training
 needs. So it has an environment of its own, which sees the packages of BASE behind its own: verl itself comes without
@@ -62,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

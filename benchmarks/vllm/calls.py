@@ -1,0 +1,44 @@
+"""How long a process spends in some methods of a class."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+HOOKS = ("begin", "announce", "ask", "tell", "collect", "finish", "settle")
+"""The adapter's calls to the client."""
+
+
+class Stopwatch:
+    """The seconds that calls took, counting from when it was made or set back; of calls within calls the outer ones.
+
+    Replaces the methods `names` of the class `owner`, for as long as the process lives.
+    """
+
+    def __init__(self, owner: type | None = None, names: Iterable[str] = ()) -> None:
+        self.seconds = 0.0
+        self._inside = False
+        for name in names:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Callable[Args, Result]) -> Callable[Args, Result]:
+        def call(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+            if self._inside:  # restart() begins, settle() tells
+                return function(*args, **kwargs)
+            self._inside, start = True, time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - start
+                self._inside = False
+
+        return call
+
+
+def in_histospec() -> Stopwatch:
+    """For the adapter's calls to the client."""
+    from histospec.client.vllm.sessions import RequestSessions
+
+    return Stopwatch(RequestSessions, HOOKS)

@@ -1,0 +1,1 @@
+"""A small, real RL run; README.md says what it shows."""

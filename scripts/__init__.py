@@ -1,0 +1,1 @@
+"""Tools of the project: what Make, CI and people who change it run."""
