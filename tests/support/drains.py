@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -31,7 +32,8 @@ async def step_for_ever(endpoint: str, begun: asyncio.Event) -> None:
     """A stream that never ends its session, until it is cut off."""
     opens = [pb.OpenSession(session=1, namespace="run", prompt=i32(1, 2))]
     async with grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = rpc.DraftServiceStub(channel).Draft(wait_for_ready=True)
+        stub: Any = rpc.DraftServiceStub(channel)  # the stubs know it without asyncio alone
+        call = stub.Draft(wait_for_ready=True)
         try:
             await call.write(pb.DraftRequest(opens=opens))
             for position in range(1 << 20):

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from texts import texts
 from waiting import eventually
 
 from histospec.client import DraftClient
@@ -73,6 +74,11 @@ class Worker(threading.Thread):
             for n, written in zip(chosen, self._roll_out(chosen), strict=True):
                 self.written[n] = (chosen[n], written)
             self.finished += 1
+
+    def acknowledged(self) -> bool:
+        """Whether the shards have all that was committed, after up to 20 s."""
+        self.client.flush(20.0)
+        return not self.client.stats().pending_commits
 
     def _roll_out(self, chosen: dict[int, list[int]]) -> list[list[int]]:
         policy = [text(prompt, number) for number, prompt in chosen.items()]
@@ -149,7 +155,7 @@ class Load:
         self.stop()
         written: dict[int, list[int]] = {}
         for worker in self.workers:
-            eventually(lambda worker=worker: worker.client.flush(20.0) or not worker.client.stats().pending_commits)
+            eventually(worker.acknowledged)
             stats = worker.client.stats()
             assert (stats.commits, stats.dropped_commits) == (len(worker.written), 0)
             assert worker.slowest < PATIENT
@@ -159,7 +165,7 @@ class Load:
             closing = time.monotonic()
             worker.client.shutdown()
             assert time.monotonic() - closing < 10  # a stream that was given up must not be waited for
-        kept = [r.tokens.tolist() for prompt in PROMPTS for r in self.watcher.history(prompt)]
+        kept = [tokens for prompt in PROMPTS for tokens in texts(self.watcher.history(prompt))]
         counts = Counter(tokens[-1] - 10**6 for tokens in kept)
         assert all(tokens == written[tokens[-1] - 10**6] for tokens in kept)
         assert counts.keys() == written.keys()

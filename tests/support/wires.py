@@ -28,7 +28,7 @@ class Stream:
     def __init__(self, stub: pb_grpc.DraftServiceStub) -> None:
         self._requests: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         self._sequence = 0
-        self.call = stub.Draft(iter(self._requests.get, None), timeout=120)
+        self.call: Any = stub.Draft(iter(self._requests.get, None), timeout=120)
 
     def send(self, **fields: Any) -> int:
         """Sends a DraftRequest of these fields; its sequence."""
@@ -38,7 +38,8 @@ class Stream:
 
     def receive(self) -> pb.DraftResponse:
         """The next answer, whichever message it answers."""
-        return next(self.call)
+        response: pb.DraftResponse = next(self.call)
+        return response
 
     def ask(self, **fields: Any) -> pb.DraftResponse:
         """Sends a request that will be answered, and its answer."""
@@ -125,7 +126,8 @@ class Wire:
     @staticmethod
     def unknown(response: pb.DraftResponse) -> list[int]:
         """The sessions that the server does not hold."""
-        return np.frombuffer(response.unknown, "<u8").tolist()
+        sessions: list[int] = np.frombuffer(response.unknown, "<u8").tolist()
+        return sessions
 
     def ingest(
         self, prompt: Iterable[int], responses: Sequence[Iterable[int]], namespace: str = "run", **fields: Any
