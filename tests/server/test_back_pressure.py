@@ -2,9 +2,13 @@
 
 import asyncio
 import threading
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from servers import Starter
+from wires import Connector, Wire
 
 from histospec.native import Engine
 from histospec.server.history import history
@@ -17,7 +21,7 @@ STRANGE = 50  # a session that was never opened
 TEXT = np.random.default_rng(0).integers(0, 50_000, 20_000).astype("<i4").tobytes()
 
 
-def commit(wire, number: int, problem: int, epoch: int) -> pb.DraftRequest:
+def commit(wire: Wire, number: int, problem: int, epoch: int) -> pb.DraftRequest:
     """One message that opens a session, writes 20,000 tokens and commits them."""
     return pb.DraftRequest(
         sequence=number,
@@ -33,7 +37,7 @@ def commit(wire, number: int, problem: int, epoch: int) -> pb.DraftRequest:
 
 
 @pytest.mark.parametrize("problems", [1, 1000], ids=["one-problem", "many-problems"])
-def test_memory_holds_under_a_flood_of_commits(start_server, connect, problems):
+def test_memory_holds_under_a_flood_of_commits(start_server: Starter, connect: Connector, problems: int) -> None:
     server = start_server("--memory", str(BUDGET), "--history-epochs", "2")
     wire = connect(server.endpoint)
     largest = 0.0
@@ -58,12 +62,12 @@ def test_memory_holds_under_a_flood_of_commits(start_server, connect, problems):
     assert server.metrics()["histospec_ingested_responses_total"] == messages - len(refused)
 
 
-def test_sessions_alone_do_not_outgrow_the_budget(start_server, connect):
+def test_sessions_alone_do_not_outgrow_the_budget(start_server: Starter, connect: Connector) -> None:
     server = start_server("--memory", "16MiB")
     wire = connect(server.endpoint)
     stream = wire.stream()
     stream.ask(opens=[wire.open(n, [n]) for n in range(8)], step=wire.step(list(range(8)), [[1]] * 8))
-    refused = {}
+    refused: dict[int, str] = {}
     rng = np.random.default_rng(1)
     for at in range(1, 400_000, 40_000):
         alive = [n for n in range(8) if n not in refused]
@@ -88,19 +92,19 @@ class SlowEngine:
     def __getattr__(self, name: str) -> object:
         return getattr(self.engine, name)
 
-    def ingest(self, *args: object, **options: object) -> None:
+    def ingest(self, *args: Any, **options: Any) -> None:
         self.may.wait()
         self.engine.ingest(*args, **options)
 
 
-def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path, monkeypatch):
+def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else callers that ingest faster than segments are built would fill the memory with stored responses."""
     monkeypatch.setattr(history, "UNINDEXED", 3000)
 
     async def run() -> None:
         engine = SlowEngine()
         store = SQLiteStore(tmp_path, 8)
-        mine = history.History(engine, store, 10)
+        mine = history.History(cast(Engine, engine), store, 10)
         await mine.load()
         adding = [
             asyncio.create_task(mine.add(Batch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))

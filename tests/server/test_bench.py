@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import children
 import pytest
 from children import Child
+from servers import Server, Starter
 from waiting import eventually
 
 from histospec.client.errors import HistoSpecError
@@ -20,12 +23,12 @@ from histospec.server.commands.bench_processes import Workers
 SMALL = ["--batch", "8", "--steps", "5", "--problems", "4", "--responses", "3", "--siblings", "4", "--length", "80"]
 
 
-def bench(*arguments: str, **options):
+def bench(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "histospec.server", "bench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
-def test_figures_of_a_running_service(start_server, tmp_path):
+def test_figures_of_a_running_service(start_server: Starter, tmp_path: Path) -> None:
     servers = [start_server(), start_server()]
     endpoint, http = (",".join(getattr(s, name) for s in servers) for name in ("endpoint", "http"))
     options = ["--workers", "2", "--deadline", "5", "--http", http, "--json", "-"]
@@ -45,7 +48,7 @@ def test_figures_of_a_running_service(start_server, tmp_path):
     assert all(m["histospec_history_tokens"] == 0 for m in metrics)  # it cleans up
 
 
-def test_recorded_rollouts(start_server, tmp_path):
+def test_recorded_rollouts(start_server: Starter, tmp_path: Path) -> None:
     recording = tmp_path / "recorded.jsonl"
     text = list(range(60))
     lines = [
@@ -61,7 +64,7 @@ def test_recorded_rollouts(start_server, tmp_path):
     assert server.metrics()["histospec_ingested_responses_total"] == 6
 
 
-def test_ingests_of_some_responses(start_server, tmp_path):
+def test_ingests_of_some_responses(start_server: Starter, tmp_path: Path) -> None:
     server = start_server()
     done = bench(server.endpoint, *SMALL, "--together", "2", "--deadline", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -85,7 +88,7 @@ def test_ingests_of_some_responses(start_server, tmp_path):
         (["127.0.0.1:9", "--rollouts", "absent.jsonl"], 2, "absent.jsonl: no such file"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(tmp_path, arguments, code, sentence):
+def test_what_goes_wrong_is_one_sentence(tmp_path: Path, arguments: list[str], code: int, sentence: str) -> None:
     done = bench(*arguments, cwd=tmp_path)
     assert done.returncode == code
     assert sentence in done.stderr
@@ -95,7 +98,7 @@ def test_what_goes_wrong_is_one_sentence(tmp_path, arguments, code, sentence):
 LONG = ["--workers", "2", "--batch", "8", "--steps", "1000000", "--problems", "4", "--length", "80", "--deadline", "5"]
 
 
-def namespaces(server) -> list[str]:
+def namespaces(server: Server) -> list[str]:
     return [namespace["name"] for namespace in json.loads(server.get("/status")[1])["namespaces"]]
 
 
@@ -114,7 +117,7 @@ def runs(pid: int) -> bool:
 
 
 @pytest.fixture
-def running(server):
+def running(server: Server) -> Iterator[tuple[Child, list[int]]]:
     """A bench in the middle of its steps, in a namespace of its own, and its workers."""
     with children.histospec("bench", server.endpoint, *LONG) as bench:
         eventually(lambda: server.metrics()["histospec_sessions"] == 16, "they do not start")
@@ -128,7 +131,9 @@ def running(server):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
-def test_a_signal_ends_it_its_workers_and_its_namespace(server, running, number, send):
+def test_a_signal_ends_it_its_workers_and_its_namespace(
+    server: Server, running: tuple[Child, list[int]], number: int, send: Callable[[int, int], None]
+) -> None:
     bench, pids = running
     send(bench.pid, number)
     assert bench.end() == (128 + number, "")
@@ -138,7 +143,7 @@ def test_a_signal_ends_it_its_workers_and_its_namespace(server, running, number,
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_worker_that_dies_ends_it(server, running, number):
+def test_a_worker_that_dies_ends_it(server: Server, running: tuple[Child, list[int]], number: int) -> None:
     bench, pids = running
     os.kill(pids[1], number)
     code, text = bench.end()
@@ -149,13 +154,13 @@ def test_a_worker_that_dies_ends_it(server, running, number):
     assert namespaces(server) == []
 
 
-def test_workers_end_with_a_parent_that_was_killed(server, running):
+def test_workers_end_with_a_parent_that_was_killed(server: Server, running: tuple[Child, list[int]]) -> None:
     bench, pids = running
     bench.send_signal(signal.SIGKILL)
     eventually(lambda: not any(map(runs, pids)), "workers are left")
 
 
-def test_a_worker_says_what_went_wrong():
+def test_a_worker_says_what_went_wrong() -> None:
     with (
         pytest.raises(HistoSpecError, match=r"worker 1 of 1: unsupported operand"),
         Workers(operator.truediv, [(0,)]) as running,
@@ -163,7 +168,7 @@ def test_a_worker_says_what_went_wrong():
         running.receive()
 
 
-def test_a_signal_while_it_ingests_leaves_no_namespace(server):
+def test_a_signal_while_it_ingests_leaves_no_namespace(server: Server) -> None:
     much = ["--problems", "500", "--responses", "100", "--siblings", "1", "--length", "20", "--together", "1"]
     with children.histospec("bench", server.endpoint, *much) as bench:
         eventually(lambda: server.metrics()["histospec_ingested_responses_total"] > 10, "it does not ingest")

@@ -7,13 +7,17 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
+from servers import Server, Starter
 from waiting import eventually
+from wires import Connector
 
 from histospec.native import Engine
 from histospec.server.history.counts import Counts
@@ -37,7 +41,8 @@ PATIENT = {RECEIVING: 60.0, ANSWERING: 60.0, IDLE: 60.0}
 HALF = b"GET /livez HTTP/1.1\r\nHost: a\r\nX-slow: "
 WHOLE = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Reader: TypeAlias = asyncio.StreamReader
+Writer: TypeAlias = asyncio.StreamWriter
 
 
 class Port:
@@ -94,7 +99,7 @@ async def ended(reader: Reader) -> None:
         await asyncio.wait_for(reader.read(), 60)
 
 
-async def until(condition) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async def look() -> None:
         while not condition():
             await asyncio.sleep(0.01)
@@ -104,7 +109,7 @@ async def until(condition) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"G", HALF, b"\r\n"], ids=["nothing", "a byte", "headers", "a line"])
 @pytest.mark.asyncio
-async def test_half_a_request_is_closed(data):
+async def test_half_a_request_is_closed(data: bytes) -> None:
     async with listening(PATIENT | {RECEIVING: 0.1}) as port:
         await ended(await port.connect("127.0.0.1", data))
         assert port.closed()[LATE] == 1
@@ -112,7 +117,7 @@ async def test_half_a_request_is_closed(data):
 
 
 @pytest.mark.asyncio
-async def test_bytes_that_trickle_in_win_no_time():
+async def test_bytes_that_trickle_in_win_no_time() -> None:
     async with listening(PATIENT | {RECEIVING: 0.2}) as port:
         reader = await port.connect("127.0.0.1", HALF)
         over = asyncio.ensure_future(ended(reader))
@@ -123,7 +128,7 @@ async def test_bytes_that_trickle_in_win_no_time():
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_idles_is_closed():
+async def test_a_connection_that_idles_is_closed() -> None:
     async with listening(PATIENT | {IDLE: 0.1}) as port:
         reader = await port.connect("127.0.0.1", WHOLE)
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -132,7 +137,7 @@ async def test_a_connection_that_idles_is_closed():
 
 
 @pytest.mark.asyncio
-async def test_the_second_request_of_a_connection_is_awaited_no_longer_than_the_first():
+async def test_the_second_request_of_a_connection_is_awaited_no_longer_than_the_first() -> None:
     async with listening(PATIENT | {RECEIVING: 0.1}) as port:
         reader = await port.connect("127.0.0.1", WHOLE)
         assert await reader.readuntil(b"ok\n")
@@ -142,7 +147,7 @@ async def test_the_second_request_of_a_connection_is_awaited_no_longer_than_the_
 
 
 @pytest.mark.asyncio
-async def test_a_body_that_never_comes_holds_nothing():
+async def test_a_body_that_never_comes_holds_nothing() -> None:
     async with listening() as port:
         reader = await port.connect("127.0.0.1", WHOLE[:-2] + b"Content-Length: 1000000\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -153,7 +158,7 @@ async def test_a_body_that_never_comes_holds_nothing():
 
 
 @pytest.mark.asyncio
-async def test_a_peer_holds_its_share_and_new_connections_replace_its_oldest():
+async def test_a_peer_holds_its_share_and_new_connections_replace_its_oldest() -> None:
     async with listening() as port:
         held = [await port.connect("127.0.0.1", HALF) for _ in range(EACH)]
         await until(lambda: port.open == EACH)
@@ -166,7 +171,7 @@ async def test_a_peer_holds_its_share_and_new_connections_replace_its_oldest():
 
 
 @pytest.mark.asyncio
-async def test_the_peer_with_most_connections_makes_room():
+async def test_the_peer_with_most_connections_makes_room() -> None:
     async with listening() as port:
         held = [await port.connect("127.0.0.1", HALF) for _ in range(EACH)]
         await until(lambda: port.open == EACH)
@@ -192,7 +197,7 @@ class Looks(Collector):
 
 
 @pytest.mark.asyncio
-async def test_scrapers_share_a_computation_that_is_not_on_the_loop():
+async def test_scrapers_share_a_computation_that_is_not_on_the_loop() -> None:
     """
     1. One asks; while that is computed, nine more ask, and /livez is answered.
     2. There were two computations in all, none in the thread of the event loop.
@@ -225,9 +230,9 @@ async def test_scrapers_share_a_computation_that_is_not_on_the_loop():
         ("fe80::1%eth0", "fe80::/64"),
     ],
 )
-def test_a_peer_is_an_address_or_a_network_of_ipv6(address, peer):
+def test_a_peer_is_an_address_or_a_network_of_ipv6(address: str, peer: str) -> None:
     class Transport(asyncio.BaseTransport):
-        def get_extra_info(self, name, default=None):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
             return (address, 1234) if name == "peername" else default
 
     assert _peer(Transport()) == peer
@@ -236,7 +241,7 @@ def test_a_peer_is_an_address_or_a_network_of_ipv6(address, peer):
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01\x02\x00garbage\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n", b"\x00" * 9000]
 )
-def test_what_is_no_http_is_refused_and_fills_no_log(server, data):
+def test_what_is_no_http_is_refused_and_fills_no_log(server: Server, data: bytes) -> None:
     """The log is JSON: a line that is none has no `event`."""
     host, _, port = server.http.rpartition(":")
     for _ in range(3):
@@ -251,7 +256,7 @@ def test_what_is_no_http_is_refused_and_fills_no_log(server, data):
 
 
 @pytest.fixture
-def limited(start_server, tmp_path, monkeypatch):
+def limited(start_server: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """A server that may open 1,024 files and sockets, as shells allow."""
     script = tmp_path / "limited"
     script.write_text(f'#!/bin/sh\nulimit -n 1024\nexec {sys.executable} -m histospec.server "$@"\n')
@@ -281,11 +286,13 @@ def hold(sockets: list[socket.socket], address: str, number: int, data: bytes) -
             one.sendall(data)
 
 
-def descriptors(server) -> int:
+def descriptors(server: Server) -> int:
     return len(os.listdir(f"/proc/{server.pid}/fd"))
 
 
-def test_half_sent_requests_take_no_descriptors_from_grpc(limited, connect, many_sockets):
+def test_half_sent_requests_take_no_descriptors_from_grpc(
+    limited: Server, connect: Connector, many_sockets: list[socket.socket]
+) -> None:
     """
     1. A worker drafts; 1,500 half-sent HTTP requests are held, beyond what the server may open.
     2. Another client connects and ingests, the worker drafts, probes and Prometheus are answered.
@@ -303,7 +310,9 @@ def test_half_sent_requests_take_no_descriptors_from_grpc(limited, connect, many
     assert samples["process_max_fds"] == 1024
 
 
-def test_connections_to_grpc_take_no_descriptors_from_probes(limited, connect, many_sockets):
+def test_connections_to_grpc_take_no_descriptors_from_probes(
+    limited: Server, connect: Connector, many_sockets: list[socket.socket]
+) -> None:
     """Connections that say nothing: probes are answered meanwhile, a stream goes on; later there is room again."""
     wire = connect(limited.endpoint)
     stream = wire.stream()
@@ -318,7 +327,7 @@ def test_connections_to_grpc_take_no_descriptors_from_probes(limited, connect, m
     stream.ask(step=wire.step([1], [[7]], [2]))
 
 
-def test_the_limit_of_descriptors_is_raised_to_what_is_allowed(start_server):
+def test_the_limit_of_descriptors_is_raised_to_what_is_allowed(start_server: Starter) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
     try:

@@ -3,7 +3,9 @@
 import grpc
 import numpy as np
 import pytest
+from servers import Server, Starter
 from waiting import eventually
+from wires import Connector, Wire
 
 from histospec.v1 import draft_pb2 as pb
 
@@ -11,13 +13,13 @@ RESPONSE = list(range(10, 40))
 
 
 @pytest.fixture
-def known(wire):
+def known(wire: Wire) -> Wire:
     """A server that remembers RESPONSE for the prompt (1, 2, 3)."""
     wire.ingest([1, 2, 3], [RESPONSE])
     return wire
 
 
-def test_a_step_drafts_what_the_history_says(known):
+def test_a_step_drafts_what_the_history_says(known: Wire) -> None:
     stream = known.stream()
     answer = stream.ask(opens=[known.open(5)], step=known.step([5], [RESPONSE[:4]]))
     [draft] = known.drafts(answer)
@@ -28,7 +30,7 @@ def test_a_step_drafts_what_the_history_says(known):
     assert stream.end() == []
 
 
-def test_other_problems_draft_where_there_is_no_history(start_server, connect):
+def test_other_problems_draft_where_there_is_no_history(start_server: Starter, connect: Connector) -> None:
     def drafts(*flags: str) -> tuple[list[int], bytes, float]:
         server = start_server(*flags)
         wire = connect(server.endpoint)
@@ -46,7 +48,7 @@ def test_other_problems_draft_where_there_is_no_history(start_server, connect):
     assert drafts("--namespace-tokens", "0") == ([], b"", 0)
 
 
-def test_a_step_answers_every_session_in_its_order(known):
+def test_a_step_answers_every_session_in_its_order(known: Wire) -> None:
     stream = known.stream()
     opens = [known.open(2), known.open(1, prompt=[9, 9]), known.open(3)]
     answer = stream.ask(opens=opens, step=known.step([3, 1, 2], [RESPONSE[:4], [77], RESPONSE[:8]]))
@@ -57,18 +59,18 @@ def test_a_step_answers_every_session_in_its_order(known):
     assert last[:1] == [RESPONSE[8]]
 
 
-def test_max_tokens_0_only_appends(known):
+def test_max_tokens_0_only_appends(known: Wire) -> None:
     stream = known.stream()
     assert known.drafts(stream.ask(opens=[known.open(1)], step=known.step([1], [RESPONSE[:4]], max_tokens=0))) == [[]]
     [draft] = known.drafts(stream.ask(step=known.step([1], [[RESPONSE[4]]], [4], max_tokens=1)))
     assert draft == [RESPONSE[5]]
 
 
-def test_a_step_for_no_session_is_answered(known):
+def test_a_step_for_no_session_is_answered(known: Wire) -> None:
     assert known.drafts(known.stream().ask(step=known.step([], []))) == []
 
 
-def test_repeated_tokens_are_applied_once(known):
+def test_repeated_tokens_are_applied_once(known: Wire) -> None:
     stream = known.stream()
     stream.ask(opens=[known.open(1)], step=known.step([1], [RESPONSE[:6]]))
     stream.ask(step=known.step([1], [RESPONSE[:6]], [0]))  # the whole step again
@@ -77,7 +79,7 @@ def test_repeated_tokens_are_applied_once(known):
     assert known.history([1, 2, 3])[1] == RESPONSE[:9]
 
 
-def test_a_gap_makes_the_session_unknown_and_leaves_the_others(known):
+def test_a_gap_makes_the_session_unknown_and_leaves_the_others(known: Wire) -> None:
     stream = known.stream()
     stream.ask(opens=[known.open(1), known.open(2)], step=known.step([1, 2], [RESPONSE[:4]] * 2))
     answer = stream.ask(step=known.step([1, 2], [[RESPONSE[5]], [RESPONSE[4]]], [5, 4]))
@@ -92,14 +94,14 @@ def test_a_gap_makes_the_session_unknown_and_leaves_the_others(known):
     assert known.drafts(answer)[0][:1] == [RESPONSE[7]]
 
 
-def test_sessions_never_opened_are_unknown(known):
+def test_sessions_never_opened_are_unknown(known: Wire) -> None:
     stream = known.stream()
     answer = stream.ask(step=known.step([4, 9], [[1], [1]]), closes=[known.commit(6, 1)])
     assert known.unknown(answer) == [4, 9, 6]
     assert known.drafts(answer) == [[], []]
 
 
-def test_a_commit_joins_the_history_and_drafts_for_others_at_once(wire):
+def test_a_commit_joins_the_history_and_drafts_for_others_at_once(wire: Wire) -> None:
     stream, other = wire.stream(), wire.stream()
     stream.ask(opens=[wire.open(1, problem="p")], step=wire.step([1], [RESPONSE]))
     stream.ask(closes=[wire.commit(1, len(RESPONSE), epoch=7, reward=0.5, logprobs=b"\0" * 4 * len(RESPONSE))])
@@ -112,7 +114,7 @@ def test_a_commit_joins_the_history_and_drafts_for_others_at_once(wire):
     assert wire.history([1, 2, 3]) == []  # the same prompt without the name is another problem
 
 
-def test_a_commit_of_another_length_is_refused_as_unknown(wire):
+def test_a_commit_of_another_length_is_refused_as_unknown(wire: Wire) -> None:
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE]))
     answer = stream.ask(closes=[wire.commit(1, len(RESPONSE) + 1)])
@@ -120,7 +122,7 @@ def test_a_commit_of_another_length_is_refused_as_unknown(wire):
     assert wire.history([1, 2, 3]) == []
 
 
-def test_a_commit_of_nothing_is_answered_and_stores_nothing(wire):
+def test_a_commit_of_nothing_is_answered_and_stores_nothing(wire: Wire) -> None:
     stream = wire.stream()
     stream.send(opens=[wire.open(1)])
     answer = stream.ask(closes=[wire.commit(1, 0)])
@@ -128,7 +130,7 @@ def test_a_commit_of_nothing_is_answered_and_stores_nothing(wire):
     assert wire.history([1, 2, 3]) == []
 
 
-def test_opens_and_plain_closes_are_not_answered(wire):
+def test_opens_and_plain_closes_are_not_answered(wire: Wire) -> None:
     stream = wire.stream()
     stream.send(opens=[wire.open(1), wire.open(2)])
     stream.send(closes=[pb.CloseSession(session=1), pb.CloseSession(session=77)])
@@ -137,7 +139,7 @@ def test_opens_and_plain_closes_are_not_answered(wire):
     assert stream.end() == []
 
 
-def test_a_commit_without_an_epoch_takes_the_newest(wire):
+def test_a_commit_without_an_epoch_takes_the_newest(wire: Wire) -> None:
     wire.ingest([8], [[1, 2]], epoch=41)
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5, 6]]))
@@ -146,7 +148,7 @@ def test_a_commit_without_an_epoch_takes_the_newest(wire):
     assert wire.stub.History(request).responses[0].epoch == 41
 
 
-def test_commits_sent_before_the_end_of_a_stream_are_stored_and_answered(wire):
+def test_commits_sent_before_the_end_of_a_stream_are_stored_and_answered(wire: Wire) -> None:
     stream = wire.stream()
     stream.send(opens=[wire.open(i) for i in range(50)], step=wire.step(range(50), [[i, i + 1] for i in range(50)]))
     sent = [stream.send(closes=[wire.commit(i, 2)]) for i in range(50)]
@@ -155,7 +157,7 @@ def test_commits_sent_before_the_end_of_a_stream_are_stored_and_answered(wire):
     assert sorted(wire.history([1, 2, 3])) == [[i, i + 1] for i in range(50)]
 
 
-def test_two_streams_do_not_share_session_ids(wire, server):
+def test_two_streams_do_not_share_session_ids(wire: Wire, server: Server) -> None:
     one, two = wire.stream(), wire.stream()
     one.ask(opens=[wire.open(1, prompt=[1])], step=wire.step([1], [[11]]))
     two.ask(opens=[wire.open(1, prompt=[2])], step=wire.step([1], [[22]]))
@@ -166,7 +168,7 @@ def test_two_streams_do_not_share_session_ids(wire, server):
     assert wire.history([2]) == [[22]]
 
 
-def test_sessions_end_with_their_stream_uncommitted(wire, server):
+def test_sessions_end_with_their_stream_uncommitted(wire: Wire, server: Server) -> None:
     stream, other = wire.stream(), wire.stream()
     stream.ask(opens=[wire.open(1), wire.open(2)], step=wire.step([1, 2], [[5], [6]]))
     other.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
@@ -179,7 +181,7 @@ def test_sessions_end_with_their_stream_uncommitted(wire, server):
     assert wire.unknown(other.ask(step=wire.step([1], [[6]], [1]))) == []
 
 
-def test_clients_that_leave_in_the_middle_hurt_nobody(server, connect):
+def test_clients_that_leave_in_the_middle_hurt_nobody(server: Server, connect: Connector) -> None:
     """
     1. Clients send steps and commits, and leave without waiting for what they asked: at once, or with some answers.
     2. The server goes on for others; its log says that they left, and no more.
@@ -209,7 +211,7 @@ def test_clients_that_leave_in_the_middle_hurt_nobody(server, connect):
     assert wire.history([9]) == [[5, 6]]
 
 
-def test_ingests_that_nobody_waits_for_hurt_nobody(server, wire):
+def test_ingests_that_nobody_waits_for_hurt_nobody(server: Server, wire: Wire) -> None:
     """
     1. Clients ask for many ingests at once, wait for the first, and leave the others where they are.
     2. The server goes on for others, and what it stored of those that were left is in the index, too.
@@ -220,7 +222,7 @@ def test_ingests_that_nobody_waits_for_hurt_nobody(server, wire):
         first, *others = [wire.stub.Ingest.future(request, timeout=60) for request in requests]
         assert first.result().responses == 4
         for other in others:
-            other.cancel()
+            other.cancel()  # type: ignore[no-untyped-call]
     wire.ingest([5000], [[1, 2]])
     assert wire.history([5000]) == [[1, 2]]
 
@@ -233,7 +235,7 @@ def test_ingests_that_nobody_waits_for_hurt_nobody(server, wire):
     assert {entry["level"] for entry in server.log} == {"info"}
 
 
-def test_a_session_over_its_limits_is_refused_and_the_others_go_on(start_server, connect):
+def test_a_session_over_its_limits_is_refused_and_the_others_go_on(start_server: Starter, connect: Connector) -> None:
     server = start_server("--max-prompt-tokens", "5", "--max-session-tokens", "10", "--max-sessions-per-stream", "3")
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -252,7 +254,7 @@ def test_a_session_over_its_limits_is_refused_and_the_others_go_on(start_server,
     assert wire.unknown(stream.ask(step=wire.step([4, 5], [[1], [1]]))) == []
 
 
-def test_drop_namespace_forgets_in_index_and_store_and_nothing_else(known, server):
+def test_drop_namespace_forgets_in_index_and_store_and_nothing_else(known: Wire, server: Server) -> None:
     known.ingest([1, 2, 3], [RESPONSE], namespace="other")
     stream = known.stream()
     stream.ask(opens=[known.open(1)], step=known.step([1], [RESPONSE[:4]]))
@@ -264,7 +266,7 @@ def test_drop_namespace_forgets_in_index_and_store_and_nothing_else(known, serve
     assert known.stub.DropNamespace(pb.DropNamespaceRequest(namespace="never seen")).responses == 0
 
 
-def test_predict_length(wire):
+def test_predict_length(wire: Wire) -> None:
     wire.ingest([1, 2, 3], [range(n) for n in (10, 20, 30)])
     request = pb.PredictLengthRequest(namespace="run", prompt=wire.i32([1, 2, 3]), quantiles=[0.0, 0.5, 1.0])
     answer = wire.stub.PredictLength(request)
@@ -274,14 +276,14 @@ def test_predict_length(wire):
     assert not wire.stub.PredictLength(pb.PredictLengthRequest(namespace="none", prompt=wire.i32([1]))).lengths
 
 
-def test_history_limit_takes_the_newest(wire):
+def test_history_limit_takes_the_newest(wire: Wire) -> None:
     for epoch in range(3):
         wire.ingest([1], [[epoch, 1], [epoch, 2]], epoch=epoch)
     assert wire.history([1], limit=3) == [[1, 2], [2, 1], [2, 2]]
     assert len(wire.history([1])) == 6
 
 
-def test_namespaces_are_bounded(start_server, connect):
+def test_namespaces_are_bounded(start_server: Starter, connect: Connector) -> None:
     """Whoever may make up namespaces cannot fill the memory with them; those that are there go on."""
     server = start_server("--max-namespaces", "2")
     wire = connect(server.endpoint)

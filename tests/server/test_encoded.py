@@ -34,27 +34,27 @@ GROUP = b"\x7b\x7c"
         ("TopologyRequest", SEQUENCE, "fields: 65537 are more than the limit of 65536"),
     ],
 )
-def test_more_parts_than_the_limit_are_refused(kind, part, words):
+def test_more_parts_than_the_limit_are_refused(kind: str, part: bytes, words: str) -> None:
     with pytest.raises(LimitExceeded, match=words):
         CHECKS[kind](part * MORE)
 
 
-def test_packed_numbers_are_counted():
+def test_packed_numbers_are_counted() -> None:
     request = pb.PredictLengthRequest(namespace="a", quantiles=[0.5] * MORE)
     with pytest.raises(LimitExceeded, match=f"quantiles: {MORE} are more than the limit of 64"):
         CHECKS["PredictLengthRequest"](request.SerializeToString())
 
 
-def test_the_fields_of_parts_count_together():
+def test_the_fields_of_parts_count_together() -> None:
     opens = b"\x12\xa0\x1f" + SEQUENCE * 2000
     with pytest.raises(LimitExceeded, match="fields: 65537 are more"):
         CHECKS["DraftRequest"](opens * 2000)
 
 
-def test_bytes_that_are_no_message_are_found_out():
+def test_bytes_that_are_no_message_are_found_out() -> None:
     for end in (b"\x12\xff", b"\x12\x7f\x01", b"\x0e", b"\x09\x01", b"\x08" + b"\xff" * 10):
         with pytest.raises(DecodeError):
-            CHECKS["DraftRequest"](pb.DraftRequest(step={"tokens": bytes(MORE)}).SerializeToString() + end)
+            CHECKS["DraftRequest"](pb.DraftRequest(step=pb.Step(tokens=bytes(MORE))).SerializeToString() + end)
 
 
 TEXTS = st.binary(max_size=9)
@@ -65,14 +65,16 @@ CLOSES = st.builds(pb.CloseSession, commit=st.booleans(), reward=st.floats(width
 
 
 @given(st.lists(OPENS, max_size=5), st.lists(CLOSES, max_size=5), TEXTS)
-def test_sound_messages_pass(opens, closes, tokens):
-    request = pb.DraftRequest(sequence=7, opens=opens, closes=closes, step={"tokens": tokens, "positions": bytes(MORE)})
+def test_sound_messages_pass(opens: list[pb.OpenSession], closes: list[pb.CloseSession], tokens: bytes) -> None:
+    request = pb.DraftRequest(
+        sequence=7, opens=opens, closes=closes, step=pb.Step(tokens=tokens, positions=bytes(MORE))
+    )
     CHECKS["DraftRequest"](request.SerializeToString())
 
 
-def test_the_largest_message_that_is_allowed_passes():
+def test_the_largest_message_that_is_allowed_passes() -> None:
     most = 2**64 - 1
     open_ = pb.OpenSession(session=most, namespace="run", prompt=bytes(40), problem="p", generated=b"1234", seed=-1)
     close = pb.CloseSession(session=most, commit=True, epoch=1, reward=1.0, logprobs=b"1234", generated=1, changes=1)
-    request = pb.DraftRequest(sequence=1, opens=[open_] * 4096, closes=[close] * 4096, step={"tokens": bytes(4096)})
+    request = pb.DraftRequest(sequence=1, opens=[open_] * 4096, closes=[close] * 4096, step=pb.Step(tokens=bytes(4096)))
     CHECKS["DraftRequest"](request.SerializeToString())

@@ -1,5 +1,7 @@
 """Each hint, from numbers that call for it, and none from those that do not."""
 
+from typing import Any
+
 import pytest
 
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
@@ -10,11 +12,11 @@ WELL = NamespaceFacts(
 BUSY = Facts(streams=4, lookups_ever=9000, index_bytes=5, memory=10, draft_p99=0.002, namespaces=[WELL])
 
 
-def test_nothing_is_said_where_all_is_well():
+def test_nothing_is_said_where_all_is_well() -> None:
     assert hints(BUSY) == []
 
 
-def with_namespace(*others: NamespaceFacts, **changes: object) -> Facts:
+def with_namespace(*others: NamespaceFacts, **changes: Any) -> Facts:
     return BUSY._replace(namespaces=[WELL._replace(**changes), *others])
 
 
@@ -98,7 +100,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_case_is_told_with_what_to_do(case):
+def test_each_case_is_told_with_what_to_do(case: str) -> None:
     facts, level, title, text = CASES[case]
     [hint] = hints(facts)
     assert (hint.level, hint.title) == (level, title)
@@ -120,10 +122,10 @@ def test_each_case_is_told_with_what_to_do(case):
         BUSY._replace(streams=0, draft_p99=None),  # idle, after work
     ],
 )
-def test_nothing_is_said_below_the_limits(facts):
+def test_nothing_is_said_below_the_limits(facts: Facts) -> None:
     assert hints(facts) == []
 
 
-def test_the_worst_comes_first():
+def test_the_worst_comes_first() -> None:
     facts = with_namespace(verify_cost=0.6)._replace(draft_p99=1.0, store_errors=2)
     assert [hint.level for hint in hints(facts)] == ["bad", "warn", "info"]

@@ -7,16 +7,20 @@ import sqlite3
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from servers import Server, Starter
 from structlog.testing import capture_logs
 from waiting import eventually
+from wires import Connector, Wire
 
 from histospec.native import Engine
 from histospec.server.history.history import History
-from histospec.server.stores.sqlite.store import FILE_NAME, SQLiteStore
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 
 PROMPT = [1, 2, 3]
@@ -25,18 +29,18 @@ OTHER = [*range(10, 30), *range(200, 230)]  # leaves RESPONSE in the middle
 
 
 @contextlib.contextmanager
-def database(server) -> Iterator[sqlite3.Connection]:
+def database(server: Server) -> Iterator[sqlite3.Connection]:
     """The file of a server, as another program sees it."""
     with contextlib.closing(sqlite3.connect(server.data_dir / FILE_NAME, timeout=10)) as connection, connection:
         yield connection
 
 
-def saved(server) -> dict[str, bytes]:
+def saved(server: Server) -> dict[str, bytes]:
     with database(server) as connection:
         return dict(connection.execute("SELECT namespace, state FROM estimators"))
 
 
-def learn(wire) -> None:
+def learn(wire: Wire) -> None:
     """Sessions follow what they are drafted up to the middle of the response, and then go another way."""
     stream = wire.stream()
     for session in range(3):
@@ -48,28 +52,29 @@ def learn(wire) -> None:
     stream.end()
 
 
-def probs(wire) -> list[float]:
+def probs(wire: Wire) -> list[float]:
     """The probabilities of a draft that teaches nothing: the session has its context from the start."""
     stream = wire.stream()
     opening = wire.open(99, generated=wire.i32(RESPONSE[:5]))
     answer = stream.ask(opens=[opening], step=wire.step([99], [[]], [5], verify_cost=0.0))
     stream.end()
     assert wire.drafts(answer) == [RESPONSE[5:21]]
-    return np.frombuffer(answer.probs, "<f4").tolist()
+    found: list[float] = np.frombuffer(answer.probs, "<f4").tolist()
+    return found
 
 
-def restarted(server, connect):
+def restarted(server: Server, connect: Connector) -> Wire:
     server.terminate()
     assert server.wait() == 0
     server.start()
     return connect(server.endpoint)
 
 
-def warnings(server) -> list[str]:
-    return [entry["event"] for entry in server.log if entry["level"] not in ("info", "debug")]
+def warnings(server: Server) -> list[str]:
+    return [str(entry["event"]) for entry in server.log if entry["level"] not in ("info", "debug")]
 
 
-def test_a_restart_changes_no_probability(server, wire, connect):
+def test_a_restart_changes_no_probability(server: Server, wire: Wire, connect: Connector) -> None:
     wire.ingest(PROMPT, [RESPONSE])
     at_first = probs(wire)
     learn(wire)
@@ -93,7 +98,9 @@ def test_a_restart_changes_no_probability(server, wire, connect):
     assert warnings(server) == []
 
 
-def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(tmp_path, monkeypatch, start_server, connect):
+def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_server: Starter, connect: Connector
+) -> None:
     """
     1. A server that saves every 50 ms learns; wait until what it learned is in the file. Kill it.
     2. What it says afterwards is what it said before, and every response is there.
@@ -124,7 +131,8 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(tmp_path, mon
         session = engine.open("run", PROMPT, generated=RESPONSE[:5])
         drafted = engine.step(np.array([session]), np.array([], np.int32), np.array([0, 0]), verify_cost=0.0)
         engine.close(session, commit=False)
-        return drafted[2].tolist()
+        found: list[float] = drafted[2].tolist()
+        return found
 
     eventually(lambda: says(saved(server).get("run")) == learned, "what was learned is not saved")
     server.kill()
@@ -134,7 +142,9 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(tmp_path, mon
     assert wire.history(PROMPT) == [RESPONSE]
 
 
-def test_a_server_that_is_killed_before_it_saved_forgets_only_what_it_learned(server, wire, connect):
+def test_a_server_that_is_killed_before_it_saved_forgets_only_what_it_learned(
+    server: Server, wire: Wire, connect: Connector
+) -> None:
     wire.ingest(PROMPT, [RESPONSE])
     at_first = probs(wire)
     learn(wire)
@@ -148,7 +158,9 @@ def test_a_server_that_is_killed_before_it_saved_forgets_only_what_it_learned(se
 
 
 @pytest.mark.parametrize("change", [lambda s: b"", lambda s: s[:1000], lambda s: os.urandom(len(s)), lambda s: 7])
-def test_a_state_that_cannot_be_used_is_left_aside(change, server, wire, connect):
+def test_a_state_that_cannot_be_used_is_left_aside(
+    change: Callable[[bytes], bytes], server: Server, wire: Wire, connect: Connector
+) -> None:
     wire.ingest(PROMPT, [RESPONSE])
     at_first = probs(wire)
     learn(wire)
@@ -168,7 +180,9 @@ def test_a_state_that_cannot_be_used_is_left_aside(change, server, wire, connect
     assert len(warnings(server)) == 1
 
 
-def test_what_was_learned_in_a_dropped_namespace_does_not_come_back(server, wire, connect):
+def test_what_was_learned_in_a_dropped_namespace_does_not_come_back(
+    server: Server, wire: Wire, connect: Connector
+) -> None:
     wire.ingest(PROMPT, [RESPONSE])
     at_first = probs(wire)
     learn(wire)
@@ -195,7 +209,7 @@ def teach(engine: Engine, namespace: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory):
+async def opened(directory: Path) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
     """An engine that has learned in the namespaces a and b, a store, and the history between them."""
     engine = Engine(1 << 26)
     store = SQLiteStore(directory, 8)
@@ -225,7 +239,7 @@ def held_up(store: SQLiteStore) -> Iterator[None]:
 
 
 @pytest.mark.asyncio
-async def test_only_what_changed_is_written(tmp_path):
+async def test_only_what_changed_is_written(tmp_path: Path) -> None:
     async with opened(tmp_path) as (engine, store, history):
         await history._learning.save()
         states = {namespace: engine.estimator_state(namespace) for namespace in "ab"}
@@ -242,7 +256,7 @@ async def test_only_what_changed_is_written(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_fails_costs_the_save_alone(tmp_path):
+async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
     async with opened(tmp_path) as (engine, store, history):
         store._writer.submit(failing, 0).result()
         with capture_logs() as logs:
@@ -259,7 +273,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("first", ["save", "drop"])
-async def test_a_namespace_dropped_while_it_is_saved_stays_dropped(first, tmp_path):
+async def test_a_namespace_dropped_while_it_is_saved_stays_dropped(first: str, tmp_path: Path) -> None:
     async with opened(tmp_path) as (engine, store, history):
         with held_up(store):
             both = [history._learning.save(), history.drop("a")]
@@ -277,7 +291,7 @@ async def test_a_namespace_dropped_while_it_is_saved_stays_dropped(first, tmp_pa
 
 
 @pytest.mark.asyncio
-async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path):
+async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path: Path) -> None:
     async with opened(tmp_path) as (engine, store, history):
         await history._learning.save()
         with held_up(store):
@@ -294,7 +308,7 @@ async def test_a_drop_whose_caller_leaves_is_done_all_the_same(tmp_path):
 
 
 @pytest.mark.asyncio
-async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path):
+async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) -> None:
     async with opened(tmp_path):
         pass
     store = SQLiteStore(tmp_path, 8)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from waiting import eventually
 
 from histospec.server.logs import writer as log_writer
@@ -12,7 +13,7 @@ from histospec.server.logs.visible import escaped
 from histospec.server.logs.writer import LogWriter
 
 
-def test_lines_arrive_in_order():
+def test_lines_arrive_in_order() -> None:
     read, write = os.pipe()
     writer = LogWriter(write, lambda lines: None)
     for number in range(100):
@@ -22,10 +23,10 @@ def test_lines_arrive_in_order():
     assert writer.dropped == 0
 
 
-def test_what_waits_is_bounded_and_what_is_dropped_is_told(monkeypatch):
+def test_what_waits_is_bounded_and_what_is_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "MOST_LINES", 10)
     read, write = os.pipe()
-    told = []
+    told: list[int] = []
     writer = LogWriter(write, told.append)
     line = "x" * (1 << 16) + "\n"  # fills the pipe
     for _ in range(50):
@@ -38,7 +39,7 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_told(monkeypatch):
     eventually(lambda: sum(told) == writer.dropped, "the dropped lines are not told")
 
 
-def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing():
+def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
     writer = LogWriter(write, lambda lines: None)
@@ -52,7 +53,7 @@ def test_a_descriptor_that_somebody_made_non_blocking_loses_nothing():
     assert writer.dropped == 0
 
 
-def test_a_closed_descriptor_counts():
+def test_a_closed_descriptor_counts() -> None:
     writer = LogWriter(-1, lambda lines: None)
     for _ in range(5):
         writer.write("line\n")
@@ -60,7 +61,7 @@ def test_a_closed_descriptor_counts():
     assert writer.dropped == 5
 
 
-def test_what_is_not_printable_is_escaped():
+def test_what_is_not_printable_is_escaped() -> None:
     assert escaped("a\x1b[31m\n\u202eé") == "a\\x1b[31m\\n\\u202eé"
 
 
@@ -80,7 +81,7 @@ print("after", file=sys.stderr)
 """
 
 
-def test_stray_lines_join_the_log():
+def test_stray_lines_join_the_log() -> None:
     ran = subprocess.run([sys.executable, "-c", STRAY], stderr=subprocess.PIPE, text=True, timeout=60)
     *lines, last = ran.stderr.splitlines()
     said = {entry["event"].split("\n")[0]: entry for entry in map(json.loads, lines)}

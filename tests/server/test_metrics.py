@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from servers import Server, Starter
 from waiting import eventually
+from wires import Connector, Wire
 
 from histospec.native import Engine
 from histospec.server.history.counts import Counts
@@ -17,7 +19,7 @@ from histospec.v1 import draft_pb2 as pb
 RESPONSE = list(range(10, 40))
 
 
-def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
+def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire: Wire) -> None:
     wire.ingest([1], [[2]])
     text = server.get("/metrics")[1]
     for name, kind in {
@@ -47,7 +49,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server, wire):
     assert "_created" not in text
 
 
-def test_counts_equal_what_was_done(server, wire):
+def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
     """
     1. Ingest three responses of a problem; open two sessions on it and one on another problem.
     2. Each generates; one follows the drafts it is given; one commits.
@@ -100,7 +102,7 @@ def test_counts_equal_what_was_done(server, wire):
     assert samples["histospec_index_bytes"] > 0
 
 
-def test_twins_are_counted(server, wire):
+def test_twins_are_counted(server: Server, wire: Wire) -> None:
     """Of the sessions with a seed alone, with and without one; what is drafted from them, and what of it was right."""
     text = [*RESPONSE[:10], *range(500, 540)]
     wire.ingest([1, 2, 3], [RESPONSE])
@@ -121,7 +123,7 @@ def test_twins_are_counted(server, wire):
     assert {name: samples[f"histospec_{name}"] for name in expected} == expected
 
 
-def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server, wire):
+def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server: Server, wire: Wire) -> None:
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
     stream.ask(step=wire.step([1], [[6]], [1]))
@@ -135,7 +137,7 @@ def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server, 
     assert server.metrics()["histospec_late_steps_total"] == 2
 
 
-def test_what_is_refused_within_a_stream_is_counted(start_server, connect):
+def test_what_is_refused_within_a_stream_is_counted(start_server: Starter, connect: Connector) -> None:
     server = start_server("--max-sessions-per-stream", "1", "--max-session-tokens", "3")
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -147,7 +149,7 @@ def test_what_is_refused_within_a_stream_is_counted(start_server, connect):
     assert refusals == {"open": 1, "step": 1, "commit": 0}
 
 
-def test_limits_are_shown_beside_what_is_used(start_server, connect):
+def test_limits_are_shown_beside_what_is_used(start_server: Starter, connect: Connector) -> None:
     server = start_server("--memory", "64MiB", "--max-backlog", "3MiB")
     connect(server.endpoint).ingest([1], [[2]])
     samples = server.metrics()
@@ -163,7 +165,7 @@ def test_limits_are_shown_beside_what_is_used(start_server, connect):
     assert "histospec_certificate_expiry_timestamp_seconds" not in samples  # no TLS
 
 
-def test_a_server_that_drains_is_not_ready(server, wire):
+def test_a_server_that_drains_is_not_ready(server: Server, wire: Wire) -> None:
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
     server.terminate()
@@ -172,7 +174,7 @@ def test_a_server_that_drains_is_not_ready(server, wire):
     assert server.wait() == 0
 
 
-def test_refused_rpcs_are_counted_by_code(server, wire):
+def test_refused_rpcs_are_counted_by_code(server: Server, wire: Wire) -> None:
     for _ in range(3):
         stream = wire.stream()
         stream.send(step=pb.Step(sessions=b"1"))
@@ -180,7 +182,7 @@ def test_refused_rpcs_are_counted_by_code(server, wire):
     assert server.metrics()['histospec_rpc_errors_total{code="INVALID_ARGUMENT",method="Draft"}'] == 3
 
 
-def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server, wire):
+def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server: Server, wire: Wire) -> None:
     def totals() -> dict[str, float]:
         samples = server.metrics().items()
         return {k: v for k, v in samples if k.startswith("histospec_") and "_total" in k and "cpu_seconds" not in k}
@@ -202,7 +204,7 @@ def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server, wire):
 
 
 @pytest.mark.parametrize("forget", ["drop", "rewind", "both", "come and go"])
-def test_totals_never_fall_whatever_is_forgotten(server, wire, forget):
+def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, forget: str) -> None:
     """Sums over all namespaces; after a rewind, those of its namespace, too, which stays."""
 
     def counted() -> dict[str, float]:
@@ -238,7 +240,7 @@ def test_totals_never_fall_whatever_is_forgotten(server, wire, forget):
     assert bool(json.loads(server.get("/status")[1])["namespaces"]) is not gone
 
 
-def test_names_that_never_existed_use_up_no_label(server, wire):
+def test_names_that_never_existed_use_up_no_label(server: Server, wire: Wire) -> None:
     for number in range(20):
         name = f"nobody-{number}"
         wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=name))
@@ -252,7 +254,7 @@ def test_names_that_never_existed_use_up_no_label(server, wire):
     assert json.loads(server.get("/status")[1])["namespaces_in_all"] == 0
 
 
-def test_both_formats_are_served(server):
+def test_both_formats_are_served(server: Server) -> None:
     for accept, kind in (("", "text/plain"), ("application/openmetrics-text;version=1.0.0,text/plain", "openmetrics")):
         request = urllib.request.Request(f"http://{server.http}/metrics", headers={"Accept": accept})
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -272,7 +274,7 @@ def visit(engine: Engine, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("beyond", [0, 3])
-def test_namespaces_beyond_the_limit_share_a_label(beyond):
+def test_namespaces_beyond_the_limit_share_a_label(beyond: int) -> None:
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())
     for i in range(MAX_NAMESPACE_LABELS + beyond):
@@ -282,7 +284,7 @@ def test_namespaces_beyond_the_limit_share_a_label(beyond):
     assert labels.get(OTHER_NAMESPACES, 0) == beyond
 
 
-def test_a_label_stays_while_its_namespace_does_and_is_free_after_it():
+def test_a_label_stays_while_its_namespace_does_and_is_free_after_it() -> None:
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())
     for i in range(MAX_NAMESPACE_LABELS):
@@ -303,7 +305,7 @@ def test_a_label_stays_while_its_namespace_does_and_is_free_after_it():
     assert "last" in labelled(metrics)
 
 
-def test_what_a_worker_said_goes_with_its_namespace():
+def test_what_a_worker_said_goes_with_its_namespace() -> None:
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())
     for name in ("a", "b"):

@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.asyncio
 
 
 @pytest_asyncio.fixture
-async def both(tmp_path, monkeypatch):
+async def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[History, SQLiteStore]]:
     """A history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
     monkeypatch.setattr(SQLiteStore, "whole_at_start", False)
     monkeypatch.setattr(module, "WATCH_SECONDS", 0.01)
@@ -31,7 +34,7 @@ async def both(tmp_path, monkeypatch):
     await history.close()
 
 
-async def until(condition) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async def wait() -> None:
         while not condition():
             await asyncio.sleep(0.01)
@@ -39,7 +42,7 @@ async def until(condition) -> None:
     await asyncio.wait_for(wait(), 60)
 
 
-async def test_what_others_store_is_heard_of(both):
+async def test_what_others_store_is_heard_of(both: tuple[History, SQLiteStore]) -> None:
     history, store = both
     assert history.newest_epoch("run") == 5
     put(store, b"bbbb", 9)
@@ -48,12 +51,14 @@ async def test_what_others_store_is_heard_of(both):
 
 
 @pytest.mark.parametrize("back", ["rewind", "drop"])
-async def test_what_was_read_before_a_rewind_or_drop_does_not_count(both, back, monkeypatch):
+async def test_what_was_read_before_a_rewind_or_drop_does_not_count(
+    both: tuple[History, SQLiteStore], back: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history, store = both
     reading, gate, read = threading.Event(), threading.Event(), store.newest_epochs
     left = []
 
-    def slowly():
+    def slowly() -> Any:
         found = read()
         reading.set()
         gate.wait()
@@ -71,11 +76,13 @@ async def test_what_was_read_before_a_rewind_or_drop_does_not_count(both, back, 
     assert history.newest_epoch("run") == (2 if back == "rewind" else 0)
 
 
-async def test_a_store_that_is_away_is_said_once_and_asked_again(both, monkeypatch):
+async def test_a_store_that_is_away_is_said_once_and_asked_again(
+    both: tuple[History, SQLiteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     history, store = both
     asked, read = [], store.newest_epochs
 
-    def away():
+    def away() -> None:
         asked.append(1)
         raise StoreError("the store is away")
 

@@ -27,7 +27,7 @@ async def settled() -> None:
 
 
 @pytest.mark.asyncio
-async def test_all_that_ask_at_a_time_share_one_computation():
+async def test_all_that_ask_at_a_time_share_one_computation() -> None:
     numbers = Numbers()
     once = OnceASecond(numbers, seconds=0)
     asking = [asyncio.ensure_future(once()) for _ in range(100)]
@@ -36,7 +36,7 @@ async def test_all_that_ask_at_a_time_share_one_computation():
 
 
 @pytest.mark.asyncio
-async def test_who_asks_during_a_computation_shares_the_next():
+async def test_who_asks_during_a_computation_shares_the_next() -> None:
     """What was counted before a scrape is in it."""
     numbers = Numbers()
     once = OnceASecond(numbers, seconds=0)
@@ -53,7 +53,7 @@ async def test_who_asks_during_a_computation_shares_the_next():
 
 
 @pytest.mark.asyncio
-async def test_the_next_computation_waits_for_its_time(monkeypatch):
+async def test_the_next_computation_waits_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = []
     real = asyncio.sleep
 
@@ -73,7 +73,7 @@ async def test_the_next_computation_waits_for_its_time(monkeypatch):
 
 
 @pytest.mark.asyncio
-async def test_who_leaves_takes_nothing_from_the_others_and_errors_reach_all():
+async def test_who_leaves_takes_nothing_from_the_others_and_errors_reach_all() -> None:
     async def fail() -> None:
         raise ValueError("no")
 

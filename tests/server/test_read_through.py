@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 import pytest_asyncio
@@ -10,7 +11,7 @@ from histospec.server.errors import StoreError
 from histospec.server.history import read_through
 from histospec.server.history.counts import Counts
 from histospec.server.history.read_through import ReadThrough
-from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.interface import Batch, Problem, Record, Store
 
 pytestmark = pytest.mark.asyncio
 
@@ -22,12 +23,12 @@ class World:
 
     def __init__(self) -> None:
         self.stored: dict[Problem, list[Record]] = {}
-        self.indexed: list[tuple[Problem, list[Record]]] = []
+        self.indexed: list[Batch] = []
         self.reads = 0
         self.broken = False
         self.counts = Counts()
         indexing = ThreadPoolExecutor(1)
-        self.through = ReadThrough(self, self.holds, self.indexed.append, indexing, self.counts)
+        self.through = ReadThrough(cast(Store, self), self.holds, self.indexed.append, indexing, self.counts)
 
     def history(self, problem: Problem) -> list[Record]:
         self.reads += 1
@@ -43,11 +44,11 @@ class World:
 
 
 @pytest_asyncio.fixture
-async def world():
+async def world() -> World:
     return World()
 
 
-async def test_a_problem_is_read_once_for_all_who_want_it(world):
+async def test_a_problem_is_read_once_for_all_who_want_it(world: World) -> None:
     world.stored[PROBLEM] = [Record(b"aaaa", 0), Record(b"bbbb", 0), Record(b"cccc", 3)]
     for _ in range(16):
         world.through.want(PROBLEM)
@@ -59,7 +60,7 @@ async def test_a_problem_is_read_once_for_all_who_want_it(world):
     await world.through.close()
 
 
-async def test_what_is_absent_is_not_asked_for_again_for_a_while(world, monkeypatch):
+async def test_what_is_absent_is_not_asked_for_again_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.through.want(PROBLEM)
     while world.through._reading:
         await asyncio.sleep(0)
@@ -76,7 +77,7 @@ async def test_what_is_absent_is_not_asked_for_again_for_a_while(world, monkeypa
     await world.through.close()
 
 
-async def test_what_is_being_added_is_not_read_back(world):
+async def test_what_is_being_added_is_not_read_back(world: World) -> None:
     with world.through.paused(PROBLEM), world.through.paused(PROBLEM):
         world.through.want(PROBLEM)
     assert not world.through._reading
@@ -86,7 +87,7 @@ async def test_what_is_being_added_is_not_read_back(world):
     await world.through.close()
 
 
-async def test_a_store_that_is_away_is_asked_again_later(world):
+async def test_a_store_that_is_away_is_asked_again_later(world: World) -> None:
     world.broken = True
     world.through.want(PROBLEM)
     await world.through.settled(PROBLEM)
@@ -99,7 +100,7 @@ async def test_a_store_that_is_away_is_asked_again_later(world):
     await world.through.close()
 
 
-async def test_what_waits_is_bounded(world, monkeypatch):
+async def test_what_waits_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_through, "WAITING", 5)
     for number in range(9):
         world.through.want(Problem("run", bytes([number] * 4)))

@@ -1,15 +1,17 @@
 """What the status page shows of the log."""
 
+from typing import Any
+
 import structlog
 
 from histospec.server.logs.recent import LINES, LONGEST, RecentLines, without_secrets
 
 
-def _whole(logger, method, line):
+def _whole(logger: object, method: str, line: Any) -> Any:
     return (line,), {}
 
 
-def test_warnings_and_errors_are_kept_and_passed_on():
+def test_warnings_and_errors_are_kept_and_passed_on() -> None:
     recent = RecentLines()
     log = structlog.wrap_logger(
         structlog.ReturnLogger(), processors=[structlog.processors.add_log_level, recent, _whole]
@@ -28,7 +30,7 @@ def test_warnings_and_errors_are_kept_and_passed_on():
     assert error["details"] == "method: Draft, error: ValueError"
 
 
-def test_so_many_and_no_longer():
+def test_so_many_and_no_longer() -> None:
     recent = RecentLines()
     for number in range(LINES + 5):
         recent(None, "warning", {"level": "warning", "event": "x" * 9999, "number": number})
@@ -37,6 +39,6 @@ def test_so_many_and_no_longer():
     assert len(lines[0]["event"]) == LONGEST
 
 
-def test_secrets_are_left_out():
+def test_secrets_are_left_out() -> None:
     text = "redis://user:pa55@host:6379/0 refused Bearer abc.def; password=hunter2, Token: x1 but tokens stay"
     assert without_secrets(text) == "redis://…@host:6379/0 refused Bearer …; password=…, Token: … but tokens stay"

@@ -5,6 +5,8 @@ import io
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ def load(*records: object) -> list[Problem]:
     return list(read(io.BytesIO("\n".join(json.dumps(record) for record in records).encode())))
 
 
-def test_a_record_becomes_arrays_and_unknown_fields_are_ignored():
+def test_a_record_becomes_arrays_and_unknown_fields_are_ignored() -> None:
     (problem,) = load({**GOOD, "reward": [0.5]})
     assert problem.prompt.dtype == np.int32
     assert problem.prompt.tolist() == [7, 8]
@@ -29,7 +31,7 @@ def test_a_record_becomes_arrays_and_unknown_fields_are_ignored():
     assert problem.epochs() == [0]
 
 
-def test_id_and_group_may_be_left_out_and_blank_lines_are_skipped():
+def test_id_and_group_may_be_left_out_and_blank_lines_are_skipped() -> None:
     line = json.dumps({"prompt": [1], "responses": [{"epoch": 4, "tokens": [2]}]})
     problems = list(read(io.BytesIO(f"{line}\n\n  \n{line}\n".encode())))
     assert [problem.responses[0].group for problem in problems] == [None, None]
@@ -37,11 +39,11 @@ def test_id_and_group_may_be_left_out_and_blank_lines_are_skipped():
     assert [response.group for response in named.responses] == [3, "a"]
 
 
-def test_gzip_is_recognised_by_its_content():
+def test_gzip_is_recognised_by_its_content() -> None:
     assert len(list(read(io.BytesIO(ZIPPED)))) == 1
 
 
-def test_turns_keep_who_wrote_them_and_a_cut_ends_inside_one():
+def test_turns_keep_who_wrote_them_and_a_cut_ends_inside_one() -> None:
     turns = [
         {"role": "environment", "tokens": [1, 2]},
         {"role": "assistant", "tokens": [3, 4, 5]},
@@ -57,7 +59,7 @@ def test_turns_keep_who_wrote_them_and_a_cut_ends_inside_one():
     assert [len(turn.tokens) for turn in response.cut(100)] == [2, 3, 1]
 
 
-def response(**fields: object) -> dict[str, object]:
+def response(**fields: Any) -> dict[str, object]:
     return {**GOOD, "id": "b", "responses": [{"epoch": 0, "tokens": [1]}, {"epoch": 1, "tokens": [1], **fields}]}
 
 
@@ -89,7 +91,7 @@ def response(**fields: object) -> dict[str, object]:
         (GOOD, "id: 'a' is also on line 1"),
     ],
 )
-def test_a_bad_record_is_reported_with_its_line_and_field(record: object, complaint: str):
+def test_a_bad_record_is_reported_with_its_line_and_field(record: object, complaint: str) -> None:
     with pytest.raises(RecordingError) as error:
         load(GOOD, record)
     assert str(error.value).startswith("line 2: ")
@@ -114,17 +116,17 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
         (ZIPPED[:20] + b"????????", "the gzip archive is damaged"),
     ],
 )
-def test_a_file_that_is_no_recording_is_reported(content: bytes, complaint: str):
+def test_a_file_that_is_no_recording_is_reported(content: bytes, complaint: str) -> None:
     with pytest.raises(RecordingError, match=complaint):
         list(read(io.BytesIO(content)))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line():
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
     assert len(list(read(io.BytesIO(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())))) == 1
 
 
 @pytest.mark.parametrize("content", [ZIPPED, json.dumps(GOOD).encode()])
-def test_a_pipe_is_read_as_it_comes(content: bytes):
+def test_a_pipe_is_read_as_it_comes(content: bytes) -> None:
     """Its bytes arrive one by one, and nothing can be read again."""
     ends = os.pipe()
 
@@ -140,18 +142,18 @@ def test_a_pipe_is_read_as_it_comes(content: bytes):
     os.close(ends[0])
 
 
-def test_a_device_that_never_ends_a_line_is_refused():
+def test_a_device_that_never_ends_a_line_is_refused() -> None:
     with pytest.raises(ConfigError, match="/dev/zero: line 1: not JSON"), opened("/dev/zero") as file:
         list(read(file))
 
 
-def test_a_line_that_is_too_long_is_refused(monkeypatch):
+def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "MAX_LINE", 2 << 20)
     with pytest.raises(RecordingError, match="line 1: is longer than 2 MiB"):
         list(read(io.BytesIO(b'{"prompt": [' + b"1," * (3 << 20))))
 
 
-def test_a_file_of_errors_costs_no_more_than_one(tmp_path):
+def test_a_file_of_errors_costs_no_more_than_one(tmp_path: Path) -> None:
     record = {**GOOD, "prompt": [-1] * 300_000}
     with pytest.raises(RecordingError, match=r"line 1: prompt\[0\]: -1 is below"):
         load(record)

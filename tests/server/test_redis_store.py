@@ -2,6 +2,10 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,10 +31,10 @@ PROBLEM = Problem("run", b"prompt..")
 
 
 @pytest.fixture
-def open_store():
+def open_store() -> Iterator[Callable[..., RedisStore]]:
     stores = []
 
-    def open_(url: str, **options: object) -> RedisStore:
+    def open_(url: str, **options: Any) -> RedisStore:
         stores.append(RedisStore(Location.parse(url), 8, "shard-0", **options))
         return stores[-1]
 
@@ -40,7 +44,7 @@ def open_store():
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
     """A server of the test's own, to be mistreated."""
     require_redis()
     server = RedisProcess(tmp_path / "redis")
@@ -48,7 +52,9 @@ def server(tmp_path):
     server.kill()
 
 
-def test_a_server_over_tls_is_checked_and_wants_a_password(tmp_path, open_store):
+def test_a_server_over_tls_is_checked_and_wants_a_password(
+    tmp_path: Path, open_store: Callable[..., RedisStore]
+) -> None:
     """
     1. A server that speaks TLS alone takes and gives responses, with its password and its authority.
     2. Without that authority, or with a wrong password, nothing is said to it; no message shows the password.
@@ -86,7 +92,9 @@ def test_a_server_over_tls_is_checked_and_wants_a_password(tmp_path, open_store)
     st.booleans(),
     st.none() | st.integers(-(2**63), 2**63 - 1),
 )
-def test_a_packed_record_comes_back(tokens, epoch, reward, scored, masked, seed):
+def test_a_packed_record_comes_back(
+    tokens: list[int], epoch: int, reward: float | None, scored: bool, masked: bool, seed: int | None
+) -> None:
     size = len(tokens)
     logprobs = np.arange(size, dtype="<f4").tobytes() if scored else b""
     mask = bytes(i % 2 for i in range(size)) if masked else b""
@@ -101,14 +109,14 @@ WITHOUT_SEEDS = bytes.fromhex(
 SEEDED = bytes.fromhex("02080200000000000000000000000000000000010000003132ffffffffffffffff")
 
 
-def test_records_from_before_checksums_are_read():
+def test_records_from_before_checksums_are_read() -> None:
     scores = np.array([-1, -2, -0.5], "<f4").tobytes()
     record = Record(np.array([1, 70_000, 3], "<i4").tobytes(), 7, 0.5, scores, b"\1\0\1")
     assert records.unpack(WITHOUT_SEEDS) == record
     assert records.unpack(SEEDED) == Record(b"12\0\0", 0, seed=-1)
 
 
-def test_a_record_of_another_version_is_refused_by_its_number():
+def test_a_record_of_another_version_is_refused_by_its_number() -> None:
     """As a server from before checksums refuses version 3."""
     packed = records.pack(Record(b"1234", 0, seed=-1))
     assert packed[0] == 3
@@ -119,7 +127,7 @@ def test_a_record_of_another_version_is_refused_by_its_number():
 
 
 @given(st.data())
-def test_every_flipped_bit_of_a_record_is_found(data):
+def test_every_flipped_bit_of_a_record_is_found(data: st.DataObject) -> None:
     seed = data.draw(st.none() | st.integers(-(2**63), 2**63 - 1))
     packed = bytearray(records.pack(Record(bytes(range(40)), 3, 0.5, bytes(40), b"\1\0" * 5, seed)))
     bit = data.draw(st.integers(0, 8 * len(packed) - 1))
@@ -128,13 +136,15 @@ def test_every_flipped_bit_of_a_record_is_found(data):
         records.unpack(bytes(packed))
 
 
-def test_a_damaged_response_is_left_out_and_counted_once(server, open_store):
+def test_a_damaged_response_is_left_out_and_counted_once(
+    server: RedisProcess, open_store: Callable[..., RedisStore]
+) -> None:
     store = open_store(server.url)
     for text in (b"aaaa", b"bbbb", b"cccc"):
         put(store, text)
     key = redis_keys.problem_key(redis_keys.digest_of(PROBLEM))
     name = sorted(name for name in server.client.hkeys(key) if name != redis_keys.ABOUT)[1]
-    packed = bytearray(server.client.hget(key, name))
+    packed = bytearray(cast(bytes, server.client.hget(key, name)))
     packed[30] ^= 1
     server.client.hset(key, name, bytes(packed))
     server.client.hset(key, redis_keys.FIELD.pack(b"r", 0, 0, b"damage"), b"\1rubbish")
@@ -145,7 +155,7 @@ def test_a_damaged_response_is_left_out_and_counted_once(server, open_store):
 
 
 @given(st.binary(max_size=80))
-def test_bytes_that_are_no_record_are_refused(data):
+def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
     try:
         record = records.unpack(data)
     except StoreError:
@@ -154,12 +164,14 @@ def test_bytes_that_are_no_record_are_refused(data):
 
 
 @pytest.mark.parametrize(("largest", "width"), [(1000, 2), (150_000, 3), (2**31 - 1, 4)])
-def test_tokens_take_as_many_bytes_as_the_largest_needs(largest, width):
+def test_tokens_take_as_many_bytes_as_the_largest_needs(largest: int, width: int) -> None:
     record = Record(np.full(1000, largest, "<i4").tobytes(), 0)
     assert len(records.pack(record)) == pytest.approx(1000 * width, abs=32)
 
 
-def test_two_problems_of_one_digest_are_not_mixed(open_store, redis_server, monkeypatch):
+def test_two_problems_of_one_digest_are_not_mixed(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_keys, "problem_digest", lambda *_: b"the same 16 byte")
     store = open_store(redis_server.url)
     store.append(batch(b"mine")).result()
@@ -169,11 +181,18 @@ def test_two_problems_of_one_digest_are_not_mixed(open_store, redis_server, monk
     assert [r.tokens for r in store.history(PROBLEM)] == [b"mine"]
 
 
-def test_a_write_whose_answer_is_lost_is_written_once(open_store, redis_server, monkeypatch):
-    store = open_store(redis_server.url)
-    run, lost = store._servers.run, []
+def _longer(acknowledged: Sized, than: int) -> bool:
+    return len(acknowledged) > than
 
-    def losing(*args: object, **kwargs: object):
+
+def test_a_write_whose_answer_is_lost_is_written_once(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(redis_server.url)
+    run = store._servers.run
+    lost: list[Any] = []
+
+    def losing(*args: Any, **kwargs: Any) -> Any:
         answers = run(*args, **kwargs)
         if len(lost) < 3:
             lost.append(args)
@@ -186,7 +205,7 @@ def test_a_write_whose_answer_is_lost_is_written_once(open_store, redis_server, 
     assert [r.tokens for r in store.history(PROBLEM)] == [b"once"]
 
 
-def test_a_server_that_restarts_is_waited_for(open_store, server):
+def test_a_server_that_restarts_is_waited_for(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
     store = open_store(server.url)
     store.append(batch(b"aaaa")).result()
     server.kill()
@@ -197,7 +216,9 @@ def test_a_server_that_restarts_is_waited_for(open_store, server):
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"bbbb"]
 
 
-def test_a_server_that_stays_away_costs_the_callers_only_an_error(open_store, server, monkeypatch):
+def test_a_server_that_stays_away_costs_the_callers_only_an_error(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
     store = open_store(server.url)
     server.kill()
@@ -223,7 +244,9 @@ def _succeeds(store: RedisStore, tokens: bytes) -> bool:
     return True
 
 
-def test_a_server_that_hangs_is_given_up(open_store, server, monkeypatch):
+def test_a_server_that_hangs_is_given_up(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
     monkeypatch.setattr(redis_servers, "ANSWER_SECONDS", 0.3)
     store = open_store(server.url)
@@ -235,7 +258,7 @@ def test_a_server_that_hangs_is_given_up(open_store, server, monkeypatch):
     eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
 
 
-def test_a_full_server_is_told_from_a_broken_one(open_store, server):
+def test_a_full_server_is_told_from_a_broken_one(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
     store = open_store(server.url)
     store.append(batch(b"aaaa")).result()
     server.client.config_set("maxmemory", "1")
@@ -246,7 +269,9 @@ def test_a_full_server_is_told_from_a_broken_one(open_store, server):
     assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
 
 
-def test_problems_that_redis_forgot_leave_their_list(open_store, redis_server):
+def test_problems_that_redis_forgot_leave_their_list(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess
+) -> None:
     store = open_store(redis_server.url)
     for number in range(20):
         store.append(batch(b"aaaa", prompt=bytes([number] * 4))).result()
@@ -263,13 +288,15 @@ def test_problems_that_redis_forgot_leave_their_list(open_store, redis_server):
     assert (store.count(), listed()) == (10, 10)
 
 
-def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(open_store, redis_server, monkeypatch):
+def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, other = open_store(redis_server.url, retention=60.0), open_store(redis_server.url, retention=60.0)
     store.append(batch(b"aaaa")).result()
     redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
     run = other._servers.run
 
-    def meanwhile(commands: list[tuple], *args: object):
+    def meanwhile(commands: list[tuple[Any, ...]], *args: Any) -> Any:
         if commands[0][0] == "SREM":
             store.append(batch(b"bbbb")).result()
         return run(commands, *args)
@@ -279,7 +306,9 @@ def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(open_st
     assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]
 
 
-def test_a_replica_that_is_not_there_is_not_taken_for_one(open_store, server, monkeypatch):
+def test_a_replica_that_is_not_there_is_not_taken_for_one(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_store, "PATIENCE", 0.2)
     monkeypatch.setattr(redis_servers, "REPLICA_MILLISECONDS", 100)
     store = open_store(f"{server.url}?replicas=1")
@@ -287,7 +316,7 @@ def test_a_replica_that_is_not_there_is_not_taken_for_one(open_store, server, mo
         store.append(batch(b"aaaa")).result()
 
 
-def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
+def test_what_was_acknowledged_survives_the_masters(open_store: Callable[..., RedisStore], tmp_path: Path) -> None:
     """Three masters with a replica each, responses all the time, one master after another killed with -9."""
     require_redis()
     cluster = RedisCluster(tmp_path, replicas=1)
@@ -309,13 +338,11 @@ def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
     writer.start()
     try:
         for node in cluster.masters()[:2]:
-            before = len(acknowledged)
-            eventually(lambda before=before: len(acknowledged) > before + 100, "nothing is written")
+            eventually(partial(_longer, acknowledged, len(acknowledged) + 100), "nothing is written")
             node.kill()
             eventually(lambda: len(cluster.masters()) == 3, "no replica takes over", no=redis.RedisError)
             node.start()  # without a replica of its own the new master can promise nothing
-            before = len(acknowledged)
-            eventually(lambda before=before: len(acknowledged) > before + 100, "writing does not go on")
+            eventually(partial(_longer, acknowledged, len(acknowledged) + 100), "writing does not go on")
             eventually(
                 lambda: all(m.client.info("replication")["connected_slaves"] for m in cluster.masters()),
                 "no replicas",
@@ -330,7 +357,7 @@ def test_what_was_acknowledged_survives_the_masters(open_store, tmp_path):
     cluster.kill()
 
 
-def test_where_a_url_leads():
+def test_where_a_url_leads() -> None:
     location = Location.parse("rediss+cluster://me:se%2Fcret@a:1,[::1]:2,c?replicas=2&ca=/ca.pem")
     assert location.nodes == (("a", 1), ("::1", 2), ("c", 6379))
     assert (location.username, location.password, location.replicas, location.ca) == ("me", "se/cret", 2, "/ca.pem")

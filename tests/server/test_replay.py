@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,12 +53,13 @@ def recorded(path: Path, seed: int = 0, epochs: int = 3, problems: int = 6) -> P
     return path
 
 
-def figures(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+def figures(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
     assert replay.main([*map(str, arguments), "--json", "-", "--no-plot"]) == 0
-    return json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
 
 
-def test_a_case_knows_only_what_came_before_it():
+def test_a_case_knows_only_what_came_before_it() -> None:
     a, b, c, d = (response(epoch, turn([i])) for i, epoch in enumerate((0, 1, 1, 2)))
     problem = Problem(np.array([9], np.int32), (a, b, c, d))
     assert case_at(problem, 0, siblings=False, max_response=9) is None
@@ -71,7 +73,7 @@ def test_a_case_knows_only_what_came_before_it():
     assert case_at(problem, 7, siblings=True, max_response=9) is None
 
 
-def test_a_repeated_response_is_drafted_and_every_step_counts():
+def test_a_repeated_response_is_drafted_and_every_step_counts() -> None:
     text = turn(np.arange(100, 164))
     problem = Problem(np.array([1, 2, 3], np.int32), (response(0, text), response(1, text)))
     case = case_at(problem, 1, siblings=False, max_response=2000)
@@ -82,7 +84,7 @@ def test_a_repeated_response_is_drafted_and_every_step_counts():
     assert result.accepted == 64 - result.steps <= result.drafted
 
 
-def test_what_the_environment_wrote_costs_no_step_and_is_no_gain():
+def test_what_the_environment_wrote_costs_no_step_and_is_no_gain() -> None:
     known = response(0, turn(np.arange(100, 132)))
     asked = response(1, turn(np.arange(500, 900), generated=False), turn([7]), turn([8, 9], generated=False))
     problem = Problem(np.array([1], np.int32), (known, asked))
@@ -91,7 +93,7 @@ def test_what_the_environment_wrote_costs_no_step_and_is_no_gain():
     assert (score([case], 0.05, 16, lambda _: None).counts[0, [0, 2]] == [1, 1]).all()
 
 
-def test_s_c_charges_for_drafted_tokens():
+def test_s_c_charges_for_drafted_tokens() -> None:
     result = Score(0.1, np.array([[10, 40, 30], [10, 0, 10], [0, 0, 0]]))
     assert result.speed_up() == pytest.approx(40 / (20 + 4))
     assert result.speed_up(0) == 2
@@ -100,7 +102,9 @@ def test_s_c_charges_for_drafted_tokens():
     assert low <= result.speed_up() <= high
 
 
-def test_epochs_are_scored_one_by_one_and_the_last_is_the_headline(tmp_path, capsys):
+def test_epochs_are_scored_one_by_one_and_the_last_is_the_headline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = recorded(tmp_path / "rollouts.jsonl")
     result = figures(capsys, file, "--cost", 0.05, "--cost", 0.2)
     assert [epoch["epoch"] for epoch in result["epochs"]] == [1, 2]
@@ -115,7 +119,9 @@ def test_epochs_are_scored_one_by_one_and_the_last_is_the_headline(tmp_path, cap
     assert figures(capsys, file, "--mode", "all", "--epochs", 0)["epochs"] == []
 
 
-def test_problems_last_visited_at_different_epochs_have_a_headline_of_their_own(tmp_path, capsys):
+def test_problems_last_visited_at_different_epochs_have_a_headline_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = recorded(tmp_path / "rollouts.jsonl", problems=2)
     first, second = map(json.loads, file.read_text().splitlines())
     second["responses"] = [r for r in second["responses"] if r["epoch"] < 2]
@@ -126,7 +132,9 @@ def test_problems_last_visited_at_different_epochs_have_a_headline_of_their_own(
     assert [(epoch["epoch"], epoch["problems"]) for epoch in result["epochs"]] == [(1, 2), (2, 1)]
 
 
-def test_table_plot_and_json_are_written(tmp_path, capsys, monkeypatch):
+def test_table_plot_and_json_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = recorded(tmp_path / "rollouts.jsonl")
     assert replay.main([str(file), "--json", "figures.json"]) == 0
@@ -138,7 +146,7 @@ def test_table_plot_and_json_are_written(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "rollouts.replay.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path, capsys):
+def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rollouts.jsonl"
     file.write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1, -5]}]}\n')
     assert cli.main(["replay", str(file)]) == 2
@@ -155,14 +163,14 @@ def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments", [["--cost", "-1"], ["--cost", "nan"], ["--limit", "-1"], ["--max-tokens", "0"], ["--mode", "twin"]]
 )
-def test_options_outside_their_limits_are_refused(arguments, capsys):
+def test_options_outside_their_limits_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", "rollouts.jsonl", *arguments]) == 2
     text = capsys.readouterr().err
     assert arguments[0] in text
     assert text.count("\n") == 1
 
 
-def test_a_sweep_of_costs_details_three_of_them(tmp_path, capsys):
+def test_a_sweep_of_costs_details_three_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = recorded(tmp_path / "rollouts.jsonl")
     plot = tmp_path / "sweep.png"
     result = tmp_path / "sweep.json"
@@ -175,7 +183,7 @@ def test_a_sweep_of_costs_details_three_of_them(tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path):
+def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path: Path) -> None:
     options = Options("hist", 0, 1, (0.05,), 16, 2000, 0)
     with Progress(disable=True) as progress, recorded(tmp_path / "rollouts.jsonl").open("rb") as file:
         result = replay_plan.replay(list(read(file)), options, progress)
@@ -200,7 +208,7 @@ def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path):
 @pytest.mark.skipif(not (SHARED / "lab" / "replay.py").exists(), reason="the reference harness is not here")
 @pytest.mark.parametrize("mode", ["hist", "all"])
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_figures_agree_with_the_reference_harness(name, mode, capsys):
+def test_figures_agree_with_the_reference_harness(name: str, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Both replay the same cases with the same engine: every printed figure is the same to the third digit."""
     file = SHARED / "rollouts" / f"{name}.jsonl.gz"
     command = [

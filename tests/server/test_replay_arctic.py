@@ -17,7 +17,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 installed = pytest.mark.skipif(util.find_spec("arctic_inference") is None, reason="arctic-inference is not installed")
 
 
-def test_a_missing_package_is_named_before_anything_is_read(tmp_path):
+def test_a_missing_package_is_named_before_anything_is_read(tmp_path: Path) -> None:
     """The interpreter runs without site-packages' arctic_inference: the finder is told that there is none."""
     program = (
         "import sys; sys.modules['arctic_inference'] = None\n"
@@ -31,7 +31,9 @@ def test_a_missing_package_is_named_before_anything_is_read(tmp_path):
 
 
 @installed
-def test_each_cost_is_judged_by_the_best_setting_at_that_cost(tmp_path, capsys):
+def test_each_cost_is_judged_by_the_best_setting_at_that_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(10, 1000, 100)
     responses = [
@@ -52,7 +54,9 @@ def test_each_cost_is_judged_by_the_best_setting_at_that_cost(tmp_path, capsys):
 @installed
 @pytest.mark.skipif(not (SHARED / "lab" / "replay.py").exists(), reason="the reference harness is not here")
 @pytest.mark.parametrize(("name", "problems"), [("text_creative_gpt4", 6), ("agent_tau_airline", 2)])
-def test_the_peer_scores_as_in_the_reference_harness(name, problems, capsys):
+def test_the_peer_scores_as_in_the_reference_harness(
+    name: str, problems: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = str(SHARED / "rollouts" / f"{name}.jsonl.gz")
     command = [sys.executable, str(SHARED / "lab" / "replay.py"), file, "arctic", "--limit", str(problems)]
     report = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout

@@ -27,6 +27,9 @@ class Script(Drafter):
         tokens = np.array(next(self._drafts), np.int32)
         return [Draft(tokens, np.linspace(0.9, 0.5, 5, dtype=np.float32)[: len(tokens)])]
 
+    def ingest(self, prompt: Tokens, responses: Sequence[Tokens], epoch: int) -> None:
+        pass
+
     def close(self, session: int) -> None:
         pass
 
@@ -48,20 +51,22 @@ def case(*turns: Sequence[int], history: tuple[RecordedResponse, ...] = ()) -> C
         ([[10, 11], []], [True, True], [1, 2, 3]),
     ],
 )
-def test_a_token_is_verified_if_all_before_it_are_accepted(drafts, accepted, counts):
+def test_a_token_is_verified_if_all_before_it_are_accepted(
+    drafts: list[list[int]], accepted: list[bool], counts: list[int]
+) -> None:
     result = follow(Script(*drafts), [case([10, 11, 12])], 0.05, lambda _: None)
     assert result.verified.accepted.tolist() == accepted
     assert len(result.verified.predicted) == len(accepted)
     assert result.counts.tolist() == [counts]
 
 
-def test_the_observation_goes_with_the_probability_of_its_token():
+def test_the_observation_goes_with_the_probability_of_its_token() -> None:
     result = follow(Script([10, 99], [12, 13], []), [case([10, 11, 12, 99, 14])], 0.05, lambda _: None)
     assert result.verified.predicted.tolist() == pytest.approx([0.9, 0.8, 0.9, 0.8])
     assert result.verified.accepted.tolist() == [True, False, True, False]
 
 
-def test_deciles_count_and_average_what_falls_into_them():
+def test_deciles_count_and_average_what_falls_into_them() -> None:
     predicted = np.array([0, 0.05, 0.15, 0.95, 1, 1], np.float32)
     accepted = np.array([False, True, True, True, True, False])
     found = deciles(Verified(predicted, accepted))
@@ -75,7 +80,7 @@ def test_deciles_count_and_average_what_falls_into_them():
     )
 
 
-def test_the_engine_gives_every_drafted_token_a_probability():
+def test_the_engine_gives_every_drafted_token_a_probability() -> None:
     text = np.arange(100, 164, dtype=np.int32)
     known = RecordedResponse(0, (Turn(text, True),))
     result = score([case(text.tolist(), history=(known,))], 0.02, 16, lambda _: None)

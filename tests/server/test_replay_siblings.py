@@ -35,7 +35,7 @@ class Recorder(EngineDrafter):
         return drafts
 
 
-def test_a_group_is_of_one_visit_and_one_group():
+def test_a_group_is_of_one_visit_and_one_group() -> None:
     def response(i: int, epoch: int, group: object) -> RecordedResponse:
         return RecordedResponse(epoch, (turn([i] * 5),), group)
 
@@ -52,7 +52,7 @@ def test_a_group_is_of_one_visit_and_one_group():
         assert group_at(problem, 1, siblings=asked, history=False, max_response=3).history == ()
 
 
-def test_all_sessions_advance_in_one_call_a_step_until_each_has_written_its_text():
+def test_all_sessions_advance_in_one_call_a_step_until_each_has_written_its_text() -> None:
     rng = np.random.default_rng(0)
     texts = [rng.integers(10, 99, length) for length in (40, 10, 70)]
     case = Case(PROMPT, (), (turn(texts[0]),), ((turn(texts[1]),), (turn(texts[2]),)))
@@ -73,7 +73,7 @@ def test_all_sessions_advance_in_one_call_a_step_until_each_has_written_its_text
     assert result.group_tokens_a_step() == pytest.approx(120 / sum(steps.values()))
 
 
-def test_what_a_sibling_wrote_in_a_step_is_drafted_from_in_the_next():
+def test_what_a_sibling_wrote_in_a_step_is_drafted_from_in_the_next() -> None:
     """No token comes twice in a text, so that only the sibling can help: by what it is ahead, and no further."""
     text = np.arange(100, 300)
     for ahead, expected in ((0, {0}), (8, set(range(1, 9))), (100, set(range(50, 101)))):
@@ -82,7 +82,7 @@ def test_what_a_sibling_wrote_in_a_step_is_drafted_from_in_the_next():
         assert result.tokens_a_step() == 200 / (200 - result.accepted)
 
 
-def test_a_sibling_that_has_ended_is_known_until_its_group_ends():
+def test_a_sibling_that_has_ended_is_known_until_its_group_ends() -> None:
     text = np.arange(100, 140)
     target = (turn(np.arange(500, 600)), turn(text))  # the sibling ends long before the target says the same
     case = Case(PROMPT, (), target, ((turn(text),),))
@@ -90,7 +90,7 @@ def test_a_sibling_that_has_ended_is_known_until_its_group_ends():
     assert score([Case(PROMPT, (), target)], 0.02, 16, lambda _: None).steps == 140
 
 
-def test_cases_know_nothing_of_what_earlier_ones_wrote():
+def test_cases_know_nothing_of_what_earlier_ones_wrote() -> None:
     drafter = Recorder()
     case = Case(PROMPT, (), (turn(np.arange(100, 150)),))
     teach(drafter, [case])
@@ -113,7 +113,7 @@ def recorded(path: Path) -> Path:
     return path
 
 
-def test_the_table_has_a_row_for_each_number_of_siblings(tmp_path, capsys):
+def test_the_table_has_a_row_for_each_number_of_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = recorded(tmp_path / "rollouts.jsonl")
     arguments = [file, "--siblings", "0,1", "--siblings", "15,all", "--cost", 0.05]
     written = ["--json", tmp_path / "figures.json", "--plot", tmp_path / "plot.png"]
@@ -138,7 +138,9 @@ def test_the_table_has_a_row_for_each_number_of_siblings(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("flag", "history"), [("--history", True), ("--no-history", False)])
-def test_half_of_the_table_can_be_chosen(flag, history, tmp_path, capsys):
+def test_half_of_the_table_can_be_chosen(
+    flag: str, history: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = recorded(tmp_path / "rollouts.jsonl")
     arguments = [str(file), "--siblings", "1", flag, "--cost", "0.05", "--plot", str(tmp_path / "plot.png")]
     assert replay.main([*arguments, "--json", "-"]) == 0

@@ -1,6 +1,9 @@
 """Retention: what is old goes, and nothing goes where the clock may have jumped."""
 
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from batches import batch, put
@@ -28,7 +31,7 @@ class Clocks:
         self.steady += seconds
 
 
-def test_a_clock_that_goes_on_evenly_vouches_for_all_times_since_the_first_look():
+def test_a_clock_that_goes_on_evenly_vouches_for_all_times_since_the_first_look() -> None:
     clocks = Clocks()
     clock = clocks.clock()
     clocks.pass_(90 * DAY)
@@ -38,7 +41,7 @@ def test_a_clock_that_goes_on_evenly_vouches_for_all_times_since_the_first_look(
 
 
 @pytest.mark.parametrize(("jump", "says"), [(2 * DAY, "forward by 2.0 days"), (-7800, "back by 2.0 hours")])
-def test_a_jump_pauses_until_a_person_says_that_the_clock_is_right(jump, says):
+def test_a_jump_pauses_until_a_person_says_that_the_clock_is_right(jump: float, says: str) -> None:
     clocks = Clocks()
     clock = clocks.clock()
     clocks.day += 600  # a correction that harms nothing
@@ -54,7 +57,7 @@ def test_a_jump_pauses_until_a_person_says_that_the_clock_is_right(jump, says):
     assert not clock.tick().paused
 
 
-def test_many_small_corrections_are_a_jump():
+def test_many_small_corrections_are_a_jump() -> None:
     clocks = Clocks()
     clock = clocks.clock()
     for _ in range(100):
@@ -63,14 +66,14 @@ def test_many_small_corrections_are_a_jump():
     assert clock.tick().paused
 
 
-def test_a_start_before_what_was_seen_already_pauses():
+def test_a_start_before_what_was_seen_already_pauses() -> None:
     clocks = Clocks()
     assert "the time of day is 2.0 days before" in clocks.clock(Trust(1e9 + 2 * DAY, 0.0)).trust.paused
     assert "the time of day is 2.0 days before" in clocks.clock(None, 1e9 + 2 * DAY).trust.paused
     assert not clocks.clock(Trust(1e9 - 60, 0.0), 1e9 - 60).trust.paused
 
 
-def test_after_a_long_silence_only_a_few_doubtful_problems_are_forgotten():
+def test_after_a_long_silence_only_a_few_doubtful_problems_are_forgotten() -> None:
     clocks = Clocks()
     clock = clocks.clock(Trust(1e9 - 2 * DAY, 0.0))
     assert clock.trust.since == 1e9
@@ -78,7 +81,7 @@ def test_after_a_long_silence_only_a_few_doubtful_problems_are_forgotten():
     assert "11 problems look old at once, after 0 in the last hour" in clock.judge(A_FEW + 1).paused
 
 
-def test_what_was_forgotten_in_the_last_hour_says_how_many_are_usual():
+def test_what_was_forgotten_in_the_last_hour_says_how_many_are_usual() -> None:
     clocks = Clocks()
     clock = clocks.clock()
     clock.forgot(20)
@@ -93,10 +96,10 @@ def test_what_was_forgotten_in_the_last_hour_says_how_many_are_usual():
 
 
 @pytest.fixture
-def open_store(tmp_path):
+def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
     stores = []
 
-    def open_(**options: object) -> SQLiteStore:
+    def open_(**options: Any) -> SQLiteStore:
         stores.append(SQLiteStore(tmp_path, 8, **options))
         return stores[-1]
 
@@ -115,7 +118,9 @@ def fill(store: SQLiteStore, problems: int, ago: float) -> None:
     store._writer.submit(lambda connection: connection.execute(update, (ago,)), 0).result()
 
 
-def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(open_store, tmp_path, capsys):
+def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
+    open_store: Callable[..., SQLiteStore], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = open_store()
     fill(store, 30, 100.0)
     store.close()
@@ -140,12 +145,15 @@ def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(open_store,
     assert store.count() == 3
 
 
-def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(open_store):
+def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(
+    open_store: Callable[..., SQLiteStore],
+) -> None:
     store = open_store(retention=60.0)
     for epoch in range(8):  # as many as the store keeps
         put(store, b"old.", epoch)
     age = "UPDATE writes SET latest = latest - 100"
     store._writer.submit(lambda connection: connection.execute(age), 0).result()
+    assert store._retention is not None
     store._retention._look()
     assert store.count() == 0
     for epoch in range(8, 12):
@@ -153,7 +161,7 @@ def test_a_problem_that_comes_back_after_it_was_forgotten_keeps_all_that_is_new(
     assert store.count() == 4
 
 
-def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store):
+def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store(retention=60.0)
     store.close()
     store = open_store()
@@ -164,9 +172,12 @@ def test_a_time_of_day_that_went_back_between_two_starts_pauses(open_store):
     eventually(lambda: "before what a server has seen" in store.retention_paused, "retention does not pause")
 
 
-def test_a_jump_while_the_server_runs_pauses(open_store, monkeypatch):
+def test_a_jump_while_the_server_runs_pauses(
+    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(retention=60.0)
     fill(store, 3, 0.0)
+    assert store._retention is not None
     store._retention.looked.wait()
     true = time.time
     monkeypatch.setattr(store._retention._clock, "_wall", lambda: true() + 1000)
@@ -175,12 +186,12 @@ def test_a_jump_while_the_server_runs_pauses(open_store, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "30x", "-1", "nan", "1e9"])
-def test_a_wrong_age_is_refused(tmp_path, capsys, text):
+def test_a_wrong_age_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert cli.main(["forget", "--data-dir", str(tmp_path), f"--older-than={text}"]) == 2
     assert "--older-than" in capsys.readouterr().err
 
 
-def test_there_must_be_a_store(tmp_path, capsys):
+def test_there_must_be_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["forget", "--data-dir", str(tmp_path), "--older-than", "3"]) == 2
     assert "there is no store" in capsys.readouterr().err
     assert cli.main(["forget", "--store", "redis://127.0.0.1:1", "--older-than", "3"]) == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +18,17 @@ from histospec.v1 import draft_pb2 as pb
 RESPONSE = np.random.default_rng(0).integers(0, 50, 400, dtype=np.int32)
 
 
-class Recorder:
+class Recorder(Engine):
     """An engine that notes how large its steps are."""
 
     def __init__(self) -> None:
-        self.engine = Engine(namespace_tokens=0)
-        self.engine.ingest("run", [1], [RESPONSE, RESPONSE[::-1].copy()])
+        super().__init__(namespace_tokens=0)
+        self.ingest("run", [1], [RESPONSE, RESPONSE[::-1].copy()])
         self.calls: list[tuple[int, int]] = []
 
-    def try_step(self, sessions, tokens, offsets, **options):
-        self.calls.append((len(sessions), len(tokens)))
-        return self.engine.try_step(sessions, tokens, offsets, **options)
+    def try_step(self, sessions: Any, new_tokens: Any, new_offsets: Any, **options: Any) -> Any:
+        self.calls.append((len(sessions), len(new_tokens)))
+        return super().try_step(sessions, new_tokens, new_offsets, **options)
 
 
 def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], max_tokens: int) -> slices.Asked:
@@ -51,9 +52,11 @@ def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], ma
     tokens=st.integers(40, 100),
     max_tokens=st.sampled_from([0, 1, 16]),
 )
-def test_slices_draft_what_one_call_drafts(lengths, closed, most, sessions, tokens, max_tokens):
+def test_slices_draft_what_one_call_drafts(
+    lengths: list[list[int]], closed: set[int], most: int, sessions: int, tokens: int, max_tokens: int
+) -> None:
     whole, sliced = Recorder(), Recorder()
-    ids = [[r.engine.open("run", [1]) for _ in range(12)] for r in (whole, sliced)]
+    ids = [[r.open("run", [1]) for _ in range(12)] for r in (whole, sliced)]
     at = [0] * 12
     gone: set[int] = set()
     with pytest.MonkeyPatch.context() as patch:
@@ -62,33 +65,34 @@ def test_slices_draft_what_one_call_drafts(lengths, closed, most, sessions, toke
         for step in lengths:
             for row in closed - gone:  # as the service does with who is left out, for whatever reason
                 for recorder, numbers in zip((whole, sliced), ids, strict=True):
-                    recorder.engine.close(numbers[row], commit=False)
+                    recorder.close(numbers[row], commit=False)
             gone |= closed
             texts = [RESPONSE[a : a + n] for a, n in zip(at, step, strict=True)]
             one, many = (asked(numbers, texts, at, max_tokens)._replace(most_tokens=most) for numbers in ids)
             expected = slices._call(whole, one)
-            for a, b in zip(expected, asyncio.run(slices.step(sliced, many, slices.Turns())), strict=True):
+            found = asyncio.run(slices.step(sliced, many, slices.Turns()))
+            for a, b in zip(map(np.asarray, expected), map(np.asarray, found), strict=True):
                 assert a.dtype == b.dtype
                 assert np.array_equal(a, b)
             at = [a + len(t) for a, t in zip(at, texts, strict=True)]
             closed = closed | set(np.flatnonzero(expected.outcomes).tolist())
-    assert whole.engine.lengths(np.array(ids[0])).tolist() == sliced.engine.lengths(np.array(ids[1])).tolist()
+    assert whole.lengths(np.array(ids[0])).tolist() == sliced.lengths(np.array(ids[1])).tolist()
     assert all(n <= max(sessions, 1) and t <= tokens for n, t in sliced.calls)
 
 
-def test_what_a_session_has_already_is_not_appended_again():
+def test_what_a_session_has_already_is_not_appended_again() -> None:
     recorder = Recorder()
-    ids = [recorder.engine.open("run", [1]) for _ in range(3)]
+    ids = [recorder.open("run", [1]) for _ in range(3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slices, "TOKENS", 7)  # texts are cut, too
         for positions, expected in (([0, 0, 0], 20), ([10, 0, 15], 35)):
             texts = [RESPONSE[p : p + 20] for p in positions]
             asyncio.run(slices.step(recorder, asked(ids, texts, positions, 4), slices.Turns()))
-            assert max(recorder.engine.lengths(np.array(ids)).tolist()) == expected
-    assert recorder.engine.generated(ids[0]).tolist() == RESPONSE[:30].tolist()
+            assert max(recorder.lengths(np.array(ids)).tolist()) == expected
+    assert recorder.generated(ids[0]).tolist() == RESPONSE[:30].tolist()
 
 
-def test_others_have_their_turn_between_slices():
+def test_others_have_their_turn_between_slices() -> None:
     turns = 0
 
     async def others() -> None:
@@ -99,7 +103,7 @@ def test_others_have_their_turn_between_slices():
 
     async def run() -> None:
         recorder = Recorder()
-        ids = [recorder.engine.open("run", [1]) for _ in range(1000)]
+        ids = [recorder.open("run", [1]) for _ in range(1000)]
         beside = asyncio.create_task(others())
         texts = [RESPONSE[:40]] * 1000
         await slices.step(recorder, asked(ids, texts, [0] * 1000, 16), slices.Turns())
@@ -110,7 +114,7 @@ def test_others_have_their_turn_between_slices():
     asyncio.run(run())
 
 
-def test_the_sessions_of_a_stream_that_ended_are_closed_in_turns():
+def test_the_sessions_of_a_stream_that_ended_are_closed_in_turns() -> None:
     closed: list[int] = []
     seen = set()
 
@@ -125,7 +129,7 @@ def test_the_sessions_of_a_stream_that_ended_are_closed_in_turns():
     assert len(seen) >= 4096 * slices.SESSION_WORK // slices.TURN
 
 
-def test_turns_are_given_by_work():
+def test_turns_are_given_by_work() -> None:
     async def run() -> list[int]:
         seen, done = [], 0
 
@@ -154,7 +158,7 @@ def request(opens: int) -> pb.DraftRequest:
     )
 
 
-def test_a_large_message_is_decoded_in_turns():
+def test_a_large_message_is_decoded_in_turns() -> None:
     large = request(40)
     data = large.SerializeToString()
     others = 0
@@ -175,7 +179,7 @@ def test_a_large_message_is_decoded_in_turns():
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_what_is_no_message_is_refused_in_turns_as_at_once(data):
+def test_what_is_no_message_is_refused_in_turns_as_at_once(data: st.DataObject) -> None:
     broken = bytearray(request(3).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
@@ -188,7 +192,7 @@ def test_what_is_no_message_is_refused_in_turns_as_at_once(data):
         assert asyncio.run(slices.decode(bytes(broken), slices.Turns())) == expected
 
 
-def test_only_large_messages_are_left_encoded(monkeypatch):
+def test_only_large_messages_are_left_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "LARGE_MESSAGE", 100)
     read = slices.unless_large(pb.DraftRequest.FromString)
     small, large = request(0).SerializeToString()[:2], request(3).SerializeToString()

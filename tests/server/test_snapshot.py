@@ -7,19 +7,24 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import children
 import numpy as np
 import pytest
 from batches import batch, put
 from children import Child
+from redis_processes import RedisCluster, RedisProcess
+from servers import Server, Starter
 from waiting import eventually
+from wires import Connector, Stream, Wire
 
 from histospec.server import cli
 from histospec.server.commands import snapshot
 from histospec.server.errors import StoreFull
-from histospec.server.stores.interface import Batch, Problem, Record
+from histospec.server.stores.interface import Batch, Problem, Record, Store
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.file import FILE_NAME
@@ -29,13 +34,13 @@ from histospec.v1 import draft_pb2 as pb
 
 
 @pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STORE", "DATA_DIR", "HISTORY_EPOCHS", "CONFIG"):
         monkeypatch.delenv(f"HISTOSPEC_{name}", raising=False)
 
 
 @pytest.fixture
-def run(capsys):
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """run(word, ...) -> the exit status, and what was printed."""
 
     def run(*words: object) -> tuple[int, str]:
@@ -75,28 +80,28 @@ BATCHES = [
 STATE = os.urandom(1000)
 
 
-def fill(store) -> None:
+def fill(store: Store) -> None:
     for some in BATCHES:
         store.append(some).result()
     store.rewind("empty", 0).result()
     store.save_estimator("run", STATE).result()
 
 
-def content(store):
+def content(store: Store) -> tuple[dict[Problem, list[Record]], dict[str, bytes]]:
     problems = {p: records for namespace in store.newest_epochs() for p, records in store.problems(namespace)}
     return problems, store.estimators()
 
 
-def on_disk(tmp_path, name="data"):
+def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
     return SQLiteStore(tmp_path / name, 8)
 
 
-def in_redis(server):
+def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
     return RedisStore(Location.parse(server.url), 8, "shard-0")
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path: Path) -> Path:
     """The directory of a store with a bit of everything."""
     store = on_disk(tmp_path)
     fill(store)
@@ -104,7 +109,13 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def test_a_store_goes_to_a_file_to_another_kind_of_store_and_back(run, data, tmp_path, redis_server, redis_cluster):
+def test_a_store_goes_to_a_file_to_another_kind_of_store_and_back(
+    run: Callable[..., tuple[int, str]],
+    data: Path,
+    tmp_path: Path,
+    redis_server: RedisProcess,
+    redis_cluster: RedisCluster,
+) -> None:
     for target in (redis_server, redis_cluster):
         first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl.gz"
         whole = "4 problems, 7 responses, 314 tokens\n"
@@ -124,7 +135,7 @@ def test_a_store_goes_to_a_file_to_another_kind_of_store_and_back(run, data, tmp
             store.close()
 
 
-def test_a_snapshot_can_be_replayed(run, data, tmp_path):
+def test_a_snapshot_can_be_replayed(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:
     file = tmp_path / "all.jsonl"
     run("snapshot", file, "--data-dir", data)  # "turns" is in two namespaces
     code, text = run("replay", file, "--no-plot", "--json", "-")
@@ -132,7 +143,7 @@ def test_a_snapshot_can_be_replayed(run, data, tmp_path):
     assert '"problems": 4' in text
 
 
-def test_a_snapshot_may_go_to_the_standard_output(data):
+def test_a_snapshot_may_go_to_the_standard_output(data: Path) -> None:
     command = [sys.executable, "-m", "histospec.server", "snapshot", "-", "--data-dir", str(data)]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "-: 4 problems, 7 responses, 314 tokens\n")
@@ -154,7 +165,9 @@ def test_a_snapshot_may_go_to_the_standard_output(data):
     assert lines[3]["responses"][1] == {"epoch": 1, "tokens": [8, 9], "seed": 0}
 
 
-def test_a_store_of_an_older_version_is_not_read(run, data, tmp_path):
+def test_a_store_of_an_older_version_is_not_read(
+    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path
+) -> None:
     with sqlite3.connect(data / FILE_NAME) as connection:
         connection.execute("PRAGMA user_version = 2")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
@@ -162,7 +175,7 @@ def test_a_store_of_an_older_version_is_not_read(run, data, tmp_path):
     assert "was written by an older HistoSpec (schema 2, this one needs 5); start" in text
 
 
-def test_namespaces_are_chosen_by_a_pattern(run, data, tmp_path):
+def test_namespaces_are_chosen_by_a_pattern(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     assert "1 problems, 1 responses, 1 tokens" in run("snapshot", file, "--data-dir", data, "--namespace", "oth*")[1]
     run("snapshot", file, "--data-dir", data)
@@ -172,7 +185,9 @@ def test_namespaces_are_chosen_by_a_pattern(run, data, tmp_path):
     store.close()
 
 
-def test_the_environment_and_a_servers_file_say_which_store(run, data, tmp_path, monkeypatch):
+def test_the_environment_and_a_servers_file_say_which_store(
+    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "serve.toml").write_text(f'data-dir = "{data}"\nmemory = "1GiB"\n')
     file = tmp_path / "all.jsonl"
     assert run("snapshot", file, "--config", tmp_path / "serve.toml")[0] == 0
@@ -182,7 +197,9 @@ def test_the_environment_and_a_servers_file_say_which_store(run, data, tmp_path,
     assert "there is no store at" in text
 
 
-def test_what_is_there_is_left_alone_unless_it_is_merged(run, data, tmp_path):
+def test_what_is_there_is_left_alone_unless_it_is_merged(
+    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "all.jsonl"
     run("snapshot", file, "--data-dir", data)
     store = on_disk(tmp_path, "new")
@@ -206,7 +223,7 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(run, data, tmp_path):
     original.close()
 
 
-def test_restored_responses_obey_the_window(run, tmp_path):
+def test_restored_responses_obey_the_window(run: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     store = on_disk(tmp_path)
     for epoch in range(8):
         put(store, tokens(epoch), epoch)
@@ -218,7 +235,9 @@ def test_restored_responses_obey_the_window(run, tmp_path):
     store.close()
 
 
-def test_a_restore_of_more_than_fits_at_once_arrives(run, tmp_path, monkeypatch):
+def test_a_restore_of_more_than_fits_at_once_arrives(
+    run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot, "BYTES", 1000)
     store = on_disk(tmp_path)
     for future in [store.append(batch(bytes(400), prompt=tokens(n))) for n in range(500)]:
@@ -234,12 +253,14 @@ def test_a_restore_of_more_than_fits_at_once_arrives(run, tmp_path, monkeypatch)
     store.close()
 
 
-def test_a_restore_that_the_store_ends_can_be_gone_on_with(run, data, tmp_path, monkeypatch):
+def test_a_restore_that_the_store_ends_can_be_gone_on_with(
+    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "all.jsonl"
     run("snapshot", file, "--data-dir", data)
     append, seen = Appender.append, []
 
-    def failing(self, connection, batch):
+    def failing(self: Any, connection: sqlite3.Connection, batch: Batch) -> None:
         seen.append(batch)
         if len(seen) > 2:
             raise StoreFull("store: full; nothing of this request was kept")
@@ -275,7 +296,9 @@ GOOD = {"namespace": "run", "prompt": [1], "responses": [{"epoch": 0, "tokens": 
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [-1]}]}, "responses[0].tokens[0]: -1 is below the limit 0"),
     ],
 )
-def test_a_file_with_something_wrong_changes_nothing(run, tmp_path, line, complaint):
+def test_a_file_with_something_wrong_changes_nothing(
+    run: Callable[..., tuple[int, str]], tmp_path: Path, line: str, complaint: str
+) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text("\n".join(json.dumps(some) for some in (GOOD, line)))
     code, text = run("restore", file, "--data-dir", tmp_path / "new")
@@ -285,7 +308,9 @@ def test_a_file_with_something_wrong_changes_nothing(run, tmp_path, line, compla
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_that_cannot_be_read_and_a_store_in_use_are_said(run, server, tmp_path):
+def test_a_file_that_cannot_be_read_and_a_store_in_use_are_said(
+    run: Callable[..., tuple[int, str]], server: Server, tmp_path: Path
+) -> None:
     code, text = run("restore", tmp_path / "nothing.jsonl", "--data-dir", tmp_path / "new")
     assert (code, "no such file or directory; give a readable file" in text) == (2, True)
     (tmp_path / "good.jsonl").write_text(json.dumps(GOOD))
@@ -293,7 +318,7 @@ def test_a_file_that_cannot_be_read_and_a_store_in_use_are_said(run, server, tmp
     assert (code, "another server uses it" in text) == (2, True)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files stands for the end of the disk; SQLite's own are smaller."""
     store = on_disk(tmp_path)
     for number in range(10):
@@ -301,8 +326,8 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
     store.close()
     file = tmp_path / "all.jsonl"
     file.write_text("old")
-    command = ["prlimit", "--fsize=100000", sys.executable, "-m", "histospec.server", "snapshot", file]
-    command += ["--data-dir", tmp_path / "data"]
+    command = ["prlimit", "--fsize=100000", sys.executable, "-m", "histospec.server", "snapshot", str(file)]
+    command += ["--data-dir", str(tmp_path / "data")]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
     assert done.stderr == f"histospec snapshot: {file}: file too large; it is as it was\n"
     assert done.returncode == 1
@@ -310,7 +335,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
     assert file.read_text() == "old"
 
 
-def long_snapshot(tmp_path) -> Child:
+def long_snapshot(tmp_path: Path) -> Child:
     """A process that is in the middle of writing all.jsonl.gz."""
     store = on_disk(tmp_path)
     for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
@@ -322,11 +347,11 @@ def long_snapshot(tmp_path) -> Child:
     return child
 
 
-def partial(tmp_path) -> list[Path]:
+def partial(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("all.jsonl.gz.*.partial"))
 
 
-def test_a_snapshot_that_is_killed_leaves_no_file(tmp_path):
+def test_a_snapshot_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     with long_snapshot(tmp_path) as child:
         child.process.kill()
         assert child.end()[0] == -signal.SIGKILL
@@ -335,21 +360,23 @@ def test_a_snapshot_that_is_killed_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_snapshot_that_is_interrupted_leaves_nothing(tmp_path, number):
+def test_a_snapshot_that_is_interrupted_leaves_nothing(tmp_path: Path, number: int) -> None:
     with long_snapshot(tmp_path) as child:
         child.send_signal(number)
         assert child.end() == (128 + number, "")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_a_snapshot_is_for_its_owner_alone(run, data, tmp_path):
+def test_a_snapshot_is_for_its_owner_alone(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:
     run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
     assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("how", ["restore -", "restore /dev/stdin", "restore <(cat)", "restore fifo"])
-def test_a_restore_reads_a_pipe_once(run, data, tmp_path, zipped, how):
+def test_a_restore_reads_a_pipe_once(
+    run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path, zipped: bool, how: str
+) -> None:
     file = tmp_path / ("all.jsonl.gz" if zipped else "all.jsonl")
     run("snapshot", file, "--data-dir", data)
     os.mkfifo(tmp_path / "fifo")
@@ -363,12 +390,12 @@ def test_a_restore_reads_a_pipe_once(run, data, tmp_path, zipped, how):
     original.close()
 
 
-def through_a_pipe(tmp_path, text: str, *flags: str) -> "subprocess.CompletedProcess[str]":
+def through_a_pipe(tmp_path: Path, text: str, *flags: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "histospec.server", "restore", "-", "--data-dir", str(tmp_path / "new"), *flags]
     return subprocess.run(command, cwd="/", input=text, capture_output=True, text=True, timeout=60)
 
 
-def test_a_pipe_with_something_wrong_says_what_was_restored_before_it(tmp_path):
+def test_a_pipe_with_something_wrong_says_what_was_restored_before_it(tmp_path: Path) -> None:
     other = json.dumps({**GOOD, "namespace": "other"})
     done = through_a_pipe(tmp_path, f"{json.dumps(GOOD)}\n{other[:-2]}\n")
     assert done.returncode == 2
@@ -385,8 +412,14 @@ def test_a_pipe_with_something_wrong_says_what_was_restored_before_it(tmp_path):
 
 
 def test_a_snapshot_of_a_running_server_drafts_where_it_is_restored(
-    run, server, wire, start_server, connect, redis_server, tmp_path
-):
+    run: Callable[..., tuple[int, str]],
+    server: Server,
+    wire: Wire,
+    start_server: Starter,
+    connect: Connector,
+    redis_server: RedisProcess,
+    tmp_path: Path,
+) -> None:
     """What is written to the first server afterwards is not in it; a second one on what was restored goes on."""
     response = list(range(100, 140))
     wire.ingest([1, 2, 3], [response], epoch=7)
@@ -397,13 +430,13 @@ def test_a_snapshot_of_a_running_server_drafts_where_it_is_restored(
     wire.ingest([1, 2, 3], [[1]], epoch=8)
     assert run("restore", file, "--store", redis_server.url)[0] == 0
     assert run("restore", file, "--data-dir", tmp_path / "copy")[0] == 0
-    for other in (start_server("--store", redis_server.url), start_server(name="copy")):
-        there = connect(other.endpoint)
+    for second in (start_server("--store", redis_server.url), start_server(name="copy")):
+        there = connect(second.endpoint)
         assert there.history([1, 2, 3]) == [response]
         stream = there.stream()
         stream.ask(opens=[there.open(1)], step=there.step([1], [[]]))
 
-        def drafts(there=there, stream=stream) -> list[int]:
+        def drafts(there: Wire = there, stream: Stream = stream) -> list[int]:
             return there.drafts(stream.ask(step=there.step([1], [[]])))[0]
 
         eventually(drafts, "it does not draft")

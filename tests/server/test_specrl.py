@@ -1,6 +1,8 @@
 """SpecRL's updater, unchanged: what it sends is drafted from, stored, and checked like anything else that comes in."""
 
 import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from servers import Server, Starter
 from specrl_updater import Updater, hash_of
+from wires import Connector, Wire
 
 from histospec.client import DraftClient
 from histospec.server.errors import InvalidRequest, LimitExceeded
@@ -22,35 +26,35 @@ RESPONSE = list(range(100, 140))
 
 
 @pytest.fixture
-def updater(wire) -> Updater:
+def updater(wire: Wire) -> Updater:
     return Updater(wire.channel)
 
 
 @pytest.fixture(scope="module")
-def limited(start_shared):
+def limited(start_shared: Starter) -> Server:
     """A server with small limits, to be left as empty as it was."""
     limits = ("--max-prompt-tokens", "20", "--max-session-tokens", "50", "--max-batch", "8", "--max-message", "10KiB")
     return start_shared(*limits)
 
 
-def epochs(wire, prompt=PROMPT) -> list[int]:
+def epochs(wire: Wire, prompt: Sequence[int] = PROMPT) -> list[int]:
     """Of the stored responses, oldest first."""
     answer = wire.stub.History(pb.HistoryRequest(namespace="specrl", prompt=wire.i32(prompt)))
     return [response.epoch for response in answer.responses]
 
 
-def refused(call) -> tuple[str, str]:
+def refused(call: Callable[[], object]) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return caught.value.code().name, caught.value.details()
+    return caught.value.code().name, str(caught.value.details())
 
 
-def test_the_hash_is_that_of_the_xxhash_library():
+def test_the_hash_is_that_of_the_xxhash_library() -> None:
     assert hash_of([]) == 0xEF46DB3751D8E999  # from its specification
     assert hash_of([1, 2, 3]) == 0xB5148CB100A911FC
 
 
-def test_what_it_sends_is_drafted_from(server, updater):
+def test_what_it_sends_is_drafted_from(server: Server, updater: Updater) -> None:
     assert updater.visit([(PROMPT, [RESPONSE, RESPONSE[:5]]), ([7], [[8, 9]])])
     with DraftClient(server.endpoint, namespace="specrl", deadline=60) as client:
         (session,) = client.open([PROMPT])
@@ -65,14 +69,14 @@ def test_what_it_sends_is_drafted_from(server, updater):
     assert sorted((line["namespace"], line["responses"]) for line in lines) == [("specrl", 1), ("specrl", 2)]
 
 
-def test_what_was_a_success_survives_a_crash(server, wire, updater):
+def test_what_was_a_success_survives_a_crash(server: Server, wire: Wire, updater: Updater) -> None:
     assert updater.update(PROMPT, [RESPONSE])
     server.kill()
     server.start()
     assert wire.history(PROMPT, "specrl", wait=True) == [RESPONSE]
 
 
-def test_a_prompt_that_comes_again_begins_the_next_epoch(server, wire, updater):
+def test_a_prompt_that_comes_again_begins_the_next_epoch(server: Server, wire: Wire, updater: Updater) -> None:
     for visit in range(10):
         assert updater.visit([([prompt], [[visit, prompt, i] for i in range(2)]) for prompt in range(1, 9)])
     for prompt in range(1, 9):  # the newest eight of ten
@@ -80,7 +84,7 @@ def test_a_prompt_that_comes_again_begins_the_next_epoch(server, wire, updater):
     assert wire.history([5], "specrl", limit=1) == [[9, 5, 1]]
 
 
-def test_who_counts_epochs_is_followed(wire, updater):
+def test_who_counts_epochs_is_followed(wire: Wire, updater: Updater) -> None:
     updater.update(PROMPT, [[1]])
     wire.ingest([9], [[9]], "specrl", epoch=40)
     updater.update(PROMPT, [[2]])
@@ -92,7 +96,7 @@ def test_who_counts_epochs_is_followed(wire, updater):
     assert epochs(wire, [8]) == [40]
 
 
-def test_visits_are_bounded(monkeypatch):
+def test_visits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("histospec.server.rpc.specrl.MAX_VISITS", 3)
     visits, newest = Visits(), 0
     seen = []
@@ -119,7 +123,15 @@ def test_visits_are_bounded(monkeypatch):
         (PROMPT, [[1 << 30] * 300] * 8, None, "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )
-def test_what_is_wrong_is_refused_and_nothing_stored(limited, connect, prompt, responses, prompt_hash, code, said):
+def test_what_is_wrong_is_refused_and_nothing_stored(
+    limited: Server,
+    connect: Connector,
+    prompt: list[int],
+    responses: list[list[int]],
+    prompt_hash: int | None,
+    code: str,
+    said: str,
+) -> None:
     wire = connect(limited.endpoint)
     got, words = refused(lambda: Updater(wire.channel).update(prompt, responses, prompt_hash))
     assert (got, said in words) == (code, True), words
@@ -127,15 +139,15 @@ def test_what_is_wrong_is_refused_and_nothing_stored(limited, connect, prompt, r
     assert wire.history(PROMPT, "specrl") == []
 
 
-def test_bytes_that_are_no_message_are_refused(wire):
-    call = wire.channel.unary_unary(f"/{SERVICE}/UpdateCache")
+def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
+    call = wire.channel.unary_unary(f"/{SERVICE}/UpdateCache", bytes, bytes)
     assert refused(lambda: call(b"\xff\xff")) == (
         "INVALID_ARGUMENT",
         "message: its 2 bytes are not a UpdateCacheRequest",
     )
 
 
-def test_only_who_may_write_there_is_served(start_server, connect, tmp_path):
+def test_only_who_may_write_there_is_served(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
     secrets = {"run": "trainer-secret-0123456789", "specrl": "updater-secret-0123456789"}
     text = [f'[[token]]\nname = "{n}"\nsecret = "{s}"\nnamespaces = ["{n}*"]\n' for n, s in secrets.items()]
     (tmp_path / "tokens.toml").write_text("".join(text))
@@ -151,7 +163,7 @@ def test_only_who_may_write_there_is_served(start_server, connect, tmp_path):
     assert server.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="UpdateCache"}'] == 1
 
 
-def test_it_is_listed_and_healthy(wire):
+def test_it_is_listed_and_healthy(wire: Wire) -> None:
     database = ProtoReflectionDescriptorDatabase(wire.channel)
     assert SERVICE in database.get_services()
     (method,) = DescriptorPool(database).FindServiceByName(SERVICE).methods
@@ -160,7 +172,7 @@ def test_it_is_listed_and_healthy(wire):
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_without_a_namespace_it_is_not_there(start_server, connect):
+def test_without_a_namespace_it_is_not_there(start_server: Starter, connect: Connector) -> None:
     wire = connect(start_server("--specrl-namespace", "").endpoint)
     assert refused(lambda: Updater(wire.channel).update(PROMPT, [RESPONSE]))[0] == "UNIMPLEMENTED"
     assert SERVICE not in ProtoReflectionDescriptorDatabase(wire.channel).get_services()
@@ -168,7 +180,7 @@ def test_without_a_namespace_it_is_not_there(start_server, connect):
 
 
 @pytest.mark.parametrize("most", [1, 127, 128, 1 << 14, 2**31])
-def test_lists_are_decoded_as_protobuf_does(most):
+def test_lists_are_decoded_as_protobuf_does(most: int) -> None:
     """Numbers of one to five bytes, or ten where they are negative, in more than one piece."""
     numbers = np.random.default_rng(most).integers(-most // 2, most, 50_000, dtype=np.int64).clip(-(2**31), 2**31 - 1)
     for tokens in (numbers, np.abs(numbers), numbers[:0], numbers[:1]):
@@ -187,12 +199,12 @@ def test_lists_are_decoded_as_protobuf_does(most):
         (b"\x08\x05" * (1 << 16), "are not one packed field"),
     ],
 )
-def test_lists_that_make_no_sense_are_refused(part, words):
+def test_lists_that_make_no_sense_are_refused(part: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest, match=f"prompt: .*{words}"):
         asyncio.run(tokens_of("prompt", part, 50_000))
 
 
-def test_long_lists_are_refused_before_they_are_decoded():
+def test_long_lists_are_refused_before_they_are_decoded() -> None:
     part = specrl_pb2.TokenList(tokens=[1] * 21).SerializeToString()
     with pytest.raises(LimitExceeded, match="prompt: 21 tokens are more than the limit of 20"):
         asyncio.run(tokens_of("prompt", part, 20))

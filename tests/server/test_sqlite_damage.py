@@ -3,6 +3,9 @@
 import hashlib
 import random
 import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ def prompt(number: int) -> bytes:
     return np.array([number, 1], "<i4").tobytes()
 
 
-def fill(directory) -> bytes:
+def fill(directory: Path) -> bytes:
     """Stores 120 responses; what the file then holds."""
     store = SQLiteStore(directory, 8)
     rng = np.random.default_rng(0)
@@ -45,7 +48,7 @@ def many_bytes(rng: random.Random, data: bytearray) -> None:
         data[rng.randrange(PAGE, len(data))] = rng.randrange(256)
 
 
-def page_of(make):
+def page_of(make: Callable[[random.Random], bytes]) -> Callable[[random.Random, bytearray], None]:
     def fault(rng: random.Random, data: bytearray) -> None:
         at = rng.randrange(1, len(data) // PAGE) * PAGE
         data[at : at + PAGE] = make(rng)
@@ -61,13 +64,13 @@ FAULTS = {
 }
 
 
-def aside(directory):
+def aside(directory: Path) -> list[Path]:
     """Damaged files that were set aside."""
     return [path for path in directory.glob(f"{FILE_NAME}.damaged-*") if not path.name.endswith(("-wal", "-shm"))]
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path, kind):
+def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Path, kind: str) -> None:
     whole = fill(tmp_path)
     rng = random.Random(kind)
     kept = {(r.tokens, b.problem.prompt) for b in loaded(tmp_path) for r in b.records}
@@ -93,7 +96,7 @@ def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path, kin
         store.close()
 
 
-def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path):
+def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
     """What tells the number of responses may be lost with it."""
     whole = fill(tmp_path)
     rng = random.Random(1)
@@ -113,7 +116,7 @@ def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path):
     assert read > 5 * PROBLEMS * EACH
 
 
-def loaded(directory) -> list[Batch]:
+def loaded(directory: Path) -> list[Batch]:
     store = SQLiteStore(directory, 8)
     try:
         return list(store.load())
@@ -121,7 +124,7 @@ def loaded(directory) -> list[Batch]:
         store.close()
 
 
-def test_a_flipped_bit_in_a_response_is_found_when_it_is_read(tmp_path):
+def test_a_flipped_bit_in_a_response_is_found_when_it_is_read(tmp_path: Path) -> None:
     whole = bytearray(fill(tmp_path))
     victim = np.random.default_rng(0).integers(0, 50_000, (EACH, 400)).astype("<i4")[1].tobytes()
     whole[whole.index(victim[400:600]) + 7] ^= 4
@@ -142,7 +145,7 @@ def test_a_flipped_bit_in_a_response_is_found_when_it_is_read(tmp_path):
         ("checksum", "checksum + 1"),
     ],
 )  # fmt: skip
-def test_every_column_is_covered_by_the_checksum(tmp_path, column, value):
+def test_every_column_is_covered_by_the_checksum(tmp_path: Path, column: str, value: str) -> None:
     fill(tmp_path)
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute(f"UPDATE responses SET {column} = {value} WHERE id = 5")
@@ -152,7 +155,7 @@ def test_every_column_is_covered_by_the_checksum(tmp_path, column, value):
     store.close()
 
 
-def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path):
+def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path: Path) -> None:
     fill(tmp_path)
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE prompts SET tokens = zeroblob(8) WHERE id = 1")
@@ -164,7 +167,7 @@ def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["zeroblob(3)", "X'000000FF'", "'text'"])
-def test_a_response_without_a_checksum_must_at_least_be_one(tmp_path, value):
+def test_a_response_without_a_checksum_must_at_least_be_one(tmp_path: Path, value: str) -> None:
     fill(tmp_path)
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE responses SET checksum = NULL")
@@ -174,13 +177,13 @@ def test_a_response_without_a_checksum_must_at_least_be_one(tmp_path, value):
     store.close()
 
 
-def test_damage_that_is_met_while_writing_moves_the_store_to_a_new_file(tmp_path):
+def test_damage_that_is_met_while_writing_moves_the_store_to_a_new_file(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path, 8)
     put(store, b"kept")
     store._checked.result()
-    met = []
+    met: list[int] = []
 
-    def meet(connection):
+    def meet(connection: sqlite3.Connection) -> None:
         if not met:
             met.append(1)
             raise sqlite3.DatabaseError("database disk image is malformed")
@@ -194,10 +197,10 @@ def test_damage_that_is_met_while_writing_moves_the_store_to_a_new_file(tmp_path
     store.close()
 
 
-def test_a_disk_that_damages_every_file_is_given_up(tmp_path):
+def test_a_disk_that_damages_every_file_is_given_up(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path, 8)
 
-    def meet(connection):
+    def meet(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     with pytest.raises(StoreError, match="malformed"):
@@ -206,7 +209,7 @@ def test_a_disk_that_damages_every_file_is_given_up(tmp_path):
     store.close()
 
 
-def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path):
+def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path: Path) -> None:
     """As a server that was killed leaves it."""
     whole = bytearray(fill(tmp_path / "first"))
     store = SQLiteStore(tmp_path / "first", 8)
@@ -229,7 +232,9 @@ def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("at", ["rename", "unlink"])
-def test_a_crash_while_a_file_is_replaced_is_finished_later(tmp_path, monkeypatch, at):
+def test_a_crash_while_a_file_is_replaced_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
     """
     1. The server ends when the salvaged copy is complete and the damaged file is still there, or already set aside.
     2. The next start has everything.
@@ -244,7 +249,7 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(tmp_path, monkeypatc
     path = type(tmp_path)
     original = getattr(path, at)
 
-    def crash(self, *arguments, **options):
+    def crash(self: Path, *arguments: Any, **options: Any) -> Any:
         if self.name == (FILE_NAME if at == "rename" else f"{FILE_NAME}-shm"):
             raise Crash
         return original(self, *arguments, **options)
@@ -260,7 +265,7 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(tmp_path, monkeypatc
     store.close()
 
 
-def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path):
+def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path: Path) -> None:
     """From before there were checksums, seeds, namespaces and estimators."""
     whole = fill(tmp_path)
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
@@ -279,7 +284,9 @@ def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path):
     store.close()
 
 
-def test_a_snapshot_of_a_damaged_store_has_what_can_be_read_and_says_so(tmp_path, capsys, monkeypatch):
+def test_a_snapshot_of_a_damaged_store_has_what_can_be_read_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HISTOSPEC_STORE", raising=False)
     whole = bytearray(fill(tmp_path))
     whole[20 * PAGE : 21 * PAGE] = random.Random(0).randbytes(PAGE)
@@ -298,7 +305,9 @@ def test_a_snapshot_of_a_damaged_store_has_what_can_be_read_and_says_so(tmp_path
     assert cli.main(["restore", str(file), "--data-dir", str(tmp_path / "anew")]) == 0
 
 
-def test_where_there_is_no_room_for_all_the_newest_are_salvaged(tmp_path, monkeypatch):
+def test_where_there_is_no_room_for_all_the_newest_are_salvaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = bytearray(fill(tmp_path))
     whole[60 * PAGE : 61 * PAGE] = bytes(PAGE)
     (tmp_path / FILE_NAME).write_bytes(whole)

@@ -1,10 +1,14 @@
 """The files of the SQLite store: who may read them, and what happens when they are gone or another's."""
 
+import ast
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from batches import put
@@ -19,21 +23,21 @@ WAL = f"{FILE_NAME}-wal"
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
     store = SQLiteStore(tmp_path / "data", 8)
     yield store
     store.close()
 
 
-def delete(*names):
-    def fault(data):
+def delete(*names: str) -> Callable[[Path], None]:
+    def fault(data: Path) -> None:
         for name in names:
             (data / name).unlink()
 
     return fault
 
 
-def swap(data):
+def swap(data: Path) -> None:
     (data / FILE_NAME).rename(data / "moved")
     (data / FILE_NAME).write_bytes((data / "moved").read_bytes())
 
@@ -50,7 +54,9 @@ def swap(data):
         (lambda data: data.rename(data.with_name("away")), "deleted or moved"),
     ],
 )
-def test_nothing_is_acknowledged_into_files_that_are_gone(store, tmp_path, fault, says, ago):
+def test_nothing_is_acknowledged_into_files_that_are_gone(
+    store: SQLiteStore, tmp_path: Path, fault: Callable[[Path], object], says: str, ago: int
+) -> None:
     os.utime(tmp_path / "data", (time.time() - ago,) * 2)
     put(store, b"kept")
     assert store.trouble == ""
@@ -61,15 +67,15 @@ def test_nothing_is_acknowledged_into_files_that_are_gone(store, tmp_path, fault
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"kept"]  # what is open is still read
 
 
-def test_a_file_that_vanishes_while_a_group_is_written_is_not_acknowledged(store, tmp_path):
-    def vanish(connection):
+def test_a_file_that_vanishes_while_a_group_is_written_is_not_acknowledged(store: SQLiteStore, tmp_path: Path) -> None:
+    def vanish(connection: sqlite3.Connection) -> None:
         (tmp_path / "data" / FILE_NAME).unlink()
 
     with pytest.raises(StoreError, match="deleted or moved"):
         store._writer.submit(vanish, 0).result()
 
 
-def test_a_directory_that_comes_back_is_used_again(store, tmp_path):
+def test_a_directory_that_comes_back_is_used_again(store: SQLiteStore, tmp_path: Path) -> None:
     put(store, b"kept")
     (tmp_path / "data").rename(tmp_path / "away")
     with pytest.raises(StoreError):
@@ -81,7 +87,7 @@ def test_a_directory_that_comes_back_is_used_again(store, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["data", "elsewhere"])
-def test_a_lock_file_that_is_gone_lets_no_second_server_in(store, tmp_path, name):
+def test_a_lock_file_that_is_gone_lets_no_second_server_in(store: SQLiteStore, tmp_path: Path, name: str) -> None:
     (tmp_path / "data" / "lock").unlink()
     (tmp_path / "data").rename(tmp_path / name)
     with pytest.raises(ConfigError, match="another server uses it"):
@@ -89,11 +95,11 @@ def test_a_lock_file_that_is_gone_lets_no_second_server_in(store, tmp_path, name
     (tmp_path / name).rename(tmp_path / "data")
 
 
-def mode(path):
+def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def run_with_umask(umask, directory):
+def run_with_umask(umask: int, directory: Path) -> dict[str, str]:
     """What a server leaves there, and while it runs: {name: mode}."""
     code = """
 import os, sys, pathlib
@@ -106,11 +112,13 @@ print({path.name: oct(path.stat().st_mode & 0o7777) for path in data.iterdir()})
 store.close()
 """
     command = [sys.executable, "-c", code, oct(umask), str(directory)]
-    return eval(subprocess.run(command, cwd="/", capture_output=True, text=True, check=True, timeout=60).stdout)
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=True, timeout=60)
+    files: dict[str, str] = ast.literal_eval(done.stdout)
+    return files
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_what_the_server_makes_is_its_own(tmp_path, umask):
+def test_what_the_server_makes_is_its_own(tmp_path: Path, umask: int) -> None:
     data = tmp_path / "new"
     files = run_with_umask(umask, data)
     assert set(files) == {"lock", FILE_NAME, WAL, f"{FILE_NAME}-shm"}
@@ -127,7 +135,9 @@ def test_what_the_server_makes_is_its_own(tmp_path, umask):
         (0o1777, None, 0o1777),
     ],
 )
-def test_an_older_directory_is_tightened_where_it_is_the_servers_alone(tmp_path, before, other, after):
+def test_an_older_directory_is_tightened_where_it_is_the_servers_alone(
+    tmp_path: Path, before: int, other: str | None, after: int
+) -> None:
     SQLiteStore(tmp_path / "data", 8).close()
     data = tmp_path / "data"
     for path in data.iterdir():
@@ -142,7 +152,7 @@ def test_an_older_directory_is_tightened_where_it_is_the_servers_alone(tmp_path,
     assert not other or mode(data / other) == 0o644
 
 
-def test_a_snapshot_is_private(store, tmp_path, monkeypatch):
+def test_a_snapshot_is_private(store: SQLiteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(store, b"kept")
     monkeypatch.delenv("HISTOSPEC_STORE", raising=False)
     before = os.umask(0)

@@ -7,6 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
 from batches import batch, put
@@ -58,10 +62,10 @@ INSERT INTO responses VALUES (7, 1, 9, 0.5, CAST('12345678' AS BLOB), CAST('scor
 
 
 @pytest.fixture
-def open_store(tmp_path):
+def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
     stores = []
 
-    def open_(history_epochs: int = 8, **options: object) -> SQLiteStore:
+    def open_(history_epochs: int = 8, **options: Any) -> SQLiteStore:
         stores.append(SQLiteStore(tmp_path, history_epochs, **options))
         return stores[-1]
 
@@ -71,7 +75,9 @@ def open_store(tmp_path):
             store.close()
 
 
-def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
+def test_prompts_of_one_digest_are_two_problems(
+    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (sqlite_reader, sqlite_writes):
         monkeypatch.setattr(module, "digest_of", lambda tokens: b"the same")
     store = open_store()
@@ -82,14 +88,14 @@ def test_prompts_of_one_digest_are_two_problems(open_store, monkeypatch):
     assert [r.tokens for r in store.history(Problem("run", b"two."))] == [b"bbbb"]
 
 
-def test_prompts_without_responses_are_forgotten(open_store):
+def test_prompts_without_responses_are_forgotten(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store(history_epochs=2)
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
     assert store._reader.execute("SELECT count(*) FROM prompts").fetchone() == (2,)
 
 
-def test_load_yields_what_was_there_when_it_began(open_store):
+def test_load_yields_what_was_there_when_it_began(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     for epoch, tokens in ((1, b"aaaa"), (0, b"bbbb"), (1, b"cccc")):
         put(store, tokens, epoch)
@@ -99,7 +105,9 @@ def test_load_yields_what_was_there_when_it_began(open_store):
     assert [b.records for b in loading] == [[Record(b"aaaa", 1), Record(b"cccc", 1)]]
 
 
-def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(open_store, tmp_path):
+def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(
+    open_store: Callable[..., SQLiteStore], tmp_path: Path
+) -> None:
     store = open_store()
     for number in range(3):
         put(store, b"aaaa", prompt=bytes([number] * 4))
@@ -119,7 +127,7 @@ def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(open_store, tm
     put(store, b"cccc")
 
 
-def test_many_threads_share_transactions_and_lose_nothing(open_store):
+def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     syncs = []
     store._writer.submit(lambda connection: connection.set_trace_callback(lambda sql: syncs.append(sql)), 0).result()
@@ -138,7 +146,7 @@ def test_many_threads_share_transactions_and_lose_nothing(open_store):
     assert syncs.count("COMMIT") < 400
 
 
-def test_one_that_fails_does_not_spoil_its_group(open_store):
+def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     gate = threading.Event()
     store._writer.submit(
@@ -153,7 +161,7 @@ def test_one_that_fails_does_not_spoil_its_group(open_store):
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
 
-def test_a_writer_that_is_too_far_behind_refuses(open_store):
+def test_a_writer_that_is_too_far_behind_refuses(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store(max_backlog=1 << 20)
     gate = threading.Event()
     store._writer.submit(lambda connection: gate.wait(), 0)
@@ -166,7 +174,9 @@ def test_a_writer_that_is_too_far_behind_refuses(open_store):
     put(store, bytes(2 << 20))  # larger than the limit, but alone
 
 
-def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store, tmp_path):
+def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(
+    open_store: Callable[..., SQLiteStore], tmp_path: Path
+) -> None:
     store = open_store(history_epochs=3, disk=4 << 20)
     full = pytest.raises(StoreFull, match=r"the file has reached its limit \(--disk 4MiB\); nothing of this request")
     with full:
@@ -192,18 +202,20 @@ def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(open_store, tmp_pa
 
 
 @pytest.fixture
-def one_at_a_time(monkeypatch):
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every deletion of many takes as many transactions as it can."""
     monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(sqlite_writes, "DELETED_AT_ONCE", 2)
 
 
-def gone(store: SQLiteStore, namespace: str) -> bool:
+def gone(store: SQLiteStore | SQLiteSnapshot, namespace: str) -> bool:
     return all(b.problem.namespace != namespace for b in store.load()) and not list(store.problems(namespace))
 
 
 @pytest.mark.parametrize("long", ["drop", "rewind", "window"])
-def test_other_writes_go_on_while_much_is_deleted(open_store, one_at_a_time, long):
+def test_other_writes_go_on_while_much_is_deleted(
+    open_store: Callable[..., SQLiteStore], one_at_a_time: None, long: str
+) -> None:
     """It takes effect at once, for readers and for what is stored after it."""
     store = open_store(history_epochs=1)
     store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
@@ -211,11 +223,12 @@ def test_other_writes_go_on_while_much_is_deleted(open_store, one_at_a_time, lon
     gate = threading.Event()
     store._writer.submit(lambda connection: gate.wait(), 0)
     order = []
-    deleting = {
+    starts: dict[str, Callable[[], Future[Any]]] = {
         "drop": lambda: store.drop("run"),
         "rewind": lambda: store.rewind("run", 0),
         "window": lambda: store.append(batch(b"next", 2)),
-    }[long]()
+    }
+    deleting = starts[long]()
     deleting.add_done_callback(lambda _: order.append("deleted"))
     seen: list[int] = []
 
@@ -240,7 +253,7 @@ def test_other_writes_go_on_while_much_is_deleted(open_store, one_at_a_time, lon
 
 
 @pytest.mark.parametrize("long", ["drop", "rewind"])
-def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path, long):
+def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path: Path, long: str) -> None:
     """
     1. A process deletes a namespace in slices, and is killed after a few of them.
     2. The next store has nothing of it for readers, and works off the rest.
@@ -274,7 +287,7 @@ os.kill(os.getpid(), 9)
     store.close()
 
 
-def test_closing_finishes_what_is_being_deleted(open_store, one_at_a_time):
+def test_closing_finishes_what_is_being_deleted(open_store: Callable[..., SQLiteStore], one_at_a_time: None) -> None:
     store = open_store()
     store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     dropping = store.drop("run")
@@ -282,7 +295,7 @@ def test_closing_finishes_what_is_being_deleted(open_store, one_at_a_time):
     assert dropping.result(0) == 100
 
 
-def test_what_an_append_asks_does_not_grow_with_its_problem(open_store):
+def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable[..., SQLiteStore]) -> None:
     """Counted in the virtual machine of SQLite: of 64 responses and of 4,096, whose limit is reached."""
     steps = []
     for limit in (64, 4096):
@@ -290,10 +303,10 @@ def test_what_an_append_asks_does_not_grow_with_its_problem(open_store):
         problem = Problem(f"run-{limit}", b"prompt..")
         store.append(Batch(problem, [Record(b"aaaa", 0) for _ in range(limit)])).result()
         put(store, b"bbbb", 0, namespace=problem.namespace)
-        counted = []
+        counted: list[int] = []
 
-        def count(connection: sqlite3.Connection, counted=counted) -> None:
-            connection.set_progress_handler(lambda: counted.append(1) or 0, 10)
+        def count(connection: sqlite3.Connection, counted: list[int] = counted) -> None:
+            connection.set_progress_handler(lambda: counted.append(1), 10)
 
         store._writer.submit(count, 0).result()
         for _ in range(20):
@@ -320,7 +333,9 @@ def forgotten_down_to(store: SQLiteStore, responses: int) -> bool:
     return not store.retention_paused
 
 
-def test_what_is_old_is_forgotten_in_slices(open_store, monkeypatch):
+def test_what_is_old_is_forgotten_in_slices(
+    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Problems whose age a clock that went on evenly vouches for; a named one as a whole."""
     monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
     store = open_store()
@@ -344,13 +359,15 @@ def test_what_is_old_is_forgotten_in_slices(open_store, monkeypatch):
     assert counts == [[(3,)], [(3,)]]
 
 
-def test_retention_begins_with_the_update_of_an_old_file(open_store, tmp_path):
+def test_retention_begins_with_the_update_of_an_old_file(
+    open_store: Callable[..., SQLiteStore], tmp_path: Path
+) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.executescript(FIRST_VERSION)
     assert open_store(retention=3600.0).count() == 1
 
 
-def test_a_failing_disk_is_reported_and_survived(open_store):
+def test_a_failing_disk_is_reported_and_survived(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
 
     def fail(connection: sqlite3.Connection) -> None:
@@ -361,7 +378,7 @@ def test_a_failing_disk_is_reported_and_survived(open_store):
     put(store, b"next")
 
 
-def test_closing_writes_what_waits(open_store):
+def test_closing_writes_what_waits(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     waiting = [store.append(batch(bytes([i] * 4))) for i in range(200)]
     store.close()
@@ -369,7 +386,7 @@ def test_closing_writes_what_waits(open_store):
     assert open_store().count() == 200
 
 
-def test_the_files_settings_are_the_durable_ones(open_store):
+def test_the_files_settings_are_the_durable_ones(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     settings = store._writer.submit(
         lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")], 0
@@ -377,7 +394,7 @@ def test_the_files_settings_are_the_durable_ones(open_store):
     assert settings.result() == ["wal", 2]
 
 
-def test_a_directory_serves_one_store_at_a_time(open_store, tmp_path):
+def test_a_directory_serves_one_store_at_a_time(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
     store = open_store()
     with pytest.raises(ConfigError, match="another server uses it"):
         SQLiteStore(tmp_path, 8)
@@ -385,7 +402,7 @@ def test_a_directory_serves_one_store_at_a_time(open_store, tmp_path):
     SQLiteStore(tmp_path, 8).close()
 
 
-def test_the_lock_ends_with_its_process(tmp_path):
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
         "import os, sys, pathlib; from histospec.server.stores.sqlite.store import SQLiteStore;"
         "SQLiteStore(pathlib.Path(sys.argv[1]), 8); os.kill(os.getpid(), 9)"
@@ -402,13 +419,13 @@ def test_the_lock_ends_with_its_process(tmp_path):
         (lambda path: path.mkdir(), "cannot be used as a store"),
     ],
 )
-def test_a_file_that_is_not_ours_is_left_alone(tmp_path, make, sentence):
+def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[Path], object], sentence: str) -> None:
     make(tmp_path / FILE_NAME)
     with pytest.raises(ConfigError, match=sentence):
         SQLiteStore(tmp_path, 8)
 
 
-def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
+def test_a_file_of_a_newer_version_is_left_alone(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("PRAGMA user_version = 6")
@@ -416,7 +433,9 @@ def test_a_file_of_a_newer_version_is_left_alone(open_store, tmp_path):
         SQLiteStore(tmp_path, 8)
 
 
-def test_a_file_of_the_first_version_is_brought_up_to_date(open_store, tmp_path):
+def test_a_file_of_the_first_version_is_brought_up_to_date(
+    open_store: Callable[..., SQLiteStore], tmp_path: Path
+) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.executescript(FIRST_VERSION)
     store = open_store()
@@ -429,7 +448,9 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(open_store, tmp_path)
     assert store.estimators() == {"run": b"learned"}
 
 
-def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(open_store, tmp_path):
+def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(
+    open_store: Callable[..., SQLiteStore], tmp_path: Path
+) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.executescript(THIRD_VERSION)
     with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 5\); start this server on it"):
@@ -454,7 +475,7 @@ def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(open_store, t
     assert forgotten_down_to(open_store(retention=60.0), 0)  # the trigger is there
 
 
-def test_an_update_that_does_not_succeed_changes_nothing(tmp_path):
+def test_an_update_that_does_not_succeed_changes_nothing(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.executescript(FIRST_VERSION + "CREATE TABLE estimators (in_the_way);")
     with pytest.raises(ConfigError, match="already exists"):

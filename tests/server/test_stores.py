@@ -2,6 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from batches import batch, put
@@ -15,20 +18,19 @@ from histospec.server.stores.sqlite.store import SQLiteStore
 
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
-def open_store(request, tmp_path):
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """open_store(history_epochs=8, …) opens the same store again and again; what one wrote the next one has."""
-    stores = []
+    stores: list[SQLiteStore | RedisStore] = []
     url = None
     if request.param != "sqlite":
         url = request.getfixturevalue("redis_server" if request.param == "redis" else "redis_cluster").url
 
-    def open_(history_epochs: int = 8, **options: object):
+    def open_(history_epochs: int = 8, **options: Any) -> SQLiteStore | RedisStore:
         if url is None:
-            store = SQLiteStore(tmp_path, history_epochs, **options)
+            stores.append(SQLiteStore(tmp_path, history_epochs, **options))
         else:
-            store = RedisStore(Location.parse(url), history_epochs, "shard-0", **options)
-        stores.append(store)
-        return store
+            stores.append(RedisStore(Location.parse(url), history_epochs, "shard-0", **options))
+        return stores[-1]
 
     yield open_
     for store in stores:
@@ -36,7 +38,7 @@ def open_store(request, tmp_path):
             store.close()
 
 
-def test_a_record_comes_back_as_it_was(open_store):
+def test_a_record_comes_back_as_it_was(open_store: Callable[..., Any]) -> None:
     problem = Problem("ns ❤", b"\0\1\2\3" * 9, "a name")
     records = [
         Record(b"1234", 2**62, -0.5, b"5678", b"\1"),
@@ -59,7 +61,7 @@ def test_a_record_comes_back_as_it_was(open_store):
     assert store.count() == 7
 
 
-def test_namespaces_and_names_keep_problems_apart(open_store):
+def test_namespaces_and_names_keep_problems_apart(open_store: Callable[..., Any]) -> None:
     store = open_store()
     for number, (namespace, name) in enumerate([("a", ""), ("b", ""), ("a", "x"), ("a", "y")]):
         put(store, bytes(4 * (number + 1)), namespace=namespace, name=name)
@@ -72,7 +74,7 @@ def test_namespaces_and_names_keep_problems_apart(open_store):
     assert [r.tokens for r in store.history(Problem("a", b"prompt..", "x"))] == [b"anew"]
 
 
-def test_a_rewind_forgets_newer_epochs(open_store):
+def test_a_rewind_forgets_newer_epochs(open_store: Callable[..., Any]) -> None:
     store = open_store()
     for epoch in range(5):
         put(store, b"aaaa", epoch)
@@ -88,14 +90,14 @@ def test_a_rewind_forgets_newer_epochs(open_store):
     assert store.newest_epochs() == {"run": 3, "other": 4}
 
 
-def test_a_named_problem_gathers_its_prompts_and_forgets_those_of_old_epochs(open_store):
+def test_a_named_problem_gathers_its_prompts_and_forgets_those_of_old_epochs(open_store: Callable[..., Any]) -> None:
     store = open_store(history_epochs=2)
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
     assert [r.epoch for r in store.history(Problem("run", b"any.", "p"))] == [4, 5]
 
 
-def test_the_window_counts_epochs_that_the_problem_has_seen(open_store):
+def test_the_window_counts_epochs_that_the_problem_has_seen(open_store: Callable[..., Any]) -> None:
     store = open_store(history_epochs=2)
     for epoch in (0, 10, 10, 3, 20):
         put(store, b"aaaa", epoch)
@@ -109,7 +111,7 @@ def test_the_window_counts_epochs_that_the_problem_has_seen(open_store):
 
 
 @pytest.mark.parametrize("name", ["", "a name"])
-def test_the_newest_responses_of_a_problem_stay(open_store, name):
+def test_the_newest_responses_of_a_problem_stay(open_store: Callable[..., Any], name: str) -> None:
     """Whatever epochs they are of. What is kept beyond the limit, to forget many at once, nobody sees."""
     store = open_store(history_responses=16)
     expected: list[tuple[int, bytes]] = []
@@ -134,13 +136,13 @@ def test_the_newest_responses_of_a_problem_stay(open_store, name):
     assert store.count() == 4
 
 
-def test_a_batch_beyond_the_limit_keeps_its_newest(open_store):
+def test_a_batch_beyond_the_limit_keeps_its_newest(open_store: Callable[..., Any]) -> None:
     store = open_store(history_responses=4)
     store.append(Batch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 0) for i in range(50)])).result()
     assert [r.tokens[0] for r in store.history(Problem("run", b"prompt.."))] == [46, 47, 48, 49]
 
 
-def test_a_history_that_is_too_large_for_an_answer_is_refused(open_store):
+def test_a_history_that_is_too_large_for_an_answer_is_refused(open_store: Callable[..., Any]) -> None:
     store = open_store()
     problem = Problem("run", b"prompt..")
     records = [Record(bytes(4000), 0, None, bytes(4000)) for _ in range(200)]
@@ -151,7 +153,7 @@ def test_a_history_that_is_too_large_for_an_answer_is_refused(open_store):
     assert len(store.history(problem, 0, 2 << 20)) == 200
 
 
-def test_epochs_of_older_versions_stay_readable(open_store):
+def test_epochs_of_older_versions_stay_readable(open_store: Callable[..., Any]) -> None:
     store = open_store()
     put(store, b"aaaa", LAST_EPOCH)
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [LAST_EPOCH]
@@ -159,7 +161,7 @@ def test_epochs_of_older_versions_stay_readable(open_store):
     assert store.rewind("run", 3).result() == 1
 
 
-def test_many_threads_lose_nothing(open_store):
+def test_many_threads_lose_nothing(open_store: Callable[..., Any]) -> None:
     store = open_store()
 
     def append(thread: int) -> None:
@@ -176,7 +178,7 @@ def test_many_threads_lose_nothing(open_store):
     assert len(kept) == 800
 
 
-def test_what_was_asked_for_is_done_though_nobody_waits(open_store):
+def test_what_was_asked_for_is_done_though_nobody_waits(open_store: Callable[..., Any]) -> None:
     store = open_store()
     waiting = [store.append(batch(bytes([i] * 4))) for i in range(50)]
     assert not waiting[-1].cancel()
@@ -184,7 +186,7 @@ def test_what_was_asked_for_is_done_though_nobody_waits(open_store):
     assert [r.tokens for r in open_store().history(Problem("run", b"prompt.."))] == [bytes([i] * 4) for i in range(50)]
 
 
-def test_the_last_estimator_of_each_namespace_is_kept(open_store):
+def test_the_last_estimator_of_each_namespace_is_kept(open_store: Callable[..., Any]) -> None:
     store = open_store()
     assert store.estimators() == {}
     store.save_estimator("a", b"first").result()
@@ -199,7 +201,7 @@ def test_the_last_estimator_of_each_namespace_is_kept(open_store):
     assert open_store().estimators() == {"b ❤": bytes(range(256))}
 
 
-def test_a_walk_meets_every_problem_once(open_store):
+def test_a_walk_meets_every_problem_once(open_store: Callable[..., Any]) -> None:
     store = open_store()
     names = [f"p{number % 40}" for number in range(1200)]  # more than a page of prompts, with few names
     writing = [
@@ -221,7 +223,7 @@ def test_a_walk_meets_every_problem_once(open_store):
     assert sum(len(some.records) for some in store.load()) == 1261
 
 
-def test_a_problem_that_nobody_writes_to_is_forgotten(open_store):
+def test_a_problem_that_nobody_writes_to_is_forgotten(open_store: Callable[..., Any]) -> None:
     store = open_store(retention=3.0)
     store.save_estimator("run", b"learned").result()
     for number in range(20):
@@ -246,7 +248,7 @@ def test_a_problem_that_nobody_writes_to_is_forgotten(open_store):
     assert [(p, r) for p, r in store.problems("run")] == [(Problem("run", bytes(8)), [Record(b"anew", 4)])]
 
 
-def test_without_retention_what_had_one_stays(open_store):
+def test_without_retention_what_had_one_stays(open_store: Callable[..., Any]) -> None:
     store = open_store(retention=5.0)
     put(store, b"aaaa")
     put(store, b"aaaa", prompt=b"another.")

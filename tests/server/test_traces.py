@@ -3,11 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from servers import Starter
 from waiting import eventually
+from wires import Connector
 
 from histospec.v1 import draft_pb2 as pb
 
@@ -18,48 +23,50 @@ trace_service_grpc = pytest.importorskip("opentelemetry.proto.collector.trace.v1
 CALLER = "0af7651916cd43dd8448eb211c80319c"
 
 
-class Collector(trace_service_grpc.TraceServiceServicer):
+class Collector(trace_service_grpc.TraceServiceServicer):  # type: ignore[misc, name-defined]
     """Keeps every span that it gets, by name."""
 
-    def __init__(self):
-        self.spans = {}
-        self.services = set()
+    def __init__(self) -> None:
+        self.spans: dict[str, Any] = {}
+        self.services: set[str] = set()
         self._server = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
         trace_service_grpc.add_TraceServiceServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
-    def Export(self, request, context):  # noqa: N802 - gRPC's name
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
         for resource in request.resource_spans:
             self.services |= {a.value.string_value for a in resource.resource.attributes if a.key == "service.name"}
             for scope in resource.scope_spans:
                 self.spans |= {span.name.rpartition("/")[2]: span for span in scope.spans}
         return trace_service.ExportTraceServiceResponse()
 
-    def stop(self):
+    def stop(self) -> None:
         self._server.stop(None).wait()
 
 
 @pytest.fixture
-def collector():
+def collector() -> Iterator[Collector]:
     collector = Collector()
     yield collector
     collector.stop()
 
 
-def attributes(span):
+def attributes(span: Any) -> dict[str, str | int]:
     return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
 
 
 @pytest.mark.parametrize("asked", ["flag", "variable"])
-def test_a_span_a_call_and_one_a_stream(start_server, connect, collector, asked):
+def test_a_span_a_call_and_one_a_stream(
+    start_server: Starter, connect: Connector, collector: Collector, asked: str
+) -> None:
     if asked == "flag":
         server = start_server("--traces", f"otlp://{collector.address}")
     else:
         server = start_server(env={"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}"})
     wire = connect(server.endpoint)
     request = pb.IngestRequest(namespace="run", prompt=wire.i32([1]), responses=[pb.Response(tokens=wire.i32([2]))])
-    wire.stub.Ingest(request, metadata=[("traceparent", f"00-{CALLER}-b7ad6b7169203331-01")])
+    wire.stub.Ingest(request, metadata=(("traceparent", f"00-{CALLER}-b7ad6b7169203331-01"),))
     with pytest.raises(grpc.RpcError):
         wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=""))
     stream = wire.stream()
@@ -84,7 +91,9 @@ def test_a_span_a_call_and_one_a_stream(start_server, connect, collector, asked)
     assert ended["trace_id"] == collector.spans["Draft"].trace_id.hex()
 
 
-def test_a_collector_that_is_away_holds_nobody_up(start_server, connect, collector):
+def test_a_collector_that_is_away_holds_nobody_up(
+    start_server: Starter, connect: Connector, collector: Collector
+) -> None:
     collector.stop()
     server = start_server("--traces", f"otlp://{collector.address}")
     connect(server.endpoint).ingest([1], [[2]])
@@ -92,14 +101,14 @@ def test_a_collector_that_is_away_holds_nobody_up(start_server, connect, collect
     assert server.wait() == 0
 
 
-def test_who_does_not_ask_does_not_pay():
+def test_who_does_not_ask_does_not_pay() -> None:
     """redis imports some of OpenTelemetry by itself; what makes and sends spans is imported by nobody else."""
     code = "import sys, histospec.server.app; sys.exit(any('opentelemetry.exporter' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 @pytest.fixture
-def bare(tmp_path):
+def bare(tmp_path: Path) -> dict[str, str]:
     """The environment of a server without OpenTelemetry."""
     package = tmp_path / "bare" / "opentelemetry"
     package.mkdir(parents=True)
@@ -107,12 +116,14 @@ def bare(tmp_path):
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))}
 
 
-def test_traces_without_the_extra_are_refused(start_server, bare):
+def test_traces_without_the_extra_are_refused(start_server: Starter, bare: dict[str, str]) -> None:
     with pytest.raises(RuntimeError, match=r"--traces: needs OpenTelemetry .*pip install 'histospec\[otel\]'"):
         start_server("--traces", "otlp://127.0.0.1:4317", env=bare)
 
 
-def test_variables_without_the_extra_are_left_aside(start_server, connect, bare):
+def test_variables_without_the_extra_are_left_aside(
+    start_server: Starter, connect: Connector, bare: dict[str, str]
+) -> None:
     server = start_server(env={**bare, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"})
     connect(server.endpoint).ingest([1], [[2]])
     eventually(lambda: any(str(entry["event"]).startswith("no traces: needs") for entry in server.log))

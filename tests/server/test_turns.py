@@ -1,11 +1,14 @@
 """Later turns without a problem id: drafted from, and stored with, the problem that their prompt began with."""
 
+from servers import Server
+from wires import Connector, Wire
+
 PROMPT = [1, 2, 3]
 ANSWER, TOOL, SECOND = list(range(100, 130)), list(range(200, 210)), list(range(300, 330))
 LATER = PROMPT + ANSWER + TOOL
 
 
-def turn(wire, prompt: list[int], response: list[int]) -> list[int]:
+def turn(wire: Wire, prompt: list[int], response: list[int]) -> list[int]:
     """Opens, drafts, generates the response and commits it; returns the draft after its first four tokens."""
     stream = wire.stream()
     answer = stream.ask(opens=[wire.open(1, prompt)], step=wire.step([1], [response[:4]]))
@@ -14,7 +17,7 @@ def turn(wire, prompt: list[int], response: list[int]) -> list[int]:
     return wire.drafts(answer)[0]
 
 
-def test_turns_are_stored_with_their_problem_and_found_after_a_restart(server, connect):
+def test_turns_are_stored_with_their_problem_and_found_after_a_restart(server: Server, connect: Connector) -> None:
     wire = connect(server.endpoint)
     assert turn(wire, PROMPT, ANSWER) == []
     assert turn(wire, LATER, SECOND) == []
@@ -33,7 +36,7 @@ def test_turns_are_stored_with_their_problem_and_found_after_a_restart(server, c
     assert wire.history(PROMPT) == [ANSWER, SECOND, other, SECOND]
 
 
-def test_a_turn_with_a_problem_id_stays_with_its_id(wire):
+def test_a_turn_with_a_problem_id_stays_with_its_id(wire: Wire) -> None:
     turn(wire, PROMPT, ANSWER)
     stream = wire.stream()
     stream.ask(opens=[wire.open(1, LATER, problem="p")], step=wire.step([1], [SECOND]))

@@ -1,9 +1,12 @@
 """Answers that their client does not read: the stream is not read either, and goes on once they are."""
 
 import queue
+from collections.abc import Iterator
 
 import grpc
+from servers import Server
 from waiting import eventually
+from wires import Wire
 
 from histospec.server.rpc.draft_stream import OWED_ANSWERS
 from histospec.v1 import draft_pb2 as pb
@@ -15,7 +18,7 @@ TOKENS = 4000
 NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
 
 
-def test_a_stream_whose_answers_are_not_read_is_not_read(server, wire):
+def test_a_stream_whose_answers_are_not_read_is_not_read(server: Server, wire: Wire) -> None:
     """
     1. A client commits and never reads: the server takes a bounded number of its messages.
     2. Another stream is served all the while.
@@ -23,9 +26,9 @@ def test_a_stream_whose_answers_are_not_read_is_not_read(server, wire):
     """
     with grpc.insecure_channel(server.endpoint, options=NARROW) as channel:
         text = wire.i32(range(TOKENS))
-        taken = queue.SimpleQueue()
+        taken: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-        def messages():
+        def messages() -> Iterator[pb.DraftRequest]:
             for number in range(1, MESSAGES + 1):
                 taken.put(number)
                 step = pb.Step(

@@ -1,6 +1,7 @@
 """Files that change: whatever happens between two looks, what is on the disk comes into force."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ LONG_AGO = 10**9  # seconds
 class Reader:
     """Reads a file, unless it may not."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.denied = False
         self.reads = 0
@@ -25,12 +26,12 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path):
+def reader(tmp_path: Path) -> Reader:
     (tmp_path / "file").write_text("old")
     return Reader(tmp_path / "file")
 
 
-def test_what_could_not_be_read_is_tried_at_every_look(reader):
+def test_what_could_not_be_read_is_tried_at_every_look(reader: Reader) -> None:
     """Although nothing about the file changes."""
     watched = Watched("tokens", [reader.path], reader)
     reader.path.write_text("new")
@@ -45,7 +46,7 @@ def test_what_could_not_be_read_is_tried_at_every_look(reader):
     assert watched.version == 1
 
 
-def test_a_file_that_went_is_missed_and_found_again(reader):
+def test_a_file_that_went_is_missed_and_found_again(reader: Reader) -> None:
     watched = Watched("tokens", [reader.path], reader)
     reader.path.unlink()
     assert watched.look() == "old"
@@ -55,7 +56,7 @@ def test_a_file_that_went_is_missed_and_found_again(reader):
     assert (watched.failure, watched.version) == ("", 0)
 
 
-def test_a_change_that_keeps_size_and_times_is_seen(reader):
+def test_a_change_that_keeps_size_and_times_is_seen(reader: Reader) -> None:
     """As copying with `cp -p` and `touch -r` do: the time of the last change of the inode tells."""
     os.utime(reader.path, (LONG_AGO, LONG_AGO))
     watched = Watched("tokens", [reader.path], reader)
@@ -66,12 +67,11 @@ def test_a_change_that_keeps_size_and_times_is_seen(reader):
     assert watched.look() == "new"
 
 
-def test_a_change_within_one_tick_of_the_clock_is_seen(reader, monkeypatch):
+def test_a_change_within_one_tick_of_the_clock_is_seen(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that has just changed may change again without a sign; one that has not for long is left alone."""
+    now, elapsed = 10**18, 0
     monkeypatch.setattr("histospec.server.security.watched._state", lambda path: _State(1, 3, now, now))
-    now = 10**18
     monkeypatch.setattr("histospec.server.security.watched.time.time_ns", lambda: now + elapsed)
-    elapsed = 0
     watched = Watched("tokens", [reader.path], reader)
     watched.look()
     reader.path.write_text("new")

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from servers import Server, Starter
 
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
@@ -33,7 +34,7 @@ print(json.dumps([f"{package}/{name}" for package, _, _, names in command.data_f
 """
 
 
-def test_the_page_is_in_the_wheel():
+def test_the_page_is_in_the_wheel() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -44,19 +45,19 @@ def test_the_page_is_in_the_wheel():
 
 
 @pytest.mark.parametrize("path", PAGE)
-def test_the_page_needs_nobody_else(shared_server, path):
+def test_the_page_needs_nobody_else(shared_server: Server, path: str) -> None:
     status, text = shared_server.get(path)
     assert status == 200
     assert "https://" not in text
     assert text.count("http://") == text.count("http://www.w3.org/2000/svg")  # a name, never asked
 
 
-def test_nothing_else_is_served(shared_server):
+def test_nothing_else_is_served(shared_server: Server) -> None:
     for path in ("/page/page.js", "/../config.py", "/%2e%2e/config.py", "/index.html"):
         assert shared_server.get(path)[0] == 404
 
 
-def test_status_says_numbers_and_names_alone(shared_server):
+def test_status_says_numbers_and_names_alone(shared_server: Server) -> None:
     with DraftClient(shared_server.endpoint, namespace="run") as client:
         client.ingest([4711, 4712], [Response([4713, 4714])], epoch=3)
     status = json.loads(shared_server.get("/status")[1])
@@ -69,7 +70,7 @@ def test_status_says_numbers_and_names_alone(shared_server):
 
 
 @pytest.mark.parametrize("accepted", ["gzip, deflate", "identity"])
-def test_status_is_compressed_where_that_is_asked_for(shared_server, accepted):
+def test_status_is_compressed_where_that_is_asked_for(shared_server: Server, accepted: str) -> None:
     request = urllib.request.Request(f"http://{shared_server.http}/status", headers={"Accept-Encoding": accepted})
     with urllib.request.urlopen(request, timeout=60) as answer:
         body = answer.read()
@@ -78,7 +79,7 @@ def test_status_is_compressed_where_that_is_asked_for(shared_server, accepted):
     assert json.loads(gzip.decompress(body) if accepted.startswith("gzip") else body)["ready"]
 
 
-def test_namespaces_are_bounded(start_server):
+def test_namespaces_are_bounded(start_server: Starter) -> None:
     """Of many, the largest are listed; those with running sessions come first."""
     server = start_server()
     for number in range(MAX_NAMESPACES + 5):
@@ -94,7 +95,7 @@ def test_namespaces_are_bounded(start_server):
     assert status["namespaces_in_all"] == MAX_NAMESPACES + 6
 
 
-def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path):
+def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path) -> None:
     """Nor do its counters, where the name comes again, take anything from those of the last ten minutes."""
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())

@@ -12,7 +12,9 @@ BATCHES = st.lists(st.lists(st.integers(0, 6), max_size=5), max_size=12)
 
 
 @given(BATCHES, st.integers(1, 4), st.integers(1, 8), st.integers(0, 3))
-def test_the_newest_epochs_and_of_these_the_newest_responses_stay(batches, epochs, responses, slack):
+def test_the_newest_epochs_and_of_these_the_newest_responses_stay(
+    batches: list[list[int]], epochs: int, responses: int, slack: int
+) -> None:
     window = Window([])
     held: list[Record] = []
     arrived = 0

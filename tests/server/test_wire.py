@@ -1,6 +1,8 @@
 """Whatever arrives, in any order: it is refused with a word, or the answer adds up, and nothing is left behind."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import hostile
 import numpy as np
@@ -13,7 +15,7 @@ from histospec.v1 import draft_pb2 as pb
 
 
 @pytest.fixture(scope="module")
-def shard(tmp_path_factory):
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
     shard = Shard(tmp_path_factory.mktemp("shard"))
     yield shard
     shard.close()
@@ -91,18 +93,18 @@ REQUESTS = {
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(DRAFT, max_size=5))
-def test_any_stream(shard: Shard, messages: list[pb.DraftRequest]):
+def test_any_stream(shard: Shard, messages: list[pb.DraftRequest]) -> None:
     shard.draft([message.SerializeToString() for message in messages])
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.one_of([st.tuples(st.just(method), requests) for method, requests in REQUESTS.items()]))
-def test_any_request(shard: Shard, call):
+def test_any_request(shard: Shard, call: tuple[str, Any]) -> None:
     method, request = call
     shard.unary(method, request.SerializeToString())
 
 
-def test_sound_messages_pass_and_spoiled_ones_do_no_harm(shard: Shard):
+def test_sound_messages_pass_and_spoiled_ones_do_no_harm(shard: Shard) -> None:
     chance = random.Random(0)
     for method in hostile.METHODS:
         outcomes = set()

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from texts import texts
+from clients import texts
 from waiting import eventually
 
 from histospec.client import DraftClient
