@@ -6,27 +6,24 @@ import statistics
 
 import pytest
 
-pytestmark = [pytest.mark.vllm, pytest.mark.newest]
+from histospec.client.vllm.cost import LearnedCost
+
+pytestmark = pytest.mark.newest
 
 SPEED_UP = 2.2  # the simulated engines draft while survival >= verify_cost * this
 LONGEST = 16
 
 
-@pytest.fixture(scope="module")
-def cost_class():
-    return pytest.importorskip("histospec.client.vllm.cost").LearnedCost
-
-
 class Machine:
     """Seconds of a step: flat up to `knee` tokens, linear beyond, a little for each sequence."""
 
-    def __init__(self, knee, fixed=0.02, sequence=0.0, factor=1.0):
+    def __init__(self, knee: float, fixed: float = 0.02, sequence: float = 0.0, factor: float = 1.0) -> None:
         self.knee, self.fixed, self.sequence, self.factor = knee, fixed, sequence, factor
 
-    def seconds(self, sequences, tokens):
+    def seconds(self, sequences: int, tokens: float) -> float:
         return self.factor * (self.fixed * max(1.0, tokens / self.knee) + self.sequence * sequences)
 
-    def cost(self, sequences, drafted):
+    def cost(self, sequences: int, drafted: float) -> float:
         """A drafted token's share of a plain step, `drafted` tokens a sequence."""
         plain = self.seconds(sequences, sequences)
         return (self.seconds(sequences, sequences * (1 + drafted)) / plain - 1) / drafted
@@ -35,12 +32,19 @@ class Machine:
 class Rollout:
     """Steps of a batch on a machine, drafting as it learns to."""
 
-    def __init__(self, cost, machine, seed, noise=0.03, predictable=(0.5, 0.99)):
+    def __init__(
+        self,
+        cost: LearnedCost,
+        machine: Machine,
+        seed: int,
+        noise: float = 0.03,
+        predictable: tuple[float, float] = (0.5, 0.99),
+    ) -> None:
         self.cost, self.machine, self.noise, self.predictable = cost, machine, noise, predictable
         self.random = random.Random(seed)
         self.seconds = self.tokens = self.plain_seconds = 0.0
 
-    def drafts(self, sequences):
+    def drafts(self, sequences: int) -> tuple[int, float]:
         cost = self.cost.next()
         if cost is None:
             return 0, 0.0
@@ -55,7 +59,7 @@ class Rollout:
                 accepted += survival
         return drafted, accepted
 
-    def step(self, sequences, prefill=False):
+    def step(self, sequences: int, prefill: bool = False) -> int:
         drafted, accepted = self.drafts(sequences)
         true = seconds = self.machine.seconds(sequences, sequences + drafted)
         seconds *= self.random.lognormvariate(0, self.noise)
@@ -69,12 +73,12 @@ class Rollout:
         self.plain_seconds += self.machine.seconds(sequences, sequences)
         return drafted
 
-    def run(self, sequences, steps):
+    def run(self, sequences: int, steps: int) -> list[int]:
         return [self.step(sequences, prefill=self.random.random() < 0.1) for _ in range(steps)]
 
 
-def test_nothing_is_known_at_first(cost_class):
-    cost = cost_class()
+def test_nothing_is_known_at_first() -> None:
+    cost = LearnedCost()
     assert not cost.learned
     assert cost.value == cost.next() == 0.05
     for _ in range(1000):  # steps that all draft the same say nothing
@@ -87,9 +91,9 @@ def test_nothing_is_known_at_first(cost_class):
     ("sequences", "knee"),
     [(1, 200), (8, 200), (32, 400), (64, 128), (256, 2000), (256, 300), (256, 100), (1024, 500)],
 )
-def test_finds_the_cost(cost_class, sequences, knee, seed):
+def test_finds_the_cost(sequences: int, knee: int, seed: int) -> None:
     """Memory-bound, in between and saturated; whatever is drafted, it is the cost of about so many drafts."""
-    cost = cost_class()
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee), seed)
     rollout.run(sequences, 1500)
     assert cost.learned
@@ -100,9 +104,9 @@ def test_finds_the_cost(cost_class, sequences, knee, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_drafts_stay_around_the_knee(cost_class, noise, seed):
+def test_drafts_stay_around_the_knee(noise: float, seed: int) -> None:
     """Cheap up to the knee, dear beyond: a line through two steps beyond it would not pass through the plain one."""
-    rollout = Rollout(cost_class(), Machine(knee=100), seed, noise)
+    rollout = Rollout(LearnedCost(), Machine(knee=100), seed, noise)
     rollout.run(16, 50)
     drafted = rollout.run(16, 1000)
     assert statistics.mean(drafted) > 3 * 16
@@ -110,8 +114,8 @@ def test_drafts_stay_around_the_knee(cost_class, noise, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(cost_class, seed):
-    cost = cost_class()
+def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=64), seed)
     rollout.run(256, 300)
     rollout.seconds = rollout.tokens = rollout.plain_seconds = 0.0
@@ -123,13 +127,13 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(cost_class, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_follows_the_drain_of_a_rollout_and_the_next_one(cost_class, seed):
+def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     """
     1. 256 sequences on a saturated machine: high.
     2. They finish one after the other, to the last: low, and the tail drafts.
     3. The next rollout starts with 256 again: high from the first step on, without learning it anew.
     """
-    cost = cost_class()
+    cost = LearnedCost()
     machine = Machine(knee=100)
     rollout = Rollout(cost, machine, seed)
     rollout.run(256, 400)
@@ -147,9 +151,9 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(cost_class, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_follows_drift(cost_class, seed):
+def test_follows_drift(seed: int) -> None:
     """Slower contexts change nothing in the ratio; a neighbour that takes half of the machine away does, and leaves."""
-    cost = cost_class()
+    cost = LearnedCost()
     machine = Machine(knee=600)
     rollout = Rollout(cost, machine, seed)
     rollout.run(64, 1000)
@@ -166,9 +170,9 @@ def test_follows_drift(cost_class, seed):
     assert cost.value < 0.15
 
 
-def test_probing_costs_little_where_drafts_pay(cost_class):
+def test_probing_costs_little_where_drafts_pay() -> None:
     """Steps taken without drafts to measure them, beside a rollout that knows the cost."""
-    cost = cost_class()
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=5000), 0, noise=0.01)
     rollout.run(256, 500)
     rollout.seconds = rollout.tokens = 0.0
@@ -181,17 +185,17 @@ def test_probing_costs_little_where_drafts_pay(cost_class):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cost_of_sequences_is_not_taken_for_that_of_tokens(cost_class, seed):
+def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed: int) -> None:
     """Long contexts: a sequence is slow to attend to, its drafted tokens are nearly free."""
-    cost = cost_class()
+    cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=10_000, fixed=0.005, sequence=0.0002), seed)
     for sequences in range(256, 8, -2):
         rollout.run(sequences, 4)
     assert cost.value < 0.04
 
 
-def test_sensible_whatever_it_is_told(cost_class):
-    cost, told = cost_class(), random.Random(1)
+def test_sensible_whatever_it_is_told() -> None:
+    cost, told = LearnedCost(), random.Random(1)
     seconds = [0.0, -1.0, math.nan, math.inf, 1e-9, 0.01, 1e9]
     for _ in range(20_000):
         sequences = told.choice([0, 1, 2, 3, 100, 4096])

@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sampling_check
+from servers import Server
 
 pytestmark = pytest.mark.vllm
 
@@ -15,7 +18,9 @@ ENOUGH_TO_FAIL = 2_000
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
 
 
-def test_sampling_is_exact(engine, server, tiny_model, monkeypatch):
+def test_sampling_is_exact(
+    engine: Callable[..., Any], server: Server, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0")
     result = sampling_check.check(engine(server.endpoint, **sampling_check.ENGINE).llm, tiny_model, RESPONSES)
     assert 0 < result["accepted"] < result["drafted"]
@@ -23,7 +28,7 @@ def test_sampling_is_exact(engine, server, tiny_model, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model, server, namespace):
+def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model: str, server: Server, namespace: str) -> None:
     """vLLM's CPU build alone is wrong (its issue 55005). When this fails, the repair can go."""
     settings = {
         "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_VERIFY_COST": "0",
