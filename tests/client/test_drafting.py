@@ -11,7 +11,7 @@ import pytest
 from clients import texts
 from odd_server import OddServer
 from servers import Server
-from waiting import eventually
+from waiting import eventually, until
 
 import histospec.client
 from histospec.client import AsyncDraftClient, DraftClient, Response, Shard
@@ -228,8 +228,7 @@ async def test_cancelled_step_leaves_the_client_whole(odd_server: OddServer) -> 
     async with AsyncDraftClient(odd_server.endpoint, "run", deadline=PATIENT) as client:
         sessions = await client.open([PROMPT])
         task = asyncio.create_task(client.step(sessions, [[1]]))
-        while not odd_server.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: odd_server.requests)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -486,7 +486,7 @@ def test_partition_between_two_hosts(start_server: Starter) -> None:
             ip("-n", tag, "link", "set", f"{tag}b", "down")
             for i in range(5, 105):
                 assert len(client.step(sessions, [[TEXT[i]]])[0]) == 0
-                time.sleep(0.01)
+                time.sleep(0.01)  # the forward pass
             assert client.stats().skipped > 50
             with pytest.raises(Unavailable):
                 client.history(PROMPT)

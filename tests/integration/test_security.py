@@ -7,7 +7,6 @@ import os
 import queue
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -160,15 +159,23 @@ def test_a_token_is_good_for_its_rights_alone(visit: Callable[..., DraftClient])
     assert visit("operator").drop_namespace() == 1
 
 
-def test_a_token_that_is_taken_back_ends_its_streams(visit: Callable[..., DraftClient], files: Path) -> None:
+def test_a_token_that_is_taken_back_ends_its_streams(
+    guarded: Server, visit: Callable[..., DraftClient], files: Path
+) -> None:
     visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
     client = visit("revoked")
     assert drafted(client)
     (files / "tokens.toml").write_text(TOKENS)
     eventually(lambda: not drafted(client), "the token still works")
     (files / "tokens.toml").write_text("this is [[not TOML")
-    time.sleep(1.5)  # longer than the file is not looked at
-    assert drafted(visit("trainer"))  # the old ones stay
+    trainer = visit("trainer")
+
+    def noticed() -> bool:
+        assert drafted(trainer)  # the old ones stay
+        return any("tokens cannot be read" in str(entry["event"]) for entry in guarded.log)
+
+    eventually(noticed, "nothing is said of the file")
+    assert drafted(visit("trainer"))
 
 
 def test_a_file_that_could_not_be_read_is_read_once_it_can_be(

@@ -34,7 +34,7 @@ def restart(shard: Server) -> None:
 
 def cut_off(shard: Server) -> None:
     shard.signal(signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(3)  # the length of the fault: longer than any deadline
     shard.signal(signal.SIGCONT)
 
 
@@ -108,7 +108,7 @@ def test_a_shard_hears_of_newer_epochs_from_another(start_server: Starter, redis
         both.rewind(3)
         for _ in range(10):
             assert (newest(one), newest(other)) == (3, 3)
-            time.sleep(0.5)
+            time.sleep(0.5)  # for several of the looks that shards take at the store
 
 
 def test_drafting_goes_on_while_the_store_is_away(start_server: Starter, tmp_path: Path) -> None:

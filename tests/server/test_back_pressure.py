@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from servers import Starter
+from waiting import until
 from wires import Connector, Wire
 
 from histospec.native import Engine
@@ -111,8 +112,7 @@ def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monke
             for n in range(6)
         ]
         try:
-            while store.count() < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: store.count() >= 2)
             await asyncio.sleep(10 * history.LOOK_SECONDS)  # the others look often enough meanwhile
             stored = store.count()
         finally:

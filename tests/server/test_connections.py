@@ -7,7 +7,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from servers import Server, Starter
-from waiting import eventually
+from waiting import eventually, until
 from wires import Connector
 
 from histospec.native import Engine
@@ -97,14 +97,6 @@ async def ended(reader: Reader) -> None:
     """Returns when the server has closed a connection."""
     with contextlib.suppress(ConnectionError):
         await asyncio.wait_for(reader.read(), 60)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async def look() -> None:
-        while not condition():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(look(), 60)
 
 
 @pytest.mark.parametrize("data", [b"", b"G", HALF, b"\r\n"], ids=["nothing", "a byte", "headers", "a line"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from batches import put
 from structlog.testing import capture_logs
+from waiting import until
 
 from histospec.native import Engine
 from histospec.server.errors import StoreError
@@ -34,14 +35,6 @@ async def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await history.close()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async def wait() -> None:
-        while not condition():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(wait(), 60)
-
-
 async def test_what_others_store_is_heard_of(both: tuple[History, SQLiteStore]) -> None:
     history, store = both
     assert history.newest_epoch("run") == 5
@@ -57,6 +50,7 @@ async def test_what_was_read_before_a_rewind_or_drop_does_not_count(
     history, store = both
     reading, gate, read = threading.Event(), threading.Event(), store.newest_epochs
     left = []
+    looks = []
 
     def slowly() -> Any:
         found = read()
@@ -68,11 +62,11 @@ async def test_what_was_read_before_a_rewind_or_drop_does_not_count(
     monkeypatch.setattr(store, "newest_epochs", slowly)
     await asyncio.to_thread(reading.wait)
     await (history.rewind("run", 2) if back == "rewind" else history.drop("run"))
-    monkeypatch.setattr(store, "newest_epochs", read)
+    monkeypatch.setattr(store, "newest_epochs", lambda: looks.append(1) or read())
     gate.set()
     await until(lambda: left)
     assert left[0] == {"run": 5}
-    await asyncio.sleep(0.1)  # a few more looks
+    await until(lambda: len(looks) > 3)
     assert history.newest_epoch("run") == (2 if back == "rewind" else 0)
 
 
