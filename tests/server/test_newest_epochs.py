@@ -59,10 +59,14 @@ async def test_what_was_read_before_a_rewind_or_drop_does_not_count(
         left.append(found)
         return found
 
+    def noting() -> Any:
+        looks.append(read())
+        return looks[-1]
+
     monkeypatch.setattr(store, "newest_epochs", slowly)
     await asyncio.to_thread(reading.wait)
     await (history.rewind("run", 2) if back == "rewind" else history.drop("run"))
-    monkeypatch.setattr(store, "newest_epochs", lambda: looks.append(1) or read())
+    monkeypatch.setattr(store, "newest_epochs", noting)
     gate.set()
     await until(lambda: left)
     assert left[0] == {"run": 5}

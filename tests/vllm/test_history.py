@@ -116,7 +116,7 @@ def test_preemption(
     preempted = []
     preempt = rollouts.scheduler._preempt_request
 
-    def counted(request, *args: Any, **kwargs: Any) -> Any:
+    def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
         preempted.append(request.request_id)
         return preempt(request, *args, **kwargs)
 
