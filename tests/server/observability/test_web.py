@@ -35,7 +35,7 @@ print(json.dumps([f"{package}/{name}" for package, _, _, names in command.data_f
 
 
 def test_the_page_is_in_the_wheel() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", PACKAGED], cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     packaged = set(json.loads(done.stdout.splitlines()[-1]))
