@@ -159,7 +159,7 @@ def test_a_server_that_is_killed_before_it_saved_forgets_only_what_it_learned(
 
 @pytest.mark.parametrize("change", [lambda s: b"", lambda s: s[:1000], lambda s: os.urandom(len(s)), lambda s: 7])
 def test_a_state_that_cannot_be_used_is_left_aside(
-    change: Callable[[bytes], bytes], server: Server, wire: Wire, connect: Connector
+    change: Callable[[bytes], object], server: Server, wire: Wire, connect: Connector
 ) -> None:
     wire.ingest(PROMPT, [RESPONSE])
     at_first = probs(wire)
