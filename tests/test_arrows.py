@@ -119,7 +119,7 @@ def arrows() -> list[tuple[str, str, str]]:
     ]
 
 
-def test_imports_point_one_way():
+def test_imports_point_one_way() -> None:
     assert wrong(arrows()) == []
 
 
@@ -137,11 +137,11 @@ def test_imports_point_one_way():
         ("histospec.somewhere.new", "histospec.client.errors"),
     ],
 )
-def test_an_arrow_that_is_turned_is_found(importer, imported):
+def test_an_arrow_that_is_turned_is_found(importer: str, imported: str) -> None:
     assert wrong([(importer, "x.py:1", imported)])
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_circle() -> None:
     modules = {module for module, _ in sources()}
 
     def module_of(name: str) -> str | None:
@@ -171,7 +171,7 @@ FOLDERS = ["threads", "index", "live", "draft", "registry", "upkeep", "engine"]
 INCLUDE = re.compile(rf'#include "({"|".join(FOLDERS)})/')
 
 
-def test_includes_point_one_way():
+def test_includes_point_one_way() -> None:
     assert {path.name for path in (ROOT / "native/src").iterdir()} == set(FOLDERS)
     turned = [
         f"{path.relative_to(ROOT)}: {line}"

@@ -2,7 +2,9 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST, 
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_engine_starts_from_the_speed_up_that_workers_assume():
+def test_the_engine_starts_from_the_speed_up_that_workers_assume() -> None:
     source = (ROOT / "native/src/draft/estimator.h").read_text()
     (start,) = re.findall(r"struct Yield \{(.*?)\};", source, re.DOTALL)
     begins = {name: float(number) for name, number in re.findall(r"float (\w+) = (\d+);", start)}
@@ -22,24 +24,24 @@ def test_the_engine_starts_from_the_speed_up_that_workers_assume():
     assert speed_up == pytest.approx(STARTING_SPEED_UP)
 
 
-def test_where_drafts_stop_follows_from_the_speed_up():
+def test_where_drafts_stop_follows_from_the_speed_up() -> None:
     assert HOPELESS_VERIFY_COST * STARTING_SPEED_UP == 1
     assert pytest.approx(HOPELESS_VERIFY_COST, abs=0.005) == NOTHING_PAYS
 
 
 @pytest.mark.parametrize("method", [Engine.step, Engine.try_step])
-def test_the_engine_has_the_default(method):
-    (default,) = re.findall(r"verify_cost: [^=]*= ([0-9.]+)", method.__doc__)
+def test_the_engine_has_the_default(method: Callable[..., Any]) -> None:
+    (default,) = re.findall(r"verify_cost: [^=]*= ([0-9.]+)", method.__doc__ or "")
     assert float(default) == pytest.approx(DEFAULT_VERIFY_COST)
 
 
 @pytest.mark.parametrize("client", [DraftClient, AsyncDraftClient])
 @pytest.mark.parametrize("method", ["step", "send"])
-def test_clients_have_the_default(client, method):
+def test_clients_have_the_default(client: type, method: str) -> None:
     assert inspect.signature(getattr(client, method)).parameters["verify_cost"].default == DEFAULT_VERIFY_COST
 
 
-def test_people_are_told_the_same():
+def test_people_are_told_the_same() -> None:
     said = f"From {NOTHING_PAYS} on nothing is worth drafting"
     for page in ("deploy/grafana/histospec.json", "helm/histospec/files/dashboard.json", "docs/operations.md"):
         assert said in (ROOT / page).read_text(), page

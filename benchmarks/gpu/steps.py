@@ -67,7 +67,7 @@ class Stepper:
         """Requests whose contexts fit into the KV cache together."""
         cache = self.config.cache_config
         assert cache.num_gpu_blocks is not None  # it has started
-        return (cache.num_gpu_blocks - 1) // -(-self._each // cache.block_size)  # vLLM keeps one block empty
+        return int((cache.num_gpu_blocks - 1) // -(-self._each // cache.block_size))  # vLLM keeps one block empty
 
     def settings(self) -> dict[str, Any]:
         """What of vLLM's configuration bears on the time of a step."""

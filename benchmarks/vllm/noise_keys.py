@@ -54,7 +54,7 @@ def by_last(k: int) -> Key:
 KINDS: dict[str, Key] = {"position": by_position, **{f"last {k}": by_last(k) for k in (1, 2, 3, 4, 8)}}
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def sample(model: LlamaForCausalLM, prompts: list[list[int]], seeds: torch.Tensor, key: Key) -> list[list[int]]:
     """A response a prompt, each token the best with its noise."""
     responses: list[list[int]] = [[] for _ in prompts]

@@ -24,7 +24,7 @@ WARMUP = 60
 SLIPS = 0.3
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
     """Mean reward over problems, one response each sampled at temperature 1."""
     prompts = [p.prompt for p in batch]
@@ -34,7 +34,7 @@ def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
         same = [p for p in batch if len(p.prompt) == length]
         if same:
             tokens = torch.tensor([p.prompt for p in same], device=model.device)
-            output = model.generate(  # type: ignore[misc] # the type of its self is a bound of its own
+            output = model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
             )
             assert isinstance(output, torch.Tensor)  # not asked for more

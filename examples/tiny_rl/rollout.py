@@ -29,8 +29,7 @@ DRAFTS: dict[str, Any] = {
 
 def as_prompt(tokens: list[int]) -> TokensPrompt:
     """What vLLM takes for a prompt of tokens."""
-    prompt: TokensPrompt = {"prompt_token_ids": tokens}  # type: ignore[typeddict-item] # NotRequired is not of 3.10
-    return prompt
+    return TokensPrompt(prompt_token_ids=tokens)
 
 
 @dataclass(frozen=True)
@@ -110,9 +109,10 @@ class StepCounter:
                 drafted=sum(drafted for drafted, _ in rows),
                 accepted=sum(gained - 1 for _, gained in rows),
             )
-            return update(scheduler_output, model_runner_output)
+            answers: dict[int, EngineCoreOutputs] = update(scheduler_output, model_runner_output)
+            return answers
 
-        scheduler.update_from_output = counted  # type: ignore[method-assign]
+        scheduler.update_from_output = counted
 
 
 def responding(epoch: int | None, **options: Any) -> SamplingParams:

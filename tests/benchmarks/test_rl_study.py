@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from benchmarks.rl_study.methods import METHODS
 ROOT = Path(__file__).parents[2]
 
 
-def test_overlap():
+def test_overlap() -> None:
     assert overlap.rouge_1([1, 2, 3], [3, 2, 1]) == 1
     assert overlap.rouge_1([1, 1, 2, 2], [1, 2]) == pytest.approx(2 * 2 / 6)
     assert overlap.rouge_1([], []) == 0
@@ -21,7 +22,7 @@ def test_overlap():
     assert overlap.common_prefix([], [1]) == 0
 
 
-def test_mean_is_student_s():
+def test_mean_is_student_s() -> None:
     # Three values around 2 with a standard deviation of 1; t(0.975, 2) is 4.303.
     middle, half = runs.mean([1, 2, 3])
     assert middle == 2
@@ -29,7 +30,7 @@ def test_mean_is_student_s():
     assert math.isnan(runs.mean([1, 2])[1])
 
 
-def epoch(number, steps, reused, seconds):
+def epoch(number: int, steps: int, reused: int, seconds: float) -> dict[str, Any]:
     return {
         "epoch": number, "reward": number / 10, "tokens": 100, "generated": 100 - reused, "reused": reused,
         "steps": steps, "engine_steps": steps, "drafted": 2 * reused, "accepted": reused,
@@ -39,13 +40,13 @@ def epoch(number, steps, reused, seconds):
     }  # fmt: skip
 
 
-def write(folder, name, epochs):
+def write(folder: Path, name: str, epochs: list[dict[str, Any]]) -> None:
     records = [*epochs, {"held_out": 0.75}, {"server_seconds": 1.5}]
     text = "".join(json.dumps(record) + "\n" for record in records)
     runs.file_of(folder, name, 1).write_bytes(gzip.compress(text.encode()))
 
 
-def test_tables_leave_the_first_epoch_out(tmp_path):
+def test_tables_leave_the_first_epoch_out(tmp_path: Path) -> None:
     """Nothing can be reused in it, or drafted from history."""
     made = {"none": [(100, 0, 4.0)] * 3, "SPEC-RL 1": [(100, 0, 4.0), (20, 60, 1.0), (30, 40, 1.0)]}
     for name, rows in made.items():
@@ -59,7 +60,7 @@ def test_tables_leave_the_first_epoch_out(tmp_path):
     assert time == ["SPEC-RL 1", *["2.0"] * 5, "10.0", "1.33x", "1.5"]
 
 
-def test_repetition_is_beside_independent_draws(tmp_path):
+def test_repetition_is_beside_independent_draws(tmp_path: Path) -> None:
     made = {"HistoSpec": [(100, 0, 1.0), (60, 0, 1.0)], "coupled 0.5": [(100, 0, 1.0), (20, 0, 1.0)]}
     for name, rows in made.items():
         write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
@@ -68,12 +69,12 @@ def test_repetition_is_beside_independent_draws(tmp_path):
     assert cells == ["coupled 0.5", "0.0", "3.00x", "0.25", "0.50", "0.75", "0.150", "0.150", "0.750"]
 
 
-def test_the_page_says_what_its_runs_say():
+def test_the_page_says_what_its_runs_say() -> None:
     found = runs.load(ROOT / "benchmarks/rl_study/recorded", METHODS)
     assert tables.text(found) in (ROOT / "docs/study.md").read_text()
 
 
-def test_only_the_tables_of_a_page_are_replaced(tmp_path):
+def test_only_the_tables_of_a_page_are_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
     tables.insert("new\n", page)

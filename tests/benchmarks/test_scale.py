@@ -21,7 +21,7 @@ FEW = Plan(gpus=4, sequences=64)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_one_shard_waits_as_queueing_theory_says(load):
+def test_one_shard_waits_as_queueing_theory_says(load: float) -> None:
     """Steps that come at random to a server that takes 1 ms for each: Pollaczek and Khinchine."""
     plan = Plan(gpus=500, step_ms=500 / load)
     outcome = simulate(plan, 1, replace(NOTHING, message=1000.0), replace(EXACT, decode_spread=1.0), steps=100)
@@ -29,14 +29,14 @@ def test_one_shard_waits_as_queueing_theory_says(load):
     assert outcome.busy.mean() == pytest.approx(load, rel=0.05)
 
 
-def test_workers_in_lockstep_are_served_one_after_the_other():
+def test_workers_in_lockstep_are_served_one_after_the_other() -> None:
     around = replace(EXACT, lockstep=True)
     outcome = simulate(Plan(gpus=8), 1, replace(NOTHING, message=1000.0), around, steps=3)
     assert sorted(outcome.millis[:8]) == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8])
     assert outcome.waiting == pytest.approx(8 / 38)  # all go on with the last
 
 
-def test_a_step_ends_with_its_slowest_message():
+def test_a_step_ends_with_its_slowest_message() -> None:
     """One worker: 16 problems on two shards; its step takes as long as the shard with more of them."""
     outcome = simulate(Plan(gpus=1), 2, replace(NOTHING, problem=1000.0), EXACT, steps=50, seed=3)
     took = outcome.millis[0]
@@ -44,20 +44,20 @@ def test_a_step_ends_with_its_slowest_message():
     assert outcome.busy.max() / outcome.busy.sum() == pytest.approx(took / 16, rel=0.02)
 
 
-def test_who_waits_too_long_goes_on_at_the_deadline():
+def test_who_waits_too_long_goes_on_at_the_deadline() -> None:
     around = replace(EXACT, deadline_ms=5.0)
     outcome = simulate(Plan(gpus=4, step_ms=15), 1, replace(NOTHING, message=50_000.0), around, steps=3)
     assert outcome.late == 1
     assert outcome.waiting == pytest.approx(5 / 20)
 
 
-def test_the_same_seed_gives_the_same_outcome():
+def test_the_same_seed_gives_the_same_outcome() -> None:
     first, again, other = (simulate(PLAN, 5, Costs(), steps=10, seed=seed) for seed in (1, 1, 2))
     assert (first.millis == again.millis).all()  # as many, too
     assert first.millis[:8].tolist() != other.millis[:8].tolist()
 
 
-def test_more_shards_never_need_less_cpu():
+def test_more_shards_never_need_less_cpu() -> None:
     needed = [PLAN.step_cores(Costs(), shards) for shards in range(1, 200)]
     assert needed == sorted(needed)
     most = PLAN.gpus * PLAN.steps_per_second * PLAN.groups * (Costs().message + PLAN.group_us(Costs())) / 1e6
@@ -66,7 +66,7 @@ def test_more_shards_never_need_less_cpu():
 
 
 @pytest.mark.parametrize("shards", [2, 5, 40])
-def test_messages_are_as_many_as_rendezvous_hashing_makes(shards):
+def test_messages_are_as_many_as_rendezvous_hashing_makes(shards: int) -> None:
     names = [f"shard-{i}" for i in range(shards)]
     problems = iter(range(10**6))
     owners = [
@@ -87,14 +87,14 @@ STEPS = [
 ]
 
 
-def test_the_fit_finds_the_costs_that_made_the_measurements():
+def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
     costs = Costs(300, 20, 5, 0.7, 200, 2, 400, 80)
-    measured = []
+    measured: list[dict[str, float]] = []
     for batch, siblings, drafted, messages, together in STEPS:
         plan = Plan(sequences=batch, siblings=min(batch, siblings), drafted=drafted)
         server = (messages * costs.message + plan.groups * plan.group_us(costs)) / 1e3
         client = (messages * costs.client_message + batch * costs.client_session) / 1e3
-        step = {
+        step: dict[str, float] = {
             "shards": 3,
             "workers": 2,
             "batch": batch,
@@ -104,7 +104,7 @@ def test_the_fit_finds_the_costs_that_made_the_measurements():
         }
         step |= {"idle_cpu_ms_per_second": 4.0, "worker_steps_per_second": 30.0, "messages_per_step": messages}
         step |= {"server_cpu_ms_per_step": server + 4 * 3 / 60, "client_cpu_ms_per_step": client}
-        ingest = {"steps": 1, "length": 10 * batch, "responses": 16, "together": together}
+        ingest: dict[str, float] = {"steps": 1, "length": 10 * batch, "responses": 16, "together": together}
         each = 1e3 * costs.call / (ingest["length"] * together) + costs.token
         measured += [step, ingest | {"ingest_cpu_ns_per_token": each}]
     fitted = fit(measured)
@@ -112,7 +112,7 @@ def test_the_fit_finds_the_costs_that_made_the_measurements():
     assert abs(fitted.steps).max() < 1e-9
 
 
-def test_the_fewest_shards_are_enough_and_fewer_are_not():
+def test_the_fewest_shards_are_enough_and_fewer_are_not() -> None:
     costs = replace(NOTHING, message=1000.0, session=200.0)
     shards, outcome = fewest_shards(FEW, costs)
     assert outcome.late < 0.01
@@ -122,7 +122,7 @@ def test_the_fewest_shards_are_enough_and_fewer_are_not():
     assert cheapest + 50 * FEW.gpus * better.waiting <= shards + 50 * FEW.gpus * outcome.waiting
 
 
-def test_a_deadline_that_no_shard_can_keep():
+def test_a_deadline_that_no_shard_can_keep() -> None:
     with pytest.raises(ValueError, match=r"late: no number of shards keeps it under 1\.0%"):
         fewest_shards(Plan(gpus=2), Costs(), Surroundings(deadline_ms=0.01))
 
@@ -135,7 +135,7 @@ def test_a_deadline_that_no_shard_can_keep():
         (["--step-ms", "-1"], 2, "--step-ms: must be above 0, is -1.0"),
     ],
 )
-def test_the_program(options, code, said, tmp_path):
+def test_the_program(options: list[str], code: int, said: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.scale.run", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT})
     assert done.returncode == code, done.stderr

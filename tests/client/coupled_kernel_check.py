@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
+from typing import Any
 
 import torch
 import triton
@@ -18,13 +19,13 @@ import triton.language as tl
 from histospec.client.vllm.coupled import kernel, noise
 
 
-@triton.jit
-def gumbels(words, values, size: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def gumbels(words: Any, values: Any, size: tl.constexpr) -> None:
     at = tl.arange(0, size)
     tl.store(values + at, kernel._gumbel(tl.load(words + at).to(tl.uint32)))
 
 
-def choices():
+def choices() -> dict[str, int]:
     torch.manual_seed(0)
     result = {"rows": 0, "alike": 0}
     for vocabulary in (1, 32, 300, 2500):
@@ -45,7 +46,7 @@ def choices():
     return result | {"noise": size, "alike noise": int((values == noise.gumbel(words)).sum())}
 
 
-def ptx():
+def ptx() -> Counter[str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

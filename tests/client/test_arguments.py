@@ -1,6 +1,8 @@
 """What callers pass in: checked here, with the name of the argument, before anything is changed or sent."""
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,13 +45,13 @@ BAD_SEEDS = [
 
 
 @pytest.fixture
-def client():
+def client() -> Iterator[DraftClient]:
     with DraftClient(NOWHERE, "run", timeouts=Timeouts(call=1, ingest=1)) as client:
         yield client
 
 
 @pytest.mark.parametrize(("value", "message"), BAD_TOKENS)
-def test_bad_tokens_are_named(value, message):
+def test_bad_tokens_are_named(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         token_bytes("prompt", value)
     with pytest.raises(ValueError, match=rf"new_tokens\[1\]: .*{message}"):
@@ -57,7 +59,7 @@ def test_bad_tokens_are_named(value, message):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16, np.uint64, ">i4"])
-def test_every_integer_type_travels_alike(dtype):
+def test_every_integer_type_travels_alike(dtype: Any) -> None:
     expected = np.array([5, 6, 7], "<i4").tobytes()
     assert token_bytes("x", np.array([5, 6, 7], dtype)) == expected
     assert token_bytes("x", [5, 6, 7]) == token_bytes("x", (5, 6, 7)) == token_bytes("x", range(5, 8)) == expected
@@ -66,7 +68,7 @@ def test_every_integer_type_travels_alike(dtype):
     assert batch_bytes("x", [[], []]) == (b"", [0, 0])
 
 
-def test_bad_prompt_opens_nothing(client):
+def test_bad_prompt_opens_nothing(client: DraftClient) -> None:
     with pytest.raises(ValueError, match=r"prompts\[3\]: token -1 is outside \[0, 2147483647\]"):
         client.open([[1], [2], [3], [4, -1]])
     with pytest.raises(ValueError, match=r"prompts\[1\]: must not be empty"):
@@ -83,11 +85,11 @@ def test_bad_prompt_opens_nothing(client):
         client.open([[1], [2]], seeds=[3])
     for seed, message in BAD_SEEDS:
         with pytest.raises(ValueError, match=rf"seeds\[1\]: {message}"):
-            client.open([[1], [2]], seeds=[None, seed])
-    assert client.open([[1]] * 2, seeds=np.array([-(2**63), 2**63 - 1])) == [1, 2]
+            client.open([[1], [2]], seeds=[None, seed])  # type: ignore[list-item]
+    assert client.open([[1]] * 2, seeds=np.array([-(2**63), 2**63 - 1])) == [1, 2]  # type: ignore[arg-type]
 
 
-def test_bad_step_changes_nothing(client):
+def test_bad_step_changes_nothing(client: DraftClient) -> None:
     a, b = client.open([[1], [2]])
     for arguments, message in [
         (([a, b], [[1]]), "new_tokens: 1 values for 2 sessions"),
@@ -99,7 +101,7 @@ def test_bad_step_changes_nothing(client):
         (([a], [[1]], 16, -0.1), "verify_cost: -0.1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            client.step(*arguments)
+            client.step(*arguments)  # type: ignore[arg-type]
     with pytest.raises(UnknownSession, match=r"^sessions\[1\]: 77 is not an open session of this client$"):
         client.step([a, 77], [[1], [2]])
     # Had one of them appended a token, one logprob would not fit.
@@ -107,10 +109,10 @@ def test_bad_step_changes_nothing(client):
     client.close([a], logprobs=[[-0.5]])
 
 
-def test_bad_close_closes_nothing(client):
+def test_bad_close_closes_nothing(client: DraftClient) -> None:
     a, b = client.open([[1], [2]])
     client.step([a, b], [[1, 2], [3]])
-    for arguments, message in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"epochs": -1}, r"epochs: -1 is outside"),
         ({"epochs": 2**52 + 1}, "epochs: 4503599627370497 is more than the limit of 4503599627370496"),
         ({"epochs": [1]}, "epochs: 1 values for 2 sessions"),
@@ -121,7 +123,8 @@ def test_bad_close_closes_nothing(client):
         ({"rewards": [1.0, math.inf]}, r"rewards\[1\]: must be a finite number"),
         ({"logprobs": [[-1.0, -1.0], [-1.0, -2.0]]}, r"logprobs\[1\]: must have one value for each of the 1 tokens"),
         ({"logprobs": [[-1.0, math.nan], None]}, r"logprobs\[0\]: value 1 is not a number"),
-    ]:
+    ]
+    for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):
             client.close([a, b], **arguments)
     client.close([a, b], epochs=[1, None], rewards=[1, None], logprobs=[[-1.0, -2.0], None], changes=2)
@@ -136,31 +139,31 @@ def test_bad_close_closes_nothing(client):
         (Response([-1]), r"responses\[1\]\.tokens: token -1"),
         (Response([1], logprobs=[1.0, 2.0]), r"responses\[1\]\.logprobs: must have one value for each of the 1 tokens"),
         (Response([1], reward=math.nan), r"responses\[1\]\.reward: must be a finite number"),
-        (Response([1], generated=[2]), r"responses\[1\]\.generated: every value must be True or False"),
+        (Response([1], generated=[2]), r"responses\[1\]\.generated: every value must be True or False"),  # type: ignore[list-item]
         (Response([1], seed=2**63), r"responses\[1\]\.seed: 9223372036854775808 is outside"),
         ([1, 2], r"responses\[1\]: must be a Response, is list"),
     ],
 )
-def test_bad_response_is_not_sent(client, response, message):
+def test_bad_response_is_not_sent(client: DraftClient, response: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         client.ingest([1], [Response([1]), response])
     assert not isinstance(caught.value, HistoSpecError)  # the server was never asked
 
 
-def test_bad_seeds_are_not_sent(client):
+def test_bad_seeds_are_not_sent(client: DraftClient) -> None:
     with pytest.raises(ValueError, match="seeds: 1 values for 2 responses"):
         client.ingest([1], [Response([1]), Response([2])], seeds=[1])
     with pytest.raises(ValueError, match="seeds: 1 values for 2 prompts"):
         client.ingest_many([[1], [2]], [[Response([1])], [Response([2])]], seeds=[[1]])
     with pytest.raises(ValueError, match=r"responses\[1\]: must be a Response"):
-        client.ingest([1], [Response([1]), [2]], seeds=[1, 2])
+        client.ingest([1], [Response([1]), [2]], seeds=[1, 2])  # type: ignore[list-item]
     for seed, message in BAD_SEEDS:
         with pytest.raises(ValueError, match=rf"seeds\[1\]: {message}") as caught:
-            client.ingest([1], [Response([1]), Response([2])], seeds=[None, seed])
+            client.ingest([1], [Response([1]), Response([2])], seeds=[None, seed])  # type: ignore[list-item]
         assert not isinstance(caught.value, HistoSpecError)
 
 
-def test_configuration_from_environment(monkeypatch):
+def test_configuration_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HISTOSPEC_ENDPOINT", "a:1, b:2")
     monkeypatch.setenv("HISTOSPEC_NAMESPACE", "env")
     monkeypatch.setenv("HISTOSPEC_DEADLINE", "0.5")
@@ -187,7 +190,9 @@ def test_configuration_from_environment(monkeypatch):
         ({"endpoint": "h:1", "namespace": "n", "deadline": 0}, "deadline: 0 is not"),
     ],
 )
-def test_configuration_errors_say_what_to_set(monkeypatch, arguments, message):
+def test_configuration_errors_say_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
+) -> None:
     monkeypatch.delenv("HISTOSPEC_ENDPOINT", raising=False)
     monkeypatch.delenv("HISTOSPEC_NAMESPACE", raising=False)
     with pytest.raises(ConfigurationError, match=message):

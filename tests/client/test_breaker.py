@@ -14,7 +14,7 @@ def opened() -> CircuitBreaker:
     return breaker
 
 
-def test_opens_after_failures_in_a_row_only():
+def test_opens_after_failures_in_a_row_only() -> None:
     breaker = CircuitBreaker(CONFIG)
     for _ in range(10):
         breaker.failure(0)
@@ -24,7 +24,7 @@ def test_opens_after_failures_in_a_row_only():
     assert opened().state == "open"
 
 
-def test_one_try_after_the_cooldown():
+def test_one_try_after_the_cooldown() -> None:
     breaker = opened()
     assert not breaker.allows(0.99)
     assert breaker.allows(1.5)
@@ -32,7 +32,7 @@ def test_one_try_after_the_cooldown():
     assert not breaker.allows(1.5)
 
 
-def test_success_closes_and_forgets():
+def test_success_closes_and_forgets() -> None:
     breaker = opened()
     assert breaker.allows(2)
     breaker.success()
@@ -41,7 +41,7 @@ def test_success_closes_and_forgets():
     assert breaker.state == "closed"
 
 
-def test_cooldown_doubles_up_to_the_limit():
+def test_cooldown_doubles_up_to_the_limit() -> None:
     breaker, now = opened(), 0.0
     for cooldown in (1, 2, 4, 4, 4):
         assert not breaker.allows(now + 0.99 * cooldown)
@@ -50,18 +50,18 @@ def test_cooldown_doubles_up_to_the_limit():
         breaker.failure(now)
 
 
-def test_late_news_of_old_steps_does_not_lengthen_the_cooldown():
+def test_late_news_of_old_steps_does_not_lengthen_the_cooldown() -> None:
     breaker = opened()
     for _ in range(10):
         breaker.failure(0.5)
     assert breaker.allows(1.5)
 
 
-def test_a_try_that_nobody_followed_up_is_repeated():
+def test_a_try_that_nobody_followed_up_is_repeated() -> None:
     breaker = opened()
     assert breaker.allows(1.5)
     assert breaker.allows(2.5)
 
 
-def test_cooldowns_differ():
+def test_cooldowns_differ() -> None:
     assert len({opened()._retry_at for _ in range(20)}) > 10

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from typing import Any
 
 import grpc
 import numpy as np
@@ -14,6 +15,7 @@ from histospec.client.config import Endpoint, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.losses import PAUSE, Losses
+from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
 
@@ -97,7 +99,7 @@ class World:
         assert sum(size for _, size in held.values()) <= LIMITS.commit_bytes
 
 
-def waiting(shard: ShardState) -> list:
+def waiting(shard: ShardState) -> list[Commit]:
     sent = shard.conversation.commits.values() if shard.conversation else ()
     return [*shard.commits, *(commit for batch in sent for commit in batch)]
 
@@ -118,7 +120,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(OPERATIONS)
-def test_a_shard_within_its_share_loses_nothing(operations):
+def test_a_shard_within_its_share_loses_nothing(operations: list[tuple[Any, ...]]) -> None:
     """Whatever shards do, come and go: only a shard over its share loses, all is counted once, and the limits hold."""
     world = World()
     for name, *arguments in operations:
@@ -127,11 +129,11 @@ def test_a_shard_within_its_share_loses_nothing(operations):
         world.check_books()
 
 
-def test_a_healthy_shard_beside_a_dead_one_loses_nothing():
+def test_a_healthy_shard_beside_a_dead_one_loses_nothing() -> None:
     """The dead shard may use what the healthy one leaves, and gives it back when that one needs it."""
     world = World()
     world.update(("a", "b"))
-    owned = {name: [p for p in range(99) if world.core._members.owner(_i32([p]), "").name == name] for name in "ab"}
+    owned = {name: [p for p in range(99) if world.core.shard_of(_i32([p]), "").name == name] for name in "ab"}
     for prompt in owned["a"][:12]:
         world.finish(prompt, 1, flush=True)
     assert world.core.stats().shards["a"] == ShardStats(pending=12, pending_bytes=96)  # all that there is
@@ -147,15 +149,16 @@ def test_a_healthy_shard_beside_a_dead_one_loses_nothing():
     assert (stats["b"].committed, stats["b"].dropped, stats["a"].pending) == (12, 0, 6)
 
 
-def test_what_is_on_its_way_counts_and_goes_last():
+def test_what_is_on_its_way_counts_and_goes_last() -> None:
     """A shard that was sent more than its share and never answers gives up even that."""
     world = World()
     world.update(("a", "b"))
-    owned = {name: [p for p in range(99) if world.core._members.owner(_i32([p]), "").name == name] for name in "ab"}
+    owned = {name: [p for p in range(99) if world.core.shard_of(_i32([p]), "").name == name] for name in "ab"}
     for prompt in owned["a"][:9]:
         world.finish(prompt, 1, flush=True)
     (a, _) = world.core.shards
-    assert (len(a.commits), sum(map(len, a.conversation.commits.values()))) == (0, 9)
+    assert a.conversation is not None
+    assert (len(a.commits), sum(len(batch) for batch in a.conversation.commits.values())) == (0, 9)
     for prompt in owned["b"][:6]:
         world.finish(prompt, 1, flush=False)
     assert [(s.pending, s.dropped) for s in world.core.stats().shards.values() if s.pending] == [(6, 3), (6, 0)]
@@ -163,10 +166,10 @@ def test_what_is_on_its_way_counts_and_goes_last():
     assert world.core.stats().shards["a"].committed == 6
 
 
-def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others():
+def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others() -> None:
     world = World()
     world.update(("a", "b"))
-    mine = [p for p in range(99) if world.core._members.owner(_i32([p]), "").name == "a"][:3]
+    mine = [p for p in range(99) if world.core.shard_of(_i32([p]), "").name == "a"][:3]
     for prompt in mine:
         world.finish(prompt, 1, flush=True)
     world.update(("b",))
@@ -177,7 +180,7 @@ def test_responses_that_a_leaving_shard_cannot_store_go_to_the_others():
     assert world.core.stats().shards["b"].committed == 3
 
 
-def test_the_response_of_a_refused_session_is_counted_as_dropped():
+def test_the_response_of_a_refused_session_is_counted_as_dropped() -> None:
     world = World()
     (session,) = world.core.begin_sessions([[1]])
     world.core.advance_sessions([session], [[1, 2]], Budget(), 0.0)
@@ -188,7 +191,7 @@ def test_the_response_of_a_refused_session_is_counted_as_dropped():
     assert isinstance(stats, Stats)
 
 
-def test_drops_are_said_once_and_then_once_a_minute(caplog):
+def test_drops_are_said_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     losses = Losses(lambda: now[0])
     with caplog.at_level(logging.WARNING, "histospec.client"):
@@ -210,7 +213,7 @@ def test_drops_are_said_once_and_then_once_a_minute(caplog):
 
 
 @pytest.mark.parametrize("flushes", [False, True])
-def test_a_dead_shard_does_not_fill_the_log(caplog, flushes):
+def test_a_dead_shard_does_not_fill_the_log(caplog: pytest.LogCaptureFixture, flushes: bool) -> None:
     world = World()
     with caplog.at_level(logging.WARNING, "histospec.client.core.losses"), caplog.at_level(logging.WARNING):
         for n in range(200):

@@ -5,17 +5,24 @@ complains about every message that a real server would refuse: also for its limi
 message is written, or never. Whatever happens: it ends up with the worker's tokens.
 """
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import grpc
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from histospec.client import Draft
 from histospec.client.config import Breaker, Limits, configure
 from histospec.client.core.breaker import CircuitBreaker
 from histospec.client.core.budget import Budget
+from histospec.client.core.conversation import Conversation
 from histospec.client.core.core import Core
-from histospec.client.core.room import ServerLimits
+from histospec.client.core.room import Room, ServerLimits
+from histospec.client.core.shard import ShardState
 from histospec.client.errors import UnknownSession
 from histospec.v1 import draft_pb2 as pb
 
@@ -25,7 +32,7 @@ UNLIMITED = ServerLimits()
 class ModelServer:
     """Sessions of one stream, and the responses of all streams."""
 
-    def __init__(self, limits: ServerLimits):
+    def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
         self.sessions: dict[int, list[int]] = {}
         self.committed: list[list[int]] = []
@@ -65,7 +72,7 @@ class ModelServer:
             held = self.sessions.pop(c.session, None)
             if c.commit and (held is None or len(held) != c.generated):
                 unknown.append(c.session)
-            elif c.commit:
+            elif c.commit and held is not None:
                 self.committed.append(held)
         if not (request.HasField("step") or any(c.commit for c in request.closes) or unknown):
             return None
@@ -81,7 +88,7 @@ class ModelServer:
 class World:
     """A core, the model server behind a wire with delay, and the truth."""
 
-    def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED):
+    def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED) -> None:
         self.limits = limits
         self.core = Core(configure("h:1", "run", limits=Limits(message_bytes=message_bytes)), lambda: None)
         self.shard = self.core.shards[0]
@@ -89,7 +96,7 @@ class World:
         self.truth: dict[int, list[int]] = {}
         self.closed: list[list[int]] = []
         self.answers: list[pb.DraftResponse] = []
-        self.conversation = None
+        self.conversation: Conversation | None = None
         self.now = 0.0
 
     def exchange(self, write: bool = True, answers: int = 1000) -> None:
@@ -109,12 +116,20 @@ class World:
         for _ in range(min(answers, len(self.answers))):
             self.core.received(self.shard, self.conversation, self.answers.pop(0), self.now)
 
-    def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list:
+    def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list[Draft]:
         for s, text in zip(sessions, new, strict=True):
             self.truth[s] += text
         pending = self.core.advance_sessions(sessions, new, Budget(), self.now)
         self.exchange(write, answers)
         return self.core.collect(pending, self.now)
+
+
+@contextlib.contextmanager
+def away(shard: ShardState) -> Iterator[None]:
+    """The shard's breaker lets nothing through."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard.breaker, "allows", lambda now: False)
+        yield
 
 
 TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=3)
@@ -148,9 +163,14 @@ LIMITS = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]), LIMITS)
-def test_server_holds_what_the_worker_generated(operations, message_bytes, limits):
+def test_server_holds_what_the_worker_generated(
+    operations: list[tuple[Any, ...]], message_bytes: int, limits: ServerLimits
+) -> None:
     world = World(message_bytes, limits)
-    chosen = lambda bits: [s for s in world.truth if bits >> s % 8 & 1]  # noqa: E731
+
+    def chosen(bits: int) -> list[int]:
+        return [s for s in world.truth if bits >> s % 8 & 1]
+
     for name, *arguments in [("open", 4), *operations]:
         world.now += 10  # past every cool-down
         if name == "open":
@@ -159,10 +179,9 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes, limit
             sessions = chosen(arguments[0])
             world.step(sessions, [arguments[1]] * len(sessions), *arguments[2:])
         elif name == "silent":  # the breaker is open: the core may not send
-            world.shard.breaker.allows = lambda now: False
             sessions = chosen(arguments[0])
-            world.step(sessions, [arguments[1]] * len(sessions))
-            del world.shard.breaker.allows
+            with away(world.shard):
+                world.step(sessions, [arguments[1]] * len(sessions))
         elif name == "close":
             sessions = chosen(arguments[0])
             world.core.end_sessions(sessions, commit=arguments[1])
@@ -187,7 +206,9 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes, limit
     held = world.server.sessions
     assert set(held) <= set(world.truth)  # nothing is left behind
     assert {s: world.truth[s] for s in held} == held
-    assert len(held) == len(world.truth) or len(held) >= world.shard.conversation._room.running > 0
+    conversation = world.shard.conversation
+    running = Room.of(conversation.limits, conversation.server).running if conversation else len(world.truth)
+    assert len(held) == len(world.truth) or len(held) >= running > 0
     assert [d.tokens.tolist() for d in drafts] == [[len(world.truth[s])] if s in held else [] for s in sessions]
     lost = world.core.stats().dropped_commits
     committed = list(world.server.committed)
@@ -201,22 +222,22 @@ def test_server_holds_what_the_worker_generated(operations, message_bytes, limit
     assert (stats.refused, stats.pending_commits) == (0, 0)
 
 
-def test_after_an_outage_commits_do_not_hold_up_the_step():
+def test_after_an_outage_commits_do_not_hold_up_the_step() -> None:
     """The backlog follows in messages of limited size, behind the steps."""
     world = World(message_bytes=100)
     sessions = world.core.begin_sessions([[1]] * 50)
-    world.shard.breaker.allows = lambda now: False
-    world.step_tokens = world.core.advance_sessions(sessions, [[1, 2, 3]] * 50, Budget(), 0)
-    world.core.end_sessions(sessions[1:])
-    del world.shard.breaker.allows
+    with away(world.shard):
+        world.core.advance_sessions(sessions, [[1, 2, 3]] * 50, Budget(), 0)
+        world.core.end_sessions(sessions[1:])
     world.core.advance_sessions(sessions[:1], [[4]], Budget(), 1)
+    assert world.shard.conversation is not None
     messages = list(world.shard.conversation.outbox)
     assert messages[0].HasField("step")
     assert not messages[0].closes
     assert sum(len(m.closes) for m in messages) < 10
 
 
-def test_closed_sessions_are_unknown():
+def test_closed_sessions_are_unknown() -> None:
     world = World(4 << 20)
     (session,) = world.core.begin_sessions([[1]])
     world.core.end_sessions([session])
@@ -224,7 +245,7 @@ def test_closed_sessions_are_unknown():
         world.core.advance_sessions([session], [[1]], Budget(), 0)
 
 
-def test_old_news_does_not_open_a_session_twice():
+def test_old_news_does_not_open_a_session_twice() -> None:
     """Two steps meet a server that forgot the session. The second's answer comes after the session was opened again."""
     world = World(4 << 20)
     world.shard.breaker = CircuitBreaker(Breaker(failures=100))

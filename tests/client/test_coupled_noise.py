@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy import stats
 
 torch = pytest.importorskip("torch", reason="the noise is computed in torch")
 pytest.importorskip("triton", reason="the kernel is written in Triton")
+
 
 from histospec.client.vllm.coupled import noise  # noqa: E402
 from histospec.client.vllm.coupled.places import WORD, Texts  # noqa: E402
@@ -31,12 +33,12 @@ CHECK = Path(__file__).with_name("coupled_kernel_check.py")
         ),
     ],
 )
-def test_philox(counter, key, words):
+def test_philox(counter: list[int], key: list[int], words: str) -> None:
     found = noise.philox(*([torch.tensor([word]) for word in numbers] for numbers in (counter, key)))
     assert " ".join(f"{int(word):08x}" for word in found) == words
 
 
-def test_gumbel_is_minus_log_of_minus_log():
+def test_gumbel_is_minus_log_of_minus_log() -> None:
     ends = torch.arange(2000)
     words = torch.cat([ends, 2**32 - 1 - ends, 2**30 - 1000 + ends, torch.randint(2**32, (10**6,))])
     u = (words.numpy().astype(np.float64) + 0.5) / 2**32
@@ -45,26 +47,26 @@ def test_gumbel_is_minus_log_of_minus_log():
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 1024, 3000])
-def test_noise_is_of_seed_place_and_token_alone(vocabulary):
+def test_noise_is_of_seed_place_and_token_alone(vocabulary: int) -> None:
     where = torch.tensor([[3, 3, 4, -3, 3], [9, 10, 9, 2**40, 9], [0, 0, 0, 0, 1]])
-    whole = noise.noise(*where, 3000)
-    assert torch.equal(noise.noise(*where, vocabulary), whole[:, :vocabulary])
-    assert torch.equal(noise.noise(*where[:, 2:], vocabulary), whole[2:, :vocabulary])
+    whole = noise.noise(where[0], where[1], where[2], 3000)
+    assert torch.equal(noise.noise(where[0], where[1], where[2], vocabulary), whole[:, :vocabulary])
+    assert torch.equal(noise.noise(where[0, 2:], where[1, 2:], where[2, 2:], vocabulary), whole[2:, :vocabulary])
     assert len(whole.unique()) > 0.999 * whole.numel()
 
 
-def test_noise_is_gumbel_over_seeds_places_and_tokens():
+def test_noise_is_gumbel_over_seeds_places_and_tokens() -> None:
     """Kolmogorov and Smirnov; correlations of neighbours."""
     for varied in range(3):
         where = torch.zeros(3, 10_000, dtype=torch.int64)
         where[varied] = torch.arange(10_000)
-        values = noise.noise(*where, 18).numpy()
+        values = noise.noise(where[0], where[1], where[2], 18).numpy()
         assert stats.kstest(values[:, 17], "gumbel_r").pvalue > 1e-6
         for one, other in [(values[:-1, 3], values[1:, 3]), (values[:, 3], values[:, 4])]:
             assert abs(np.corrcoef(one, other)[0, 1]) * np.sqrt(len(one)) < 5
 
 
-def test_choices_are_samples():
+def test_choices_are_samples() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, float("-inf"), -4.0]])
     count = 50_000
     same = torch.zeros(count, dtype=torch.int64)
@@ -75,7 +77,7 @@ def test_choices_are_samples():
     assert stats.chisquare(np.delete(found, 4), np.delete(expected, 4), sum_check=False).pvalue > 1e-6
 
 
-def test_twins_agree_as_often_as_promised():
+def test_twins_agree_as_often_as_promised() -> None:
     """At least (1 - TV) / (1 + TV), and far more often than independent draws."""
     torch.manual_seed(0)
     old = torch.randn(1, 50) * 2
@@ -89,7 +91,7 @@ def test_twins_agree_as_often_as_promised():
     assert agree > (p * q).sum().item() + 0.2
 
 
-def naive_places(text, first, last):
+def naive_places(text: list[int], first: int, last: int) -> tuple[list[int], list[int]]:
     """Of the draws [first, last]: counted by looking at all of the text each time."""
     padded = [-1, -1, *text]
     pairs = [(padded[i], padded[i + 1]) for i in range(last + 1)]  # pairs[i]: before token i
@@ -97,7 +99,7 @@ def naive_places(text, first, last):
     return [before << 32 | after & WORD for (before, after), _ in places], [times for _, times in places]
 
 
-def test_places_are_those_of_the_whole_text():
+def test_places_are_those_of_the_whole_text() -> None:
     """Of texts that grow by what survives of their drafts, stop for a while, and are set back."""
     rng = np.random.default_rng(0)
     texts = Texts()
@@ -116,26 +118,26 @@ def test_places_are_those_of_the_whole_text():
     assert min(known.values()) > 50
 
 
-def test_no_place_comes_twice_in_a_text():
+def test_no_place_comes_twice_in_a_text() -> None:
     text = np.tile(np.arange(3, dtype=np.int32), 50)
     (places,) = Texts().places([("a", text, 1, 149)])
     assert len(set(zip(*places, strict=True))) == 150
 
 
-def check(what, **environment):
+def check(what: str, **environment: str) -> Any:
     done = subprocess.run([sys.executable, CHECK, what], env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_kernel_chooses_alike():
+def test_the_kernel_chooses_alike() -> None:
     """Run by Triton's interpreter, operation by operation."""
     result = check("choices", TRITON_INTERPRET="1")
     assert result["rows"] == result["alike"] > 40
     assert result["noise"] == result["alike noise"] > 4000
 
 
-def test_the_kernel_compiles_and_rounds_as_the_cpu_does():
+def test_the_kernel_compiles_and_rounds_as_the_cpu_does() -> None:
     """For an H100, without one. A fused multiply-add rounds once where the CPU rounds twice."""
     kinds = check("ptx")
     assert kinds.pop("fma", 0) == 0

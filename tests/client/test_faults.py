@@ -12,16 +12,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from ports import free_port
 
 from histospec.client import (
     AsyncDraftClient,
     Breaker,
     DeadlineExceeded,
+    Draft,
     DraftClient,
     Limits,
     Response,
@@ -31,6 +33,11 @@ from histospec.client import (
 from histospec.client.core import commits
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
+from tests.support.clients import flushed, texts
+from tests.support.odd_server import Answer, OddServer
+from tests.support.ports import free_port
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 PROMPT = [11, 12, 13, 14]
 TEXT = list(range(100, 400))
@@ -38,11 +45,11 @@ QUICK = Breaker(cooldown=0.05, cooldown_max=0.2)
 PATIENT = 2.0
 
 
-def one_step(client, sessions, tokens=()):
+def one_step(client: DraftClient, sessions: list[int], tokens: Sequence[int] = ()) -> list[Draft]:
     return client.step(sessions, [list(tokens) for _ in sessions])
 
 
-def until_drafts(client, sessions, eventually):
+def until_drafts(client: DraftClient, sessions: list[int]) -> None:
     """Steps until every session drafts again, as a worker does that knows nothing of the fault."""
     eventually(lambda: all(len(d) for d in one_step(client, sessions)))
 
@@ -50,7 +57,7 @@ def until_drafts(client, sessions, eventually):
 # ---- away ---------------------------------------------------------------------------------------------------------
 
 
-def test_server_absent_from_the_start(start_server, eventually):
+def test_server_absent_from_the_start(start_server: Starter) -> None:
     port = free_port()
     with DraftClient(f"127.0.0.1:{port}", "run", breaker=QUICK, deadline=PATIENT) as client:
         sessions = client.open([PROMPT, PROMPT])
@@ -66,14 +73,14 @@ def test_server_absent_from_the_start(start_server, eventually):
 
         server = start_server("--listen", f"127.0.0.1:{port}")
         client.ingest(PROMPT, [Response(TEXT)])
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         assert one_step(client, sessions)[0].tokens[0] == TEXT[50]  # it has all that was generated meanwhile
         assert client.stats().breakers[server.endpoint] == "closed"
         client.close(sessions)
-        assert [r.tokens.tolist() for r in client.history(PROMPT)] == [TEXT, TEXT[:50], TEXT[:50]]
+        assert texts(client.history(PROMPT)) == [TEXT, TEXT[:50], TEXT[:50]]
 
 
-def test_killed_in_the_middle_and_restarted(server, eventually):
+def test_killed_in_the_middle_and_restarted(server: Server) -> None:
     with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
         client.ingest(PROMPT, [Response(TEXT)])
         sessions = client.open([PROMPT, PROMPT])
@@ -83,15 +90,15 @@ def test_killed_in_the_middle_and_restarted(server, eventually):
         for i in range(20, 40):
             assert not any(len(d) for d in client.step(sessions, [[TEXT[i]], [TEXT[i]]]))
         server.restart()
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         assert [d.tokens[0] for d in one_step(client, sessions)] == [TEXT[40]] * 2
         assert client.stats().reopened >= 2
         client.close(sessions)
         client.flush(PATIENT)
-        assert [r.tokens.tolist() for r in client.history(PROMPT)] == [TEXT, TEXT[:40], TEXT[:40]]
+        assert texts(client.history(PROMPT)) == [TEXT, TEXT[:40], TEXT[:40]]
 
 
-def test_commits_survive_while_the_server_is_away(server, eventually):
+def test_commits_survive_while_the_server_is_away(server: Server) -> None:
     """Closed while it is down, one of them never even known to it: all arrive, each once."""
     with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
         known = client.open([PROMPT])
@@ -105,14 +112,14 @@ def test_commits_survive_while_the_server_is_away(server, eventually):
         client.flush()
         assert client.stats().pending_commits == 2
         server.restart()
-        eventually(lambda: client.flush() or client.stats().pending_commits == 0)
-        first, second = sorted(client.history(PROMPT), key=lambda r: r.epoch)
-        assert (first.tokens.tolist(), first.epoch, first.reward) == ([1, 2, 3], 5, 0.5)
-        assert first.logprobs.tolist() == [-1.0, -2.0, -3.0]
-        assert (second.tokens.tolist(), second.epoch) == ([7, 8], 6)
+        eventually(lambda: flushed(client).pending_commits == 0)
+        first, second = sorted(client.history(PROMPT), key=lambda r: r.epoch or 0)
+        assert (list(first.tokens), first.epoch, first.reward) == ([1, 2, 3], 5, 0.5)
+        assert np.asarray(first.logprobs).tolist() == [-1.0, -2.0, -3.0]
+        assert (list(second.tokens), second.epoch) == ([7, 8], 6)
 
 
-def test_kept_commits_are_bounded_and_counted():
+def test_kept_commits_are_bounded_and_counted() -> None:
     limits = Limits(commits=3)
     with DraftClient(f"127.0.0.1:{free_port()}", "run", limits=limits, deadline=0.01) as client:
         for _ in range(5):
@@ -129,13 +136,14 @@ def test_kept_commits_are_bounded_and_counted():
         assert (client.stats().pending_commits, client.stats().dropped_commits) == (2, 3)
 
 
-def test_what_a_store_cannot_take_now_is_sent_again(odd_server, monkeypatch, eventually):
+def test_what_a_store_cannot_take_now_is_sent_again(odd_server: OddServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused three times for now, then taken: kept meanwhile, with pauses, and never counted as dropped."""
     monkeypatch.setattr(commits, "FIRST_PAUSE", 0.05)
     closed = []
 
-    def answer(request, context):
+    def answer(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         response = odd_server.draft(request)
+        assert response is not None
         for close in request.closes:
             closed.append(close.session)
             if len(closed) <= 3:
@@ -151,7 +159,7 @@ def test_what_a_store_cannot_take_now_is_sent_again(odd_server, monkeypatch, eve
         assert (client.stats().pending_commits, client.stats().dropped_commits, closed) == (1, 0, [session])
         client.flush(PATIENT)  # not yet: it returns at once
         assert closed == [session]
-        eventually(lambda: client.flush(PATIENT) or client.stats().commits == 1)
+        eventually(lambda: flushed(client, PATIENT).commits == 1)
         assert closed == [session] * 4
         assert (client.stats().pending_commits, client.stats().dropped_commits, client.stats().refused) == (0, 0, 0)
     assert odd_server.opened().count((session, [1, 2])) == 3  # with its text each time
@@ -160,14 +168,14 @@ def test_what_a_store_cannot_take_now_is_sent_again(odd_server, monkeypatch, eve
 # ---- slow ---------------------------------------------------------------------------------------------------------
 
 
-def test_stopped_server_costs_few_deadlines_and_comes_back(server, eventually):
+def test_stopped_server_costs_few_deadlines_and_comes_back(server: Server) -> None:
     """SIGSTOP: connections stay, nothing answers. The deadline, then the breaker; SIGCONT, and drafts are back."""
     timeouts = Timeouts(call=0.2, silence=0.3)
     with DraftClient(server.endpoint, "run", breaker=QUICK, timeouts=timeouts) as client:
         client.ingest(PROMPT, [Response(TEXT)])
         sessions = client.open([PROMPT])
         client.step(sessions, [TEXT[:5]])
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             before = client.stats()
@@ -181,15 +189,15 @@ def test_stopped_server_costs_few_deadlines_and_comes_back(server, eventually):
                 client.predict_length(PROMPT)
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         assert one_step(client, sessions)[0].tokens[0] == TEXT[205]
 
 
-def test_server_hears_which_drafts_were_late(server, eventually):
+def test_server_hears_which_drafts_were_late(server: Server) -> None:
     with DraftClient(server.endpoint, "run", breaker=QUICK) as client:
         client.ingest(PROMPT, [Response(TEXT)])
         sessions = client.open([PROMPT])
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         before = client.stats().late
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -202,14 +210,15 @@ def test_server_hears_which_drafts_were_late(server, eventually):
         )
 
 
-def test_late_answers_are_not_mistaken_for_later_ones(odd_server, eventually):
+def test_late_answers_are_not_mistaken_for_later_ones(odd_server: OddServer) -> None:
     """The answer to step n, arriving during step n + 1, must not become the draft of step n + 1."""
     release = threading.Event()
 
-    def answer(request, context):
+    def answer(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         if request.sequence == 2:
             release.wait(30)
         response = odd_server.draft(request)
+        assert response is not None
         response.tokens = np.array([request.sequence], "<i4").tobytes()
         return response
 
@@ -227,7 +236,7 @@ def test_late_answers_are_not_mistaken_for_later_ones(odd_server, eventually):
         assert (stats.late, stats.failed, stats.reopened) == (1, 0, 0)
 
 
-def test_ingest_that_hangs_holds_up_no_step(odd_server):
+def test_ingest_that_hangs_holds_up_no_step(odd_server: OddServer) -> None:
     """A unary call into the void, on a server whose stream works."""
     listener = socket.create_server(("127.0.0.1", 0))  # accepts, and never says a word
     endpoints = f"{odd_server.endpoint},127.0.0.1:{listener.getsockname()[1]}"
@@ -237,7 +246,7 @@ def test_ingest_that_hangs_holds_up_no_step(odd_server):
         sessions = client.open([prompts[0]])
         outcome = []
 
-        def ingest():
+        def ingest() -> None:
             try:
                 client.ingest(prompts[1], [Response(TEXT)])
             except Unavailable as error:
@@ -257,8 +266,8 @@ def test_ingest_that_hangs_holds_up_no_step(odd_server):
 # ---- wrong --------------------------------------------------------------------------------------------------------
 
 
-def garbled(**fields):
-    def answer(request, context):
+def garbled(**fields: Any) -> Answer:
+    def answer(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         response = pb.DraftResponse(
             sequence=request.sequence, lengths=_i32([1]), tokens=_i32([5]), probs=np.ones(1, "<f4").tobytes()
         )
@@ -300,21 +309,21 @@ def garbled(**fields):
         "ids",
     ],
 )
-def test_garbage_is_an_empty_draft_and_a_new_stream(odd_server, eventually, answer):
+def test_garbage_is_an_empty_draft_and_a_new_stream(odd_server: OddServer, answer: Answer) -> None:
     odd_server.answer = answer
     with DraftClient(odd_server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
         sessions = client.open([PROMPT])
         assert len(one_step(client, sessions, [1])[0]) == 0
         assert client.stats().failed == 1
         odd_server.answer = odd_server.draft
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         assert odd_server.opened()[-1] == (sessions[0], [1])
 
 
-def test_stream_reset_reopens_from_the_workers_context(odd_server, eventually):
-    def reset(request, context):
+def test_stream_reset_reopens_from_the_workers_context(odd_server: OddServer) -> None:
+    def reset(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         if odd_server.streams == 1 and request.sequence == 3:
-            context.cancel()
+            context.cancel()  # type: ignore[no-untyped-call]
             return None
         return odd_server.draft(request)
 
@@ -323,16 +332,17 @@ def test_stream_reset_reopens_from_the_workers_context(odd_server, eventually):
         sessions = client.open([PROMPT, PROMPT], seeds=[-5, None])
         for i in range(3):
             one_step(client, sessions, [i])
-        until_drafts(client, sessions, eventually)
+        until_drafts(client, sessions)
         assert odd_server.streams == 2
         assert odd_server.opened() == [(1, []), (2, []), (1, [0, 1, 2]), (2, [0, 1, 2])]
         seeds = [o.seed if o.HasField("seed") else None for r in odd_server.requests for o in r.opens]
         assert seeds == [-5, None, -5, None]
 
 
-def test_unknown_sessions_are_reopened_alone(odd_server):
-    def forget_second(request, context):
+def test_unknown_sessions_are_reopened_alone(odd_server: OddServer) -> None:
+    def forget_second(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         response = odd_server.draft(request)
+        assert response is not None
         if request.sequence == 2:
             response.unknown = np.array([2], "<u8").tobytes()
         return response
@@ -347,9 +357,10 @@ def test_unknown_sessions_are_reopened_alone(odd_server):
         assert client.stats().reopened == 1
 
 
-def test_commit_of_an_unknown_session_is_sent_again(odd_server, eventually):
-    def forget(request, context):
+def test_commit_of_an_unknown_session_is_sent_again(odd_server: OddServer) -> None:
+    def forget(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         response = odd_server.draft(request)
+        assert response is not None
         if request.closes and odd_server.streams == 1 and request.sequence == 2:
             response.unknown = np.array([1], "<u8").tobytes()
         return response
@@ -366,8 +377,8 @@ def test_commit_of_an_unknown_session_is_sent_again(odd_server, eventually):
         assert odd_server.opened()[-1] == (1, [5, 6])
 
 
-def test_commit_that_is_always_turned_down_is_dropped(odd_server, eventually):
-    def refuse(request, context):
+def test_commit_that_is_always_turned_down_is_dropped(odd_server: OddServer) -> None:
+    def refuse(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         if request.closes:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "closes: no")
         return odd_server.draft(request)
@@ -378,11 +389,11 @@ def test_commit_that_is_always_turned_down_is_dropped(odd_server, eventually):
         one_step(client, [bad, good], [5])
         client.close([bad])
         eventually(lambda: one_step(client, [good]) and client.stats().dropped_commits == 1)
-        until_drafts(client, [good], eventually)
+        until_drafts(client, [good])
         assert client.stats().pending_commits == 0
 
 
-def test_refused_session_never_drafts_and_harms_no_other(start_server):
+def test_refused_session_never_drafts_and_harms_no_other(start_server: Starter) -> None:
     server = start_server("--max-prompt-tokens", "10")
     with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
         client.ingest(PROMPT, [Response(TEXT)])
@@ -400,7 +411,7 @@ def test_refused_session_never_drafts_and_harms_no_other(start_server):
 # ---- several shards -----------------------------------------------------------------------------------------------
 
 
-def test_one_shard_down_leaves_the_other_drafting(start_server, eventually):
+def test_one_shard_down_leaves_the_other_drafting(start_server: Starter) -> None:
     a, b = start_server(name="a"), start_server(name="b")
     with DraftClient(f"a={a.endpoint},b={b.endpoint}", "run", breaker=QUICK, deadline=PATIENT) as client:
         prompts = [[p, p] for p in range(20)]
@@ -411,7 +422,7 @@ def test_one_shard_down_leaves_the_other_drafting(start_server, eventually):
         assert {0, 1} == set(owner)
         sessions = client.open(prompts)
 
-        def step(i):
+        def step(i: int) -> list[bool]:
             drafts = client.step(sessions, [[text[i]] for text in texts])
             return [len(d) > 0 and d.tokens[0] == text[i + 1] for d, text in zip(drafts, texts, strict=True)]
 
@@ -423,7 +434,7 @@ def test_one_shard_down_leaves_the_other_drafting(start_server, eventually):
         b.restart()
         i = 7
 
-        def back():
+        def back() -> bool:
             nonlocal i
             i += 1
             return all(step(i))
@@ -432,13 +443,13 @@ def test_one_shard_down_leaves_the_other_drafting(start_server, eventually):
         assert client.drop_namespace() == 20
 
 
-def test_partition_between_two_hosts(start_server, eventually):
+def test_partition_between_two_hosts(start_server: Starter) -> None:
     """A real network cut: the server in its own network namespace, its cable pulled and put back."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2")
     tag = f"hs{os.getpid() % 10000}"
 
-    def ip(*words):
+    def ip(*words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(["ip", *words], capture_output=True, text=True)
 
     if ip("netns", "add", tag).returncode:
@@ -461,7 +472,7 @@ def test_partition_between_two_hosts(start_server, eventually):
         timeouts = Timeouts(call=1, ingest=1, silence=0.5)
         with DraftClient("10.213.7.2:6378", "run", breaker=QUICK, timeouts=timeouts, deadline=0.2) as client:
 
-            def ingested():
+            def ingested() -> bool:
                 try:
                     client.ingest(PROMPT, [Response(TEXT)])
                 except Unavailable:
@@ -471,16 +482,16 @@ def test_partition_between_two_hosts(start_server, eventually):
             eventually(ingested)
             sessions = client.open([PROMPT])
             client.step(sessions, [TEXT[:5]])
-            until_drafts(client, sessions, eventually)
+            until_drafts(client, sessions)
             ip("-n", tag, "link", "set", f"{tag}b", "down")
             for i in range(5, 105):
                 assert len(client.step(sessions, [[TEXT[i]]])[0]) == 0
-                time.sleep(0.01)
+                time.sleep(0.01)  # the forward pass
             assert client.stats().skipped > 50
             with pytest.raises(Unavailable):
                 client.history(PROMPT)
             ip("-n", tag, "link", "set", f"{tag}b", "up")
-            until_drafts(client, sessions, eventually)
+            until_drafts(client, sessions)
             assert one_step(client, sessions)[0].tokens[0] == TEXT[105]
     finally:
         if child is not None:
@@ -492,7 +503,7 @@ def test_partition_between_two_hosts(start_server, eventually):
 # ---- processes ----------------------------------------------------------------------------------------------------
 
 
-def test_exit_without_shutdown_is_silent(shared_server):
+def test_exit_without_shutdown_is_silent(shared_server: Server) -> None:
     """Workers are rarely shut down properly; their last lines should not be ours."""
     script = """
 import sys
@@ -508,7 +519,7 @@ client.history([1])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_import_has_no_side_effects():
+def test_import_has_no_side_effects() -> None:
     script = """
 import logging, signal, sys, threading
 handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
@@ -526,7 +537,7 @@ assert threading.active_count() == 1
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_after_shutdown(shared_server):
+def test_after_shutdown(shared_server: Server) -> None:
     client = DraftClient(shared_server.endpoint, "run", deadline=PATIENT)
     sessions = client.open([PROMPT])
     one_step(client, sessions, [1])
@@ -539,7 +550,7 @@ def test_after_shutdown(shared_server):
 
 
 @pytest.mark.asyncio
-async def test_async_face_goes_through_a_restart(server, eventually):
+async def test_async_face_goes_through_a_restart(server: Server) -> None:
     import asyncio
 
     async with AsyncDraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
@@ -559,5 +570,5 @@ async def test_async_face_goes_through_a_restart(server, eventually):
         assert draft.tokens[0] == TEXT[6]
 
 
-def _i32(tokens):
+def _i32(tokens: list[int]) -> bytes:
     return np.array(tokens, "<i4").tobytes()

@@ -5,11 +5,13 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from histospec.client import AsyncDraftClient, DraftClient, Response
 from histospec.client.quiet_grpc import VARIABLE
+from tests.support.servers import Server
 
 TEXT = list(range(50, 90))
 
@@ -123,7 +125,7 @@ asyncio.run(run())
 """
 
 
-def run(script: str, endpoint: str, **env: str) -> subprocess.CompletedProcess:
+def run(script: str, endpoint: str, **env: str) -> "subprocess.CompletedProcess[str]":
     environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
     return subprocess.run(
         [sys.executable, "-c", START + script, endpoint],
@@ -135,7 +137,7 @@ def run(script: str, endpoint: str, **env: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def endpoint(server) -> str:
+def endpoint(server: Server) -> str:
     with DraftClient(server.endpoint, "run") as client:
         client.ingest([1, 2, 3], [Response(TEXT)])
     return server.endpoint
@@ -153,7 +155,7 @@ def endpoint(server) -> str:
     ],
     ids=["blocking", "while an error is handled", "async", "after their loop", "with responses", "at exit"],
 )
-def test_a_client_that_is_dropped_leaves_nothing_and_says_nothing(endpoint, server, eventually, script):
+def test_a_client_that_is_dropped_leaves_nothing_and_says_nothing(endpoint: str, server: Server, script: str) -> None:
     """No descriptor and no thread here, no stream at the server (looked at before the process ends), not a line."""
     before_exit = f"""
 import urllib.request
@@ -250,7 +252,7 @@ assert client.history(prompt)
 
 @pytest.mark.parametrize("core", [{}, {VARIABLE: "0"}], ids=["as it comes", "switched off"])
 @pytest.mark.parametrize("script", [BEFORE_CONNECTING, AFTER_CONNECTING, WITH_MULTIPROCESSING])
-def test_fork(endpoint, script, core):
+def test_fork(endpoint: str, script: str, core: dict[str, str]) -> None:
     """A child of a process that has connected is told so by every method, at once; the parent does not notice it.
 
     gRPC says nothing and crashes nothing either, whatever is set for its own handling of forks.
@@ -265,6 +267,8 @@ def test_fork(endpoint, script, core):
 
 @pytest.mark.parametrize("face", [DraftClient, AsyncDraftClient])
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_client_is_not_copied(face, how):
+def test_a_client_is_not_copied(
+    face: type[DraftClient] | type[AsyncDraftClient], how: Callable[[object], object]
+) -> None:
     with pytest.raises(TypeError, match=f"{face.__name__} holds connections and cannot be copied or pickled"):
         how(face("127.0.0.1:9", "run"))

@@ -5,11 +5,14 @@ import logging
 import grpc
 import numpy as np
 import pytest
-from waiting import eventually
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, LimitExceeded, Limits, Response
 from histospec.client.core.room import ServerLimits
 from histospec.v1 import draft_pb2 as pb
+from tests.support.clients import flushed, texts
+from tests.support.odd_server import OddServer
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 PATIENT = 60.0
 QUICK = Breaker(cooldown=0.05, cooldown_max=0.2)
@@ -17,14 +20,18 @@ SMALL = ("--max-batch", "64", "--max-message", "64KiB")
 TINY = ("--max-batch", "7", "--max-message", "1KiB", "--max-draft-tokens", "3")
 
 
-def stored(server, count: int) -> list[list[list[int]]]:
+def stored(server: Server, count: int) -> list[list[list[int]]]:
     with DraftClient(server.endpoint, "run") as client:
         answers = client.histories([[7, n] for n in range(count)])
-    return [[response.tokens.tolist() for response in answer] for answer in answers]
+    return [texts(answer) for answer in answers]
 
 
 @pytest.mark.parametrize(("flags", "count"), [((), 10_000), (SMALL, 3000), (TINY, 300)])
-def test_any_number_of_sessions_opens_steps_and_closes_in_one_go(start_server, flags, count):
+def test_any_number_of_sessions_opens_steps_and_closes_in_one_go(
+    start_server: Starter,
+    flags: tuple[()] | tuple[str, str, str, str] | tuple[str, str, str, str, str, str],
+    count: int,
+) -> None:
     """Half of them are committed, none of it ends a stream, and all is there."""
     server = start_server(*flags)
     with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
@@ -47,7 +54,7 @@ def test_any_number_of_sessions_opens_steps_and_closes_in_one_go(start_server, f
     assert stored(server, 200)[1:] == [[[0, 1]] if n < count // 2 else [] for n in range(1, 200)]
 
 
-def test_responses_of_sessions_that_the_server_has_never_seen(start_server, eventually):
+def test_responses_of_sessions_that_the_server_has_never_seen(start_server: Starter) -> None:
     """They were finished while it was away: the client opens and closes them in messages that the server takes."""
     server = start_server(*SMALL)
     with DraftClient(server.endpoint, "run", deadline=0.05, breaker=QUICK) as client:
@@ -56,13 +63,13 @@ def test_responses_of_sessions_that_the_server_has_never_seen(start_server, even
         client.step(sessions, [[1, 2, 3]] * 1000)
         client.close(sessions)
         server.restart()
-        eventually(lambda: client.flush(PATIENT) or not client.stats().pending_commits)
+        eventually(lambda: flushed(client, PATIENT).pending_commits == 0)
         assert (client.stats().commits, client.stats().dropped_commits) == (1000, 0)
     assert stored(server, 200) == [[[1, 2, 3]]] * 200
 
 
 @pytest.mark.parametrize("most", ["2", "50"])
-def test_more_sessions_than_a_stream_may_have(start_server, most):
+def test_more_sessions_than_a_stream_may_have(start_server: Starter, most: str) -> None:
     """The others go without drafts, and their responses arrive all the same."""
     server = start_server("--max-sessions-per-stream", most)
     with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
@@ -80,7 +87,7 @@ def test_more_sessions_than_a_stream_may_have(start_server, most):
     assert stored(server, 500) == [[[0, 1, 2, 3]], *[[[0, 1, 2]]] * 499]
 
 
-def test_what_fits_into_no_message_is_refused_alone(start_server, caplog):
+def test_what_fits_into_no_message_is_refused_alone(start_server: Starter, caplog: pytest.LogCaptureFixture) -> None:
     """A prompt, new tokens and logprobs that are each larger than a message may be."""
     server = start_server("--max-message", "16KiB")
     long = list(range(5000))
@@ -105,7 +112,7 @@ def test_what_fits_into_no_message_is_refused_alone(start_server, caplog):
         assert any(f"its {part} takes" in r.getMessage() and "--max-message" in r.getMessage() for r in caplog.records)
 
 
-def test_ingest_of_any_size(start_server):
+def test_ingest_of_any_size(start_server: Starter) -> None:
     """Cut by the limit that the first refusal names; a response that is too large says so."""
     server = start_server(*TINY)
     with DraftClient(server.endpoint, "run") as client:
@@ -114,13 +121,13 @@ def test_ingest_of_any_size(start_server):
         assert server.metrics()["histospec_ingested_responses_total"] == 300
         groups = [[Response([n, m]) for m in range(20)] for n in range(5)]
         assert client.ingest_many([[8, n] for n in range(5)], groups, epoch=1) == [True] * 5
-        assert [len(h) for h in client.histories([[8, n] for n in range(5)])] == [20] * 5
+        assert [len(texts(h)) for h in client.histories([[8, n] for n in range(5)])] == [20] * 5
         with pytest.raises(LimitExceeded, match="larger than max"):
             client.ingest([7, 1], [Response(range(1000))])
 
 
 @pytest.mark.asyncio
-async def test_async_face_with_a_server_that_takes_little(start_server):
+async def test_async_face_with_a_server_that_takes_little(start_server: Starter) -> None:
     server = start_server(*TINY)
     async with AsyncDraftClient(server.endpoint, "run", deadline=PATIENT) as client:
         sessions = await client.open([[7, n] for n in range(200)])
@@ -133,11 +140,11 @@ async def test_async_face_with_a_server_that_takes_little(start_server):
     assert stored(server, 200) == [[[1, 2]]] * 200
 
 
-def test_limits_of_a_server_that_tells_none_are_learned_from_its_refusal(odd_server, eventually):
+def test_limits_of_a_server_that_tells_none_are_learned_from_its_refusal(odd_server: OddServer) -> None:
     """An older one: its first refusal ends a stream, costs no response an attempt, and opens no breaker."""
     batches = []
 
-    def refuse(request, context):
+    def refuse(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
         sizes = (len(request.opens), len(request.closes), len(request.step.sessions) // 8)
         if max(sizes) > 3:
             context.abort(
@@ -169,18 +176,18 @@ def test_limits_of_a_server_that_tells_none_are_learned_from_its_refusal(odd_ser
         ("full", ServerLimits()),
     ],
 )
-def test_refusals_name_their_limit(details, limits):
+def test_refusals_name_their_limit(details: str, limits: ServerLimits) -> None:
     assert ServerLimits().refused(details) == limits
     assert limits.refused(details) == limits  # known
 
 
-def test_limits_that_are_no_numbers_are_ignored():
+def test_limits_that_are_no_numbers_are_ignored() -> None:
     told = [("histospec-max-batch", "64"), ("histospec-max-message", "lots"), ("histospec-max-draft-tokens", "0")]
     assert ServerLimits.told(told) == ServerLimits(batch=64)
     assert ServerLimits.told(None) == ServerLimits()
 
 
-def test_a_client_with_smaller_limits_of_its_own(odd_server):
+def test_a_client_with_smaller_limits_of_its_own(odd_server: OddServer) -> None:
     limits = Limits(batch=2)
     with DraftClient(odd_server.endpoint, "run", deadline=2.0, limits=limits) as client:
         drafts = client.step(client.open([[7]] * 5), [[1]] * 5)

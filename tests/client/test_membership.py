@@ -7,6 +7,7 @@ from histospec.client import Limits
 from histospec.client.config import Endpoint, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
+from histospec.client.core.shard import ShardState
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 
@@ -26,7 +27,7 @@ def core() -> Core:
     return Core(configure("discover://seed:1", "run", limits=Limits(commits=1000)), lambda: None)
 
 
-def sent(shard) -> list[pb.DraftRequest]:
+def sent(shard: ShardState) -> list[pb.DraftRequest]:
     """What the shard was sent, taken off the wire."""
     if shard.conversation is None:
         return []
@@ -35,8 +36,9 @@ def sent(shard) -> list[pb.DraftRequest]:
     return messages
 
 
-def acknowledge(core: Core, shard, messages: list[pb.DraftRequest]) -> None:
+def acknowledge(core: Core, shard: ShardState, messages: list[pb.DraftRequest]) -> None:
     conversation = shard.conversation
+    assert conversation is not None
     for message in messages:
         core.wrote(conversation, message.sequence)
         sessions = len(np.frombuffer(message.step.sessions, "<u8"))
@@ -48,7 +50,7 @@ def committed(messages: list[pb.DraftRequest]) -> set[int]:
     return {close.session for message in messages for close in message.closes if close.commit}
 
 
-def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core):
+def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core) -> None:
     assert not core.knows_shards(0.0)
     sessions = core.begin_sessions(PROMPTS)
     pending = core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
@@ -76,7 +78,7 @@ def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core):
         assert (number in committed(mine)) == (number in sessions[:10])
 
 
-def test_only_sessions_whose_problem_moves_are_opened_anew(core):
+def test_only_sessions_whose_problem_moves_are_opened_anew(core: Core) -> None:
     core.update(endpoints("a", "b", "c"))
     sessions = core.begin_sessions(PROMPTS)
     core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
@@ -87,7 +89,8 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core):
     core.flush(0.0)
     moved = {s for s, p in zip(sessions, PROMPTS, strict=True) if owner(p, ("a", "b", "c", "d")) == "d"}
     assert 0 < len(moved) < 20
-    opened, closed = {}, set()
+    opened: dict[int, str] = {}
+    closed: set[int] = set()
     for shard in core.shards:
         for message in sent(shard):
             opened |= {o.session: shard.name for o in message.opens}
@@ -96,7 +99,7 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core):
     assert closed == moved  # at the shards that had them
 
 
-def two_that_were_sent_everything(core: Core):
+def two_that_were_sent_everything(core: Core) -> list[ShardState]:
     """Two shards on whose streams every response is on its way, and none acknowledged."""
     core.update(endpoints("a", "b"))
     sessions = core.begin_sessions(PROMPTS)
@@ -106,7 +109,7 @@ def two_that_were_sent_everything(core: Core):
     return core.shards
 
 
-def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core):
+def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core: Core) -> None:
     a, b = two_that_were_sent_everything(core)
     on_its_way = sent(a)
     assert committed(on_its_way)
@@ -122,7 +125,7 @@ def test_a_shard_that_leaves_acknowledges_what_it_was_sent(core):
 
 
 @pytest.mark.parametrize("end", ["stream breaks", "silence"])
-def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core, end):
+def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core: Core, end: str) -> None:
     import grpc
 
     a, b = two_that_were_sent_everything(core)
@@ -132,6 +135,7 @@ def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core, end)
     if end == "silence":
         core.flush(10.0)
     else:
+        assert a.conversation is not None
         core.ended(a, a.conversation, grpc.StatusCode.UNAVAILABLE, "gone", 0.0)
         core.flush(0.0)
     messages = sent(b)
@@ -140,7 +144,7 @@ def test_what_a_shard_that_left_never_acknowledged_goes_to_the_others(core, end)
     assert (core.stats().commits, core.stats().pending_commits) == (len(PROMPTS), 0)
 
 
-def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core):
+def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core: Core) -> None:
     core.update(endpoints("a", "b"))
     sessions = core.begin_sessions(PROMPTS)
     core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
@@ -154,7 +158,7 @@ def test_a_shard_that_comes_back_elsewhere_keeps_its_problems(core):
     assert {o.session for message in sent(a) for o in message.opens} == mine
 
 
-def test_a_member_that_owes_an_acknowledgement_does_not_leave(core):
+def test_a_member_that_owes_an_acknowledgement_does_not_leave(core: Core) -> None:
     core.update(endpoints("a", "b"))
     sessions = core.begin_sessions(PROMPTS)
     core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)

@@ -4,6 +4,9 @@ import asyncio
 import math
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,15 +15,17 @@ from histospec.client import AsyncDraftClient, DraftClient, InvalidRequest, Resp
 from histospec.client.rollouts import Geometric, SpeculativeRollout
 from histospec.client.rollouts.lenience import lenience_of
 from histospec.client.rollouts.old import ResponseLimits, choose, cut
+from tests.support.clients import texts
+from tests.support.servers import Server, Starter
 
 LIMITS = ResponseLimits(most=10, scored=20, least=0, stops=frozenset({0}))
 
 
-def response(tokens, **fields):
+def response(tokens: list[int], **fields: Any) -> Response:
     return Response(tokens, logprobs=-np.arange(len(tokens), dtype=np.float32), **fields)
 
 
-def test_a_schedule_moves_by_the_same_factor_each_epoch():
+def test_a_schedule_moves_by_the_same_factor_each_epoch() -> None:
     schedule = Geometric(start=8.0, end=1.0, epochs=3)
     assert [schedule(epoch) for epoch in range(5)] == pytest.approx([8, 4, 2, 1, 1])
     assert Geometric(1, 1, 1)(5) == 1
@@ -32,21 +37,21 @@ def test_a_schedule_moves_by_the_same_factor_each_epoch():
     ("arguments", "message"),
     [((0, 1, 3), "start: 0"), ((1, math.inf, 3), "end: inf"), ((1, math.nan, 3), "end: nan"), ((1, 1, 0), "epochs: 0")],
 )
-def test_schedules_that_make_no_sense(arguments, message):
+def test_schedules_that_make_no_sense(arguments: tuple[int, int, int] | tuple[int, float, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Geometric(*arguments)
 
 
-def test_lenience_is_a_number_or_needs_an_epoch():
+def test_lenience_is_a_number_or_needs_an_epoch() -> None:
     with pytest.raises(ValueError, match="lenience: -1 is not"):
-        SpeculativeRollout(None, None, -1)
+        SpeculativeRollout(None, cast(DraftClient, None), -1)
     with pytest.raises(ValueError, match="lenience: nan"):
         lenience_of(lambda epoch: math.nan, 0)
     with pytest.raises(ValueError, match="epoch: a schedule of the lenience needs one"):
         lenience_of(Geometric(2, 1, 3), None)
 
 
-def test_newest_responses_with_logprobs_are_taken_once():
+def test_newest_responses_with_logprobs_are_taken_once() -> None:
     stored = [
         response([1], epoch=0),
         response([2], epoch=2),
@@ -74,19 +79,20 @@ def test_newest_responses_with_logprobs_are_taken_once():
         ([1, 2, 0], LIMITS._replace(scored=2), 2, False),
     ],
 )
-def test_what_could_be_written_today(tokens, limits, expected, ended):
+def test_what_could_be_written_today(tokens: Sequence[int], limits: ResponseLimits, expected: int, ended: bool) -> None:
     old = cut(response(list(tokens)), limits)
+    assert old is not None
     assert old.tokens.tolist() == list(tokens)[:expected]
     assert old.logprobs.tolist() == [-float(i) for i in range(expected)]
     assert old.ended == ended
 
 
-def test_nothing_could_be_written():
+def test_nothing_could_be_written() -> None:
     assert cut(response([0, 1]), LIMITS._replace(least=1)) is None
     assert cut(response([1, 2]), LIMITS._replace(scored=0)) is None
 
 
-def test_it_needs_no_vllm(tmp_path):
+def test_it_needs_no_vllm(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text("raise ImportError('no vLLM here')")
     code = "import sys; sys.path.insert(0, sys.argv[1]); import histospec.client.rollouts"
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120)
@@ -94,25 +100,25 @@ def test_it_needs_no_vllm(tmp_path):
 
 
 @pytest.fixture
-def client(server):
+def client(server: Server) -> Iterator[DraftClient]:
     with DraftClient(server.endpoint, "run") as client:
         yield client
 
 
-def test_histories_of_many(client):
+def test_histories_of_many(client: DraftClient) -> None:
     prompts = [[i, 1] for i in range(50)]
     responses = [[response([i, j], reward=float(j)) for j in range(3)] for i in range(50)]
     assert client.ingest_many(prompts, responses, epoch=4) == [True] * 50
     histories = client.histories([*prompts, [9, 9]], limit=2)
-    assert [[r.tokens.tolist() for r in h] for h in histories[:50]] == [[[i, 1], [i, 2]] for i in range(50)]
+    assert [texts(h) for h in histories[:50]] == [[[i, 1], [i, 2]] for i in range(50)]
     assert histories[50] == []
-    assert {(r.epoch, r.reward) for h in histories for r in h} == {(4, 1.0), (4, 2.0)}
+    assert {(r.epoch, r.reward) for h in histories for r in h or []} == {(4, 1.0), (4, 2.0)}
     named = client.ingest_many(prompts[:2], responses[:2], epoch=5, problems=["p", None])
     assert named == [True, True]
-    assert [len(h) for h in client.histories(prompts[:2], ["p", None])] == [3, 6]
+    assert [len(texts(h)) for h in client.histories(prompts[:2], ["p", None])] == [3, 6]
 
 
-def test_many_bad_arguments(client):
+def test_many_bad_arguments(client: DraftClient) -> None:
     with pytest.raises(ValueError, match="responses: 1 values for 2 prompts"):
         client.ingest_many([[1], [2]], [[]])
     with pytest.raises(ValueError, match="problems: 1 values for 2 prompts"):
@@ -123,12 +129,12 @@ def test_many_bad_arguments(client):
     assert client.history([1]) == []
 
 
-def test_a_shard_that_is_gone_costs_its_own_problems(start_server, caplog):
+def test_a_shard_that_is_gone_costs_its_own_problems(start_server: Starter, caplog: pytest.LogCaptureFixture) -> None:
     here, gone = start_server("--shard-name", "a"), start_server("--shard-name", "b")
     endpoint = f"a={here.endpoint},b={gone.endpoint}"
     prompts = [[i, 2] for i in range(60)]
 
-    async def ask():
+    async def ask() -> Any:
         async with AsyncDraftClient(endpoint, "run") as client:
             histories = await client.histories(prompts)
             return histories, await client.ingest_many(prompts, [[response([7])] for _ in prompts])
@@ -143,6 +149,6 @@ def test_a_shard_that_is_gone_costs_its_own_problems(start_server, caplog):
         assert stored == [h is not None for h in histories]
         seen, done = asyncio.run(ask())
         assert [h is not None for h in seen] == done == stored
-        assert [h and [r.tokens.tolist() for r in h] for h in client.histories(prompts)] == [
+        assert [None if h is None else texts(h) for h in client.histories(prompts)] == [
             [[5], [6], [7]] if ok else None for ok in stored
         ]

@@ -1,6 +1,8 @@
 """`accept_prefix` is Algorithm 1 of the SPEC-RL paper, and what follows from it for the distribution."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ LENIENCES = st.one_of(st.floats(0.01, 100), st.sampled_from([1.0, math.exp(0.5),
 UNIFORMS = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 5e-324, 1 - 2**-53]))
 
 
-def algorithm_1(new, old, lenience, uniforms):
+def algorithm_1(new: Sequence[float], old: Sequence[float], lenience: float, uniforms: Sequence[float]) -> int:
     """Word for word: the position of the first token whose draw is above min(1, lenience * p_new / p_old)."""
     for i, (n, o, u) in enumerate(zip(new, old, uniforms, strict=True)):
         p_new, p_old = math.exp(n), math.exp(o)
@@ -31,7 +33,7 @@ def algorithm_1(new, old, lenience, uniforms):
 @example([(-1.0, -math.inf, 0.999)], 1.0)
 @example([(-math.inf, -1.0, 0.0)], math.inf)
 @example([(-math.inf, -1.0, 0.0)], 2.0)
-def test_equals_algorithm_1(rows, lenience):
+def test_equals_algorithm_1(rows: list[tuple[float, float, float]], lenience: float) -> None:
     new, old, uniforms = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
     for n, o, u in rows:
         if -math.inf < n and -math.inf < o and lenience < math.inf:
@@ -42,31 +44,31 @@ def test_equals_algorithm_1(rows, lenience):
     assert accept_prefix(new, old, lenience, uniforms) == algorithm_1(new, old, lenience, uniforms)
 
 
-def test_where_probabilities_are_too_small_for_a_float():
+def test_where_probabilities_are_too_small_for_a_float() -> None:
     assert accept_prefix([-2000.0], [-2000.5], 1, [0.999]) == 1
     assert accept_prefix([-2000.5], [-2000.0], 1, [0.7]) == 0
     assert accept_prefix([-1e4], [-1.0], 1e300, [0.1]) == 0
     assert accept_prefix([-1.0], [-1e4], 1e300, [0.9]) == 1
 
 
-def test_equal_policies_keep_everything():
+def test_equal_policies_keep_everything() -> None:
     logprobs = np.log(np.random.default_rng(0).random(1000, np.float32))
     assert accept_prefix(logprobs, logprobs, 1.0, np.full(1000, 1 - 2**-53)) == 1000
 
 
-def test_infinite_lenience_keeps_what_can_be_written():
+def test_infinite_lenience_keeps_what_can_be_written() -> None:
     new, old = [-5.0, -700.0, -math.inf, -1.0], [-0.1, 0.0, -1.0, -1.0]
     assert accept_prefix(new, old, math.inf, [0.99] * 4) == 2
 
 
-def test_a_draw_on_the_bound_is_accepted():
+def test_a_draw_on_the_bound_is_accepted() -> None:
     ratio = math.exp(-0.75)
     assert accept_prefix([-1.0], [-0.25], 1, [ratio]) == 1
     assert accept_prefix([-1.0], [-0.25], 1, [np.nextafter(ratio, 1)]) == 0
 
 
 @pytest.mark.parametrize("lenience", [1.0, math.exp(0.5), 0.5])
-def test_the_first_token_is_distributed_as_the_docs_say(lenience):
+def test_the_first_token_is_distributed_as_the_docs_say(lenience: float) -> None:
     """A mixture: the old policy's where accepted, else a fresh one of the new policy. Equal to neither."""
     random = np.random.default_rng(1)
     old, new = np.array([0.6, 0.3, 0.1]), np.array([0.3, 0.3, 0.4])
@@ -102,6 +104,6 @@ def test_the_first_token_is_distributed_as_the_docs_say(lenience):
         (([-1.0], [-1.0], math.nan, [0.5]), r"^lenience: nan"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_bad_arguments_are_named(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         accept_prefix(*arguments)

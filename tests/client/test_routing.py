@@ -10,7 +10,7 @@ PROMPT = np.array([1, 2, 3], "<i4").tobytes()
 NAMES = ["shard-0", "shard-1", "shard-2"]
 
 
-def test_golden_values():
+def test_golden_values() -> None:
     """Red means that clients of two versions would look for a problem in two places: never change these."""
     assert problem_digest("run-1", PROMPT).hex() == "61f8b0f0ea79044f24ab8f5c40d0a4fb"
     assert problem_digest("run-1", PROMPT, "task-7").hex() == "f6f6493fe19369862faa3ee4b1cc04f1"
@@ -31,18 +31,18 @@ def test_golden_values():
     ]
 
 
-def test_explicit_id_alone_names_the_problem():
+def test_explicit_id_alone_names_the_problem() -> None:
     assert problem_digest("run-1", PROMPT, "task-7") == problem_digest("run-1", PROMPT + PROMPT, "task-7")
     assert problem_digest("run-1", PROMPT) != problem_digest("run-2", PROMPT)
 
 
-def test_order_of_shards_does_not_matter():
+def test_order_of_shards_does_not_matter() -> None:
     for i in range(100):
         digest = problem_digest("run-1", i.to_bytes(4, "little"))
         assert NAMES[place(digest, NAMES)] == NAMES[::-1][place(digest, NAMES[::-1])]
 
 
-def test_even_and_only_the_lost_shard_moves():
+def test_even_and_only_the_lost_shard_moves() -> None:
     digests = [problem_digest("run-1", i.to_bytes(4, "little")) for i in range(3000)]
     before = [NAMES[place(d, NAMES)] for d in digests]
     after = [NAMES[:2][place(d, NAMES[:2])] for d in digests]

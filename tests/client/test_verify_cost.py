@@ -15,13 +15,13 @@ LONGEST = 16
 class Machine:
     """Seconds of a step: flat up to `knee` tokens, linear beyond, a little for each sequence."""
 
-    def __init__(self, knee, fixed=0.02, sequence=0.0, factor=1.0):
+    def __init__(self, knee: float, fixed: float = 0.02, sequence: float = 0.0, factor: float = 1.0) -> None:
         self.knee, self.fixed, self.sequence, self.factor = knee, fixed, sequence, factor
 
-    def seconds(self, sequences, tokens):
+    def seconds(self, sequences: int, tokens: float) -> float:
         return self.factor * (self.fixed * max(1.0, tokens / self.knee) + self.sequence * sequences)
 
-    def cost(self, sequences, drafted):
+    def cost(self, sequences: int, drafted: float) -> float:
         """A drafted token's share of a plain step, `drafted` tokens a sequence."""
         plain = self.seconds(sequences, sequences)
         return (self.seconds(sequences, sequences * (1 + drafted)) / plain - 1) / drafted
@@ -30,12 +30,19 @@ class Machine:
 class Rollout:
     """Steps of a batch on a machine, drafting as it learns to."""
 
-    def __init__(self, cost, machine, seed, noise=0.03, predictable=(0.5, 0.99)):
+    def __init__(
+        self,
+        cost: LearnedCost,
+        machine: Machine,
+        seed: int,
+        noise: float = 0.03,
+        predictable: tuple[float, float] = (0.5, 0.99),
+    ) -> None:
         self.cost, self.machine, self.noise, self.predictable = cost, machine, noise, predictable
         self.random = random.Random(seed)
         self.seconds = self.tokens = self.plain_seconds = 0.0
 
-    def drafts(self, sequences):
+    def drafts(self, sequences: int) -> tuple[int, float]:
         cost = self.cost.next()
         if cost is None:
             return 0, 0.0
@@ -50,7 +57,7 @@ class Rollout:
                 accepted += survival
         return drafted, accepted
 
-    def step(self, sequences, prefill=False):
+    def step(self, sequences: int, prefill: bool = False) -> int:
         drafted, accepted = self.drafts(sequences)
         true = seconds = self.machine.seconds(sequences, sequences + drafted)
         seconds *= self.random.lognormvariate(0, self.noise)
@@ -64,11 +71,11 @@ class Rollout:
         self.plain_seconds += self.machine.seconds(sequences, sequences)
         return drafted
 
-    def run(self, sequences, steps):
+    def run(self, sequences: int, steps: int) -> list[int]:
         return [self.step(sequences, prefill=self.random.random() < 0.1) for _ in range(steps)]
 
 
-def test_nothing_is_known_at_first():
+def test_nothing_is_known_at_first() -> None:
     cost = LearnedCost()
     assert not cost.learned
     assert cost.value == cost.next() == 0.05
@@ -82,7 +89,7 @@ def test_nothing_is_known_at_first():
     ("sequences", "knee"),
     [(1, 200), (8, 200), (32, 400), (64, 128), (256, 2000), (256, 300), (256, 100), (1024, 500)],
 )
-def test_finds_the_cost(sequences, knee, seed):
+def test_finds_the_cost(sequences: int, knee: int, seed: int) -> None:
     """Memory-bound, in between and saturated; whatever is drafted, it is the cost of about so many drafts."""
     cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee), seed)
@@ -95,7 +102,7 @@ def test_finds_the_cost(sequences, knee, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.05, 0.2])
-def test_drafts_stay_around_the_knee(noise, seed):
+def test_drafts_stay_around_the_knee(noise: float, seed: int) -> None:
     """Cheap up to the knee, dear beyond: a line through two steps beyond it would not pass through the plain one."""
     rollout = Rollout(LearnedCost(), Machine(knee=100), seed, noise)
     rollout.run(16, 50)
@@ -105,7 +112,7 @@ def test_drafts_stay_around_the_knee(noise, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed):
+def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
     cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=64), seed)
     rollout.run(256, 300)
@@ -118,7 +125,7 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_follows_the_drain_of_a_rollout_and_the_next_one(seed):
+def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     """
     1. 256 sequences on a saturated machine: high.
     2. They finish one after the other, to the last: low, and the tail drafts.
@@ -142,7 +149,7 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_follows_drift(seed):
+def test_follows_drift(seed: int) -> None:
     """Slower contexts change nothing in the ratio; a neighbour that takes half of the machine away does, and leaves."""
     cost = LearnedCost()
     machine = Machine(knee=600)
@@ -161,7 +168,7 @@ def test_follows_drift(seed):
     assert cost.value < 0.15
 
 
-def test_probing_costs_little_where_drafts_pay():
+def test_probing_costs_little_where_drafts_pay() -> None:
     """Steps taken without drafts to measure them, beside a rollout that knows the cost."""
     cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=5000), 0, noise=0.01)
@@ -176,7 +183,7 @@ def test_probing_costs_little_where_drafts_pay():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed):
+def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed: int) -> None:
     """Long contexts: a sequence is slow to attend to, its drafted tokens are nearly free."""
     cost = LearnedCost()
     rollout = Rollout(cost, Machine(knee=10_000, fixed=0.005, sequence=0.0002), seed)
@@ -185,7 +192,7 @@ def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed):
     assert cost.value < 0.04
 
 
-def test_sensible_whatever_it_is_told():
+def test_sensible_whatever_it_is_told() -> None:
     cost, told = LearnedCost(), random.Random(1)
     seconds = [0.0, -1.0, math.nan, math.inf, 1e-9, 0.01, 1e9]
     for _ in range(20_000):
@@ -197,7 +204,7 @@ def test_sensible_whatever_it_is_told():
         assert asked is None or 0.01 <= asked <= 1
 
 
-def test_a_pair_of_steps_is_an_opinion():
+def test_a_pair_of_steps_is_an_opinion() -> None:
     """0 and 4 drafted tokens a sequence take 10 and 14 ms: one for each sequence takes 1 ms, 0.1 of a plain step."""
     cost = LearnedCost()
     for step in range(12):
@@ -207,7 +214,7 @@ def test_a_pair_of_steps_is_an_opinion():
     assert cost.value == pytest.approx(0.1)
 
 
-def test_steps_with_prompts_and_idle_time_are_no_opinion():
+def test_steps_with_prompts_and_idle_time_are_no_opinion() -> None:
     cost = LearnedCost()
     for step in range(50):
         drafted = 4 * (step % 2)
@@ -216,7 +223,7 @@ def test_steps_with_prompts_and_idle_time_are_no_opinion():
     assert not cost.learned
 
 
-def test_a_learned_cost_stays_within_bounds():
+def test_a_learned_cost_stays_within_bounds() -> None:
     for each, bound in ((0.0, LOWEST), (1.0, HIGHEST)):  # seconds of a drafted token, where a plain step takes 0.01
         cost = LearnedCost()
         for step in range(20):
@@ -225,7 +232,7 @@ def test_a_learned_cost_stays_within_bounds():
         assert cost.value == bound
 
 
-def test_a_hopeless_cost_asks_only_now_and_then():
+def test_a_hopeless_cost_asks_only_now_and_then() -> None:
     cost = LearnedCost()
     for step in range(100):
         drafted = 4 * (step % 2)
@@ -239,7 +246,7 @@ def test_a_hopeless_cost_asks_only_now_and_then():
     assert {a for a in asked if a is not None} == {MODERATE}
 
 
-def test_a_fixed_cost_learns_nothing():
+def test_a_fixed_cost_learns_nothing() -> None:
     for value, asked in ((0.0, 0.0), (0.45, 0.45), (HOPELESS_VERIFY_COST, None), (1.0, None)):
         cost = FixedCost(value)
         cost.observe(0.01, 8, 8 + 16)

@@ -13,13 +13,13 @@ from histospec.client.vllm.versions import WeightVersions
         ("9" * 40, None), (f"step{2**52}", 2**52), (f"step{2**52 + 1}", None), ("step\u0667", None),
     ],
 )  # fmt: skip
-def test_the_number_of_a_version(version, epoch):
+def test_the_number_of_a_version(version: str, epoch: int | None) -> None:
     versions = WeightVersions()
     versions.name(version)
     assert versions.current == (epoch, 0)
 
 
-def test_a_version_never_goes_back():
+def test_a_version_never_goes_back() -> None:
     versions = WeightVersions()
     seen = []
     for version in ("step4", "step4", "step9", "step5", "step10"):
@@ -28,7 +28,7 @@ def test_a_version_never_goes_back():
     assert seen == [4, 4, 9, 9, 10]
 
 
-def test_numbers_are_not_believed_behind_names_without():
+def test_numbers_are_not_believed_behind_names_without() -> None:
     """Some hashes end in a number, by chance."""
     versions = WeightVersions()
     for version, changes in (("9f86d08", 1), ("abcdef1", 2), ("abcdef1", 2), ("60303ae", 3)):
@@ -37,7 +37,7 @@ def test_numbers_are_not_believed_behind_names_without():
         assert versions.current == (None, changes)
 
 
-def test_resets_count_only_where_nobody_names_versions():
+def test_resets_count_only_where_nobody_names_versions() -> None:
     versions = WeightVersions()
     for _ in range(2):
         versions.wrote()

@@ -7,6 +7,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ print(pb.__file__)
 """
 
 
-def run(*command: str, **options: object) -> subprocess.CompletedProcess:
+def run(*command: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -58,7 +59,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     return python
 
 
-def test_wheel_is_pure_and_holds_the_client_alone(wheel):
+def test_wheel_is_pure_and_holds_the_client_alone(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     archive = zipfile.ZipFile(wheel)
     files = [Path(name) for name in archive.namelist()]
@@ -75,7 +76,7 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel):
     )
 
 
-def test_wheel_asks_for_three_packages(wheel):
+def test_wheel_asks_for_three_packages(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (n for n in archive.namelist() if n.endswith("METADATA"))
     required = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
@@ -83,7 +84,7 @@ def test_wheel_asks_for_three_packages(wheel):
 
 
 @pytest.mark.parametrize("version", ["5.29", "6.33", "7.36"])
-def test_imports_beside_every_protobuf(bare, tmp_path, version):
+def test_imports_beside_every_protobuf(bare: Path, tmp_path: Path, version: str) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(bare), "install", "--quiet", "--no-deps"]
     run(*pip, "--target", str(tmp_path), f"protobuf=={version}.*")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}

@@ -3,10 +3,14 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.support.servers import Server
+from tests.support.wires import Wire
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
@@ -15,7 +19,7 @@ ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["gr
 
 
 @pytest.fixture
-def promtool():
+def promtool() -> Callable[..., None]:
     if not shutil.which("promtool"):
         pytest.skip("promtool is not installed (scripts/install-tools)")
 
@@ -26,16 +30,16 @@ def promtool():
     return run
 
 
-def test_rules_are_well_formed(promtool):
+def test_rules_are_well_formed(promtool: Callable[..., None]) -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
 
 
-def test_alerts_fire_when_they_should_and_only_then(promtool):
+def test_alerts_fire_when_they_should_and_only_then(promtool: Callable[..., None]) -> None:
     promtool("test", "rules", str(TESTS))
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_is_tested_both_ways(name):
+def test_every_alert_is_tested_both_ways(name: str) -> None:
     checks = [
         check
         for test in yaml.safe_load(TESTS.read_text())["tests"]
@@ -47,7 +51,7 @@ def test_every_alert_is_tested_both_ways(name):
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_says_how_bad_it_is_and_what_to_do(name):
+def test_every_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     alert = ALERTS[name]
     assert alert["labels"]["severity"] in ("critical", "warning")
     assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
@@ -56,7 +60,7 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do(name):
     assert anchor in [heading.lower() for heading in headings]
 
 
-def test_alerts_ask_for_metrics_that_a_server_has(server, wire):
+def test_alerts_ask_for_metrics_that_a_server_has(server: Server, wire: Wire) -> None:
     wire.ingest([1], [[2]])
     names = set(re.findall(r"^([a-z_]+)[ {]", server.get("/metrics")[1], re.MULTILINE))
     names |= {"histospec_certificate_expiry_timestamp_seconds"}  # with TLS alone

@@ -4,9 +4,11 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from charts import CHART, TOOLS, helm, one, render
+
+from tests.support.charts import CHART, TOOLS, Manifest, helm, one, render
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
@@ -17,14 +19,14 @@ each_values = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.st
 
 
 @each_values
-def test_lint(values):
+def test_lint(values: Path) -> None:
     done = helm("lint", "--strict", CHART, "--values", values)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @each_values
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_it(values, version):
+def test_kubernetes_takes_it(values: Path, version: str) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     kinds = set()
     for manifest in render("--values", values, version=version):
@@ -44,7 +46,7 @@ for (const manifest of JSON.parse(await new Response(process.stdin).text())) {
 """
 
 
-def operator_takes(manifests) -> "subprocess.CompletedProcess[str]":
+def operator_takes(manifests: list[Manifest]) -> "subprocess.CompletedProcess[str]":
     node = shutil.which("node")
     if node is None or not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
         pytest.skip("needs node and @kubernetes-models/prometheus-operator, see scripts/install-tools")
@@ -54,7 +56,7 @@ def operator_takes(manifests) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-def test_the_operator_takes_it():
+def test_the_operator_takes_it() -> None:
     manifests = [manifest for manifest in render("--values", EVERYTHING) if manifest["apiVersion"] == OPERATOR]
     assert {manifest["kind"] for manifest in manifests} == {"ServiceMonitor", "PrometheusRule"}
     done = operator_takes(manifests)
@@ -63,16 +65,17 @@ def test_the_operator_takes_it():
     assert "endpoints" in operator_takes(manifests).stderr, "the schemas let everything through"
 
 
-def test_a_change_of_an_option_rolls_the_shards():
-    def checksum(*words):
-        return one(render(*words), "StatefulSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+def test_a_change_of_an_option_rolls_the_shards() -> None:
+    def checksum(*words: object) -> str:
+        template = one(render(*words), "StatefulSet")["spec"]["template"]
+        return str(template["metadata"]["annotations"]["checksum/config"])
 
     assert checksum() == checksum("--set", "replicas=3")
     assert checksum() != checksum("--set", "options.threads=2")
 
 
 @each_values
-def test_every_pod_is_hardened(values):
+def test_every_pod_is_hardened(values: Path) -> None:
     for manifest in render("--values", values):
         if manifest["kind"] not in ("StatefulSet", "DaemonSet", "Pod"):
             continue
@@ -89,12 +92,12 @@ def test_every_pod_is_hardened(values):
 
 
 @pytest.mark.parametrize(("words", "seconds"), [((), 35), (("--values", EVERYTHING), 51)])
-def test_the_grace_period_is_longer_than_the_drain(words, seconds):
+def test_the_grace_period_is_longer_than_the_drain(words: tuple[object, ...], seconds: int) -> None:
     assert one(render(*words), "StatefulSet")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
 
 
-def test_probes_go_over_http_under_tls():
-    def probe(*words):
+def test_probes_go_over_http_under_tls() -> None:
+    def probe(*words: str) -> Any:
         (container,) = one(render(*words), "StatefulSet")["spec"]["template"]["spec"]["containers"]
         return container["readinessProbe"]
 
@@ -102,7 +105,7 @@ def test_probes_go_over_http_under_tls():
     assert probe("--set", "tls.existingSecret=certificate")["httpGet"] == {"path": "/readyz", "port": "http"}
 
 
-def test_services_find_the_shards_and_nothing_else():
+def test_services_find_the_shards_and_nothing_else() -> None:
     manifests = render()
     labels = one(manifests, "StatefulSet")["spec"]["template"]["metadata"]["labels"]
     services = [manifest for manifest in manifests if manifest["kind"] == "Service"]
@@ -113,7 +116,7 @@ def test_services_find_the_shards_and_nothing_else():
         assert not selector <= one(manifests, "Pod")["metadata"]["labels"].items(), "finds the pod of helm test, too"
 
 
-def test_one_service_is_scraped():
+def test_one_service_is_scraped() -> None:
     for mode in ("statefulset", "daemonset"):
         manifests = render("--set", f"mode={mode},serviceMonitor.enabled=true")
         wanted = one(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
@@ -121,8 +124,8 @@ def test_one_service_is_scraped():
         assert sum(wanted <= service["metadata"]["labels"].items() for service in services) == 1
 
 
-def test_shards_are_named_by_what_survives_a_restart():
-    def name_from(mode, kind):
+def test_shards_are_named_by_what_survives_a_restart() -> None:
+    def name_from(mode: str, kind: str) -> Any:
         (container,) = one(render("--set", f"mode={mode}"), kind)["spec"]["template"]["spec"]["containers"]
         (variable,) = [entry for entry in container["env"] if entry["name"] == "HISTOSPEC_SHARD_NAME"]
         return variable["valueFrom"]["fieldRef"]["fieldPath"]

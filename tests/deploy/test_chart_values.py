@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from charts import CHART, ROOT, one, render, template
 
 from histospec.server.config import Config
 from histospec.server.options import load
+from tests.support.charts import CHART, ROOT, one, render, template
+from tests.support.servers import Starter
 
 VALUES = Path(__file__).parent / "values"
 
@@ -68,13 +69,13 @@ ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "
         ("test.args=--token-file", "test.args: Invalid type. Expected: array"),
     ],
 )
-def test_nonsense_is_refused_by_name(set_, said):
+def test_nonsense_is_refused_by_name(set_: str, said: str) -> None:
     done = template("--set", set_)
     assert done.returncode != 0
     assert said in done.stderr
 
 
-def test_the_schema_knows_every_value_and_every_option():
+def test_the_schema_knows_every_value_and_every_option() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert schema.keys() - {"global"} == values.keys()
@@ -84,13 +85,13 @@ def test_the_schema_knows_every_value_and_every_option():
     assert everything["options"].keys() == options - ITS_OWN, "tests/deploy/values/everything.yaml sets them all"
 
 
-def test_the_docs_know_every_value():
+def test_the_docs_know_every_value() -> None:
     documented = set(re.findall(r"`([a-zA-Z]+)[.`]", (ROOT / "docs" / "kubernetes.md").read_text()))
     assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() <= documented
 
 
 @pytest.mark.parametrize("path", sorted(VALUES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_rendered_options_add_up(path, tmp_path):
+def test_rendered_options_add_up(path: Path, tmp_path: Path) -> None:
     file = tmp_path / "histospec.toml"
     file.write_text(one(render("--values", path), "ConfigMap")["data"]["histospec.toml"])
     config = load(["--config", str(file)])
@@ -100,7 +101,7 @@ def test_rendered_options_add_up(path, tmp_path):
         assert got == value or str(value).endswith("B") or str(got) == str(value).removeprefix("otlp://"), key
 
 
-def test_the_dashboard_is_the_one_in_deploy():
+def test_the_dashboard_is_the_one_in_deploy() -> None:
     (packaged,) = [
         m for m in render("--values", VALUES / "everything.yaml") if m["metadata"]["name"].endswith("-dashboard")
     ]
@@ -109,7 +110,7 @@ def test_the_dashboard_is_the_one_in_deploy():
 
 
 @pytest.mark.parametrize("values", ["default", "everything"])
-def test_the_server_takes_the_rendered_options(values, start_server, tmp_path):
+def test_the_server_takes_the_rendered_options(values: str, start_server: Starter, tmp_path: Path) -> None:
     certificates = pytest.importorskip("trustme").CA()
     certificate = certificates.issue_cert("127.0.0.1")
     certificates.cert_pem.write_to_path(tmp_path / "ca.crt")
@@ -126,7 +127,7 @@ def test_the_server_takes_the_rendered_options(values, start_server, tmp_path):
     assert server.wait() == 0
 
 
-def notes(tmp_path, *words):
+def notes(tmp_path: Path, *words: object) -> str:
     """NOTES.txt, which helm shows only after it has installed, rendered as a manifest."""
     chart = tmp_path / "chart"
     if not chart.exists():
@@ -136,10 +137,10 @@ def notes(tmp_path, *words):
         (chart / "templates" / "notes.yaml").write_text(
             'apiVersion: v1\nkind: Notes\ntext: |-\n  .\n  {{- include "notes" . | nindent 2 }}\n'
         )
-    return one(render(*words, chart=chart), "Notes")["text"]
+    return str(one(render(*words, chart=chart), "Notes")["text"])
 
 
-def test_notes_say_the_lines_for_this_release(tmp_path):
+def test_notes_say_the_lines_for_this_release(tmp_path: Path) -> None:
     text = notes(tmp_path)
     assert "export HISTOSPEC_ENDPOINT=discover://run-histospec-headless.rl.svc:6378\n" in text
     assert "HISTOSPEC_NAMESPACE=" in text
@@ -150,7 +151,7 @@ def test_notes_say_the_lines_for_this_release(tmp_path):
     assert "helm -n rl test run" in text
 
 
-def test_notes_of_a_guarded_release_have_no_warning(tmp_path):
+def test_notes_of_a_guarded_release_have_no_warning(tmp_path: Path) -> None:
     text = notes(tmp_path, "--values", VALUES / "everything.yaml")
     assert "WARNING" not in text
     for variable in ("HISTOSPEC_TOKEN_FILE", "HISTOSPEC_TLS_CA", "HISTOSPEC_TLS_CERT"):
@@ -160,7 +161,7 @@ def test_notes_of_a_guarded_release_have_no_warning(tmp_path):
     assert "WARNING: history ends with each pod" in notes(tmp_path, "--set", "persistence.enabled=false")
 
 
-def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path):
+def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path: Path) -> None:
     assert "export HISTOSPEC_ENDPOINT=run-histospec.rl.svc:6378\n" in notes(tmp_path, "--set", "mode=daemonset")
     text = notes(tmp_path, "--set", "mode=daemonset,daemonset.hostPort=7000")
     assert 'value: "$(HISTOSPEC_HOST_IP):7000"' in text

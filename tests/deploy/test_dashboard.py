@@ -6,18 +6,20 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import trustme
-from dashboard import DASHBOARD, PANELS, RULES, chosen, samples
-from prometheus import Prometheus, require
-from waiting import eventually
 
 from histospec.client import Draft, DraftClient, Response
 from histospec.client.config import Tls
 from histospec.server.commands.bench_worker import generated
+from tests.support.dashboard import DASHBOARD, PANELS, RULES, chosen, samples
+from tests.support.prometheus import Prometheus, require
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 EPOCHS = 6
 
@@ -73,7 +75,7 @@ def right(draft: Draft, text: Any) -> int:
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory, start_shared):
+def loaded(tmp_path_factory: pytest.TempPathFactory, start_shared: Starter) -> Iterator[Server]:
     """A server that is busy, over TLS."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
@@ -89,7 +91,7 @@ def loaded(tmp_path_factory, start_shared):
 
 
 @pytest.fixture(scope="module")
-def prometheus(loaded, tmp_path_factory) -> Iterator[Prometheus]:
+def prometheus(loaded: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     require("prometheus")
     prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), [loaded.http], RULES)
     yield prometheus
@@ -97,7 +99,7 @@ def prometheus(loaded, tmp_path_factory) -> Iterator[Prometheus]:
 
 
 @pytest.mark.parametrize("title", PANELS)
-def test_no_panel_is_empty(prometheus, title):
+def test_no_panel_is_empty(prometheus: Prometheus, title: str) -> None:
     """Each expression yields numbers, with the labels that its legend names."""
     assert PANELS[title]["targets"]
     for target in PANELS[title]["targets"]:
@@ -109,22 +111,27 @@ def test_no_panel_is_empty(prometheus, title):
         assert all(named <= sample["metric"].keys() for sample in samples(prometheus, expression))
 
 
-def test_the_load_is_what_the_server_is_for(prometheus):
+def _busy(prometheus: Prometheus, expression: str) -> bool:
+    return float(prometheus.query(expression)[0]["value"][1]) > 0.2
+
+
+def test_the_load_is_what_the_server_is_for(prometheus: Prometheus) -> None:
     """Else a panel could be full of zeros, and nobody would know whether it can show anything else."""
     for title in ("Sessions with history", "Drafted tokens accepted", "Tokens a step", "Tokens saved a second"):
         (target,) = PANELS[title]["targets"]
-        expression = chosen(target["expr"])
-        eventually(lambda expression=expression: float(prometheus.query(expression)[0]["value"][1]) > 0.2, title)
+        eventually(partial(_busy, prometheus, chosen(target["expr"])), title)
 
 
 @pytest.mark.parametrize("variable", [v for v in DASHBOARD["templating"]["list"] if v["type"] == "query"])
-def test_variables_offer_what_there_is(prometheus, loaded, variable):
-    metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
+def test_variables_offer_what_there_is(prometheus: Prometheus, loaded: Server, variable: dict[str, Any]) -> None:
+    asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+    assert asked is not None
+    metric, label = asked.groups()
     expected = {"instance": loaded.http, "namespace": "run"}[label]
     eventually(lambda: prometheus.ask(f"label/{label}/values", **{"match[]": chosen(metric)}) == [expected])
 
 
-def test_alert_rules_are_evaluated_without_errors_and_a_server_that_is_well_fires_none(prometheus):
+def test_alert_rules_are_evaluated_without_errors_and_a_server_that_is_well_fires_none(prometheus: Prometheus) -> None:
     def rules() -> list[dict[str, Any]]:
         return [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
 
@@ -134,7 +141,7 @@ def test_alert_rules_are_evaluated_without_errors_and_a_server_that_is_well_fire
     assert [rule["name"] for rule in rules() if rule["state"] == "firing"] == []
 
 
-def test_metrics_have_the_names_and_texts_that_prometheus_wants(loaded):
+def test_metrics_have_the_names_and_texts_that_prometheus_wants(loaded: Server) -> None:
     require("promtool")
     status, text = loaded.get("/metrics")
     assert status == 200
@@ -142,7 +149,7 @@ def test_metrics_have_the_names_and_texts_that_prometheus_wants(loaded):
     assert (ran.returncode, ran.stdout + ran.stderr) == (0, "")
 
 
-def test_grafana_knows_every_field(tmp_path):
+def test_grafana_knows_every_field(tmp_path: Path) -> None:
     require("npm", "with Node.js")
     (tmp_path / "dashboard.ts").write_text(TYPES % json.dumps(DASHBOARD))
     packages = ["@grafana/schema@13", "typescript@5"]

@@ -9,8 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from dashboard import PANELS, ROOT, RULES, samples
-from prometheus import Prometheus, require
+
+from tests.support.dashboard import PANELS, ROOT, RULES, samples
+from tests.support.prometheus import Prometheus, require
 
 TWINS = "histospec_twin_"  # in expressions about coupled sampling, which the demo does without
 EVERY = 2.0  # seconds between two looks at the panels that are still empty
@@ -24,7 +25,7 @@ def test_the_demo_leaves_no_panel_empty(tmp_path: Path) -> None:
     shown = {(title, target["expr"]) for title, panel in PANELS.items() for target in panel["targets"]}
     empty = {(title, expression) for title, expression in shown if TWINS not in expression}
     said = tmp_path / "said"
-    command = [sys.executable, "-m", "examples.tiny_rl.run", "--quick", "--out", tmp_path / "demo"]
+    command = [sys.executable, "-m", "examples.tiny_rl.run", "--quick", "--out", str(tmp_path / "demo")]
     with said.open("w") as output, subprocess.Popen(command, stdout=output, cwd=ROOT) as demo:
         with closing(Prometheus(tmp_path, [_scraped(said, demo)], RULES)) as prometheus:
             while demo.poll() is None:

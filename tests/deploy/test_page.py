@@ -8,18 +8,23 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import pytest
-from epochs import Run
 from PIL import Image
-from redis_processes import RedisProcess, require_redis
-from waiting import eventually
 
 from histospec.client import DraftClient, Response
 from histospec.client.errors import HistoSpecError
+from tests.support.epochs import Run
+from tests.support.redis_processes import RedisProcess, require_redis
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ViewportSize
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make setup does it)")
 
@@ -27,7 +32,9 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}
+Scheme = Literal["light", "dark"]
+WIDE: "ViewportSize" = {"width": 1280, "height": 900}
+PHONE: "ViewportSize" = {"width": 375, "height": 740}
 HOSTILE = "<img src=x onerror=alert(1)>"
 EPOCHS = int(os.environ.get("HISTOSPEC_PAGE_EPOCHS", "4"))
 PICTURES = os.environ.get("HISTOSPEC_PICTURES")
@@ -58,7 +65,7 @@ CONTRAST = """() => {
 class View:
     """The page of one server in one window. errors: what the browser complained about."""
 
-    def __init__(self, browser: "playwright.Browser", address: str, size: dict[str, int], scheme: str) -> None:
+    def __init__(self, browser: "Browser", address: str, size: "ViewportSize", scheme: Scheme) -> None:
         self.context = browser.new_context(viewport=size, color_scheme=scheme)
         self.page = self.context.new_page()
         self.errors: list[str] = []
@@ -100,7 +107,7 @@ class View:
 
 
 @pytest.fixture(scope="module")
-def browser() -> "Iterator[playwright.Browser]":
+def browser() -> Iterator["Browser"]:
     if (chromium := shutil.which("chromium")) is None:
         pytest.skip("chromium is not installed (scripts/install-tools does it on Debian)")
     with playwright.sync_playwright() as driver:
@@ -110,11 +117,11 @@ def browser() -> "Iterator[playwright.Browser]":
 
 
 @pytest.fixture
-def view(browser):
+def view(browser: "Browser") -> Iterator[Callable[..., View]]:
     """Opens the page of a server: `view(server, size, "dark")`."""
     views: list[View] = []
 
-    def opened(server, size=WIDE, scheme="light") -> View:
+    def opened(server: Server, size: "ViewportSize" = WIDE, scheme: Scheme = "light") -> View:
         views.append(View(browser, server.http, size, scheme))
         return views[-1]
 
@@ -124,7 +131,7 @@ def view(browser):
 
 
 @pytest.fixture(scope="module")
-def busy(start_shared):
+def busy(start_shared: Starter) -> Iterator[Server]:
     """A server that two runs have worked with for some epochs, and that is idle now, with one session still open."""
     server = start_shared("--shard-name", "shard-0", "--memory", "64MiB", name="busy")
     pause = 0.05 if PICTURES else 0.0
@@ -153,7 +160,7 @@ def binary(size: float) -> str:
     return f"{number.quantize(Decimal(1 if kilo else '0.1'), ROUND_HALF_UP)} {'K' if kilo else 'M'}iB"
 
 
-def test_a_server_that_nobody_has_found_yet(start_server, view):
+def test_a_server_that_nobody_has_found_yet(start_server: Starter, view: Callable[..., View]) -> None:
     shown = view(start_server("--shard-name", "shard-0"))
     assert shown.text("#shard") == "shard-0"
     assert shown.text("#state") == "serving"
@@ -167,7 +174,7 @@ def test_a_server_that_nobody_has_found_yet(start_server, view):
     shown.picture("empty")
 
 
-def test_the_numbers_are_those_of_metrics(busy, view):
+def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View]) -> None:
     """The load is over: two looks at /metrics around the page say the same, and so does the page."""
     shown = view(busy)
     before = busy.metrics()
@@ -223,7 +230,7 @@ def test_the_numbers_are_those_of_metrics(busy, view):
     shown.picture("busy")
 
 
-def test_what_strangers_named_is_text(busy, view):
+def test_what_strangers_named_is_text(busy: Server, view: Callable[..., View]) -> None:
     with DraftClient(busy.endpoint, namespace=HOSTILE) as client:
         client.ingest([1], [Response([2, 3, 4])])
         shown = view(busy)
@@ -236,7 +243,7 @@ def test_what_strangers_named_is_text(busy, view):
     assert "unsafe" not in policy
 
 
-def test_dark(busy, view):
+def test_dark(busy: Server, view: Callable[..., View]) -> None:
     light, dark = view(busy), view(busy, scheme="dark")
     colours = [v.page.evaluate("getComputedStyle(document.body).backgroundColor") for v in (light, dark)]
     assert colours == ["rgb(246, 247, 249)", "rgb(16, 20, 26)"]
@@ -246,7 +253,7 @@ def test_dark(busy, view):
     dark.picture("busy-dark")
 
 
-def test_on_a_phone(busy, view):
+def test_on_a_phone(busy: Server, view: Callable[..., View]) -> None:
     with DraftClient(busy.endpoint, namespace="x" * 128) as client:
         client.ingest([1], [Response([2])])
         shown = view(busy, PHONE)
@@ -258,7 +265,7 @@ def test_on_a_phone(busy, view):
     assert shown.errors == []
 
 
-def test_charts_are_read_by_pointer_and_keys(busy, view):
+def test_charts_are_read_by_pointer_and_keys(busy: Server, view: Callable[..., View]) -> None:
     shown = view(busy)
     reading, chart = shown.page.locator("#charts .reading >> nth=1"), shown.page.locator("#charts svg >> nth=1")
     eventually(lambda: chart.locator(".dot-0, .curve").count(), "no point")
@@ -271,10 +278,10 @@ def test_charts_are_read_by_pointer_and_keys(busy, view):
     assert reading.inner_text() == latest
     chart.hover()
     assert chart.locator(".cursor").count() == 1
-    assert "Tokens a step" in chart.get_attribute("aria-label")
+    assert "Tokens a step" in (chart.get_attribute("aria-label") or "")
 
 
-def test_charts_break_where_nothing_was_measured(busy, view):
+def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..., View]) -> None:
     shown = view(busy)
     status = json.loads(busy.get("/status")[1])
     # Nothing between two runs of steps, one step alone, then no sample for five minutes.
@@ -289,24 +296,24 @@ def test_charts_break_where_nothing_was_measured(busy, view):
     shown.page.route("**/status", lambda route: route.fulfill(json=status))
     shown.look()
     chart = shown.page.locator("#charts svg >> nth=3")
-    lines = [path.get_attribute("d").count("L") + 1 for path in chart.locator("path.curve-0").all()]
+    lines = [(path.get_attribute("d") or "").count("L") + 1 for path in chart.locator("path.curve-0").all()]
     assert lines == [3, 2, 3]
     assert chart.locator("circle.dot-0").count() == 2  # the step alone, and the one before the five minutes
     assert chart.locator("path.curve-1").count() == 3
     levels = [text for text in chart.locator("text").all_text_contents() if "ms" in text]
     assert levels == [f"{level}\u00a0ms" for level in (0, 20, 40, 60)]
-    assert shown.page.locator("#charts svg >> nth=4").text_content().endswith("nothing yet")
+    assert shown.page.locator("#charts svg >> nth=4").inner_text().endswith("nothing yet")
 
     chart.focus()
     chart.press("ArrowLeft")
     reading = " ".join(shown.page.locator("#charts .reading >> nth=3").inner_text().split())
     assert re.fullmatch(r"\d\d:\d\d median 6.0 ms.*99th percentile 60 ms", reading)
-    said = " ".join(chart.get_attribute("aria-label").split())
+    said = " ".join((chart.get_attribute("aria-label") or "").split())
     assert re.match(r"Time to draft for a batch: \d\d:\d\d, median 6.0 ms, 99th percentile 60 ms\. ", said)
     assert shown.errors == []
 
 
-def test_a_server_that_goes_away_leaves_its_last_numbers(start_server, view):
+def test_a_server_that_goes_away_leaves_its_last_numbers(start_server: Starter, view: Callable[..., View]) -> None:
     server = start_server()
     shown = view(server)
     before = shown.text("#tiles")
@@ -320,7 +327,9 @@ def test_a_server_that_goes_away_leaves_its_last_numbers(start_server, view):
     assert shown.text("#state") == "serving"
 
 
-def test_a_server_whose_store_and_peer_are_away(start_server, view, tmp_path):
+def test_a_server_whose_store_and_peer_are_away(
+    start_server: Starter, view: Callable[..., View], tmp_path: Path
+) -> None:
     """In its first epoch, Redis dies and another shard does not answer: hints, shards and lines say so."""
     require_redis()
     redis = RedisProcess(tmp_path / "redis")

@@ -9,9 +9,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from charts import ROOT, render
-
 from histospec.server.cli import COMMANDS
+from tests.support.charts import ROOT, render
+from tests.support.servers import Server
 
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"),
@@ -53,7 +53,7 @@ def flags(words: list[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 
-def test_every_command_of_histospec_takes_what_the_pages_give_it():
+def test_every_command_of_histospec_takes_what_the_pages_give_it() -> None:
     said = [(page, words) for page, words in commands() if words[0] == "histospec" and len(words) > 1]
     assert len(said) > 15
     for page, (_, name, *rest) in said:
@@ -64,7 +64,7 @@ def test_every_command_of_histospec_takes_what_the_pages_give_it():
             assert not unknown, f"{page}: histospec {name} knows no {', '.join(unknown)}"
 
 
-def test_every_script_takes_what_the_pages_give_it():
+def test_every_script_takes_what_the_pages_give_it() -> None:
     said = [(page, words) for page, words in commands() if words[0] == "python" and words[1:2] != ["setup.py"]]
     assert said
     for page, (_, *words) in said:
@@ -75,7 +75,7 @@ def test_every_script_takes_what_the_pages_give_it():
         assert all(flag in known for flag in flags(rest)), f"{page}: {script} does not take {flags(rest)}"
 
 
-def test_every_target_of_make_is_there():
+def test_every_target_of_make_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page, words in commands():
         if words[0] == "make":
@@ -83,7 +83,7 @@ def test_every_target_of_make_is_there():
             assert asked <= targets, f"{page}: make {asked - targets}"
 
 
-def test_every_helm_command_renders():
+def test_every_helm_command_renders() -> None:
     said = [words for _, words in commands() if words[0] == "helm" and "helm/histospec" in words]
     assert said
     for words in said:
@@ -91,7 +91,7 @@ def test_every_helm_command_renders():
         assert render(*(part for value in sets for part in ("--set", value)))
 
 
-def test_every_variable_is_read_somewhere():
+def test_every_variable_is_read_somewhere() -> None:
     known = set(re.findall(r"HISTOSPEC_[A-Z_]+", (ROOT / "docs" / "configuration.md").read_text())) | ELSEWHERE
     known |= set(re.findall(r"HISTOSPEC_[A-Z_]+", (ROOT / "Makefile").read_text()))
     for page in PAGES:
@@ -105,7 +105,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_link_leads_somewhere():
+def test_every_link_leads_somewhere() -> None:
     for page in PAGES:
         for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text())):
             if "://" in link:
@@ -132,12 +132,12 @@ def runs(command: list[str], folder: Path) -> str:
     return ran.stdout
 
 
-def test_the_python_of_the_readme_runs(server, tmp_path):
+def test_the_python_of_the_readme_runs(server: Server, tmp_path: Path) -> None:
     for body in blocks("README.md", "python"):
         assert "[6 7]" in runs([sys.executable, "-c", body.replace("127.0.0.1:6378", server.endpoint)], tmp_path)
 
 
-def test_the_quickstart_runs(server, tmp_path):
+def test_the_quickstart_runs(server: Server, tmp_path: Path) -> None:
     def here(body: str) -> str:
         body = body.replace("status 127.0.0.1:6378", f"status 127.0.0.1:6378 --http {server.http}")
         return body.replace("127.0.0.1:6378", server.endpoint).replace("127.0.0.1:9464", server.http)

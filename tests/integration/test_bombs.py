@@ -1,14 +1,16 @@
 """Messages that are small on the wire and large in memory: strangers' are never read, others' meet a limit."""
 
 import threading
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from waiting import eventually
 
 from histospec.specrl import rollout_cache_pb2 as specrl
 from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 SECRET = "worker-secret-0123456789"
 TOKEN = (("authorization", f"Bearer {SECRET}"),)
@@ -33,7 +35,7 @@ BOMBS = {
 
 
 @pytest.fixture(scope="module")
-def guarded(start_shared, tmp_path_factory):
+def guarded(start_shared: Starter, tmp_path_factory: pytest.TempPathFactory) -> Server:
     """A server that asks for tokens."""
     file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     file.write_text(TOKENS)
@@ -64,9 +66,10 @@ class Peak(threading.Thread):
         return max(self._most, self._read()) - self._before
 
 
-def sent(endpoint: str, method: str, body: bytes, metadata) -> grpc.RpcError:
+def sent(endpoint: str, method: str, body: bytes, metadata: Any) -> grpc.RpcError:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    kwargs = {"metadata": metadata, "compression": grpc.Compression.Gzip, "timeout": 60}
+    kwargs: dict[str, Any] = {"metadata": metadata, "compression": grpc.Compression.Gzip, "timeout": 60}
+    channel: Any  # of bytes, which the stubs do not know
     with grpc.insecure_channel(endpoint, options=options) as channel:
         if method.endswith("/Draft"):
             call = channel.stream_stream(f"/{method}")(iter([body]), **kwargs)
@@ -78,7 +81,7 @@ def sent(endpoint: str, method: str, body: bytes, metadata) -> grpc.RpcError:
 
 
 @pytest.mark.parametrize("method", BOMBS)
-def test_what_a_stranger_sends_is_never_read(guarded, method):
+def test_what_a_stranger_sends_is_never_read(guarded: Server, method: str) -> None:
     peak = Peak(guarded.pid)
     peak.start()
     errors = [sent(guarded.endpoint, method, BOMBS[method][0], metadata) for metadata in (None, STRANGE)]
@@ -89,12 +92,12 @@ def test_what_a_stranger_sends_is_never_read(guarded, method):
 
 
 @pytest.mark.parametrize("method", BOMBS)
-def test_what_a_message_becomes_is_bounded_for_everybody(guarded, method):
+def test_what_a_message_becomes_is_bounded_for_everybody(guarded: Server, method: str) -> None:
     body, words = BOMBS[method]
     peak = Peak(guarded.pid)
     peak.start()
     error = sent(guarded.endpoint, method, body, TOKEN)
     assert peak.grown() < ROOM
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert words in error.details()
+    assert words in str(error.details())
     assert guarded.running

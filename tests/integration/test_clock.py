@@ -9,9 +9,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from waiting import eventually
 
 from histospec.client import DraftClient
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
+from tests.support.wires import Connector
 
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 TEXT = list(range(100, 160))
@@ -65,14 +67,16 @@ class Worker(threading.Thread):
         eventually(lambda: self.epoch >= until, "the worker does not get on")
 
 
-def day_of(server) -> str:
+def day_of(server: Server) -> str:
     """The date by the server's clock, as it tells it over HTTP."""
     with urllib.request.urlopen(f"http://{server.http}/livez", timeout=10) as answer:
-        return answer.headers["Date"][:16]
+        return str(answer.headers["Date"])[:16]
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_a_clock_that_jumps_changes_nothing(start_server, tmp_path, store, request):
+def test_a_clock_that_jumps_changes_nothing(
+    start_server: Starter, tmp_path: Path, store: str, request: pytest.FixtureRequest
+) -> None:
     url = request.getfixturevalue("redis_server").url if store == "redis" else store
     clock = Clock(tmp_path / "clock")
     server = start_server("--store", url, "--history-epochs", "100000", env=clock.env)
@@ -92,17 +96,19 @@ def test_a_clock_that_jumps_changes_nothing(start_server, tmp_path, store, reque
         assert stats.commits == worker.epoch
         assert worker.undrafted == 0
         expected = [(epoch, [*TEXT, 10**6 + epoch]) for epoch in range(worker.epoch)]
-        assert [(r.epoch, r.tokens.tolist()) for r in client.history([1, 2, 3])] == expected
+        assert [(r.epoch, list(r.tokens)) for r in client.history([1, 2, 3])] == expected
         server.terminate()  # not killed: faketime would leave its shared memory behind
         assert server.wait() == 0
         server.start()
-        assert [(r.epoch, r.tokens.tolist()) for r in client.history([1, 2, 3])] == expected
+        assert [(r.epoch, list(r.tokens)) for r in client.history([1, 2, 3])] == expected
     server.terminate()
     assert server.wait() == 0
     assert len(days) == 3  # else the clock has not moved
 
 
-def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(start_server, connect, tmp_path):
+def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(
+    start_server: Starter, connect: Connector, tmp_path: Path
+) -> None:
     """
     1. The day jumps by more than the retention: nothing is forgotten, and metric, status and log say so.
     2. It is the same after a restart, and when the day is right again.

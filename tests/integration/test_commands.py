@@ -24,7 +24,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
-def test_the_demo_keeps_its_promises(tmp_path):
+def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
     done = run("-m", "examples.tiny_rl.run", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "tiny_rl.json").read_text())
     first, *later = results["epochs"]
@@ -38,6 +38,6 @@ def test_the_demo_keeps_its_promises(tmp_path):
     assert "hit rate" in done.stdout
 
 
-def test_the_engine_benchmark_runs():
+def test_the_engine_benchmark_runs() -> None:
     done = run("-m", "benchmarks.engine.compare", "--quick")
     assert "ingest" in done.stdout

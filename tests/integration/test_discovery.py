@@ -2,13 +2,20 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from ports import free_port
-from waiting import eventually
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response, Timeouts, Unavailable
-from histospec.client.config import ConfigurationError, configure
+from histospec.client.config import configure
+from histospec.client.errors import ConfigurationError
+from tests.support.clients import flushed
+from tests.support.ports import free_port
+from tests.support.redis_processes import RedisProcess
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 TEXT = list(range(100, 140))
 TIMEOUTS = Timeouts(step=2.0, discovery=0.2, leave=1.0, shutdown=20.0)
@@ -22,12 +29,12 @@ def port() -> int:
 
 
 @pytest.fixture
-def dns(monkeypatch) -> dict[str, list[str]]:
+def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Addresses by name; what is not in here is resolved as always."""
     names: dict[str, list[str]] = {}
     resolve = socket.getaddrinfo
 
-    def getaddrinfo(host, port, *args, **kwargs):
+    def getaddrinfo(host: str, port: Any, *args: Any, **kwargs: Any) -> Any:
         if host not in names:
             return resolve(host, port, *args, **kwargs)
         if not names[host]:
@@ -39,10 +46,10 @@ def dns(monkeypatch) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def start_shard(start_server, redis_server, port):
+def start_shard(start_server: Starter, redis_server: RedisProcess, port: int) -> Callable[..., Server]:
     """start_shard(2, *flags): shard-2 on 127.0.0.2, its data in the Redis of all."""
 
-    def start(number: int, *flags: str):
+    def start(number: int, *flags: str) -> Server:
         name = f"shard-{number}"
         where = ["--listen", f"127.0.0.{number}:{port}"]
         return start_server("--store", redis_server.url, "--shard-name", name, *where, *flags)
@@ -58,7 +65,9 @@ def members(client: DraftClient) -> list[str]:
     return sorted(shard.name for shard in client.topology())
 
 
-def test_shards_behind_one_name_come_go_and_move(start_shard, dns, port):
+def test_shards_behind_one_name_come_go_and_move(
+    start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int
+) -> None:
     """
     1. Two shards behind one name: found, each by the name that it gives itself.
     2. A third one comes: it gets its problems, with their history, while sessions run.
@@ -97,12 +106,12 @@ def test_shards_behind_one_name_come_go_and_move(start_shard, dns, port):
         client.close(sessions)
         dns["shards.test"].remove("127.0.0.4")
         eventually(lambda: members(client) == ["shard-2", "shard-3"], "the shard that is gone stays")
-        eventually(lambda: client.flush(1.0) or client.stats().pending_commits == 0, "responses are not acknowledged")
+        eventually(lambda: flushed(client, 1.0).pending_commits == 0, "responses are not acknowledged")
         assert client.stats().dropped_commits == 0
         assert all(sorted(len(r.tokens) for r in client.history(prompt)) == [5, 41] for prompt in PROMPTS)
 
 
-def test_one_shard_tells_of_all(start_shard, port):
+def test_one_shard_tells_of_all(start_shard: Callable[..., Server], port: int) -> None:
     """Shards that were told of each other (--peers): any one of them is enough to find all."""
     peers = ",".join(f"shard-{number}=127.0.0.{number}:{port}" for number in (2, 3))
     second, third = (start_shard(number, "--peers", peers) for number in (2, 3))
@@ -117,7 +126,7 @@ def test_one_shard_tells_of_all(start_shard, port):
     second.stop()
 
 
-def test_a_service_that_comes_late(start_shard, dns, port):
+def test_a_service_that_comes_late(start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int) -> None:
     """Workers start before the service, and before its name: they run without drafts, then with."""
     dns["shards.test"] = []
     with connect(f"discover://shards.test:{port}", Timeouts(step=0.2, call=0.3, shutdown=20.0)) as client:
@@ -135,7 +144,9 @@ def test_a_service_that_comes_late(start_shard, dns, port):
         assert [len(r.tokens) for r in client.history([1])] == [40, 2]
 
 
-def test_the_async_client_finds_them_too(start_shard, dns, port):
+def test_the_async_client_finds_them_too(
+    start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int
+) -> None:
     dns["shards.test"] = ["127.0.0.2"]
     start_shard(2)
 
@@ -148,7 +159,13 @@ def test_the_async_client_finds_them_too(start_shard, dns, port):
     asyncio.run(use())
 
 
-def test_two_shards_of_one_name_are_told_apart_by_a_warning(start_server, redis_server, dns, port, caplog):
+def test_two_shards_of_one_name_are_told_apart_by_a_warning(
+    start_server: Starter,
+    redis_server: RedisProcess,
+    dns: dict[str, list[str]],
+    port: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     for number in (2, 3):
         where = ["--listen", f"127.0.0.{number}:{port}"]
         start_server("--store", redis_server.url, "--shard-name", "same", *where)
@@ -159,7 +176,9 @@ def test_two_shards_of_one_name_are_told_apart_by_a_warning(start_server, redis_
     assert "are both named same: give each a --shard-name of its own" in caplog.text
 
 
-def test_a_shard_is_found_by_the_name_in_its_certificate(start_server, dns, port, tmp_path):
+def test_a_shard_is_found_by_the_name_in_its_certificate(
+    start_server: Starter, dns: dict[str, list[str]], port: int, tmp_path: Path
+) -> None:
     """Addresses are in no certificate: the name that was asked for is."""
     import trustme
 
@@ -179,6 +198,6 @@ def test_a_shard_is_found_by_the_name_in_its_certificate(start_server, dns, port
         assert len(client.step([session], [TEXT[:2]])[0])
 
 
-def test_where_to_ask_must_be_an_address():
+def test_where_to_ask_must_be_an_address() -> None:
     with pytest.raises(ConfigurationError, match="'nonsense' is not of the form host:port"):
         configure("discover://nonsense", "run")

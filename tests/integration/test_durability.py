@@ -3,16 +3,19 @@
 import json
 import random
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from disks import small_disk
-from waiting import eventually
 
 from histospec.v1 import draft_pb2 as pb
+from tests.support.disks import small_disk
+from tests.support.servers import Starter
+from tests.support.waiting import eventually
+from tests.support.wires import Connector
 
 RESPONSES = 1000
 CLIENTS = 16
@@ -28,7 +31,9 @@ def prompt(number: int) -> list[int]:
     return [1, 2, number % 100]
 
 
-def test_a_server_killed_amid_ingests_has_every_acknowledged_response(start_server, connect):
+def test_a_server_killed_amid_ingests_has_every_acknowledged_response(
+    start_server: Starter, connect: Connector
+) -> None:
     """
     1. Sixteen clients ingest 1,000 responses, one a request; as many more sessions commit theirs on streams.
     2. After about a third is acknowledged, the server is killed with SIGKILL.
@@ -90,12 +95,12 @@ def test_a_server_killed_amid_ingests_has_every_acknowledged_response(start_serv
 
 
 @pytest.fixture
-def disk(tmp_path):
+def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk") as directory:
         yield directory
 
 
-def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, disk: Path):
+def test_a_full_disk_refuses_ingests_and_nothing_else(start_server: Starter, connect: Connector, disk: Path) -> None:
     """
     1. The disk fills up while responses are ingested: the first that do not fit are refused as RESOURCE_EXHAUSTED.
     2. Drafting goes on; a commit is refused by its answer, and drafts for others all the same.
@@ -123,7 +128,7 @@ def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, dis
     with pytest.raises(grpc.RpcError) as caught:
         fill()
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "disk" in caught.value.details()
+    assert "disk" in str(caught.value.details())
     assert acknowledged
     refused = server.metrics()["histospec_store_errors_total"]
     assert refused == 1
@@ -144,7 +149,7 @@ def test_a_full_disk_refuses_ingests_and_nothing_else(start_server, connect, dis
     assert wire.history([1, 2, 3]) == [response(number) * 10 for number in acknowledged]
 
 
-def test_logprobs_rewards_masks_seeds_and_names_survive(start_server, connect):
+def test_logprobs_rewards_masks_seeds_and_names_survive(start_server: Starter, connect: Connector) -> None:
     server = start_server()
     wire = connect(server.endpoint)
     sent = pb.Response(
@@ -166,7 +171,7 @@ def test_logprobs_rewards_masks_seeds_and_names_survive(start_server, connect):
     assert wire.stub.History(pb.HistoryRequest(namespace="run", prompt=wire.i32([2]))).responses[0].epoch == 2**40
 
 
-def test_the_window_of_epochs_slides_in_store_and_index(start_server, connect):
+def test_the_window_of_epochs_slides_in_store_and_index(start_server: Starter, connect: Connector) -> None:
     server = start_server("--history-epochs", "2")
     wire = connect(server.endpoint)
     for epoch in range(5):
@@ -181,7 +186,7 @@ def test_the_window_of_epochs_slides_in_store_and_index(start_server, connect):
     assert server.metrics()["histospec_loaded_responses"] == 5
 
 
-def test_a_dropped_namespace_stays_dropped(start_server, connect):
+def test_a_dropped_namespace_stays_dropped(start_server: Starter, connect: Connector) -> None:
     server = start_server()
     wire = connect(server.endpoint)
     wire.ingest([1], [[5]], namespace="a")
@@ -193,7 +198,9 @@ def test_a_dropped_namespace_stays_dropped(start_server, connect):
     assert wire.history([1], namespace="b") == [[6]]
 
 
-def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(start_server, connect):
+def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(
+    start_server: Starter, connect: Connector
+) -> None:
     """
     1. The file is deleted while the server runs: ingests and commits are refused, and every channel says so.
     2. Drafts go on.
@@ -228,7 +235,7 @@ def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(start_ser
     assert wire.history([1, 2, 3], wait=True) == [response(1), response(3)]
 
 
-def test_a_damaged_file_is_served_and_set_aside(start_server, connect):
+def test_a_damaged_file_is_served_and_set_aside(start_server: Starter, connect: Connector) -> None:
     """
     1. Pages of the file are overwritten while no server runs.
     2. The next one is ready with the rest, says how much is missing, and takes responses.

@@ -3,8 +3,9 @@
 import signal
 import sys
 
-from children import Child
-from waiting import eventually
+from tests.support.children import Child
+from tests.support.servers import Server
+from tests.support.waiting import eventually
 
 WORKER = """
 import queue, sys, grpc
@@ -19,7 +20,7 @@ next(stream)
 """
 
 
-def test_the_stream_of_a_worker_that_stopped_answering_ends(server):
+def test_the_stream_of_a_worker_that_stopped_answering_ends(server: Server) -> None:
     """A stopped process keeps its connection open but answers no ping, as a machine does that lost its network."""
     with Child(sys.executable, "-c", WORKER, server.endpoint) as worker:
         worker.wait_for("open")

@@ -3,11 +3,14 @@
 import asyncio
 import os
 import threading
+from collections import Counter
 
-from hostile import messages, streams
-from waiting import eventually
+import pytest
 
 from histospec.client import DraftClient, Response
+from tests.support.hostile import messages, streams
+from tests.support.servers import Starter
+from tests.support.waiting import eventually
 
 MESSAGES = int(os.environ.get("HISTOSPEC_CHAOS_MESSAGES", "4000"))
 STREAMS = int(os.environ.get("HISTOSPEC_CHAOS_STREAMS", "300"))
@@ -35,7 +38,7 @@ class Bystander(threading.Thread):
             self.rollouts += 1
 
 
-def test_harm_is_refused_and_leaves_nothing(start_server):
+def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
     """
     1. A first part of the attack, after which the process has the size that it needs for refusing.
     2. The rest: no crash, no growth; a worker drafts all the while, every step of it, and all its responses are kept.
@@ -67,7 +70,7 @@ def test_harm_is_refused_and_leaves_nothing(start_server):
     eventually(lambda: server.metrics()["histospec_streams"] == 0, "a stream does not end")
 
 
-def test_one_stream_cannot_take_the_room_of_all(start_server, caplog):
+def test_one_stream_cannot_take_the_room_of_all(start_server: Starter, caplog: pytest.LogCaptureFixture) -> None:
     """
     1. A client opens far more sessions than the memory budget has room for: what is beyond half of it is refused.
     2. Another one has its history all the while, and may open sessions; so may the first, once it has closed some.
@@ -97,8 +100,8 @@ def test_one_stream_cannot_take_the_room_of_all(start_server, caplog):
         assert flood.stats().refused == refused
 
 
-def attack(endpoint: str, count: int, streams_count: int, seed: int):
-    async def both():
+def attack(endpoint: str, count: int, streams_count: int, seed: int) -> tuple[Counter[str], Counter[str]]:
+    async def both() -> tuple[Counter[str], Counter[str]]:
         return await asyncio.gather(messages(endpoint, count, seed=seed), streams(endpoint, streams_count, seed=seed))
 
     return asyncio.run(both())

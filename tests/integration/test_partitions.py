@@ -7,15 +7,17 @@ hosts that HISTOSPEC_CHAOS_SEED decides.
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from network import Network
 from redis import RedisError
-from redis_processes import RedisCluster, RedisProcess, require_redis
-from rollouts import NAMES, Load, connections
-from waiting import eventually
+
+from tests.support.network import Host, Network
+from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
+from tests.support.rollouts import NAMES, Load, connections
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 ROUNDS = int(os.environ.get("HISTOSPEC_CHAOS_ROUNDS", "0"))
 SEED = int(os.environ.get("HISTOSPEC_CHAOS_SEED") or (time.time_ns() % 10**6 if ROUNDS else 0))
@@ -24,12 +26,18 @@ CUT = 4.0
 LONG_CUT = 20.0
 
 
+def host_of(process: Server | RedisProcess) -> Host:
+    """Where a process of this network runs."""
+    assert process.host is not None
+    return process.host
+
+
 class Service:
     """Three shards on a Redis Cluster of three masters with a replica each; every process on a host of its own."""
 
-    def __init__(self, network: Network, redis: RedisCluster, start) -> None:
+    def __init__(self, network: Network, redis: RedisCluster, start: Starter) -> None:
         self.redis = redis
-        self.redis_hosts = [node.host for node in self.redis.nodes]
+        self.redis_hosts = [host_of(node) for node in self.redis.nodes]
         hosts = [network.host() for _ in NAMES]
         flags = ("--store", f"{self.redis.url}?replicas=1", "--drain-seconds", "2")
         with ThreadPoolExecutor(len(NAMES)) as pool:
@@ -38,9 +46,10 @@ class Service:
 
     def heal(self) -> None:
         """Everything runs, and reaches everything else."""
-        for host in (*self.redis_hosts, *(shard.host for shard in self.shards)):
+        for host in (*self.redis_hosts, *(host_of(shard) for shard in self.shards)):
             host.heal()
-        for process in (*self.redis.nodes, *self.shards):
+        processes: list[Server | RedisProcess] = [*self.redis.nodes, *self.shards]
+        for process in processes:
             if not process.running:
                 process.start()
         self.redis.recovers()
@@ -56,7 +65,7 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def network():
+def network() -> Iterator[Network]:
     require_redis()
     network = Network()
     yield network
@@ -64,7 +73,7 @@ def network():
 
 
 @pytest.fixture(scope="module")
-def redis(network, tmp_path_factory):
+def redis(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
     hosts = [network.host() for _ in range(6)]
     redis = RedisCluster(tmp_path_factory.mktemp("redis"), replicas=1, hosts=hosts)
     yield redis
@@ -72,12 +81,12 @@ def redis(network, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared_service(network, redis, start_shared):
+def shared_service(network: Network, redis: RedisCluster, start_shared: Starter) -> Service:
     return Service(network, redis, start_shared)
 
 
 @pytest.fixture
-def service(shared_service):
+def service(shared_service: Service) -> Iterator[Service]:
     yield shared_service
     shared_service.heal()
 
@@ -87,69 +96,69 @@ def service(shared_service):
 Fault = Callable[[Service, Load, random.Random], list[int]]
 
 
-def a_shard_is_cut_off(service, load, chance):
+def a_shard_is_cut_off(service: "Service", load: Load, chance: random.Random) -> list[int]:
     shard = chance.randrange(3)
-    service.shards[shard].host.cut()
+    host_of(service.shards[shard]).cut()
     time.sleep(CUT)
     load.goes_on()
     assert load.pending()
-    service.shards[shard].host.heal()
+    host_of(service.shards[shard]).heal()
     return [shard]
 
 
-def a_shard_loses_the_store(service, load, chance):
+def a_shard_loses_the_store(service: "Service", load: Load, chance: random.Random) -> list[int]:
     """It goes on drafting; what workers finish waits for the store, and is there when that is back."""
     shard = chance.randrange(3)
-    service.shards[shard].host.cut(*service.redis_hosts)
+    host_of(service.shards[shard]).cut(*service.redis_hosts)
     load.drafts_of(shard)
     time.sleep(CUT)
     load.drafts_of(shard)
     assert load.pending()
-    service.shards[shard].host.heal()
+    host_of(service.shards[shard]).heal()
     return [shard]
 
 
-def a_shard_loses_the_store_for_long(service, load, chance):
+def a_shard_loses_the_store_for_long(service: "Service", load: Load, chance: random.Random) -> list[int]:
     """The same, until it refuses what it cannot store; the workers keep it, and try again."""
     shard = chance.randrange(3)
-    service.shards[shard].host.cut(*service.redis_hosts)
+    host_of(service.shards[shard]).cut(*service.redis_hosts)
     time.sleep(LONG_CUT)
     load.drafts_of(shard)
     eventually(lambda: service.shards[shard].metrics()["histospec_store_errors_total"] > 0, "nothing is refused")
     assert load.pending()
-    service.shards[shard].host.heal()
+    host_of(service.shards[shard]).heal()
     return [shard]
 
 
-def a_shard_loses_packets(service, load, chance):
+def a_shard_loses_packets(service: "Service", load: Load, chance: random.Random) -> list[int]:
     shard = chance.randrange(3)
-    service.shards[shard].host.lose(0.3)
+    host_of(service.shards[shard]).lose(0.3)
     time.sleep(CUT)
     load.goes_on()
-    service.shards[shard].host.heal()
+    host_of(service.shards[shard]).heal()
     return [shard]
 
 
-def a_shard_and_a_master_do_not_see_each_other(service, load, chance):
+def a_shard_and_a_master_do_not_see_each_other(service: "Service", load: Load, chance: random.Random) -> list[int]:
     """The Cluster is well, and sees no reason for a failover."""
     shard, master = chance.randrange(3), chance.choice(service.redis.masters())
-    service.shards[shard].host.cut(master.host)
+    host_of(service.shards[shard]).cut(host_of(master))
     time.sleep(CUT)
     load.goes_on()
-    service.shards[shard].host.heal()
+    host_of(service.shards[shard]).heal()
     return [shard]
 
 
-def a_redis_master_is_cut_off(service, load, chance):
+def a_redis_master_is_cut_off(service: "Service", load: Load, chance: random.Random) -> list[int]:
     master = chance.choice(service.redis.masters())
-    master.host.cut()
+    host_of(master).cut()
     service.fails_over(master)
     load.goes_on()
-    master.host.heal()
+    host_of(master).heal()
     return [0, 1, 2]
 
 
-def every_redis_master_is_killed(service, load, chance):
+def every_redis_master_is_killed(service: "Service", load: Load, chance: random.Random) -> list[int]:
     for master in service.redis.masters():
         master.kill()
         service.fails_over(master)
@@ -159,7 +168,7 @@ def every_redis_master_is_killed(service, load, chance):
     return [0, 1, 2]
 
 
-def every_shard_is_killed(service, load, chance):
+def every_shard_is_killed(service: "Service", load: Load, chance: random.Random) -> list[int]:
     for number, shard in enumerate(service.shards):
         shard.kill()
         load.goes_on(2)
@@ -168,7 +177,7 @@ def every_shard_is_killed(service, load, chance):
     return [0, 1, 2]
 
 
-def every_shard_is_restarted(service, load, chance):
+def every_shard_is_restarted(service: "Service", load: Load, chance: random.Random) -> list[int]:
     """A rolling update."""
     for shard in service.shards:
         shard.terminate()
@@ -202,7 +211,7 @@ def plan() -> list[tuple[Fault, int]]:
 
 
 @pytest.mark.parametrize(("fault", "seed"), plan())
-def test_a_fault_costs_nothing_but_drafts(service: Service, fault: Fault, seed: int):
+def test_a_fault_costs_nothing_but_drafts(service: Service, fault: Fault, seed: int) -> None:
     """
     1. Four workers roll out 24 prompts of three shards; a fault comes and goes.
     2. The workers went on all the while, and no step took longer than its deadline allows.

@@ -1,31 +1,42 @@
 """A Redis whose disk is full: what cannot be kept is refused, drafting goes on, and storing too when there is room."""
 
 import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from disks import small_disk
-from redis_processes import RedisProcess, require_redis
-from waiting import eventually
 
 from histospec.client import DraftClient, HistoSpecError, Response
+from tests.support.clients import flushed, texts
+from tests.support.disks import small_disk
+from tests.support.redis_processes import RedisProcess, require_redis
+from tests.support.servers import Starter
+from tests.support.waiting import eventually
 
 TEXT = list(range(100, 140))
 
 
+def stored(client: DraftClient) -> bool:
+    """A response is ingested, or a HistoSpecError raised."""
+    client.ingest([3], [Response(TEXT)], epoch=0)
+    return True
+
+
 def long_text(number: int) -> list[int]:
     """About 60 KB on a disk."""
-    return np.random.default_rng(number).integers(0, 150_000, 20_000).tolist()
+    tokens: list[int] = np.random.default_rng(number).integers(0, 150_000, 20_000).tolist()
+    return tokens
 
 
 @pytest.fixture
-def disk(tmp_path):
+def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk") as directory:
         yield directory
 
 
 @pytest.fixture
-def redis_on(disk):
+def redis_on(disk: Path) -> Iterator[Callable[[str], RedisProcess]]:
     """redis_on(appendfsync) -> a Redis with its data on the small disk."""
     require_redis()
     with contextlib.ExitStack() as stack:
@@ -39,7 +50,9 @@ def redis_on(disk):
 
 
 @pytest.mark.parametrize("appendfsync", ["everysec", "always"])
-def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(start_server, disk, redis_on, appendfsync):
+def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(
+    start_server: Starter, disk: Path, redis_on: Callable[[str], RedisProcess], appendfsync: str
+) -> None:
     """
     1. Responses are ingested until the disk beside Redis is full. Redis then refuses writes or, with `always`, ends.
     2. The shard says that the store is full, or away; drafting goes on, and a commit is refused for now.
@@ -80,12 +93,12 @@ def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(start_serv
         ballast.unlink()
         if not redis.running:
             redis.start()
-        eventually(lambda: client.ingest([3], [Response(TEXT)], epoch=0) or True, "nothing is stored", HistoSpecError)
-        eventually(lambda: client.flush(1.0) or client.stats().commits == 1, "the refused commit is not sent again")
+        eventually(lambda: stored(client), "nothing is stored", HistoSpecError)
+        eventually(lambda: flushed(client, 1.0).commits == 1, "the refused commit is not sent again")
         redis.kill()
         redis.start()
-        assert [r.tokens.tolist() for r in client.history([1])] == [TEXT, TEXT[:4]]
-        kept = [r.tokens.tolist() for r in client.history([2])]
+        assert texts(client.history([1])) == [TEXT, TEXT[:4]]
+        kept = texts(client.history([2]))
         assert all(long_text(number) in kept for number in acknowledged)
-        assert TEXT in [r.tokens.tolist() for r in client.history([3])]
+        assert TEXT in texts(client.history([3]))
     assert server.metrics()["histospec_store_errors_total"] >= 2

@@ -7,18 +7,23 @@ import os
 import queue
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import trustme
 from cryptography import x509
-from waiting import eventually
 
 from histospec.client import DraftClient, Response
 from histospec.client.config import Tls
 from histospec.client.errors import HistoSpecError
 from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
+from tests.support.wires import Connector
 
 SECRETS = {name: f"{name}-secret-0123456789" for name in ("trainer", "reader", "operator", "revoked")}
 TOKENS = f"""
@@ -47,12 +52,12 @@ TEXT = list(range(100, 130))
 
 
 @pytest.fixture(scope="module")
-def authority():
+def authority() -> trustme.CA:
     return trustme.CA()
 
 
 @pytest.fixture
-def files(tmp_path, authority):
+def files(tmp_path: Path, authority: trustme.CA) -> Path:
     """Certificates of the server and a client, and the token file."""
     own, visitor = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("worker@example.org")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -65,14 +70,14 @@ def files(tmp_path, authority):
 
 
 @pytest.fixture
-def guarded(start_server, files):
+def guarded(start_server: Starter, files: Path) -> Server:
     """A server over TLS that asks for tokens."""
     certificate = ("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
     return start_server(*certificate, "--tokens", str(files / "tokens.toml"))
 
 
 @pytest.fixture
-def visit(guarded, files):
+def visit(guarded: Server, files: Path) -> Iterator[Callable[..., DraftClient]]:
     """visit(token name, namespace) -> DraftClient."""
     clients = []
 
@@ -87,10 +92,12 @@ def visit(guarded, files):
         client.shutdown()
 
 
-def refused(call, code: str) -> str:
+def refused(call: Callable[[], object], code: str) -> str:
     with pytest.raises(HistoSpecError) as caught:
         call()
-    assert caught.value.__cause__.code().name == code, repr(caught.value)
+    cause = caught.value.__cause__
+    assert isinstance(cause, grpc.RpcError)
+    assert cause.code().name == code, repr(caught.value)
     return str(caught.value)
 
 
@@ -101,7 +108,7 @@ def drafted(client: DraftClient) -> int:
     return len(draft)
 
 
-def test_who_shows_a_good_token_is_served(visit):
+def test_who_shows_a_good_token_is_served(visit: Callable[..., DraftClient]) -> None:
     trainer = visit("trainer")
     trainer.ingest([1, 2], [Response(TEXT)], epoch=0)
     assert drafted(trainer)
@@ -110,7 +117,9 @@ def test_who_shows_a_good_token_is_served(visit):
 
 
 @pytest.mark.parametrize("token", [None, "no-such-token-0123456789", "trainer-secret-012345678"])
-def test_without_a_known_token_nothing_is_done(guarded, visit, token):
+def test_without_a_known_token_nothing_is_done(
+    guarded: Server, visit: Callable[..., DraftClient], token: str | None
+) -> None:
     visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
     stranger = visit(token)
     refused(lambda: stranger.ingest([1, 2], [Response([9])], epoch=0), "UNAUTHENTICATED")
@@ -123,7 +132,7 @@ def test_without_a_known_token_nothing_is_done(guarded, visit, token):
     assert guarded.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="Ingest"}'] == 1
 
 
-def test_a_token_is_good_for_its_namespaces_alone(visit):
+def test_a_token_is_good_for_its_namespaces_alone(visit: Callable[..., DraftClient]) -> None:
     visit("operator", "other").ingest([1, 2], [Response(TEXT)], epoch=0)
     trainer = visit("trainer", "other")
     message = refused(lambda: trainer.ingest([1, 2], [Response([9])]), "PERMISSION_DENIED")
@@ -134,7 +143,7 @@ def test_a_token_is_good_for_its_namespaces_alone(visit):
     assert drafted(visit("operator", "other"))
 
 
-def test_a_token_is_good_for_its_rights_alone(visit):
+def test_a_token_is_good_for_its_rights_alone(visit: Callable[..., DraftClient]) -> None:
     visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
     reader = visit("reader")
     refused(lambda: reader.ingest([1, 2], [Response([9])]), "PERMISSION_DENIED")
@@ -150,18 +159,28 @@ def test_a_token_is_good_for_its_rights_alone(visit):
     assert visit("operator").drop_namespace() == 1
 
 
-def test_a_token_that_is_taken_back_ends_its_streams(visit, files):
+def test_a_token_that_is_taken_back_ends_its_streams(
+    guarded: Server, visit: Callable[..., DraftClient], files: Path
+) -> None:
     visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
     client = visit("revoked")
     assert drafted(client)
     (files / "tokens.toml").write_text(TOKENS)
     eventually(lambda: not drafted(client), "the token still works")
     (files / "tokens.toml").write_text("this is [[not TOML")
-    time.sleep(1.5)  # longer than the file is not looked at
-    assert drafted(visit("trainer"))  # the old ones stay
+    trainer = visit("trainer")
+
+    def noticed() -> bool:
+        assert drafted(trainer)  # the old ones stay
+        return any("tokens cannot be read" in str(entry["event"]) for entry in guarded.log)
+
+    eventually(noticed, "nothing is said of the file")
+    assert drafted(visit("trainer"))
 
 
-def test_a_file_that_could_not_be_read_is_read_once_it_can_be(guarded, visit, files):
+def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
+    guarded: Server, visit: Callable[..., DraftClient], files: Path
+) -> None:
     """Nothing of the file tells that it was mended: neither its size nor its time, nor its inode."""
     path, sound = files / "tokens.toml", TOKENS
     broken = "[[" + sound[2:].replace('name = "trainer"', "name = 'trainer\"")
@@ -197,13 +216,15 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can_be(guarded, visit, fi
         (None, "UNAUTHENTICATED", "the token is not one of this server's"),
     ],
 )
-def test_a_running_stream_loses_what_its_token_lost(start_server, files, connect, left, code, words):
+def test_a_running_stream_loses_what_its_token_lost(
+    start_server: Starter, files: Path, connect: Connector, left: str | None, code: str, words: str
+) -> None:
     """With its next message, although that only steps."""
     server = start_server("--tokens", str(files / "tokens.toml"))
     wire = connect(server.endpoint)
-    messages: queue.SimpleQueue[pb.DraftRequest] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
     metadata = (("authorization", f"Bearer {SECRETS['revoked']}"),)
-    answers = wire.stub.Draft(iter(messages.get, None), metadata=metadata, timeout=60)
+    answers: Any = wire.stub.Draft(iter(messages.get, None), metadata=metadata, timeout=60)
     messages.put(pb.DraftRequest(sequence=1, opens=[wire.open(1, namespace="run-1")], step=wire.step([1], [[5]])))
     assert next(answers).sequence == 1
     (files / "tokens.toml").write_text(TOKENS + (REVOKED + left if left else ""))
@@ -215,21 +236,23 @@ def test_a_running_stream_loses_what_its_token_lost(start_server, files, connect
     with pytest.raises(grpc.RpcError) as caught:
         eventually(ended, "the stream goes on")
     assert caught.value.code().name == code
-    assert words in caught.value.details()
+    assert words in str(caught.value.details())
     messages.put(None)
 
 
-def test_plain_text_and_strange_authorities_get_nowhere(guarded, visit, files):
+def test_plain_text_and_strange_authorities_get_nowhere(
+    guarded: Server, visit: Callable[..., DraftClient], files: Path
+) -> None:
     visit("trainer").ingest([1, 2], [Response(TEXT)], epoch=0)
     strange = files / "strange.pem"
     trustme.CA().cert_pem.write_to_path(strange)
     for tls in (None, Tls(ca=str(strange))):
         with DraftClient(guarded.endpoint, "run-1", token=SECRETS["trainer"], tls=tls, deadline=0.5) as client:
-            refused(lambda client=client: client.history([1, 2]), "UNAVAILABLE")
+            refused(partial(client.history, [1, 2]), "UNAVAILABLE")
             assert drafted(client) == 0
 
 
-def test_clients_show_certificates_where_they_are_asked_for(start_server, files):
+def test_clients_show_certificates_where_they_are_asked_for(start_server: Starter, files: Path) -> None:
     certificate = ("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
     server = start_server(*certificate, "--tls-client-ca", str(files / "ca.pem"))
     ca = str(files / "ca.pem")
@@ -242,7 +265,9 @@ def test_clients_show_certificates_where_they_are_asked_for(start_server, files)
         assert drafted(client) == 0
 
 
-def test_new_certificates_are_taken_up_without_a_restart(guarded, visit, files):
+def test_new_certificates_are_taken_up_without_a_restart(
+    guarded: Server, visit: Callable[..., DraftClient], files: Path
+) -> None:
     """Those of another authority: who trusts that one gets in now, and open streams stay."""
     old = visit("trainer")
     old.ingest([1, 2], [Response(TEXT)], epoch=0)
@@ -262,7 +287,7 @@ def test_new_certificates_are_taken_up_without_a_restart(guarded, visit, files):
     assert drafted(old)
 
 
-def test_metrics_say_when_the_certificate_expires(guarded, files, authority):
+def test_metrics_say_when_the_certificate_expires(guarded: Server, files: Path, authority: trustme.CA) -> None:
     def shown() -> float:
         return guarded.metrics()["histospec_certificate_expiry_timestamp_seconds"]
 
@@ -286,7 +311,7 @@ def test_metrics_say_when_the_certificate_expires(guarded, files, authority):
     assert guarded.metrics()[unreadable] == 1
 
 
-def test_no_secret_is_said_aloud(guarded, visit):
+def test_no_secret_is_said_aloud(guarded: Server, visit: Callable[..., DraftClient]) -> None:
     trainer = visit("trainer")
     trainer.ingest([1, 2], [Response(TEXT)], epoch=0)
     refused(lambda: visit("no-such-token-0123456789").history([1]), "UNAUTHENTICATED")
@@ -298,7 +323,7 @@ def test_no_secret_is_said_aloud(guarded, visit):
     assert not [secret for secret in [*SECRETS.values(), "no-such-token"] if secret in said]
 
 
-def test_status_shows_its_token(guarded, files):
+def test_status_shows_its_token(guarded: Server, files: Path) -> None:
     (files / "token").write_text(SECRETS["reader"] + "\n")
     command = [sys.executable, "-m", "histospec.server", "status", guarded.endpoint, "--http", guarded.http]
     command += ["--tls-ca", str(files / "ca.pem")]
@@ -322,14 +347,17 @@ def test_status_shows_its_token(guarded, files):
     ("flags", "state"),
     [("--tls-client-ca", "SERVING"), ("", "its certificate cannot be verified from here")],
 )
-def test_a_shard_asks_its_peer_over_tls(start_server, guarded, files, flags, state):
+def test_a_shard_asks_its_peer_over_tls(
+    start_server: Starter, guarded: Server, files: Path, flags: str, state: str
+) -> None:
     """What it cannot verify it does not call away."""
     certificate = ["--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key")]
     certificate += [flags, str(files / "ca.pem")] if flags else []
     server = start_server(*certificate, "--peers", f"other={guarded.endpoint}")
 
-    def shown() -> dict[str, object]:
-        return json.loads(server.get("/status")[1])
+    def shown() -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(server.get("/status")[1])
+        return status
 
     def states() -> dict[str, str]:
         return {shard["name"]: shard["state"] for shard in shown()["shards"]}
@@ -350,7 +378,9 @@ def test_a_shard_asks_its_peer_over_tls(start_server, guarded, files, flags, sta
         ("= =", "it is not TOML"),
     ],
 )
-def test_a_token_file_that_makes_no_sense_is_refused(start_server, tmp_path, content, sentence):
+def test_a_token_file_that_makes_no_sense_is_refused(
+    start_server: Starter, tmp_path: Path, content: str, sentence: str
+) -> None:
     path = tmp_path / "tokens.toml"
     path.write_text(content)
     with pytest.raises(RuntimeError, match="ended with 2") as caught:

@@ -3,40 +3,43 @@
 import contextlib
 import signal
 import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
-from redis_processes import RedisProcess, require_redis
-from rollouts import NAMES, PROMPTS, Load, connections, owner
-from waiting import eventually
 
 from histospec.client import DraftClient, Response
 from histospec.protocol.placement import place, problem_digest
+from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
+from tests.support.rollouts import NAMES, PROMPTS, Load, connections, owner
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def shards(start_server, redis_cluster):
+def shards(start_server: Starter, redis_cluster: RedisCluster) -> list[Server]:
     return [start_server("--store", redis_cluster.url, "--shard-name", name, "--drain-seconds", "2") for name in NAMES]
 
 
-def kill(shard) -> None:
+def kill(shard: Server) -> None:
     shard.kill()
     shard.start()
 
 
-def restart(shard) -> None:
+def restart(shard: Server) -> None:
     shard.terminate()
     assert shard.wait() == 0
     shard.start()
 
 
-def cut_off(shard) -> None:
+def cut_off(shard: Server) -> None:
     shard.signal(signal.SIGSTOP)
-    time.sleep(3)
+    time.sleep(3)  # the length of the fault: longer than any deadline
     shard.signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("fault", [kill, restart, cut_off])
-def test_a_shard_that_fails_costs_nothing_but_drafts(shards, fault):
+def test_a_shard_that_fails_costs_nothing_but_drafts(shards: list[Server], fault: Callable[[Server], None]) -> None:
     """
     1. Four workers roll out 24 prompts of three shards.
     2. One shard is killed, or restarted, or hangs; the workers go on meanwhile.
@@ -52,7 +55,7 @@ def test_a_shard_that_fails_costs_nothing_but_drafts(shards, fault):
         load.finish()
 
 
-def test_any_shard_takes_over_any_problem(start_server, redis_server):
+def test_any_shard_takes_over_any_problem(start_server: Starter, redis_server: RedisProcess) -> None:
     """What one shard was given another one drafts, without having been told."""
     first, second = (start_server("--store", redis_server.url, "--shard-name", name) for name in NAMES[:2])
     with DraftClient(first.endpoint, namespace="run", deadline=5.0) as client:
@@ -69,7 +72,7 @@ def test_any_shard_takes_over_any_problem(start_server, redis_server):
     assert second.metrics()['histospec_store_lookups_total{result="hit"}'] == 1
 
 
-def test_the_first_new_response_brings_the_old_ones_back(start_server, redis_server):
+def test_the_first_new_response_brings_the_old_ones_back(start_server: Starter, redis_server: RedisProcess) -> None:
     """A trainer ingests before any session opens: the shard must not take the new response for all there is."""
     server = start_server("--store", redis_server.url, "--shard-name", "shard-0")
     with DraftClient(server.endpoint, namespace="run", deadline=5.0) as client:
@@ -84,7 +87,7 @@ def test_the_first_new_response_brings_the_old_ones_back(start_server, redis_ser
         assert client.predict_length([1]).observations == 0
 
 
-def test_a_shard_hears_of_newer_epochs_from_another(start_server, redis_server):
+def test_a_shard_hears_of_newer_epochs_from_another(start_server: Starter, redis_server: RedisProcess) -> None:
     """
     1. Two shards run, and the first one stores epoch 7: soon, what the second one gets without an epoch is of epoch 7.
     2. Both are rewound to 3: so is what they get from then on.
@@ -99,16 +102,16 @@ def test_a_shard_hears_of_newer_epochs_from_another(start_server, redis_server):
 
         def newest(client: DraftClient) -> int:
             client.ingest([3], [Response([4])])
-            return max(response.epoch for response in client.history([3]))
+            return max(response.epoch or 0 for response in client.history([3]))
 
         eventually(lambda: newest(other) == 7, "the second shard does not hear of epoch 7")
         both.rewind(3)
         for _ in range(10):
             assert (newest(one), newest(other)) == (3, 3)
-            time.sleep(0.5)
+            time.sleep(0.5)  # for several of the looks that shards take at the store
 
 
-def test_drafting_goes_on_while_the_store_is_away(start_server, tmp_path):
+def test_drafting_goes_on_while_the_store_is_away(start_server: Starter, tmp_path: Path) -> None:
     """Sessions draft from the index and from each other; what cannot be kept is refused, and never acknowledged."""
     require_redis()
     redis = RedisProcess(tmp_path / "own-redis")
@@ -130,7 +133,9 @@ def test_drafting_goes_on_while_the_store_is_away(start_server, tmp_path):
     redis.kill()
 
 
-def test_a_fourth_shard_takes_a_quarter_of_the_problems_and_their_history(shards, start_server, redis_cluster):
+def test_a_fourth_shard_takes_a_quarter_of_the_problems_and_their_history(
+    shards: list[Server], start_server: Starter, redis_cluster: RedisCluster
+) -> None:
     """
     1. Three shards have the history of 240 problems.
     2. Clients that know a fourth one place 25 % +- 3 points of 10,000 problems there, and move no other.
@@ -139,7 +144,7 @@ def test_a_fourth_shard_takes_a_quarter_of_the_problems_and_their_history(shards
     """
     problems = [[5, p // 16, p % 16] for p in range(240)]
 
-    def endpoint(servers) -> str:
+    def endpoint(servers: Iterable[Server]) -> str:
         return ",".join(f"shard-{i}={server.endpoint}" for i, server in enumerate(servers))
 
     with DraftClient(endpoint(shards), namespace="run", deadline=5.0) as client:

@@ -9,10 +9,15 @@ import subprocess
 import sys
 import termios
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from ports import free_port
-from waiting import eventually
+
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
+from tests.support.wires import Connector, Wire
 
 PIPE, PAGE = 64 << 10, 4 << 10  # bytes that a pipe holds, and that it may leave free
 LONG = "x" * 100
@@ -21,7 +26,7 @@ LONG = "x" * 100
 class Server:
     """`histospec serve`, with a stderr of the test's."""
 
-    def __init__(self, folder, stderr: int, shell: str = "", form: str = "json") -> None:
+    def __init__(self, folder: Path, stderr: int, shell: str = "", form: str = "json") -> None:
         self.endpoint, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
         command = [sys.executable, "-m", "histospec.server", "serve", "--log-format", form, "--data-dir", "data"]
         command += ["--listen", self.endpoint, "--http", self.http]
@@ -33,7 +38,7 @@ class Server:
     def page(self, path: str) -> str:
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
-                return answer.read().decode()
+                return str(answer.read(), "utf-8")
         except OSError:
             return ""
 
@@ -47,11 +52,11 @@ class Server:
 
 
 @pytest.fixture
-def serve(tmp_path):
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """serve(stderr, ...) -> Server."""
     servers = []
 
-    def start(*args, **kwargs) -> Server:
+    def start(*args: Any, **kwargs: Any) -> Server:
         servers.append(Server(tmp_path, *args, **kwargs))
         return servers[-1]
 
@@ -61,7 +66,7 @@ def serve(tmp_path):
         server.process.wait()
 
 
-def works(wire, first: int, count: int) -> None:
+def works(wire: Wire, first: int, count: int) -> None:
     """Ingests and commits are acknowledged, and refusals are what they are."""
     for i in range(first, first + count):
         assert wire.ingest([i], [[1, 2]], namespace=LONG).responses == 1
@@ -72,7 +77,7 @@ def works(wire, first: int, count: int) -> None:
         assert wire.history([i], LONG) == [[1, 2], [5]]
 
 
-def test_a_full_device_costs_lines_alone(serve, connect):
+def test_a_full_device_costs_lines_alone(serve: Callable[..., Server], connect: Connector) -> None:
     with open("/dev/full", "wb") as full:
         server = serve(full.fileno())
     works(connect(server.endpoint), 0, 20)
@@ -80,7 +85,7 @@ def test_a_full_device_costs_lines_alone(serve, connect):
     assert server.end() == 0
 
 
-def test_a_reader_that_left_costs_lines_alone(serve, connect):
+def test_a_reader_that_left_costs_lines_alone(serve: Callable[..., Server], connect: Connector) -> None:
     read, write = os.pipe()
     server = serve(write)
     os.close(write)
@@ -90,13 +95,13 @@ def test_a_reader_that_left_costs_lines_alone(serve, connect):
     assert server.end() == 0
 
 
-def test_a_server_without_stderr_serves(serve, connect):
+def test_a_server_without_stderr_serves(serve: Callable[..., Server], connect: Connector) -> None:
     server = serve(subprocess.DEVNULL, shell="2>&-")
     works(connect(server.endpoint), 0, 20)
     assert server.end() == 0
 
 
-def fill(wire, pipe: int) -> None:
+def fill(wire: Wire, pipe: int) -> None:
     """Has the server log until nothing more goes into the pipe."""
     first = 0
     while int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) < PIPE - PAGE:
@@ -105,7 +110,7 @@ def fill(wire, pipe: int) -> None:
     works(wire, first, 20)
 
 
-def test_a_pipe_that_is_not_read_stops_nothing(serve, connect):
+def test_a_pipe_that_is_not_read_stops_nothing(serve: Callable[..., Server], connect: Connector) -> None:
     """Neither requests nor the end of the process."""
     read, write = os.pipe()
     server = serve(write)
@@ -116,7 +121,7 @@ def test_a_pipe_that_is_not_read_stops_nothing(serve, connect):
     os.close(read)
 
 
-def test_a_pipe_that_is_read_again_carries_whole_lines(serve, connect):
+def test_a_pipe_that_is_read_again_carries_whole_lines(serve: Callable[..., Server], connect: Connector) -> None:
     read, write = os.pipe()
     server = serve(write)
     os.close(write)
@@ -128,7 +133,7 @@ def test_a_pipe_that_is_read_again_carries_whole_lines(serve, connect):
     assert server.process.wait(60) == 0
 
 
-def test_what_c_code_and_libraries_say_is_json(serve, connect):
+def test_what_c_code_and_libraries_say_is_json(serve: Callable[..., Server], connect: Connector) -> None:
     """gRPC's core complains of a client that does not speak HTTP/2 in lines of its own."""
     read, write = os.pipe()
     server = serve(write)
@@ -144,7 +149,7 @@ def test_what_c_code_and_libraries_say_is_json(serve, connect):
             json.loads(line)
 
 
-def test_names_cannot_forge_the_pretty_log(serve, connect):
+def test_names_cannot_forge_the_pretty_log(serve: Callable[..., Server], connect: Connector) -> None:
     read, write = os.pipe()
     server = serve(write, form="pretty")
     os.close(write)

@@ -1,10 +1,13 @@
 """Coupled sampling: what a seed gave the last time, its twin, is drafted again, from client to store and back."""
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pytest
-from waiting import eventually
 
 from histospec.client import Breaker, DraftClient, Response
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 PROMPT = [1, 2, 3]
 SHARED = list(range(100, 120))
@@ -15,10 +18,10 @@ DRAFTED = 'histospec_source_draft_tokens_total{namespace="run",source="twin"}'
 
 
 @pytest.fixture
-def open_client():
+def open_client() -> Iterator[Callable[[Server], DraftClient]]:
     clients = []
 
-    def open_(server) -> DraftClient:
+    def open_(server: Server) -> DraftClient:
         quick = Breaker(cooldown=0.05, cooldown_max=0.2)
         clients.append(DraftClient(server.endpoint, "run", deadline=5.0, breaker=quick))
         return clients[-1]
@@ -42,10 +45,13 @@ def draft(client: DraftClient, seed: int | None, begun: int = 1) -> list[int]:
     (session,) = client.open([PROMPT], seeds=[seed])
     (drafted,) = client.step([session], [TEXTS[7][:begun]], max_tokens=64)
     client.close([session], commit=False)
-    return drafted.tokens.tolist()
+    tokens: list[int] = drafted.tokens.tolist()
+    return tokens
 
 
-def test_a_session_is_drafted_the_text_of_its_seed(server, open_client):
+def test_a_session_is_drafted_the_text_of_its_seed(
+    server: Server, open_client: Callable[[Server], DraftClient]
+) -> None:
     """
     1. Two seeds give two texts that begin alike.
     2. A session with either seed is drafted its text, also where the two part; a seed that gave nothing is as none.
@@ -65,7 +71,9 @@ def test_a_session_is_drafted_the_text_of_its_seed(server, open_client):
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_seeds_survive_a_server_that_is_killed(start_server, open_client, store, request):
+def test_seeds_survive_a_server_that_is_killed(
+    start_server: Starter, open_client: Callable[[Server], DraftClient], store: str, request: pytest.FixtureRequest
+) -> None:
     """
     1. A session with a seed runs while its server is killed and starts again on what was stored.
     2. The session goes on with its seed: its commit has it. Who opens with it is drafted the twin, as before.
@@ -84,13 +92,13 @@ def test_seeds_survive_a_server_that_is_killed(start_server, open_client, store,
     eventually(lambda: len(client.step([running], [[]], max_tokens=0)) == 1 and client.stats().reopened)
     client.step([running], [[7]], max_tokens=0)
     client.close([running], epochs=1)
-    assert [(r.seed, r.tokens.tolist()[:3]) for r in client.history(PROMPT)] == [
+    assert [(r.seed, list(r.tokens[:3])) for r in client.history(PROMPT)] == [
         *((seed, text[:3]) for seed, text in TEXTS.items()),
         (-7, [5, 6, 7]),
     ]
 
 
-def test_a_later_turn_is_no_twin_of_the_first(server, open_client):
+def test_a_later_turn_is_no_twin_of_the_first(server: Server, open_client: Callable[[Server], DraftClient]) -> None:
     """Both are drawn with one seed, and stored with the problem; after a restart, too, each drafts where it began."""
     client = open_client(server)
     roll_out(client, epoch=0)

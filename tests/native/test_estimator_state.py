@@ -1,5 +1,7 @@
 """What a namespace's estimator learned moves to another engine, bit by bit, or not at all."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -47,7 +49,7 @@ def test_nothing_learned_is_empty() -> None:
         (lambda state: state[:222] + np.array(np.nan, np.float32).tobytes() + state[226:], "out of range"),
     ],
 )
-def test_a_damaged_state_is_refused_and_changes_nothing(damage, message) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: Callable[[bytes], bytes], message: str) -> None:
     engine = taught()
     state = engine.estimator_state("run")
     with pytest.raises(ValueError, match=message):

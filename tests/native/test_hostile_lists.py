@@ -32,7 +32,7 @@ def test_a_list_that_changes_while_it_is_read(change: Callable[[list[Any]], Any]
 def test_an_element_that_raises_is_heard() -> None:
     engine = Engine(memory_bytes=1 << 28)
     with pytest.raises(ZeroDivisionError):
-        engine.open("run", [1, Element(lambda: 1 // 0)])
+        engine.open("run", [1, Element(lambda: 1 // 0)])  # type: ignore[list-item]
     assert engine.stats()["sessions"] == 0
 
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,13 @@ def test_the_keys_of_a_dictionary_are_those_of_the_stub(name: str) -> None:
     engine.ingest("run", [1], [[2]])
     stats = engine.stats()
     (namespace,) = stats["namespaces"].values()
-    given = {
+    given: dict[str, Sequence[Mapping[str, object]]] = {
         "_NamespaceStats": [namespace],
         "_Stats": [stats],
         "_LockTimes": [engine.lock_times()],
         "_SourceStats": [*namespace["sources"].values(), *namespace["ages"].values()],
-    }[name]
+    }
     keys = {
         node.target.id for node in stub.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    assert all(dictionary.keys() == keys for dictionary in given)
+    assert all(dictionary.keys() == keys for dictionary in given[name])

@@ -1,9 +1,13 @@
 """Steps that leave out who cannot step: against `step` with the others alone."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from histospec.native import Engine
 
@@ -20,7 +24,7 @@ def engine_with_sessions() -> Engine:
     return engine
 
 
-def flat(texts, chosen):
+def flat(texts: Sequence[NDArray[np.int32]], chosen: Iterable[int]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """The tokens of the chosen ones, and their offsets."""
     some = [texts[i] for i in chosen]
     return np.concatenate([np.empty(0, np.int32), *some]), np.cumsum([0, *map(len, some)]).astype(np.int64)
@@ -36,7 +40,9 @@ row = st.tuples(st.integers(0, SESSIONS + 2), st.integers(-3, 3), st.integers(0,
     most=st.integers(5, 40),
     max_tokens=st.sampled_from([0, 8]),
 )
-def test_the_others_step_as_if_they_were_alone(steps, most, max_tokens):
+def test_the_others_step_as_if_they_were_alone(
+    steps: list[list[tuple[int, int, int]]], most: int, max_tokens: int
+) -> None:
     tolerant, strict = engine_with_sessions(), engine_with_sessions()
     for rows in steps:
         ids = np.array([session for session, _, _ in rows], np.int64)
@@ -73,9 +79,9 @@ def test_the_others_step_as_if_they_were_alone(steps, most, max_tokens):
         ({"new_tokens": np.array([-5, 1, 1], np.int32)}, "new_tokens"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change, says):
+def test_what_makes_no_sense_is_refused(change: dict[str, Any], says: str) -> None:
     engine = engine_with_sessions()
-    right = {
+    right: dict[str, Any] = {
         "sessions": np.array([1, 2]),
         "new_tokens": RESPONSE[:3],
         "new_offsets": np.array([0, 3, 3]),
@@ -89,7 +95,7 @@ def test_what_makes_no_sense_is_refused(change, says):
     assert engine.try_step(**right)[3].tolist() == [STEPPED, STEPPED]
 
 
-def test_no_position_is_too_far():
+def test_no_position_is_too_far() -> None:
     """Numbers at the end of what int64 holds."""
     far = 2**63 - 1
     engine = engine_with_sessions()

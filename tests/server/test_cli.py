@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 
-import children
 import pytest
+
+from tests.support import children
+from tests.support.servers import Server, Starter
+from tests.support.wires import Wire
 
 
 def histospec(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -16,17 +19,17 @@ def histospec(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_lists_the_commands(word):
+def test_help_lists_the_commands(word: str) -> None:
     result = histospec(word)
     assert (result.returncode, result.stderr) == (0, "")
     assert all(f"  {command} " in result.stdout for command in ("serve", "replay", "status"))
 
 
-def test_version():
+def test_version() -> None:
     assert histospec("--version").stdout.startswith("histospec 0.")
 
 
-def test_no_command_or_a_wrong_one():
+def test_no_command_or_a_wrong_one() -> None:
     assert histospec().returncode == 2
     result = histospec("surve")
     assert result.returncode == 2
@@ -36,14 +39,14 @@ def test_no_command_or_a_wrong_one():
     )
 
 
-def test_serve_help_names_every_option():
+def test_serve_help_names_every_option() -> None:
     text = histospec("serve", "--help").stdout
     for flag in ("--listen", "--data-dir", "--memory", "--peers", "--insecure", "--history-epochs", "--drain-seconds"):
         assert flag in text
     assert "(default: 8GiB)" in text
 
 
-def test_status_of_a_running_server(server, wire):
+def test_status_of_a_running_server(server: Server, wire: Wire) -> None:
     wire.ingest([1, 2, 3], [range(30)])
     wire.stream().ask(opens=[wire.open(1)], step=wire.step([1], [[0, 1, 2]]))
     result = histospec("status", server.endpoint, "--http", server.http)
@@ -55,7 +58,7 @@ def test_status_of_a_running_server(server, wire):
     assert "say where the HTTP port is with --http" in result.stdout
 
 
-def test_status_as_json_is_what_each_shard_says(start_server):
+def test_status_as_json_is_what_each_shard_says(start_server: Starter) -> None:
     """Two shards, found through one, through a list, and through a name; one that is named twice is one."""
     first = start_server("--shard-name", "a", name="a")
     second = start_server("--shard-name", "b", "--peers", f"a={first.endpoint}", name="b")
@@ -69,7 +72,7 @@ def test_status_as_json_is_what_each_shard_says(start_server):
         assert [shards[name]["status"]["shard"] for name in ("a", "b")] == ["a", "b"]
 
 
-def test_status_of_a_listed_shard_that_is_down(server):
+def test_status_of_a_listed_shard_that_is_down(server: Server) -> None:
     result = histospec("status", f"a=127.0.0.1:1,{server.endpoint}", "--http", server.http, "--timeout", "2")
     assert result.returncode == 1
     assert "UNAVAILABLE" in result.stdout
@@ -77,14 +80,14 @@ def test_status_of_a_listed_shard_that_is_down(server):
     assert "no numbers of a: say where" in result.stdout
 
 
-def test_status_obeys_nothing_that_a_namespace_is_named(server, wire):
+def test_status_obeys_nothing_that_a_namespace_is_named(server: Server, wire: Wire) -> None:
     wire.ingest([1], [[2]], namespace="[red]\x1b[2J")
     result = histospec("status", server.endpoint, "--http", server.http)
     assert "[red]�[2J" in result.stdout
     assert "\x1b" not in result.stdout
 
 
-def test_status_looks_again_until_interrupted(server):
+def test_status_looks_again_until_interrupted(server: Server) -> None:
     with children.histospec("status", server.endpoint, "--http", server.http, "--watch", "0.1") as watching:
         watching.wait_for("SERVING", times=3)
         watching.send_signal(signal.SIGINT)
@@ -96,20 +99,20 @@ def test_status_looks_again_until_interrupted(server):
 @pytest.mark.parametrize(
     "flags", [["--watch", "0"], ["--timeout", "inf"], ["--http", "nowhere"], ["--tls-ca", "/none"]]
 )
-def test_status_refuses_what_it_cannot_use(flags):
+def test_status_refuses_what_it_cannot_use(flags: list[str]) -> None:
     result = histospec("status", "127.0.0.1:1", *flags)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
 
 
-def test_status_of_a_shard_that_is_down(start_server):
+def test_status_of_a_shard_that_is_down(start_server: Starter) -> None:
     server = start_server("--peers", "127.0.0.1:1")
     result = histospec("status", server.endpoint, "--http", server.http, "--timeout", "2")
     assert result.returncode == 1
     assert "UNAVAILABLE" in result.stdout
 
 
-def test_status_of_a_shard_that_listens_everywhere(start_server):
+def test_status_of_a_shard_that_listens_everywhere(start_server: Starter) -> None:
     server = start_server("--listen", "0.0.0.0:0", "--insecure", "--shard-name", "shard-0")
     reached = server.endpoint.replace("0.0.0.0", "127.0.0.2")
     result = histospec("status", reached, "--http", server.http)
@@ -118,7 +121,7 @@ def test_status_of_a_shard_that_listens_everywhere(start_server):
     assert "0.0.0.0:" not in result.stdout
 
 
-def test_status_of_nobody():
+def test_status_of_nobody() -> None:
     result = histospec("status", "127.0.0.1:1")
     assert result.returncode == 1
     assert result.stderr.startswith("histospec status: 127.0.0.1:1 cannot be reached (UNAVAILABLE")

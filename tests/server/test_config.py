@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,18 @@ from histospec.server.config import Config
 from histospec.server.errors import ConfigError
 from histospec.server.option_types import MAX_BYTES, MAX_COUNT
 from histospec.server.options import load
+from tests.support.servers import Server
 
 
 @pytest.fixture(autouse=True)
-def _no_environment(monkeypatch):
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Config.model_fields:
         monkeypatch.delenv(f"HISTOSPEC_{name.upper()}", raising=False)
     monkeypatch.delenv("HISTOSPEC_CONFIG", raising=False)
 
 
 @pytest.fixture
-def file(tmp_path):
+def file(tmp_path: Path) -> Callable[[str], str]:
     def write(text: str) -> str:
         path = tmp_path / "histospec.toml"
         path.write_text(text)
@@ -34,7 +36,7 @@ def file(tmp_path):
     return write
 
 
-def test_the_defaults_are_safe():
+def test_the_defaults_are_safe() -> None:
     config = load([])
     assert str(config.listen) == "127.0.0.1:6378"
     assert str(config.http) == "127.0.0.1:9464"
@@ -44,7 +46,9 @@ def test_the_defaults_are_safe():
     assert config.insecure is False
 
 
-def test_a_flag_wins_over_the_environment_over_the_file(file, monkeypatch):
+def test_a_flag_wins_over_the_environment_over_the_file(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = file('memory = "1GiB"\nhistory-epochs = 3\ndrain_seconds = 1\ninsecure = true\n')
     monkeypatch.setenv("HISTOSPEC_HISTORY_EPOCHS", "4")
     monkeypatch.setenv("HISTOSPEC_DRAIN_SECONDS", "2")
@@ -53,17 +57,17 @@ def test_a_flag_wins_over_the_environment_over_the_file(file, monkeypatch):
     assert load(["--config", path, "--no-insecure"]).insecure is False
 
 
-def test_the_file_may_be_named_in_the_environment(file, monkeypatch):
+def test_the_file_may_be_named_in_the_environment(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HISTOSPEC_CONFIG", file("max-batch = 7"))
     assert load([]).max_batch == 7
 
 
-def test_an_empty_variable_is_as_good_as_none(monkeypatch):
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HISTOSPEC_MEMORY", "")
     assert load([]).memory == 8 << 30
 
 
-def test_every_option_may_be_given_in_every_way(file, monkeypatch):
+def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "listen": "127.0.0.1:1",
         "http": "[::1]:2",
@@ -92,7 +96,7 @@ def test_every_option_may_be_given_in_every_way(file, monkeypatch):
     )
 
 
-def test_peers_may_be_a_list_in_the_file(file):
+def test_peers_may_be_a_list_in_the_file(file: Callable[[str], str]) -> None:
     assert [peer.name for peer in load(["--config", file('peers = ["a:1", "x=b:2"]')]).peers] == ["a:1", "x"]
 
 
@@ -161,7 +165,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("argv", "sentence"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_said_in_one_sentence(argv, sentence):
+def test_what_is_wrong_is_said_in_one_sentence(argv: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(argv)
     assert sentence in str(caught.value)
@@ -169,13 +173,13 @@ def test_what_is_wrong_is_said_in_one_sentence(argv, sentence):
     assert len(str(caught.value)) < 400
 
 
-def test_a_long_value_is_cut_and_what_to_do_is_said():
+def test_a_long_value_is_cut_and_what_to_do_is_said() -> None:
     with pytest.raises(ConfigError, match=r"^--memory: '1+ … 1+x' is not a size; write a number with a unit") as caught:
         load(["--memory", "1" * 100_000 + "x"])
     assert len(str(caught.value)) < 400
 
 
-def test_the_longest_draft_is_the_engines_own():
+def test_the_longest_draft_is_the_engines_own() -> None:
     engine = Engine(1 << 20)
     nothing, offsets = np.empty(0, np.int64), np.zeros(1, np.int64)
     longest = load(["--max-draft-tokens", str(MAX_DRAFT)]).max_draft_tokens
@@ -185,7 +189,7 @@ def test_the_longest_draft_is_the_engines_own():
 
 
 @pytest.mark.parametrize("flag", ["--history-epochs", "--memory", "--threads", "--namespace-tokens"])
-def test_what_is_taken_at_its_largest_is_taken_by_the_engine(flag):
+def test_what_is_taken_at_its_largest_is_taken_by_the_engine(flag: str) -> None:
     name = flag[2:].replace("-", "_")
     largest = {"memory": MAX_BYTES, "history_epochs": MAX_COUNT, "threads": 64, "namespace_tokens": 1 << 30}[name]
     config = load([flag, str(largest)])
@@ -197,7 +201,9 @@ def test_what_is_taken_at_its_largest_is_taken_by_the_engine(flag):
     )
 
 
-def test_the_sentence_names_where_a_value_came_from(file, monkeypatch):
+def test_the_sentence_names_where_a_value_came_from(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = file('drain-seconds = "soon"')
     with pytest.raises(ConfigError, match=rf"^--drain-seconds \(from {path}\): input should be a valid number"):
         load(["--config", path])
@@ -215,7 +221,7 @@ def test_the_sentence_names_where_a_value_came_from(file, monkeypatch):
         ("[server]\nmemory = 1", "there is no option 'server'"),
     ],
 )
-def test_a_wrong_file_is_refused(file, text, sentence):
+def test_a_wrong_file_is_refused(file: Callable[[str], str], text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         load(["--config", file(text)])
 
@@ -226,7 +232,7 @@ def serve(cwd: Path, *flags: str) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
-def test_a_configuration_error_stops_the_process_with_2_and_no_traceback(tmp_path):
+def test_a_configuration_error_stops_the_process_with_2_and_no_traceback(tmp_path: Path) -> None:
     code, text = serve(tmp_path, "--memory", "lots")
     assert code == 2
     assert text.startswith("histospec serve: --memory: 'lots' is not a size")
@@ -235,7 +241,7 @@ def test_a_configuration_error_stops_the_process_with_2_and_no_traceback(tmp_pat
 
 
 @pytest.mark.parametrize(("flag", "other"), [("--listen", "--http"), ("--http", "--listen")])
-def test_a_port_in_use_is_said(tmp_path, flag, other):
+def test_a_port_in_use_is_said(tmp_path: Path, flag: str, other: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, text = serve(tmp_path, flag, address, other, "127.0.0.1:0")
@@ -245,7 +251,7 @@ def test_a_port_in_use_is_said(tmp_path, flag, other):
     )
 
 
-def test_a_data_directory_in_use_is_said(server):
+def test_a_data_directory_in_use_is_said(server: Server) -> None:
     code, text = serve(server.data_dir, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", ".")
     assert (code, text) == (
         2,
@@ -253,7 +259,7 @@ def test_a_data_directory_in_use_is_said(server):
     )
 
 
-def test_a_data_directory_that_is_a_file_is_said(tmp_path):
+def test_a_data_directory_that_is_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     code, text = serve(tmp_path, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
     assert code == 2
@@ -261,7 +267,7 @@ def test_a_data_directory_that_is_a_file_is_said(tmp_path):
     assert text.count("\n") == 1
 
 
-def test_the_configuration_page_says_what_the_code_does():
+def test_the_configuration_page_says_what_the_code_does() -> None:
     script = Path(__file__).parents[2] / "scripts" / "configuration.py"
     checked = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr

@@ -7,26 +7,28 @@ import sys
 import threading
 from pathlib import Path
 
-import drains
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from waiting import eventually
 
 from histospec.server.machine import cpu_limit
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.support import drains
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
+from tests.support.wires import Connector, Wire
 
 SERVICE = "histospec.v1.DraftService"
 
 
-def health(wire) -> str:
+def health(wire: Wire) -> str:
     answer = health_pb2_grpc.HealthStub(wire.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
-    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
 
-def test_the_log_says_where_it_listens(start_server):
+def test_the_log_says_where_it_listens(start_server: Starter) -> None:
     server = start_server("--listen", "127.0.0.1:0")
     [listening] = [entry for entry in server.log if entry["event"] == "listening"]
     assert listening["grpc"] == server.endpoint
@@ -35,12 +37,14 @@ def test_the_log_says_where_it_listens(start_server):
 
 
 @pytest.mark.parametrize(("flags", "threads"), [((), min(2, cpu_limit())), (("--threads", "3"), 3)])
-def test_the_log_says_how_many_threads_draft(start_server, flags, threads):
+def test_the_log_says_how_many_threads_draft(
+    start_server: Starter, flags: tuple[()] | tuple[str, str], threads: list[str]
+) -> None:
     server = start_server(*flags)
     assert [entry["threads"] for entry in server.log if entry["event"] == "listening"] == [threads]
 
 
-def test_health_pages(server):
+def test_health_pages(server: Server) -> None:
     assert server.get("/livez") == (200, "ok\n")
     assert server.get("/readyz") == (200, "ok\n")
     status, text = server.get("/healthz")
@@ -49,7 +53,7 @@ def test_health_pages(server):
     assert server.get("/nothing")[0] == 404
 
 
-def test_standard_health_and_reflection(server, wire):
+def test_standard_health_and_reflection(server: Server, wire: Wire) -> None:
     assert health(wire) == "SERVING"
     watch = health_pb2_grpc.HealthStub(wire.channel).Watch(health_pb2.HealthCheckRequest(service=""))
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
@@ -58,7 +62,9 @@ def test_standard_health_and_reflection(server, wire):
     assert database.FindFileContainingSymbol(SERVICE).service[0].method[0].name == "Draft"
 
 
-def test_a_server_is_ready_only_when_its_store_is_loaded(start_server, connect, tmp_path):
+def test_a_server_is_ready_only_when_its_store_is_loaded(
+    start_server: Starter, connect: Connector, tmp_path: Path
+) -> None:
     store = SQLiteStore(tmp_path / "full", history_epochs=8)
     tokens = bytes(4 * 2000)
     written = [
@@ -84,7 +90,7 @@ def test_a_server_is_ready_only_when_its_store_is_loaded(start_server, connect, 
     assert server.metrics()["histospec_history_tokens"] == 4000 * 2000 + 2
 
 
-def test_a_drain_lets_running_sessions_finish(start_server, connect):
+def test_a_drain_lets_running_sessions_finish(start_server: Starter, connect: Connector) -> None:
     server = start_server("--drain-seconds", "60")
     wire = connect(server.endpoint)
     busy, idle = wire.stream(), wire.stream()
@@ -97,7 +103,7 @@ def test_a_drain_lets_running_sessions_finish(start_server, connect):
     # A stream without sessions ends, and nothing new is taken ...
     error = idle.error()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert "draining" in error.details()
+    assert "draining" in str(error.details())
     assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.RpcError) as caught:
         connect(server.endpoint).ingest([1], [[2]])
@@ -113,7 +119,7 @@ def test_a_drain_lets_running_sessions_finish(start_server, connect):
     assert sorted(wire.history([1, 2, 3], wait=True)) == [[5, 7], [6, 8]]
 
 
-def test_a_drain_ends_after_its_limit(start_server, connect):
+def test_a_drain_ends_after_its_limit(start_server: Starter, connect: Connector) -> None:
     server = start_server("--drain-seconds", "0.5")
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -123,16 +129,16 @@ def test_a_drain_ends_after_its_limit(start_server, connect):
     assert server.wait() == 0
 
 
-def test_streams_that_are_cut_off_never_crash_the_server(tmp_path):
+def test_streams_that_are_cut_off_never_crash_the_server(tmp_path: Path) -> None:
     """About one in twenty did, when gRPC was told twice to cut off what was left."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
-    command = [sys.executable, Path(drains.__file__), "60", tmp_path / "data"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    command = [sys.executable, "-m", drains.__name__, "60", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[-1] == "60"
 
 
-def test_a_second_signal_stops_at_once(start_server, connect):
+def test_a_second_signal_stops_at_once(start_server: Starter, connect: Connector) -> None:
     server = start_server("--drain-seconds", "3600")
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -147,7 +153,9 @@ def test_a_second_signal_stops_at_once(start_server, connect):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_an_interrupt_and_a_terminal_that_closes_drain_too(start_server, connect, number):
+def test_an_interrupt_and_a_terminal_that_closes_drain_too(
+    start_server: Starter, connect: Connector, number: int
+) -> None:
     server = start_server("--drain-seconds", "3600", ignoring=[signal.SIGINT])
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -163,7 +171,9 @@ def test_an_interrupt_and_a_terminal_that_closes_drain_too(start_server, connect
     assert wire.history([1, 2, 3], wait=True) == [[5]]
 
 
-def test_a_terminal_that_closes_may_say_so_twice_but_another_signal_stops_at_once(start_server, connect):
+def test_a_terminal_that_closes_may_say_so_twice_but_another_signal_stops_at_once(
+    start_server: Starter, connect: Connector
+) -> None:
     server = start_server("--drain-seconds", "3600")
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -176,14 +186,14 @@ def test_a_terminal_that_closes_may_say_so_twice_but_another_signal_stops_at_onc
     assert server.wait() == 1
 
 
-def test_a_server_that_nohup_started_outlives_its_terminal(start_server):
+def test_a_server_that_nohup_started_outlives_its_terminal(start_server: Starter) -> None:
     server = start_server(ignoring=[signal.SIGHUP])
     server.signal(signal.SIGHUP)
     server.terminate()
     assert server.wait() == 0  # one signal, not two
 
 
-def test_no_thread_of_ours_outlives_the_store(tmp_path):
+def test_no_thread_of_ours_outlives_the_store(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     SQLiteStore(tmp_path, history_epochs=8).close()
     assert set(threading.enumerate()) == before

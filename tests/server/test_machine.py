@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from histospec.server.machine import cpu_limit, memory_limit
 
 
 @pytest.fixture
-def groups(tmp_path):
+def groups(tmp_path: Path) -> tuple[Path, tuple[Path, Path]]:
     """A process in the group pods/one: (its group, the arguments that say so)."""
     group = tmp_path / "fs" / "pods" / "one"
     group.mkdir(parents=True)
@@ -18,7 +19,7 @@ def groups(tmp_path):
     return group, (tmp_path / "fs", tmp_path / "cgroup")
 
 
-def test_the_least_memory_of_the_control_groups_counts(groups, tmp_path):
+def test_the_least_memory_of_the_control_groups_counts(groups: tuple[Path, tuple[Path, Path]], tmp_path: Path) -> None:
     group, here = groups
     machine = memory_limit(*here)
     assert machine > 1 << 20
@@ -29,7 +30,7 @@ def test_the_least_memory_of_the_control_groups_counts(groups, tmp_path):
     assert memory_limit(tmp_path / "fs", tmp_path / "absent") == machine
 
 
-def test_the_least_quota_of_the_control_groups_counts(groups, tmp_path):
+def test_the_least_quota_of_the_control_groups_counts(groups: tuple[Path, tuple[Path, Path]], tmp_path: Path) -> None:
     group, here = groups
     machine = len(os.sched_getaffinity(0))
     assert cpu_limit(*here) == machine
@@ -51,6 +52,6 @@ print(raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE), rais
 """
 
 
-def test_the_limit_of_descriptors_is_raised_to_the_hard_one():
+def test_the_limit_of_descriptors_is_raised_to_the_hard_one() -> None:
     done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60)
     assert done.stdout == "1024 (1024, 1024) 1024\n", done.stderr

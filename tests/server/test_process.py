@@ -8,25 +8,27 @@ import subprocess
 import sys
 import termios
 import textwrap
+from pathlib import Path
+from typing import Any
 
-import children
 import pytest
-from children import Child, ignored
-from waiting import eventually
 
 from histospec.server import cli
 from histospec.server.errors import ConfigError
+from tests.support import children
+from tests.support.children import Child, ignored
+from tests.support.waiting import eventually
 
 GOOD = '{"prompt":[1,2,3],"responses":[{"epoch":0,"tokens":[4,5,6,7,8]},{"epoch":1,"tokens":[4,5,6,7,8]}]}\n'
 COMMAND = f"{sys.executable} -m histospec.server"
 
 
-def shell(line: str, **options) -> "subprocess.CompletedProcess[str]":
+def shell(line: str, **options: Any) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, **options)
 
 
 @pytest.fixture
-def recording(tmp_path):
+def recording(tmp_path: Path) -> Path:
     file = tmp_path / "good.jsonl"
     file.write_text(GOOD)
     return file
@@ -34,7 +36,7 @@ def recording(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("words", ["--version", "--help", "serve --help", "replay --no-plot FILE"])
-def test_an_output_that_is_full_or_closed_is_one_sentence(tmp_path, recording, words):
+def test_an_output_that_is_full_or_closed_is_one_sentence(tmp_path: Path, recording: Path, words: str) -> None:
     line = f"{COMMAND} {words.replace('FILE', str(recording))}"
     for where, why in ((">/dev/full", "no space left on device"), (">&-", "bad file descriptor")):
         done = shell(f"{line} {where}", cwd=tmp_path)
@@ -44,7 +46,7 @@ def test_an_output_that_is_full_or_closed_is_one_sentence(tmp_path, recording, w
 
 
 @pytest.mark.parametrize("words", ["--help", "replay --no-plot FILE"])
-def test_a_reader_that_leaves_is_no_reason_to_complain(tmp_path, recording, words):
+def test_a_reader_that_leaves_is_no_reason_to_complain(tmp_path: Path, recording: Path, words: str) -> None:
     """The reader has closed its end before anything is written."""
     ends = os.pipe()
     os.close(ends[0])
@@ -55,7 +57,7 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(tmp_path, recording, word
 
 
 @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
-def test_an_error_that_cannot_be_said_leaves_the_exit_code(tmp_path, recording, where):
+def test_an_error_that_cannot_be_said_leaves_the_exit_code(tmp_path: Path, recording: Path, where: str) -> None:
     assert shell(f"{COMMAND} replay absent.jsonl {where}", cwd=tmp_path).returncode == 2
     assert shell(f"{COMMAND} status 127.0.0.1:1 {where}", cwd=tmp_path).returncode == 1
     done = shell(f"{COMMAND} replay {recording} --no-plot --json figures.json {where}", cwd=tmp_path)
@@ -63,7 +65,7 @@ def test_an_error_that_cannot_be_said_leaves_the_exit_code(tmp_path, recording, 
     assert (tmp_path / "figures.json").read_text().startswith("{")
 
 
-def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path):
+def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path: Path) -> None:
     """A database that is opened as descriptor 2 is written over by the next warning."""
     program = "import os; print({os.readlink(f'/proc/self/fd/{n}') for n in (0, 2)}); return 0"
     done = run_command(program, "0<&- 2>&-")
@@ -88,7 +90,7 @@ def quoted(body: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_lets_a_command_clean_up(number):
+def test_a_signal_lets_a_command_clean_up(number: int) -> None:
     body = "try:\n    print('begun', flush=True)\n    signal.pause()\nfinally:\n    print('cleaned up', flush=True)\n"
     with Child(sys.executable, "-c", "import signal\n" + program(body), cwd="/") as child:
         child.wait_for("begun")
@@ -96,7 +98,7 @@ def test_a_signal_lets_a_command_clean_up(number):
         assert child.end() == (128 + number, "begun\ncleaned up\n")
 
 
-def test_a_signal_inside_of_a_finalizer_is_not_lost():
+def test_a_signal_inside_of_a_finalizer_is_not_lost() -> None:
     body = """
     class Finalized:
         def __del__(self):
@@ -110,7 +112,7 @@ def test_a_signal_inside_of_a_finalizer_is_not_lost():
         assert child.end() == (130, "begun\n")
 
 
-def test_a_command_does_not_wait_for_a_thread_that_never_ends():
+def test_a_command_does_not_wait_for_a_thread_that_never_ends() -> None:
     body = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nprint('begun', flush=True)\n"
     with Child(sys.executable, "-c", "import signal\n" + program(body + "signal.pause()"), cwd="/") as child:
         child.wait_for("begun")
@@ -118,7 +120,7 @@ def test_a_command_does_not_wait_for_a_thread_that_never_ends():
         assert child.end() == (130, "begun\n")
 
 
-def test_a_signal_is_raised_in_no_callback_of_a_loop():
+def test_a_signal_is_raised_in_no_callback_of_a_loop() -> None:
     body = """
     import asyncio
     async def work():
@@ -138,7 +140,7 @@ def test_a_signal_is_raised_in_no_callback_of_a_loop():
 
 
 @pytest.mark.parametrize("words", [["replay", "-", "--no-plot"], ["restore", "-", "--data-dir", "DIR"]])
-def test_an_interrupt_while_the_input_is_waited_for(tmp_path, words):
+def test_an_interrupt_while_the_input_is_waited_for(tmp_path: Path, words: list[str]) -> None:
     """Nothing is written to its standard input. It is interrupted while it imports, or once it reads."""
     words = [word.replace("DIR", str(tmp_path / "data")) for word in words]
     for loaded in ("rich", "pydantic_core"):
@@ -150,7 +152,7 @@ def test_an_interrupt_while_the_input_is_waited_for(tmp_path, words):
         assert "Traceback" not in text
 
 
-def test_an_interrupt_is_heard_even_in_the_background_of_a_script():
+def test_an_interrupt_is_heard_even_in_the_background_of_a_script() -> None:
     with ignored([signal.SIGINT]), children.histospec("replay", "-", stdin=subprocess.PIPE) as child:
         until_it_reads(child)
         child.send_signal(signal.SIGINT)
@@ -159,10 +161,11 @@ def test_an_interrupt_is_heard_even_in_the_background_of_a_script():
 
 def until_it_reads(child: Child) -> None:
     """Returns when the process has gone through the first line, which is short, of its standard input."""
-    assert child.process.stdin is not None
-    child.process.stdin.write(GOOD)
-    child.process.stdin.flush()
-    eventually(lambda: is_empty(child.process.stdin.fileno()), "it reads nothing")
+    pipe = child.process.stdin
+    assert pipe is not None
+    pipe.write(GOOD)
+    pipe.flush()
+    eventually(lambda: is_empty(pipe.fileno()), "it reads nothing")
 
 
 def is_empty(descriptor: int) -> bool:
@@ -188,8 +191,14 @@ def is_empty(descriptor: int) -> bool:
         (KeyboardInterrupt(), 130, None),
     ],
 )
-def test_whatever_ends_a_command_is_a_sentence(monkeypatch, capsys, error, code, sentence):
-    def broken(words):
+def test_whatever_ends_a_command_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    sentence: str | None,
+) -> None:
+    def broken(words: object) -> int:
         raise error
 
     monkeypatch.setattr(cli, "_run", broken)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,11 +18,11 @@ def write(name: object, **options: bool) -> None:
         file.write(b"new")
 
 
-def test_a_file_gets_its_name_when_it_is_whole(tmp_path):
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"old")
     with pytest.raises(TypeError), written(str(file)) as opened:
-        opened.writelines([b"half" * 100_000, None])
+        opened.writelines([b"half" * 100_000, None])  # type: ignore[list-item]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert file.read_bytes() == b"old"
     write(file)
@@ -29,7 +30,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path):
     assert file.read_bytes() == b"new"
 
 
-def test_a_new_file_is_for_those_that_new_files_are_for(tmp_path):
+def test_a_new_file_is_for_those_that_new_files_are_for(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write(tmp_path / "open")
@@ -40,7 +41,7 @@ def test_a_new_file_is_for_those_that_new_files_are_for(tmp_path):
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_no_file_is_left_alone_unless_forced(tmp_path):
+def test_what_is_no_file_is_left_alone_unless_forced(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"old")
     (tmp_path / "link").symlink_to("target")
     (tmp_path / "dangling").symlink_to("absent")
@@ -62,14 +63,14 @@ def test_what_is_no_file_is_left_alone_unless_forced(tmp_path):
         write("/dev/full", force=True)
 
 
-def test_a_pipe_that_is_forced_gets_what_is_written(tmp_path):
+def test_a_pipe_that_is_forced_gets_what_is_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE) as reader:
         write(tmp_path / "fifo", force=True)
         assert reader.communicate(timeout=60)[0] == b"new"
 
 
-def test_a_descriptor_that_was_inherited_is_written_to():
+def test_a_descriptor_that_was_inherited_is_written_to() -> None:
     ends = os.pipe()
     write(f"/dev/fd/{ends[1]}")
     assert os.read(ends[0], 10) == b"new"
@@ -77,14 +78,14 @@ def test_a_descriptor_that_was_inherited_is_written_to():
         os.close(end)
 
 
-def test_a_database_is_not_written_over(tmp_path):
+def test_a_database_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "data.sqlite").write_bytes(b"SQLite format 3\0...")
     with pytest.raises(ConfigError, match="is a database"):
         write(tmp_path / "data.sqlite", force=True)
 
 
 @pytest.mark.parametrize("words", [["snapshot", "/dev/stdout", "--data-dir", "absent"], ["replay", "/dev/stdin"]])
-def test_names_of_the_standard_streams_are_no_symlinks_to_refuse(words, tmp_path):
+def test_names_of_the_standard_streams_are_no_symlinks_to_refuse(words: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "histospec.server", *words]
     done = subprocess.run(command, cwd=tmp_path, input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -103,8 +104,8 @@ def test_names_of_the_standard_streams_are_no_symlinks_to_refuse(words, tmp_path
     ],
 )
 def test_what_cannot_be_written_is_said_before_the_recording_is_looked_at(
-    tmp_path, monkeypatch, capsys, flags, sentence
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["replay", "absent.jsonl", *flags]) == 2
     text = capsys.readouterr().err
@@ -113,7 +114,7 @@ def test_what_cannot_be_written_is_said_before_the_recording_is_looked_at(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_format_of_a_plot_is_known_to_matplotlib():
+def test_every_format_of_a_plot_is_known_to_matplotlib() -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     assert set(FORMATS) <= set(FigureCanvasBase.get_supported_filetypes())

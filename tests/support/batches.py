@@ -1,5 +1,7 @@
 """Something to store, with as little to say about it as a test needs."""
 
+from typing import Any
+
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 
 
@@ -10,6 +12,6 @@ def batch(
     return ResponseBatch(Problem(namespace, prompt, name), [Record(tokens, epoch)])
 
 
-def put(store: Store, *args: object, **fields: object) -> None:
+def put(store: Store, *args: Any, **fields: Any) -> None:
     """Stores a `batch`; returns when that is done."""
     store.append(batch(*args, **fields)).result()

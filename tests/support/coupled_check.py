@@ -1,6 +1,6 @@
 """Samples with seeds, drafting in every way, and compares; prints JSON.
 
-    HISTOSPEC_SAMPLING=coupled python coupled_check.py MODEL same|distribution|visits SIZE
+    HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL same|distribution|visits SIZE
 
 A process of its own, for a process samples coupled or it does not. `same`: SIZE prompts of 200 tokens each, without
 drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
@@ -17,14 +17,20 @@ import sys
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-from sampling_check import PROMPT, wilson_hilferty
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.sampling_check import PROMPT, wilson_hilferty
 
 LENGTH = 200
 DRAFTED = 24
 PAIRED = 4  # tokens of a response whose distribution is compared
 
 
-def engine(model, **options):
+def engine(model: str, **options: Any) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -34,42 +40,51 @@ def engine(model, **options):
     )  # fmt: skip
 
 
-def drafting(model):
+def drafting(model: str) -> tuple[Any, Any]:
     """An engine whose drafts a test decides on: `drafts.propose(request)`."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import DraftTokenIds
 
-    class Drafts(Scheduler):
-        propose = None
+    class Drafts(Scheduler):  # type: ignore[misc]
+        propose: Callable[[Any], list[int]]
 
-        def update_draft_token_ids(self, draft_token_ids):
+        def update_draft_token_ids(self, draft_token_ids: Any) -> None:
             requests = [self.requests.get(each) for each in draft_token_ids.req_ids]
             rows = [list(Drafts.propose(request)) if request else [] for request in requests]
             super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
-    speculative = {"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer"}
-    speculative["num_speculative_tokens"] = DRAFTED
+    speculative = {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": DRAFTED,
+    }
     return engine(model, speculative_config=speculative, scheduler_cls=Drafts), Drafts
 
 
-def accepted(llm):
+def accepted(llm: Any) -> int:
     return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens")
 
 
-def same(model, size):
+def same(model: str, size: int) -> dict[str, int]:
     from vllm import SamplingParams
 
     rng = random.Random(0)
     prompts = [[rng.randrange(32) for _ in range(rng.randrange(1, 30))] for _ in range(size)]
 
-    def sampling(i):
-        kinds = [{}, {"top_p": 0.9}, {"top_k": 5, "temperature": 0.7}, {"presence_penalty": 0.5}, {"logprobs": 2}]
-        options = {"temperature": 1.0, "seed": [i, -i - 2, 2**62 + i][i % 3], **kinds[i % len(kinds)]}
+    def sampling(i: int) -> Any:
+        kinds: list[dict[str, float]] = [
+            {},
+            {"top_p": 0.9},
+            {"top_k": 5, "temperature": 0.7},
+            {"presence_penalty": 0.5},
+            {"logprobs": 2},
+        ]
+        options = {"temperature": 1.0, "seed": [i, -i - 2, 2**62 + i][i % 3]} | kinds[i % len(kinds)]
         return SamplingParams(max_tokens=LENGTH, detokenize=False, extra_args={"i": i}, **options)
 
     others = [SamplingParams(max_tokens=LENGTH, detokenize=False, temperature=t, extra_args={"i": -1}) for t in (0, 1)]
 
-    def roll(llm, count=size, extra=True):
+    def roll(llm: Any, count: int = size, extra: bool = True) -> dict[int, list[int]]:
         requests = [({"prompt_token_ids": prompts[i]}, sampling(i)) for i in range(count)]
         if extra:  # in the same batches
             requests += [({"prompt_token_ids": prompts[0]}, other) for other in others for _ in range(4)]
@@ -85,14 +100,14 @@ def same(model, size):
     del plain
     llm, drafts = drafting(model)
 
-    def good(request):
+    def good(request: Any) -> list[int]:
         i, done = request.sampling_params.extra_args["i"], request.num_output_tokens
         return truth[i][done : done + min(DRAFTED, LENGTH - done - 1)]
 
-    def wrong(request):
+    def wrong(request: Any) -> list[int]:
         return [(token + 1) % 32 for token in good(request)]
 
-    def mixed(request):
+    def mixed(request: Any) -> list[int]:
         draft = good(request)[: rng.randrange(DRAFTED + 1)]
         return [token if rng.random() < 0.9 else rng.randrange(32) for token in draft]
 
@@ -105,7 +120,7 @@ def same(model, size):
     return result
 
 
-def distribution(model, size):
+def distribution(model: str, size: int) -> dict[str, float]:
     import numpy as np
     from vllm import SamplingParams
 
@@ -131,11 +146,14 @@ def distribution(model, size):
     return result
 
 
-def visits(model, size):
+def visits(model: str, size: int) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    speculative = {"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer"}
-    speculative["num_speculative_tokens"] = 64
+    speculative = {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": 64,
+    }
     scheduler = "histospec.client.vllm.HistoSpecScheduler"
     llm = engine(model, speculative_config=speculative, scheduler_cls=scheduler)
     prompts = [{"prompt_token_ids": [i % 32, i // 32, 5]} for i in range(size)]
@@ -154,17 +172,16 @@ def visits(model, size):
     }
 
 
-def drafts(llm):
+def drafts(llm: Any) -> int:
     return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_drafts")
 
 
-def between(one, other):
+def between(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
     """Chi-square of two samples of one size, cells with fewer than ten of both merged, as a standard normal deviate."""
     rare = one + other < 10
-    one = [*one[~rare], one[rare].sum()]
-    other = [*other[~rare], other[rare].sum()]
-    chi2 = sum((a - b) ** 2 / (a + b) for a, b in zip(one, other, strict=True) if a + b)
-    return float(wilson_hilferty(chi2, len(one) - 1))
+    first, second = ([*counts[~rare], counts[rare].sum()] for counts in (one, other))
+    chi2 = sum((a - b) ** 2 / (a + b) for a, b in zip(first, second, strict=True) if a + b)
+    return float(wilson_hilferty(chi2, len(first) - 1))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from prometheus import Prometheus
+from tests.support.prometheus import Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "histospec.json").read_text())

@@ -1,4 +1,6 @@
-"""Starts a server and drains it under load, again and again: `python drains.py COUNT FOLDER`. Prints how often it did.
+"""Starts a server and drains it under load, again and again: `python -m tests.support.drains COUNT FOLDER`.
+
+Prints how often it did.
 
 In one process, so that it is quick; of its own, since what it looks for are crashes.
 """
@@ -8,11 +10,11 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import uvloop
-from ports import free_port
 
 from histospec.server.addresses import Address
 from histospec.server.app import serve
@@ -20,6 +22,7 @@ from histospec.server.config import Config
 from histospec.server.logs import lines as logs
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
+from tests.support.ports import free_port
 
 STREAMS = 2
 
@@ -32,7 +35,8 @@ async def step_for_ever(endpoint: str, begun: asyncio.Event) -> None:
     """A stream that never ends its session, until it is cut off."""
     opens = [pb.OpenSession(session=1, namespace="run", prompt=i32(1, 2))]
     async with grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        call = rpc.DraftServiceStub(channel).Draft(wait_for_ready=True)
+        stub: Any = rpc.DraftServiceStub(channel)  # the stubs know it without asyncio alone
+        call = stub.Draft(wait_for_ready=True)
         try:
             await call.write(pb.DraftRequest(opens=opens))
             for position in range(1 << 20):

@@ -8,6 +8,7 @@ no request, and counters at zero.
 import functools
 import json
 from collections import defaultdict
+from typing import Any
 
 FIRST_VERSION = "default"  # vLLM's own name of weights that nobody named
 
@@ -15,10 +16,10 @@ FIRST_VERSION = "default"  # vLLM's own name of weights that nobody named
 class Engines:
     """vLLM's LLM objects by their arguments. They stay until the end: ending one spoils what vLLM's others share."""
 
-    def __init__(self):
-        self._idle = defaultdict(list)
+    def __init__(self) -> None:
+        self._idle: defaultdict[str, list[Any]] = defaultdict(list)
 
-    def borrow(self, **arguments):
+    def borrow(self, **arguments: Any) -> Any:
         """An engine of these arguments of vLLM's that nobody else has, as if it had just started."""
         idle = self._idle[json.dumps(arguments, sort_keys=True)]
         if not idle:
@@ -26,7 +27,7 @@ class Engines:
         _renew(idle[-1], arguments)  # which fails as a start does, and then nobody has it
         return idle.pop()
 
-    def start(self, **arguments):
+    def start(self, **arguments: Any) -> Any:
         """A new engine, in the tests' process or not."""
         from vllm import LLM, envs
 
@@ -34,7 +35,7 @@ class Engines:
         envs.disable_envs_cache()  # which an earlier engine filled; this one may be told otherwise
         return LLM(**arguments)
 
-    def give_back(self, llm, **arguments):
+    def give_back(self, llm: Any, **arguments: Any) -> None:
         """Ends what the engine still does, and its scheduler."""
         engine = llm.llm_engine
         core = engine.engine_core.engine_core
@@ -44,7 +45,7 @@ class Engines:
         core.scheduler.shutdown()
         self._idle[json.dumps(arguments, sort_keys=True)].append(llm)
 
-    def close(self):
+    def close(self) -> None:
         """Ends what all engines share; they end with the process."""
         if self._idle:
             from vllm.distributed import cleanup_dist_env_and_memory
@@ -52,7 +53,7 @@ class Engines:
             cleanup_dist_env_and_memory()
 
 
-def _remember_arguments():
+def _remember_arguments() -> None:
     """Lets schedulers know what they were made of, so that another one can be made of the same."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -61,14 +62,14 @@ def _remember_arguments():
         return
 
     @functools.wraps(make)
-    def remembering(self, *args, **kwargs):
+    def remembering(self: Any, *args: Any, **kwargs: Any) -> None:
         self.made_of = args, kwargs
         make(self, *args, **kwargs)
 
     Scheduler.__init__ = remembering
 
 
-def _renew(llm, arguments):
+def _renew(llm: Any, arguments: dict[str, Any]) -> None:
     import torch
 
     engine = llm.llm_engine

@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from rollouts import verified
 
 from histospec.client import DraftClient
+from tests.support.rollouts import verified
 
 VOCABULARY = 5000
 

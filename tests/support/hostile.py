@@ -7,6 +7,8 @@ import random
 import socket
 import struct
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,9 +28,9 @@ def i32(*values: int) -> bytes:
 
 def sound(method: str, chance: random.Random) -> bytes:
     """A message that the server would take, in a namespace of its own."""
-    who = {"namespace": "hostile", "prompt": i32(chance.randrange(50), 2)}
+    who: dict[str, Any] = {"namespace": "hostile", "prompt": i32(chance.randrange(50), 2)}
     if method == "Ingest":
-        responses = [{"tokens": i32(*range(chance.randrange(1, 30))), "seed": chance.randrange(-2, 2)}]
+        responses = [pb.Response(tokens=i32(*range(chance.randrange(1, 30))), seed=chance.randrange(-2, 2))]
         return pb.IngestRequest(**who, responses=responses, epoch=chance.randrange(3)).SerializeToString()
     if method == "History":
         return pb.HistoryRequest(**who).SerializeToString()
@@ -39,9 +41,8 @@ def sound(method: str, chance: random.Random) -> bytes:
         max_tokens=chance.choice([0, 16, 2**32 - 1]), verify_cost=chance.choice([0.0, 0.05, float("nan")]),
     )  # fmt: skip
     close = pb.CloseSession(session=1, commit=True, generated=chance.choice([3, 4, 2**32 - 1]))
-    return pb.DraftRequest(
-        opens=[{"session": 1, "seed": chance.randrange(-2, 2), **who}], step=step, closes=[close]
-    ).SerializeToString()
+    opening = pb.OpenSession(session=1, seed=chance.randrange(-2, 2), **who)
+    return pb.DraftRequest(opens=[opening], step=step, closes=[close]).SerializeToString()
 
 
 def spoiled(message: bytes, chance: random.Random) -> bytes:
@@ -72,6 +73,7 @@ async def messages(endpoint: str, count: int, side_by_side: int = 64, seed: int 
     async def send(number: int) -> None:
         chance = random.Random(1000 * seed + number)
         options = [("grpc.use_local_subchannel_pool", 1)]
+        channel: Any  # of bytes, which the stubs do not know
         async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
             for _ in left:
                 method = chance.choice(METHODS)
@@ -82,7 +84,7 @@ async def messages(endpoint: str, count: int, side_by_side: int = 64, seed: int 
                         call = channel.stream_stream(path)(timeout=PATIENCE)
                         await call.write(message)
                         await call.done_writing()
-                        while await call.read() is not grpc.aio.EOF:
+                        while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
                             pass
                         outcomes[(await call.code()).name] += 1
                     else:
@@ -146,13 +148,14 @@ async def _half_a_frame(endpoint: str, chance: random.Random) -> None:
     await _send_raw(endpoint, PREFACE + settings + headers, True)
 
 
-async def _draft(endpoint: str, chance: random.Random, talk) -> None:
+async def _draft(endpoint: str, chance: random.Random, talk: Callable[[Any], Awaitable[None]]) -> None:
+    channel: Any
     async with grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         await talk(channel.stream_stream("/histospec.v1.DraftService/Draft")(timeout=PATIENCE))
 
 
 async def _never_reads(endpoint: str, chance: random.Random) -> None:
-    async def talk(call) -> None:
+    async def talk(call: Any) -> None:
         for _ in range(chance.randrange(1, 40)):
             await call.write(sound("Draft", chance))
         call.cancel()
@@ -161,17 +164,17 @@ async def _never_reads(endpoint: str, chance: random.Random) -> None:
 
 
 async def _vanishes(endpoint: str, chance: random.Random) -> None:
-    async def talk(call) -> None:
+    async def talk(call: Any) -> None:
         await call.write(sound("Draft", chance))
 
     await _draft(endpoint, chance, talk)  # the channel goes with the stream still open
 
 
 async def _opens_too_many(endpoint: str, chance: random.Random) -> None:
-    async def talk(call) -> None:
+    async def talk(call: Any) -> None:
         start = 0
         for _ in range(3):
-            opens = [{"session": start + i, "namespace": "hostile", "prompt": i32(i)} for i in range(4000)]
+            opens = [pb.OpenSession(session=start + i, namespace="hostile", prompt=i32(i)) for i in range(4000)]
             start += 4000
             await call.write(pb.DraftRequest(opens=opens).SerializeToString())
 
@@ -181,7 +184,7 @@ async def _opens_too_many(endpoint: str, chance: random.Random) -> None:
 async def _repeats_itself(endpoint: str, chance: random.Random) -> None:
     message = sound("Draft", chance)
 
-    async def talk(call) -> None:
+    async def talk(call: Any) -> None:
         for _ in range(20):
             await call.write(message)  # the second opens a session that is open, or closed already
             await call.read()

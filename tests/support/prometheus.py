@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from ports import free_port
-from waiting import eventually
+
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 
 def require(program: str, where: str = "scripts/install-tools") -> None:

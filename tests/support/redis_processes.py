@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from network import Host
-from ports import free_port
-from waiting import eventually
+
+from tests.support.network import Host
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 
 def require_redis() -> None:

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from waiting import eventually
-
 from histospec.client import DraftClient
 from histospec.client.config import Breaker, Limits, Timeouts
 from histospec.protocol.placement import place, problem_digest
+from tests.support.clients import texts
+from tests.support.waiting import eventually
 
 NAMES = ["shard-0", "shard-1", "shard-2"]
 NAMESPACE = "run"
@@ -73,6 +73,11 @@ class Worker(threading.Thread):
             for n, written in zip(chosen, self._roll_out(chosen), strict=True):
                 self.written[n] = (chosen[n], written)
             self.finished += 1
+
+    def acknowledged(self) -> bool:
+        """Whether the shards have all that was committed, after up to 20 s."""
+        self.client.flush(20.0)
+        return not self.client.stats().pending_commits
 
     def _roll_out(self, chosen: dict[int, list[int]]) -> list[list[int]]:
         policy = [text(prompt, number) for number, prompt in chosen.items()]
@@ -149,7 +154,7 @@ class Load:
         self.stop()
         written: dict[int, list[int]] = {}
         for worker in self.workers:
-            eventually(lambda worker=worker: worker.client.flush(20.0) or not worker.client.stats().pending_commits)
+            eventually(worker.acknowledged)
             stats = worker.client.stats()
             assert (stats.commits, stats.dropped_commits) == (len(worker.written), 0)
             assert worker.slowest < PATIENT
@@ -159,7 +164,7 @@ class Load:
             closing = time.monotonic()
             worker.client.shutdown()
             assert time.monotonic() - closing < 10  # a stream that was given up must not be waited for
-        kept = [r.tokens.tolist() for prompt in PROMPTS for r in self.watcher.history(prompt)]
+        kept = [tokens for prompt in PROMPTS for tokens in texts(self.watcher.history(prompt))]
         counts = Counter(tokens[-1] - 10**6 for tokens in kept)
         assert all(tokens == written[tokens[-1] - 10**6] for tokens in kept)
         assert counts.keys() == written.keys()

@@ -1,6 +1,6 @@
 """Samples many short responses with drafts and compares them with the model's own probabilities.
 
-    python sampling_check.py MODEL RESPONSES
+    python -m tests.support.sampling_check MODEL RESPONSES
 
 prints it as JSON from a process of its own, because whether vLLM's CPU sampling is repaired is decided once a process.
 It reads the adapter's environment.
@@ -11,6 +11,10 @@ import json
 import math
 import os
 import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 LENGTH = 4
 PROMPT = [3, 1, 4, 1, 5]
@@ -26,7 +30,7 @@ ENGINE = {
 }  # fmt: skip
 
 
-def joint(model_path):
+def joint(model_path: str) -> NDArray[np.float64]:
     """Probability of every continuation of LENGTH tokens: float64 array of shape [V] * LENGTH."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -40,10 +44,11 @@ def joint(model_path):
             texts = torch.cat([torch.tensor(PROMPT).expand(len(before), -1), before.long()], 1)
             logits = torch.cat([model(input_ids=part).logits[:, -1] for part in texts.split(8192)])
             probability = probability.unsqueeze(-1) * logits.double().softmax(-1).view([size] * (known + 1))
-    return probability.numpy()
+    found: NDArray[np.float64] = probability.numpy()
+    return found
 
 
-def deviation(counts, expected):
+def deviation(counts: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
     """Chi-square of counts against expected counts, rare cells merged, as a standard normal deviate."""
     rare = expected < 5
     observed = [*counts[~rare], counts[rare].sum()]
@@ -52,12 +57,12 @@ def deviation(counts, expected):
     return wilson_hilferty(chi2, len(wanted) - 1)
 
 
-def wilson_hilferty(chi2, freedom):
+def wilson_hilferty(chi2: float, freedom: int) -> float:
     """A chi-square statistic as a standard normal deviate: its cube root is nearly normal."""
-    return ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    return float(((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom)))
 
 
-def check(llm, model_path, responses):
+def check(llm: Any, model_path: str, responses: int) -> dict[str, Any]:
     """Samples with an engine of `ENGINE`'s settings.
 
     Returns:
@@ -82,7 +87,7 @@ def check(llm, model_path, responses):
     return {"z": z, "drafted": drafted, "accepted": accepted}
 
 
-def main(model_path, responses):
+def main(model_path: str, responses: int) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
 

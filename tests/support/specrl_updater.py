@@ -66,7 +66,7 @@ class Updater:
             prompt={"tokens": prompt},
             responses=[{"tokens": tokens} for tokens in responses],
         )
-        return bool(self._call(request, metadata=metadata).success)
+        return bool(self._call(request, metadata=tuple(metadata)).success)
 
     def visit(self, batch: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]) -> bool:
         """The prompts of a training step with their responses; whether all of them were successes."""

@@ -1,9 +1,11 @@
 """Waiting for what will be the case some time; how long it takes is not what is tested."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
 SECONDS = 60.0
+PAUSE = 0.02
 
 
 def eventually(
@@ -19,4 +21,12 @@ def eventually(
             pass
         if time.monotonic() > until:
             raise AssertionError(what)
-        time.sleep(0.02)
+        time.sleep(PAUSE)
+
+
+async def until(condition: Callable[[], object], what: str = "it never came true") -> None:
+    """The same for tests in an asyncio loop, which runs on meanwhile."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(PAUSE / 2)

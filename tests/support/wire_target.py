@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import grpc.aio
 import numpy as np
@@ -93,7 +94,7 @@ class Shard:
             assert answer.tokens == sum(len(r.tokens) // 4 for r in request.responses)
         elif method == "History":
             answer = pb.HistoryResponse.FromString(answer)
-            assert all(len(_ints(r.tokens)) and _ints(r.tokens).min() >= 0 for r in answer.responses)
+            assert all(len(_ints(r.tokens)) > 0 and _ints(r.tokens).min() >= 0 for r in answer.responses)
         elif method == "PredictLength":
             assert len(answer.lengths) == (len(answer.quantiles) if answer.observations else 0)
         return ""
@@ -104,7 +105,7 @@ class Shard:
         call = _Call(requests)
         refusal = ""
         try:
-            self._loop.run_until_complete(self._service.Draft(None, call))
+            self._loop.run_until_complete(self._service.Draft(None, cast(Any, call)))
         except HistoSpecError as error:
             refusal = str(error)
         assert self.engine.stats()["sessions"] == 0
@@ -152,7 +153,7 @@ def _frames(data: bytes) -> Iterable[bytes]:
         at = end
 
 
-def _decode(method: str, data: bytes) -> object:
+def _decode(method: str, data: bytes) -> Any:
     kind = _DECODERS[method]
     return tolerant(kind.__name__, kind.FromString, _CHECKS[kind.__name__])(data)
 

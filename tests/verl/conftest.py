@@ -7,10 +7,15 @@ where verl would look for GPUs first; all that happens in it, and all that talks
 import os
 import re
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from waiting import eventually
+
+from histospec.client import Response
+from tests.support.servers import Server
+from tests.support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "verl.md"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -27,17 +32,17 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 @pytest.fixture(scope="session")
-def verl():
+def verl() -> Any:
     """verl, or why it is not tested."""
     return pytest.importorskip("verl", reason="needs verl in the environment: make test-verl")
 
 
 @pytest.fixture(scope="session")
-def lines():
+def lines() -> Callable[..., list[str]]:
     """lines(heading) -> the overrides that the page gives under it, and what its files hold."""
     sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S))
 
-    def under(heading, kind=""):
+    def under(heading: str, kind: str = "") -> Any:
         blocks = [
             body for of, body in re.findall(r"^```(\w*)\n(.*?)^```", sections[heading], re.M | re.S) if of == kind
         ]
@@ -49,7 +54,7 @@ def lines():
 
 
 @pytest.fixture(scope="session")
-def tiny_model(verl, tmp_path_factory):
+def tiny_model(verl: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Directory of a random causal LM whose tokens are letters, with a chat template."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -74,7 +79,7 @@ def tiny_model(verl, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def compose(tiny_model, tmp_path_factory):
+def compose(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """compose(*overrides) -> verl's configuration of a PPO run of the tiny policy on a CPU."""
     from hydra import compose as compose_
     from hydra import initialize_config_module
@@ -94,7 +99,7 @@ def compose(tiny_model, tmp_path_factory):
         f"reward.custom_reward_function.path={reward}", "reward.num_workers=1",
     ]  # fmt: skip
 
-    def composed(*overrides):
+    def composed(*overrides: str) -> Any:
         with initialize_config_module("verl.trainer.config", version_base=None):
             return compose_("ppo_trainer", overrides=[*small, *overrides])
 
@@ -102,7 +107,7 @@ def compose(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def settings(lines):
+def settings(lines: Callable[..., list[str]]) -> list[str]:
     """All that the page tells to add to the command."""
     return lines("Drafts") + lines("Rewards, logprobs, epochs")
 
@@ -110,7 +115,7 @@ def settings(lines):
 class Run:
     """A run of verl between two updates of the policy: its server, its rewards, and the manager that it configures."""
 
-    def __init__(self, ray, config):
+    def __init__(self, ray: Any, config: Any) -> None:
         from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
         from verl.workers.rollout.llm_server import LLMServerClient
         from verl.workers.rollout.router import get_router_handle
@@ -121,16 +126,16 @@ class Run:
         self.server = self._start()
         self._client = LLMServerClient(config, get_router_handle({"here": self.server}))
 
-    def _start(self):
+    def _start(self) -> Any:
         from verl.workers.rollout.replica import RolloutMode
         from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-        class Server(vLLMHttpServer):
-            async def run_server(self, args):
+        class Server(vLLMHttpServer):  # type: ignore[misc]
+            async def run_server(self, args: Any) -> None:
                 self.arguments = args
                 await super().run_server(args)
 
-            async def engine_arguments(self):
+            async def engine_arguments(self) -> Any:
                 return vars(self.arguments)
 
         server = self.ray.remote(Server).options(max_concurrency=100).remote(
@@ -141,11 +146,11 @@ class Run:
         self.ray.get(server.launch_server.remote(), timeout=SECONDS)
         return server
 
-    def updated(self, step):
+    def updated(self, step: int) -> None:
         """What verl's trainer tells the server after it has brought new weights."""
         self.ray.get(self.server.set_global_steps.remote(step))
 
-    def manager(self, *overrides):
+    def manager(self, *overrides: str) -> Any:
         """What verl's own loader finds under the name in the configuration, made as its trainers make it."""
         from verl.utils.import_utils import load_class_from_fqn
 
@@ -158,7 +163,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(verl, compose, settings, shared_server):
+def run(verl: Any, compose: Callable[..., Any], settings: list[str], shared_server: Server) -> Iterator[Any]:
     """A run with all that the page tells, against a draft server of this module."""
     import ray
 
@@ -171,18 +176,18 @@ def run(verl, compose, settings, shared_server):
 
 
 @pytest.fixture(scope="module")
-def history(shared_server):
+def history(shared_server: Server) -> Iterator[Callable[..., list[Response]]]:
     """history(messages, count) -> the responses to a problem, once the server has so many."""
     from histospec.client import DraftClient
     from histospec.client.verl.worker import problem_of
 
     with DraftClient(shared_server.endpoint, NAMESPACE) as client:
 
-        def responses(messages, count):
+        def responses(messages: list[dict[str, str]], count: int) -> list[Response]:
             prompt = [LETTERS.index(letter) for message in messages for letter in message["content"]]
-            found = []
+            found: list[Response] = []
 
-            def there():
+            def there() -> bool:
                 found[:] = client.history(prompt, problem=problem_of(messages))
                 return len(found) >= count
 

@@ -1,9 +1,12 @@
 """The lines of docs/frameworks/verl.md, in verl's own configuration."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 
-def test_the_lines_for_drafts_compose(compose, lines):
+def test_the_lines_for_drafts_compose(compose: Callable[..., Any], lines: Callable[..., list[str]]) -> None:
     from verl.utils.config import omega_conf_to_dataclass
 
     config = compose(*lines("Drafts"))
@@ -13,7 +16,7 @@ def test_the_lines_for_drafts_compose(compose, lines):
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.HISTOSPEC_NAMESPACE == "run-1"
 
 
-def test_the_manager_is_for_vllm_alone(compose, settings):
+def test_the_manager_is_for_vllm_alone(compose: Callable[..., Any], settings: list[str]) -> None:
     from verl.utils.import_utils import load_class_from_fqn
 
     config = compose(*settings, "actor_rollout_ref.rollout.name=sglang")
@@ -26,7 +29,9 @@ def test_the_manager_is_for_vllm_alone(compose, settings):
     ("override", "named"),
     [("temperature=0.5", "temperature: 0.5"), ("top_p=0.9", "top_p: 0.9"), ("calculate_log_probs=false", "log_probs")],
 )
-def test_reuse_refuses_what_does_not_go_with_it(compose, settings, tiny_model, override, named):
+def test_reuse_refuses_what_does_not_go_with_it(
+    compose: Callable[..., Any], settings: list[str], tiny_model: str, override: str, named: str
+) -> None:
     from transformers import AutoTokenizer
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
@@ -40,12 +45,12 @@ def test_reuse_refuses_what_does_not_go_with_it(compose, settings, tiny_model, o
         )  # fmt: skip
 
 
-def test_a_problem_is_the_same_in_every_epoch_and_no_other():
+def test_a_problem_is_the_same_in_every_epoch_and_no_other() -> None:
     import numpy as np
 
     from histospec.client.verl.worker import problem_of
 
-    def picture(value):
+    def picture(value: Any) -> Any:
         return [{"role": "user", "content": [{"type": "image", "image": np.full((2, 2), value)}]}]
 
     text = [{"role": "user", "content": "a"}]

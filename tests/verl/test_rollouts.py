@@ -1,25 +1,32 @@
 """Rollouts through verl's managers, workers and vLLM server: what the history has of them, and what it gives back."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+
+from histospec.client import Response
+from tests.support.servers import Server
 
 PROMPTS = [[{"role": "user", "content": text}] for text in ("abcdefgh", "zyxwvu", "helloworld", "quickfox", "lazydog")]
 FIELDS = {"data_source": "letters", "reward_model": {"ground_truth": "a"}, "extra_info": {}}
 
 
-def objects(values):
+def objects(values: Any) -> Any:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
 
 
-def fields(prompts):
+def fields(prompts: list[Any]) -> Any:
     """What verl's data set says of prompts."""
     columns = {name: objects([value] * len(prompts)) for name, value in FIELDS.items()}
     return columns | {"raw_prompt": objects(prompts), "index": np.arange(len(prompts))}
 
 
-def batch(prompts, agent=None, **meta):
+def batch(prompts: list[Any], agent: Any = None, **meta: Any) -> Any:
     """Prompts as the trainer that hands over whole batches has them; `agent`: the agent loop that takes them."""
     import torch
     from verl.protocol import DataProto
@@ -28,7 +35,7 @@ def batch(prompts, agent=None, **meta):
     return DataProto.from_dict({"dummy": torch.zeros(len(prompts), 1)}, fields(prompts) | named, meta_info=meta)
 
 
-def rolled_out(output):
+def rolled_out(output: Any) -> Iterator[Any]:
     """(tokens, logprobs, reward) of every row of what a manager returns."""
     width = output.batch["prompts"].shape[1]
     lengths = output.batch["attention_mask"][:, width:].sum(1).tolist()
@@ -38,12 +45,12 @@ def rolled_out(output):
 
 
 @pytest.fixture(scope="module")
-def manager(run):
+def manager(run: Any) -> Any:
     """For trainers that hand over whole batches."""
     return run.manager()
 
 
-def test_the_engine_gets_the_arguments_of_the_page(run):
+def test_the_engine_gets_the_arguments_of_the_page(run: Any) -> None:
     arguments = run.ray.get(run.server.engine_arguments.remote())
     assert arguments["scheduler_cls"] == "histospec.client.vllm.HistoSpecScheduler"
     assert arguments["speculative_config"] == {
@@ -53,7 +60,9 @@ def test_the_engine_gets_the_arguments_of_the_page(run):
     }
 
 
-def test_a_batch_is_in_the_history_once_with_all_that_verl_knows(run, manager, history):
+def test_a_batch_is_in_the_history_once_with_all_that_verl_knows(
+    run: Any, manager: Any, history: Callable[..., list[Response]]
+) -> None:
     run.updated(7)
     prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[1]]
     output = manager.generate_sequences(batch(prompts, global_steps=8))
@@ -62,14 +71,16 @@ def test_a_batch_is_in_the_history_once_with_all_that_verl_knows(run, manager, h
     assert [len(kept[0]), len(kept[2])] == [2, 1]
     for response in kept[0] + kept[2]:
         (tokens, logprobs, reward) = next(row for row in rows if row[0] == list(response.tokens))
-        assert np.allclose(response.logprobs, logprobs, atol=1e-5)
+        assert np.allclose(np.asarray(response.logprobs), logprobs, atol=1e-5)
         assert (logprobs < 0).any()
         assert response.reward == reward == tokens.count(0)
         assert response.epoch == 7
 
 
-def test_what_comes_back_is_drafted(manager, history, shared_server):
-    def accepted():
+def test_what_comes_back_is_drafted(
+    manager: Any, history: Callable[..., list[Response]], shared_server: Server
+) -> None:
+    def accepted() -> Any:
         samples = shared_server.metrics().items()
         return sum(value for name, value in samples if name.startswith("histospec_accepted_tokens_total"))
 
@@ -81,7 +92,9 @@ def test_what_comes_back_is_drafted(manager, history, shared_server):
     assert accepted() - before > len(second[0][0]) / 2
 
 
-def test_reuse_keeps_what_the_policy_accepts(run, lines, history, tmp_path):
+def test_reuse_keeps_what_the_policy_accepts(
+    run: Any, lines: Callable[..., list[str]], history: Callable[..., list[Response]], tmp_path: Path
+) -> None:
     (page,) = lines("SPEC-RL", "yaml")
     agents = tmp_path / "spec_rl.yaml"
     agents.write_text(page + page.replace("spec_rl", "strict").replace("1.65", "0.9"))
@@ -89,7 +102,7 @@ def test_reuse_keeps_what_the_policy_accepts(run, lines, history, tmp_path):
     told = [line.replace("spec_rl.yaml", str(agents)) for line in lines("SPEC-RL")]
     manager = run.manager(*told, f"{validation}.temperature=1.0", f"{validation}.top_p=1.0", f"{rollout}.n=2")
 
-    def visit(agent=None, **meta):
+    def visit(agent: Any = None, **meta: Any) -> Any:
         output = manager.generate_sequences(batch([PROMPTS[4]] * 2, agent, **meta))
         return list(rolled_out(output)), list(output.non_tensor_batch["reused_tokens"])
 
@@ -106,12 +119,12 @@ def test_reuse_keeps_what_the_policy_accepts(run, lines, history, tmp_path):
     for (tokens, logprobs, _), kept in zip(third, reused, strict=True):
         assert len(tokens) == len(logprobs) == 60
         same = [response for response in old.values() if list(response.tokens[:kept]) == tokens[:kept]]
-        assert any(np.allclose(response.logprobs[:kept], logprobs[:kept], atol=1e-3) for response in same)
+        assert any(np.allclose(np.asarray(response.logprobs)[:kept], logprobs[:kept], atol=1e-3) for response in same)
         assert (logprobs[kept:] <= 0).all()
     assert visit(validate=True)[1] == [0, 0]
 
 
-def test_single_rollouts_from_the_queue_are_in_the_history(run, history):
+def test_single_rollouts_from_the_queue_are_in_the_history(run: Any, history: Callable[..., list[Response]]) -> None:
     import transfer_queue as tq
     from verl.utils import tensordict_utils as tu
 

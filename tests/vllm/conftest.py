@@ -8,9 +8,13 @@ tests are collected.
 import contextlib
 import functools
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from engines import Engines
+
+from histospec.client import DraftClient
+from tests.support.engines import Engines
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz012345"  # a token is a letter
 VOCABULARY = len(ALPHABET)
@@ -29,7 +33,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Directory of a causal LM of two layers, trained for seconds to follow the last two tokens of its text."""
     pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
     import torch
@@ -66,25 +70,26 @@ def tiny_model(tmp_path_factory):
 class Rollouts:
     """An engine with what the tests want to know of it. close: ends it, for good or for this test."""
 
-    def __init__(self, llm, close):
+    def __init__(self, llm: Any, close: Callable[[], None]) -> None:
         self.llm = llm
         self.close = close
         self.verified = 0  # pairs of a request and a step that gave it tokens
         core = getattr(llm.llm_engine.engine_core, "engine_core", None)  # in the tests' process only
-        self.scheduler = core.scheduler if core is not None else None
+        self.ids: list[str] = []
+        self.scheduler: Any = core.scheduler if core is not None else None
         if self.scheduler is not None:
             self._count_steps()
 
-    def _count_steps(self):
+    def _count_steps(self) -> None:
         update = self.scheduler.update_from_output
 
-        def counted(scheduler_output, model_runner_output):
+        def counted(scheduler_output: Any, model_runner_output: Any) -> Any:
             self.verified += sum(map(bool, model_runner_output.sampled_token_ids))
             return update(scheduler_output, model_runner_output)
 
         self.scheduler.update_from_output = counted
 
-    def start(self, prompts, extra_args=None, **sampling):
+    def start(self, prompts: list[list[int]], extra_args: Any = None, **sampling: Any) -> None:
         """Hands the prompts to the engine; `finish` runs them."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -98,32 +103,39 @@ class Rollouts:
             parameters = SamplingParams(**sampling, extra_args=arguments)
             self.llm.llm_engine.add_request(self.ids[-1], {"prompt_token_ids": prompt}, parameters)
 
-    def step(self, times=1):
+    def step(self, times: int = 1) -> list[Any]:
         """Runs the engine a few steps; returns the outputs that finished."""
         return [output for _ in range(times) for output in self.llm.llm_engine.step() if output.finished]
 
-    def finish(self):
+    def finish(self) -> list[Any]:
         """Runs to the end; returns a list of responses (token ids) a prompt, in the order of the prompts."""
-        done = {}
+        done: dict[str, Any] = {}
         while self.llm.llm_engine.has_unfinished_requests():
             done |= {output.request_id: output for output in self.step()}
         return [[list(c.token_ids) for c in done[name].outputs] if name in done else None for name in self.ids]
 
-    def generate(self, prompts, **sampling):
+    def generate(self, prompts: list[list[int]], **sampling: Any) -> list[Any]:
         self.start(prompts, **sampling)
         return self.finish()
 
-    def counter(self, name):
+    def counter(self, name: str) -> float:
         """A counter of vLLM's, such as spec_decode_num_accepted_tokens."""
         return next((m.value for m in self.llm.get_metrics() if m.name == f"vllm:{name}"), 0)
 
 
 @pytest.fixture(scope="session")
-def start_engine(tiny_model):
+def start_engine(tiny_model: str) -> Iterator[Callable[..., Any]]:
     """start_engine(stack, ...) -> Rollouts on an engine that closes with the stack; arguments as those of `engine`."""
     shared = Engines()
 
-    def start(stack, endpoint=None, namespace="", in_process=True, fresh=False, **arguments):
+    def start(
+        stack: contextlib.ExitStack,
+        endpoint: str | None = None,
+        namespace: str = "",
+        in_process: bool = True,
+        fresh: bool = False,
+        **arguments: Any,
+    ) -> Any:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         environment.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0" if in_process else "1")
         if endpoint is not None:
@@ -150,7 +162,7 @@ def start_engine(tiny_model):
 
 
 @contextlib.contextmanager
-def _engines(start_engine):
+def _engines(start_engine: Callable[..., Any]) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         # The tests are about what is drafted, not about how fast a busy machine answers or computes.
@@ -160,13 +172,13 @@ def _engines(start_engine):
 
 
 @pytest.fixture
-def namespace(request):
+def namespace(request: pytest.FixtureRequest) -> str:
     """What a test writes is its own, in a server that others use."""
-    return request.node.name
+    return str(request.node.name)
 
 
 @pytest.fixture
-def engine(start_engine, namespace):
+def engine(start_engine: Callable[..., Any], namespace: str) -> Iterator[Callable[..., Any]]:
     """engine(endpoint) -> Rollouts, as if its engine had just started; without an endpoint no drafts.
 
     fresh: it really has. in_process: not in a process of its own. Further arguments are vLLM's.
@@ -176,14 +188,15 @@ def engine(start_engine, namespace):
 
 
 @pytest.fixture(scope="session")
-def expected(start_engine, prompts):
+def expected(start_engine: Callable[..., Any], prompts: list[list[int]]) -> list[list[list[int]]]:
     """What the engine writes to `prompts` without drafts."""
     with _engines(start_engine) as start:
-        return start().generate(prompts)
+        written: list[list[list[int]]] = start().generate(prompts)
+        return written
 
 
 @pytest.fixture
-def make_client(namespace):
+def make_client(namespace: str) -> Iterator[Callable[[str], DraftClient]]:
     """make_client(endpoint) -> DraftClient in the namespace of the test's engines, shut down at the end."""
     from histospec.client import DraftClient
 
@@ -192,18 +205,18 @@ def make_client(namespace):
 
 
 @pytest.fixture
-def drafts():
+def drafts() -> dict[str, Any]:
     """vLLM's arguments for drafts."""
     return DRAFTS
 
 
 @pytest.fixture
-def nowhere():
+def nowhere() -> str:
     """An endpoint where nothing listens."""
     return NOWHERE
 
 
 @pytest.fixture(scope="session")
-def prompts():
+def prompts() -> list[list[int]]:
     """Prompts of different lengths, no two alike."""
     return [[(7 * i + j * j) % VOCABULARY for j in range(3 + i)] for i in range(12)]

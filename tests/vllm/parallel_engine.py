@@ -12,11 +12,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 SECONDS = 420  # of a machine where much else runs; it takes 30
 
 
-def main(model_path, prompts, version, path):
+def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(

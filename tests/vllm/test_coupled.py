@@ -5,26 +5,29 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import coupled_check
 import pytest
+
+from tests.support import coupled_check
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
 LIMIT = 5  # standard deviations
+ROOT = Path(__file__).parents[2]
 
 
-def check(tiny_model, what, size, **environment):
-    command = [sys.executable, coupled_check.__file__, tiny_model, what, str(size)]
-    path = filter(None, (str(Path(coupled_check.__file__).parent), os.environ.get("PYTHONPATH")))
-    settings = {"HISTOSPEC_SAMPLING": "coupled", "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run(command, env=os.environ | settings | environment, capture_output=True, text=True, check=False)
+def check(tiny_model: str, what: Any, size: Any, **environment: Any) -> Any:
+    command = [sys.executable, "-m", coupled_check.__name__, tiny_model, what, str(size)]
+    settings = os.environ | {"HISTOSPEC_SAMPLING": "coupled"} | environment
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("prompts", [40, pytest.param(200, marks=pytest.mark.long)])
-def test_drafts_change_no_token(tiny_model, prompts):
+def test_drafts_change_no_token(tiny_model: str, prompts: int) -> None:
     """At temperature 1, with top-k, top-p, penalties and logprobs, in batches with requests that have no seed."""
     result = check(tiny_model, "same", prompts)
     assert result["tokens"] == 200 * prompts
@@ -39,14 +42,14 @@ def test_drafts_change_no_token(tiny_model, prompts):
 
 @pytest.mark.newest
 @pytest.mark.parametrize("responses", [3000, pytest.param(20_000, marks=pytest.mark.long)])
-def test_it_samples_what_vllm_samples(tiny_model, responses):
+def test_it_samples_what_vllm_samples(tiny_model: str, responses: int) -> None:
     """Plain, with top-p, with penalties."""
     result = check(tiny_model, "distribution", responses)
     assert len(result) == 9
     assert max(result.values()) < LIMIT, result
 
 
-def test_a_seed_kept_is_a_response_again(tiny_model, server):
+def test_a_seed_kept_is_a_response_again(tiny_model: str, server: Server) -> None:
     """The policy does not move, so every response whose seed is kept comes again, in a few long drafts."""
     settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "twins", "HISTOSPEC_DEADLINE": "5"}
     settings |= {"HISTOSPEC_VERIFY_COST": "0.01"}

@@ -1,14 +1,19 @@
 """Every response belongs to the weights that wrote it, whoever says which these are: request, vLLM, or nobody."""
 
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+
+from histospec.client import DraftClient
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="session")
-def weights(tiny_model, tmp_path_factory):
+def weights(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Directories of three policies: the one that engines start with, and two that a trainer made of it."""
     import torch
     from transformers import LlamaForCausalLM
@@ -26,7 +31,7 @@ def weights(tiny_model, tmp_path_factory):
     return paths
 
 
-def push(rollouts, path, version=None, running=False):
+def push(rollouts: Any, path: Any, version: Any = None, running: Any = False) -> None:
     """What a trainer does after an update, with vLLM's own names."""
     rollouts.llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
     assert rollouts.llm.reset_prefix_cache(reset_running_requests=running)
@@ -34,28 +39,30 @@ def push(rollouts, path, version=None, running=False):
         name(rollouts, version)
 
 
-def name(rollouts, version):
+def name(rollouts: Any, version: Any) -> None:
     if not hasattr(rollouts.llm, "update_weight_version"):
         pytest.skip("this vLLM has no weight versions of its own")
     rollouts.llm.update_weight_version(version)
 
 
 @pytest.fixture
-def kept(shared_server, make_client):
+def kept(shared_server: Server, make_client: Callable[[str], DraftClient]) -> Callable[..., Any]:
     """kept(prompts) -> for every prompt what is stored, as (epoch, tokens) in the order of the epochs."""
     client = make_client(shared_server.endpoint)
 
-    def read(prompts):
-        return [sorted((r.epoch, r.tokens.tolist()) for r in client.history(prompt)) for prompt in prompts]
+    def read(prompts: list[list[int]]) -> Any:
+        return [sorted((r.epoch or 0, list(r.tokens)) for r in client.history(prompt)) for prompt in prompts]
 
     return read
 
 
-def epochs(histories):
+def epochs(histories: Any) -> Any:
     return [[epoch for epoch, _ in history] for history in histories]
 
 
-def test_vllm_says_the_version(engine, shared_server, prompts, weights, kept):
+def test_vllm_says_the_version(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     written = []
     for version, path in zip(("step3", "step4", "step6"), weights, strict=True):
@@ -66,14 +73,18 @@ def test_vllm_says_the_version(engine, shared_server, prompts, weights, kept):
     assert kept(prompts) == [list(zip((3, 4, 6), texts, strict=True)) for texts in by_prompt]
 
 
-def test_the_request_knows_better(engine, shared_server, prompts, weights, kept):
+def test_the_request_knows_better(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     push(rollouts, weights[1], "step3")
     rollouts.generate(prompts, extra_args={"histospec": {"epoch": 2}})
     assert epochs(kept(prompts)) == [[2]] * len(prompts)
 
 
-def test_nobody_says_anything(engine, shared_server, prompts, weights, kept):
+def test_nobody_says_anything(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+) -> None:
     """New weights are known by the prefix cache, which is emptied; twice in a row, for sleep and for the update."""
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
@@ -85,7 +96,9 @@ def test_nobody_says_anything(engine, shared_server, prompts, weights, kept):
     assert epochs(kept(prompts)) == [[0, 1, 1, 2, 2]] * len(prompts)
 
 
-def test_versions_without_a_number_are_counted(engine, shared_server, prompts, weights, kept):
+def test_versions_without_a_number_are_counted(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
     for version, path in zip(("9f86d08", "60303ae"), weights[1:], strict=True):
@@ -95,7 +108,9 @@ def test_versions_without_a_number_are_counted(engine, shared_server, prompts, w
     assert epochs(kept(prompts)) == [[0, 1, 2]] * len(prompts)
 
 
-def test_engines_of_one_run_agree(engine, shared_server, prompts, weights, kept):
+def test_engines_of_one_run_agree(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], weights: Any, kept: Callable[..., Any]
+) -> None:
     """One that starts later is as far as the others, before it is told anything and after."""
     first = engine(shared_server.endpoint)
     push(first, weights[1], "step5")
@@ -109,7 +124,14 @@ def test_engines_of_one_run_agree(engine, shared_server, prompts, weights, kept)
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "counted"])
-def test_weights_change_in_the_middle(engine, shared_server, prompts, weights, kept, named):
+def test_weights_change_in_the_middle(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    weights: Any,
+    kept: Callable[..., Any],
+    named: bool,
+) -> None:
     """
     1. A visit under the old weights, and half of another one: some responses end, the others are running.
     2. New weights: the running requests are thrown out of the cache and go on where they were.
@@ -146,7 +168,7 @@ def test_weights_change_in_the_middle(engine, shared_server, prompts, weights, k
     assert rollouts.counter("spec_decode_num_accepted_tokens") > accepted
 
 
-def test_a_vllm_without_weight_versions_is_left_alone(monkeypatch):
+def test_a_vllm_without_weight_versions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
     from vllm.v1.engine.core import EngineCore
 

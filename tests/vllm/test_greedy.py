@@ -1,18 +1,27 @@
 """Greedy output is the same with drafts, without, and whatever happens to the server."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
 
-def test_with_drafts(engine, shared_server, prompts, expected):
+def test_with_drafts(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], expected: list[list[list[int]]]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     assert rollouts.generate(prompts) == expected  # first visit: wrong drafts and none
     assert rollouts.generate(prompts) == expected  # second: right ones
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
 
 
-def test_with_the_server_killed_and_restarted(engine, server, prompts, expected):
+def test_with_the_server_killed_and_restarted(
+    engine: Callable[..., Any], server: Server, prompts: list[list[int]], expected: list[list[list[int]]]
+) -> None:
     rollouts = engine(server.endpoint)
     assert rollouts.generate(prompts) == expected
     rollouts.start(prompts)
@@ -30,18 +39,26 @@ def test_with_the_server_killed_and_restarted(engine, server, prompts, expected)
     pytest.fail("no drafts after the restart")
 
 
-def test_with_no_server_from_the_start(engine, prompts, expected, nowhere):
+def test_with_no_server_from_the_start(
+    engine: Callable[..., Any], prompts: list[list[int]], expected: list[list[list[int]]], nowhere: str
+) -> None:
     rollouts = engine(nowhere)
     assert rollouts.generate(prompts) == expected
     assert rollouts.counter("spec_decode_num_draft_tokens") == 0
 
 
-def test_with_a_client_that_fails(engine, shared_server, prompts, expected, monkeypatch):
+def test_with_a_client_that_fails(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A bug of ours costs drafts, never the engine, and not for long."""
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
 
-    def fail(*args, **kwargs):
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("broken on purpose")
 
     for failing in ("open", "send", "receive", "close", "flush"):

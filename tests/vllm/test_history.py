@@ -1,50 +1,63 @@
 """The history holds what the engine returned, token for token, however the response came to its end."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+
+from histospec.client import DraftClient
+from tests.support.clients import texts
+from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture
-def check(shared_server, make_client):
+def check(shared_server: Server, make_client: Callable[[str], DraftClient]) -> Callable[..., Any]:
     """Compares the history of every prompt with the responses that the engine returned for it."""
 
-    def compare(prompts, responses, problems=None):
+    def compare(prompts: list[list[int]], responses: Any, problems: Any = None) -> Any:
         client = make_client(shared_server.endpoint)
         for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
             history = client.history(prompt, problem=problems[i] if problems else None)
-            assert sorted(response.tokens.tolist() for response in history) == sorted(group)
+            assert sorted(texts(history)) == sorted(group)
         return client
 
     return compare
 
 
 @pytest.fixture
-def lookups(shared_server, namespace):
+def lookups(shared_server: Server, namespace: str) -> Callable[..., Any]:
     """lookups() -> how many problems of this test the server looked up."""
     name = f'histospec_problem_lookups_total{{namespace="{namespace}",'
     return lambda: sum(v for sample, v in shared_server.metrics().items() if sample.startswith(name))
 
 
-def twice(rollouts, prompts, **sampling):
+def twice(rollouts: Any, prompts: list[list[int]], **sampling: Any) -> Any:
     """Two visits, so that the second has drafts to cut; all responses of both by prompt."""
     visits = [rollouts.generate(prompts, **sampling) for _ in range(2)]
     assert rollouts.counter("spec_decode_num_draft_tokens") > 0
     return [first + second for first, second in zip(*visits, strict=True)]
 
 
-def test_max_tokens(engine, shared_server, prompts, check):
+def test_max_tokens(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     responses = twice(engine(shared_server.endpoint), prompts, max_tokens=19)
     assert all(len(r) == 19 for group in responses for r in group)
     check(prompts, responses)
 
 
-def test_one_token(engine, shared_server, prompts, check):
+def test_one_token(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     check(prompts, rollouts.generate(prompts, max_tokens=1))
 
 
-def test_stop_tokens(engine, shared_server, prompts, check):
+def test_stop_tokens(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     """Stop tokens in the middle of an accepted draft, too: the second visit drafts past where it must end."""
     rollouts = engine(shared_server.endpoint)
     long = rollouts.generate(prompts, max_tokens=40)
@@ -55,7 +68,9 @@ def test_stop_tokens(engine, shared_server, prompts, check):
     check(prompts, [a + b for a, b in zip(long, short, strict=True)])
 
 
-def test_stop_strings(engine, shared_server, prompts, check):
+def test_stop_strings(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     """vLLM finds them in its front end, after the engine core has gone on; the history ends where the text does."""
     rollouts = engine(shared_server.endpoint, skip_tokenizer_init=False)
     long = rollouts.generate(prompts, max_tokens=40, detokenize=True)
@@ -70,30 +85,38 @@ def test_stop_strings(engine, shared_server, prompts, check):
     check(prompts, [list(pair) for pair in zip(long, cut, strict=True)])
 
 
-def text(tokens):
+def text(tokens: Any) -> Any:
     return "".join("abcdefghijklmnopqrstuvwxyz012345"[token] for token in tokens)
 
 
-def test_siblings(engine, shared_server, prompts, check):
+def test_siblings(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     responses = twice(rollouts, prompts[:4], n=4, temperature=1, max_tokens=24)
     assert all(len(group) == 8 for group in responses)
     check(prompts[:4], responses)
 
 
-def test_chunked_prefill(engine, shared_server, check):
+def test_chunked_prefill(engine: Callable[..., Any], shared_server: Server, check: Callable[..., Any]) -> None:
     prompts = [[(3 * i + j) % 32 for j in range(100 + i)] for i in range(6)]
     rollouts = engine(shared_server.endpoint, max_num_batched_tokens=32, max_num_seqs=8)
     check(prompts, twice(rollouts, prompts, max_tokens=24))
 
 
-def test_preemption(engine, shared_server, prompts, check, lookups):
+def test_preemption(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    check: Callable[..., Any],
+    lookups: Callable[..., Any],
+) -> None:
     """A cache too small for all: requests are thrown out half-way, and computed again."""
     rollouts = engine(shared_server.endpoint, num_gpu_blocks_override=20, block_size=32, enable_prefix_caching=False)
     preempted = []
     preempt = rollouts.scheduler._preempt_request
 
-    def counted(request, *args, **kwargs):
+    def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
         preempted.append(request.request_id)
         return preempt(request, *args, **kwargs)
 
@@ -104,7 +127,9 @@ def test_preemption(engine, shared_server, prompts, check, lookups):
     assert lookups() == 2 * len(prompts)
 
 
-def test_reset_of_running_requests(engine, shared_server, prompts, check):
+def test_reset_of_running_requests(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     """As after new weights in the middle of a rollout: every running request is preempted at once."""
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
@@ -118,14 +143,16 @@ def test_reset_of_running_requests(engine, shared_server, prompts, check):
     check(prompts, [a * 3 for a in first])
 
 
-def test_end_of_the_model(engine, shared_server, check):
+def test_end_of_the_model(engine: Callable[..., Any], shared_server: Server, check: Callable[..., Any]) -> None:
     prompts = [[1, 2, 3] * 30, [4, 5, 6] * 30]
     responses = twice(engine(shared_server.endpoint, max_model_len=128), prompts, max_tokens=None)
     assert all(len(r) == 38 for group in responses for r in group)
     check(prompts, responses)
 
 
-def test_aborted_requests_are_not_committed(engine, shared_server, prompts, check):
+def test_aborted_requests_are_not_committed(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     rollouts.start(prompts)
     rollouts.step(5)
@@ -137,7 +164,9 @@ def test_aborted_requests_are_not_committed(engine, shared_server, prompts, chec
     assert shared_server.metrics()["histospec_sessions"] == 0
 
 
-def test_problems_epochs_and_seeds(engine, shared_server, prompts, check):
+def test_problems_epochs_and_seeds(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+) -> None:
     """Requests of one problem with different prompts share a history; epochs and seeds are kept with the responses."""
     rollouts = engine(shared_server.endpoint)
     seeds = [0, -(2**63), 2**63 - 1, 2**60 + 1, 7, 7, *[None] * len(prompts)][: len(prompts)]
@@ -147,11 +176,17 @@ def test_problems_epochs_and_seeds(engine, shared_server, prompts, check):
     groups = [[r for group in responses[i::3] for r in group] for i in range(3)]
     client = check(prompts[:3], groups, problems)
     for i, (problem, prompt, group) in enumerate(zip(problems, prompts, groups, strict=False)):
-        stored = {tuple(r.tokens.tolist()): (r.epoch, r.seed) for r in client.history(prompt, problem=problem)}
+        stored = {tuple(r.tokens): (r.epoch, r.seed) for r in client.history(prompt, problem=problem)}
         assert [stored[tuple(r)] for r in group] == list(zip([0, 0, 1, 1], seeds[i::3], strict=True))
 
 
-def test_requests_left_alone(engine, shared_server, prompts, check, lookups):
+def test_requests_left_alone(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    check: Callable[..., Any],
+    lookups: Callable[..., Any],
+) -> None:
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts, extra_args={"histospec": False})
     check(prompts, [[] for _ in prompts])
@@ -167,6 +202,12 @@ def test_requests_left_alone(engine, shared_server, prompts, check, lookups):
         {"histospec": [1]},
     ],
 )
-def test_useless_options_are_ignored(engine, shared_server, prompts, check, arguments):
+def test_useless_options_are_ignored(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    check: Callable[..., Any],
+    arguments: Any,
+) -> None:
     rollouts = engine(shared_server.endpoint)
     check(prompts, rollouts.generate(prompts, extra_args=arguments))

@@ -1,6 +1,8 @@
 """What the adapter depends on exists in the vLLM that is installed, and its own mistakes are told at the start."""
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,14 +10,14 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def adapter():
+def adapter() -> Any:
     pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
     from histospec.client import vllm
 
     return vllm
 
 
-def test_the_scheduler_extends_methods_that_exist(adapter):
+def test_the_scheduler_extends_methods_that_exist(adapter: Any) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     ours = [n for n, m in vars(adapter.HistoSpecScheduler).items() if inspect.isfunction(m) and not _private(n)]
@@ -27,21 +29,27 @@ def test_the_scheduler_extends_methods_that_exist(adapter):
             assert list(taken) == list(theirs), name
 
 
-def _private(name):
+def _private(name: str) -> Any:
     return name.startswith("_")
 
 
-def test_a_proposer_without_the_scheduler_says_what_to_add(adapter, engine, nowhere):
+def test_a_proposer_without_the_scheduler_says_what_to_add(
+    adapter: Any, engine: Callable[..., Any], nowhere: str
+) -> None:
     with pytest.raises(Exception, match="--scheduler-cls histospec"):
         engine(nowhere, fresh=True, scheduler_cls=None)
 
 
-def test_a_scheduler_without_the_proposer_says_what_to_add(adapter, engine, nowhere):
+def test_a_scheduler_without_the_proposer_says_what_to_add(
+    adapter: Any, engine: Callable[..., Any], nowhere: str
+) -> None:
     with pytest.raises(ValueError, match="--speculative-config"):
         engine(nowhere, fresh=True, speculative_config=None)
 
 
-def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, nowhere, monkeypatch):
+def test_a_verify_cost_that_is_no_number_is_refused(
+    adapter: Any, engine: Callable[..., Any], nowhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "cheap")
     with pytest.raises(Exception, match="HISTOSPEC_VERIFY_COST"):
         engine(nowhere, fresh=True)
@@ -57,7 +65,7 @@ def test_a_verify_cost_that_is_no_number_is_refused(adapter, engine, nowhere, mo
         ("SEED_EVERY", "0.5", "expected a number, got '0.5'"),
     ],
 )
-def test_how_to_sample_is_said_clearly(monkeypatch, name, value, said):
+def test_how_to_sample_is_said_clearly(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
     from histospec.client.vllm.config import AdapterConfig
 
     monkeypatch.setenv("HISTOSPEC_SAMPLING", "coupled")

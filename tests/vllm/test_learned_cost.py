@@ -1,23 +1,32 @@
 """A real engine learns what drafts cost it, and the server shows it."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+
+from histospec.client import DraftClient
+from tests.support.clients import texts
+from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture
-def shown(shared_server, namespace):
+def shown(shared_server: Server, namespace: str) -> Callable[..., Any]:
     """The cost as the server shows it now."""
     return lambda: shared_server.metrics()[f'histospec_verify_cost{{namespace="{namespace}"}}']
 
 
 @pytest.fixture
-def engine(engine, monkeypatch):
+def engine(engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.delenv("HISTOSPEC_VERIFY_COST")  # as it comes
     return engine
 
 
-def test_learned_and_shown(engine, shared_server, prompts, shown):
+def test_learned_and_shown(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], shown: Callable[..., Any]
+) -> None:
     rollouts = engine(shared_server.endpoint)
     cost = rollouts.scheduler._cost
     assert not cost.learned
@@ -30,19 +39,32 @@ def test_learned_and_shown(engine, shared_server, prompts, shown):
     assert 0.0099 <= shown() <= 1  # a float32 on the wire
 
 
-def test_fixed(engine, shared_server, prompts, shown, monkeypatch):
+def test_fixed(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    shown: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0.125")
     rollouts = engine(shared_server.endpoint)
     rollouts.generate(prompts)
     assert shown() == 0.125
 
 
-def test_no_time_is_taken_across_idleness(engine, shared_server, prompts):
+def test_no_time_is_taken_across_idleness(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]]
+) -> None:
     """Between two rollouts a trainer learns for minutes; the first step after it has no duration."""
     rollouts = engine(shared_server.endpoint)
-    told = []
+    told: list[Any] = []
     observe = rollouts.scheduler._cost.observe
-    rollouts.scheduler._cost.observe = lambda *args, **kwargs: (told.append(args[0]), observe(*args, **kwargs))
+
+    def noting(seconds: float, *others: Any, **more: Any) -> None:
+        told.append(seconds)
+        observe(seconds, *others, **more)
+
+    rollouts.scheduler._cost.observe = noting
     for _ in range(2):
         rollouts.generate(prompts, max_tokens=5)
         told.append("idle")
@@ -51,7 +73,15 @@ def test_no_time_is_taken_across_idleness(engine, shared_server, prompts):
     assert sum(0 < s < float("inf") for s in told if s != "idle") == len(told) - 4
 
 
-def test_a_cost_that_no_draft_can_pay(engine, shared_server, prompts, expected, make_client, shown, monkeypatch):
+def test_a_cost_that_no_draft_can_pay(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    make_client: Callable[[str], DraftClient],
+    shown: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is drafted, hardly anything is said, and every response is in the history."""
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
     rollouts = engine(shared_server.endpoint)
@@ -63,10 +93,16 @@ def test_a_cost_that_no_draft_can_pay(engine, shared_server, prompts, expected, 
     rollouts.close()  # the last commits are out by now
     client = make_client(shared_server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
-        assert [response.tokens.tolist() for response in client.history(prompt)] == group * 2
+        assert texts(client.history(prompt)) == group * 2
 
 
-def test_drafts_come_and_go(engine, shared_server, prompts, expected, make_client):
+def test_drafts_come_and_go(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    make_client: Callable[[str], DraftClient],
+) -> None:
     """Runs of steps with and without drafts, of every length: sessions catch up, exactly."""
     rollouts = engine(shared_server.endpoint)
     told = (0.02 if (step // run) % 2 else None for run in range(1, 30) for step in range(6 * run))
@@ -77,4 +113,4 @@ def test_drafts_come_and_go(engine, shared_server, prompts, expected, make_clien
     rollouts.close()
     client = make_client(shared_server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
-        assert [response.tokens.tolist() for response in client.history(prompt)] == group * 3
+        assert texts(client.history(prompt)) == group * 3

@@ -1,12 +1,19 @@
 """Hits and misses on /metrics are the requests, to the unit."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+
+from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
-def test_one_lookup_a_request(engine, shared_server, namespace, prompts):
-    def lookups():
+def test_one_lookup_a_request(
+    engine: Callable[..., Any], shared_server: Server, namespace: str, prompts: list[list[int]]
+) -> None:
+    def lookups() -> Any:
         metrics = shared_server.metrics()
         name = f'histospec_problem_lookups_total{{namespace="{namespace}",result="%s"}}'
         return [metrics.get(name % result, 0) for result in ("miss", "hit")]

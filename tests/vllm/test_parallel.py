@@ -6,10 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from histospec.client import DraftClient
+from histospec.client.vllm import parallel
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
@@ -17,10 +23,10 @@ LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
 
 
 @pytest.fixture
-def rollout(tiny_model, server, namespace, tmp_path):
+def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Callable[..., Any]:
     """rollout(prompts, version) -> what parallel_engine.py writes, as a dict."""
 
-    def run(prompts, version):
+    def run(prompts: list[list[int]], version: Any) -> Any:
         settings = {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -43,7 +49,13 @@ def rollout(tiny_model, server, namespace, tmp_path):
 
 
 @pytest.mark.long
-def test_tensor_parallel(rollout, prompts, expected, server, make_client):
+def test_tensor_parallel(
+    rollout: Callable[..., Any],
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    server: Server,
+    make_client: Callable[[str], DraftClient],
+) -> None:
     """
     1. Two workers write what one without drafts does, twice; the second time from drafts.
     2. Every response is kept once, as of the version that vLLM was told, whose engine is in a process of its own.
@@ -54,7 +66,7 @@ def test_tensor_parallel(rollout, prompts, expected, server, make_client):
     epoch = 7 if result["version"] else 0
     client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
-        assert [(r.epoch, r.tokens.tolist()) for r in client.history(prompt)] == [(epoch, group[0])] * 2
+        assert [(r.epoch, list(r.tokens)) for r in client.history(prompt)] == [(epoch, group[0])] * 2
 
 
 @pytest.mark.parametrize(
@@ -66,8 +78,7 @@ def test_tensor_parallel(rollout, prompts, expected, server, make_client):
         ({"distributed_executor_backend": "external_launcher", "world_size": 1}, ""),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(setting, refused):
-    parallel = pytest.importorskip("histospec.client.vllm.parallel", reason="needs a vLLM build in the environment")
+def test_what_cannot_be_is_refused_with_the_reason(setting: Any, refused: str) -> None:
     usual = {"pipeline_parallel_size": 1, "world_size": 2, "distributed_executor_backend": "mp"}
     with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
         parallel.check(SimpleNamespace(**usual | setting))

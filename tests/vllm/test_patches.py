@@ -4,6 +4,8 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -55,7 +57,7 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def said():
+def said() -> Any:
     """Symbols of the table that are replaced before and after installing all; in a process of its own."""
     pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
     command = [sys.executable, "-c", INSTALL_ALL]
@@ -64,7 +66,7 @@ def said():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_every_symbol_of_the_table_is_replaced_once(said):
+def test_every_symbol_of_the_table_is_replaced_once(said: Any) -> None:
     from histospec.client.vllm.patches import PATCHES
 
     assert said["before"] == []
@@ -72,7 +74,9 @@ def test_every_symbol_of_the_table_is_replaced_once(said):
     assert said["twice"] == []
 
 
-def test_an_engine_that_drafts_has_those_of_its_proposer_and_scheduler(engine, nowhere):
+def test_an_engine_that_drafts_has_those_of_its_proposer_and_scheduler(
+    engine: Callable[..., Any], nowhere: str
+) -> None:
     from histospec.client.vllm.patches import PATCHES
     from histospec.client.vllm.patches.replacing import is_replaced
 

@@ -7,16 +7,29 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from ports import free_port
+
+from histospec.client import DraftClient
+from tests.support.clients import texts
+from tests.support.ports import free_port
+from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 START_SECONDS = 300
 
 
-def test_the_engine_in_a_process_of_its_own(engine, server, prompts, expected, make_client):
+def test_the_engine_in_a_process_of_its_own(
+    engine: Callable[..., Any],
+    server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    make_client: Callable[[str], DraftClient],
+) -> None:
     rollouts = engine(server.endpoint, in_process=False)
     assert rollouts.scheduler is None  # it is elsewhere
     for _ in range(2):
@@ -25,11 +38,13 @@ def test_the_engine_in_a_process_of_its_own(engine, server, prompts, expected, m
     rollouts.close()  # the last commits are out by now
     client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
-        assert [response.tokens.tolist() for response in client.history(prompt)] == group * 2
+        assert texts(client.history(prompt)) == group * 2
 
 
 @pytest.fixture
-def api(tiny_model, server, namespace, drafts, tmp_path):
+def api(
+    tiny_model: str, server: Server, namespace: str, drafts: dict[str, Any], tmp_path: Path
+) -> Iterator[Callable[..., Any]]:
     """POST to vLLM's server with drafts: api(path, body) -> the answer; api(path) is a GET."""
     port = free_port()
     # `vllm serve` itself looks for a distribution named vllm, which the CPU build is not.
@@ -43,7 +58,7 @@ def api(tiny_model, server, namespace, drafts, tmp_path):
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }  # fmt: skip
 
-    def call(path, body=None):
+    def call(path: Any, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -73,7 +88,9 @@ def api(tiny_model, server, namespace, drafts, tmp_path):
 
 
 @pytest.mark.long
-def test_over_http(api, server, tiny_model, make_client):
+def test_over_http(
+    api: Callable[..., Any], server: Server, tiny_model: str, make_client: Callable[[str], DraftClient]
+) -> None:
     prompt = [1, 2, 3, 4]
     body = {"model": tiny_model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "return_token_ids": True}
     options = [
@@ -87,5 +104,5 @@ def test_over_http(api, server, tiny_model, make_client):
     assert written[0] == written[1] == written[2] == written[3]
     assert len(written[0]) == 30
     client = make_client(server.endpoint)
-    assert [r.tokens.tolist() for r in client.history(prompt)] == written[:1]
-    assert [(r.tokens.tolist(), r.epoch) for r in client.history(prompt, problem="p")] == [(written[0], 2)] * 2
+    assert texts(client.history(prompt)) == written[:1]
+    assert [(list(r.tokens), r.epoch) for r in client.history(prompt, problem="p")] == [(written[0], 2)] * 2

@@ -2,12 +2,16 @@
 
 import math
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from histospec.client import Response
+from histospec.client import DraftClient, Response
 from histospec.client.rollouts import SpeculativeRollout, accept_prefix, sampling
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
@@ -16,10 +20,10 @@ PEERS = 4
 
 
 @pytest.fixture
-def parameters():
+def parameters() -> Callable[..., Any]:
     """parameters(**changes) -> SamplingParams of a rollout."""
 
-    def make(**changes):
+    def make(**changes: Any) -> Any:
         from vllm import SamplingParams
 
         return SamplingParams(**({"temperature": 1, "max_tokens": LENGTH, "n": PEERS, "detokenize": False} | changes))
@@ -28,10 +32,12 @@ def parameters():
 
 
 @pytest.fixture
-def speculative(engine, shared_server, make_client):
+def speculative(
+    engine: Callable[..., Any], shared_server: Server, make_client: Callable[[str], DraftClient]
+) -> Callable[..., Any]:
     """speculative(lenience) -> (SpeculativeRollout on an engine with drafts, its client)."""
 
-    def make(lenience=1.0, seed=0, **arguments):
+    def make(lenience: Any = 1.0, seed: Any = 0, **arguments: Any) -> Any:
         client = make_client(shared_server.endpoint)
         return SpeculativeRollout(engine(shared_server.endpoint, **arguments).llm, client, lenience, seed=seed), client
 
@@ -39,7 +45,7 @@ def speculative(engine, shared_server, make_client):
 
 
 @pytest.fixture
-def other_policy(tiny_model, tmp_path):
+def other_policy(tiny_model: str, tmp_path: Path) -> str:
     """Directory of a policy a little way from that of `tiny_model`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,23 +60,25 @@ def other_policy(tiny_model, tmp_path):
     return str(tmp_path)
 
 
-def logprobs_of(model, prompt, tokens):
+def logprobs_of(model: str, prompt: Any, tokens: Any) -> Any:
     """float64[n]: log-probability of each token, from transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model)
     text = torch.tensor([[*prompt, *tokens]])
     with torch.no_grad():
-        scores = model(text).logits[0].double().log_softmax(-1)
+        scores = policy(text).logits[0].double().log_softmax(-1)
     return scores[torch.arange(len(prompt) - 1, text.shape[1] - 1), text[0, len(prompt) :]].numpy()
 
 
-def texts(rollouts):
+def texts(rollouts: Any) -> Any:
     return [r.tokens.tolist() for r in rollouts]
 
 
-def test_the_same_policy_reuses_everything(speculative, prompts, parameters):
+def test_the_same_policy_reuses_everything(
+    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+) -> None:
     rollout, _ = speculative()
     first = rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
     assert len(first) == len(prompts) * PEERS
@@ -85,7 +93,13 @@ def test_the_same_policy_reuses_everything(speculative, prompts, parameters):
     assert all((r.reused, r.generated, r.finish_reason, r.old_epoch) == (LENGTH, 0, "length", 0) for r in second)
 
 
-def test_another_policy_cuts_and_scores_as_the_paper_says(speculative, other_policy, tiny_model, prompts, parameters):
+def test_another_policy_cuts_and_scores_as_the_paper_says(
+    speculative: Callable[..., Any],
+    other_policy: str,
+    tiny_model: str,
+    prompts: list[list[int]],
+    parameters: Callable[..., Any],
+) -> None:
     """What is kept, and every logprob, follows from transformers' view of the two policies."""
     rollout, client = speculative(model=other_policy)
     writer, _ = speculative(seed=0)
@@ -105,11 +119,14 @@ def test_another_policy_cuts_and_scores_as_the_paper_says(speculative, other_pol
         assert len(after.tokens) == len(after.logprobs) == after.reused + after.generated == LENGTH
         assert np.allclose(after.logprobs, logprobs_of(other_policy, after.prompt, after.tokens), atol=1e-4)
         assert np.allclose(before.logprobs, logprobs_of(tiny_model, before.prompt, before.tokens), atol=1e-4)
+    assert reader.report is not None
     assert 0.05 < reader.report.share_reused < 0.95
 
 
 @pytest.mark.newest
-def test_the_rejected_token_is_where_it_is_cut(speculative, prompts, parameters):
+def test_the_rejected_token_is_where_it_is_cut(
+    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+) -> None:
     rollout, client = speculative()
     old = rollout.generate(prompts, parameters(n=1), epoch=0, ingest=False, use_tqdm=False)
     cuts = [i % LENGTH for i in range(len(prompts))]
@@ -123,7 +140,9 @@ def test_the_rejected_token_is_where_it_is_cut(speculative, prompts, parameters)
 
 
 @pytest.mark.newest
-def test_infinite_lenience_generates_the_ends_alone(speculative, prompts, parameters):
+def test_infinite_lenience_generates_the_ends_alone(
+    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+) -> None:
     rollout, _ = speculative(math.inf)
     short = rollout.generate(prompts, parameters(max_tokens=LENGTH // 2), epoch=0, use_tqdm=False)
     long = rollout.generate(prompts, parameters(), epoch=1, use_tqdm=False)
@@ -136,7 +155,7 @@ def test_infinite_lenience_generates_the_ends_alone(speculative, prompts, parame
 
 
 @pytest.mark.newest
-def test_stop_tokens(speculative, prompts, parameters):
+def test_stop_tokens(speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]) -> None:
     rollout, _ = speculative(math.inf)
     long = rollout.generate(prompts, parameters(n=1), epoch=0, use_tqdm=False)
     stop = int(long[0].tokens[7])
@@ -153,7 +172,7 @@ def test_stop_tokens(speculative, prompts, parameters):
 
 
 @pytest.mark.newest
-def test_the_end_of_the_model(speculative, parameters):
+def test_the_end_of_the_model(speculative: Callable[..., Any], parameters: Callable[..., Any]) -> None:
     """vLLM scores nothing that fills the model: the last token is generated again."""
     prompt = [1, 2, 3] * 30
     rollout, _ = speculative(math.inf, max_model_len=128)
@@ -163,7 +182,9 @@ def test_the_end_of_the_model(speculative, parameters):
 
 
 @pytest.mark.newest
-def test_the_history_holds_each_rollout_once(speculative, prompts, parameters):
+def test_the_history_holds_each_rollout_once(
+    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+) -> None:
     """The adapter drafts for the ends, but what it sees is not a whole response: it commits nothing."""
     rollout, client = speculative(seed=3)
     old = rollout.generate(prompts, parameters(), epoch=0, ingest=False, use_tqdm=False)
@@ -171,13 +192,15 @@ def test_the_history_holds_each_rollout_once(speculative, prompts, parameters):
     assert rollout.commit(old, rewards=lambda r: float(r.tokens[0])) == len(old)
     for i, prompt in enumerate(prompts):
         mine, held = old[i * PEERS : (i + 1) * PEERS], client.history(prompt)
-        assert [r.tokens.tolist() for r in held] == texts(mine)
+        assert texts(held) == texts(mine)
         assert all(np.array_equal(a.logprobs, b.logprobs) for a, b in zip(held, mine, strict=True))
         assert [(r.epoch, r.reward) for r in held] == [(0, float(r.tokens[0])) for r in mine]
 
 
 @pytest.mark.newest
-def test_drafts_for_the_ends(engine, shared_server, namespace, prompts):
+def test_drafts_for_the_ends(
+    engine: Callable[..., Any], shared_server: Server, namespace: str, prompts: list[list[int]]
+) -> None:
     """A greedy model repeats itself, so all drafts are right, if the ends are drafted from the problem's history."""
     rollouts = engine(shared_server.endpoint)
     whole = [group[0] for group in rollouts.generate(prompts)]
@@ -194,7 +217,12 @@ def test_drafts_for_the_ends(engine, shared_server, namespace, prompts):
 
 
 @pytest.mark.newest
-def test_a_continued_request_may_commit_the_whole(engine, shared_server, prompts, make_client):
+def test_a_continued_request_may_commit_the_whole(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    make_client: Callable[[str], DraftClient],
+) -> None:
     rollouts = engine(shared_server.endpoint)
     flat = [{"histospec.generated": 2, "histospec_epoch": 4}] * len(prompts)
     ends = rollouts.generate(prompts, extra_args=flat)
@@ -202,26 +230,39 @@ def test_a_continued_request_may_commit_the_whole(engine, shared_server, prompts
     client = make_client(shared_server.endpoint)
     for prompt, (end,) in zip(prompts, ends, strict=True):
         if len(prompt) > 2:
-            (held,) = [r for r in client.history(prompt[:-2]) if r.tokens.tolist() == [*prompt[-2:], *end]]
+            (held,) = [r for r in client.history(prompt[:-2]) if list(r.tokens) == [*prompt[-2:], *end]]
             assert held.epoch == 4
 
 
 @pytest.mark.newest
-def test_options_that_leave_no_prompt_are_ignored(engine, shared_server, prompts, make_client):
+def test_options_that_leave_no_prompt_are_ignored(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    make_client: Callable[[str], DraftClient],
+) -> None:
     rollouts = engine(shared_server.endpoint)
     written = rollouts.generate(prompts, extra_args={"histospec": {"generated": 99, "commit": "perhaps"}})
     client = make_client(shared_server.endpoint)
-    assert [r.tokens.tolist() for p in prompts for r in client.history(p)] == [group[0] for group in written]
+    assert [tokens for p in prompts for tokens in texts(client.history(p))] == [group[0] for group in written]
 
 
 @pytest.mark.newest
-def test_a_server_that_is_gone_costs_history_only(engine, server, make_client, prompts, parameters, caplog):
+def test_a_server_that_is_gone_costs_history_only(
+    engine: Callable[..., Any],
+    server: Server,
+    make_client: Callable[[str], DraftClient],
+    prompts: list[list[int]],
+    parameters: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rollout = SpeculativeRollout(engine(server.endpoint).llm, make_client(server.endpoint), seed=0)
     rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
     server.kill()
     caplog.clear()
     new = rollout.generate(prompts, parameters(), epoch=1, use_tqdm=False)
     assert [len(r.tokens) for r in new] == [LENGTH] * len(prompts) * PEERS
+    assert rollout.report is not None
     assert (rollout.report.reused_tokens, rollout.report.unreachable) == (0, len(prompts))
     assert rollout.commit(new) == 0
     said = [r.getMessage().split()[0] for r in caplog.records if "not asked again" in r.getMessage()]
@@ -233,7 +274,13 @@ def test_a_server_that_is_gone_costs_history_only(engine, server, make_client, p
 
 
 @pytest.mark.newest
-def test_siblings_differ_whatever_the_seed(engine, nowhere, make_client, prompts, parameters):
+def test_siblings_differ_whatever_the_seed(
+    engine: Callable[..., Any],
+    nowhere: str,
+    make_client: Callable[[str], DraftClient],
+    prompts: list[list[int]],
+    parameters: Callable[..., Any],
+) -> None:
     """Without drafts, which use random numbers up."""
     llm, client = engine().llm, make_client(nowhere)
     visits = []
@@ -246,7 +293,9 @@ def test_siblings_differ_whatever_the_seed(engine, nowhere, make_client, prompts
 
 
 @pytest.mark.newest
-def test_no_old_response_is_used_twice(speculative, prompts, parameters):
+def test_no_old_response_is_used_twice(
+    speculative: Callable[..., Any], prompts: list[list[int]], parameters: Callable[..., Any]
+) -> None:
     """As verl asks: the prompts repeated, one response each. More than there were before are written anew."""
     rollout, _ = speculative(math.inf)
     rollout.generate(prompts[:3], parameters(n=2), epoch=0, use_tqdm=False)
@@ -259,7 +308,7 @@ def test_no_old_response_is_used_twice(speculative, prompts, parameters):
 
 
 @pytest.mark.long
-def test_thousands_of_prompts(speculative, parameters):
+def test_thousands_of_prompts(speculative: Callable[..., Any], parameters: Callable[..., Any]) -> None:
     prompts = [[i % 32, i // 32 % 32, i // 1024, 5] for i in range(2000)]
     rollout, _ = speculative(max_num_seqs=128)
     few = parameters(n=1, max_tokens=4)
@@ -284,6 +333,8 @@ def test_thousands_of_prompts(speculative, parameters):
         ({"stop": ["a"], "detokenize": True}, "stop: .*stop_token_ids"),
     ],
 )
-def test_sampling_that_changes_the_distribution_is_refused(parameters, changes, name):
+def test_sampling_that_changes_the_distribution_is_refused(
+    parameters: Callable[..., Any], changes: Any, name: str
+) -> None:
     assert sampling.objection(parameters(min_tokens=3, stop_token_ids=[1], seed=2)) is None
-    assert re.search(f"sampling_params.{name}", sampling.objection(parameters(n=1, **changes)))
+    assert re.search(f"sampling_params.{name}", str(sampling.objection(parameters(n=1, **changes))))

@@ -4,9 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-import sampling_check
+
+from tests.support import sampling_check
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
@@ -15,7 +20,9 @@ ENOUGH_TO_FAIL = 2_000
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
 
 
-def test_sampling_is_exact(engine, server, tiny_model, monkeypatch):
+def test_sampling_is_exact(
+    engine: Callable[..., Any], server: Server, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0")
     result = sampling_check.check(engine(server.endpoint, **sampling_check.ENGINE).llm, tiny_model, RESPONSES)
     assert 0 < result["accepted"] < result["drafted"]
@@ -23,14 +30,15 @@ def test_sampling_is_exact(engine, server, tiny_model, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model, server, namespace):
+def test_the_check_sees_what_vllm_does_without_the_repair(tiny_model: str, server: Server, namespace: str) -> None:
     """vLLM's CPU build alone is wrong (its issue 55005). When this fails, the repair can go."""
     settings = {
         "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_VERIFY_COST": "0",
         "HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VLLM_CPU_FIX": "0",
     }  # fmt: skip
-    command = [sys.executable, sampling_check.__file__, tiny_model, str(ENOUGH_TO_FAIL)]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", sampling_check.__name__, tiny_model, str(ENOUGH_TO_FAIL)]
+    root, settings = Path(__file__).parents[2], os.environ | settings
+    done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert 0 < result["accepted"] < result["drafted"]

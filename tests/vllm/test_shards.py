@@ -1,29 +1,44 @@
 """Real vLLM over three shards that keep their responses in a Redis Cluster."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from waiting import eventually
+
+from histospec.client import DraftClient
+from tests.support.clients import texts
+from tests.support.redis_processes import RedisCluster
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
 @pytest.fixture
-def shards(start_server, redis_cluster):
+def shards(start_server: Starter, redis_cluster: RedisCluster) -> dict[str, Server]:
     names = ("shard-0", "shard-1", "shard-2")
     return {name: start_server("--store", redis_cluster.url, "--shard-name", name) for name in names}
 
 
 @pytest.fixture
-def endpoint(shards):
+def endpoint(shards: dict[str, Server]) -> str:
     return ",".join(f"{name}={shard.endpoint}" for name, shard in shards.items())
 
 
 @pytest.fixture
-def hits(namespace):
+def hits(namespace: str) -> Callable[[Server], float]:
     """hits(shard) -> how often it had a draft."""
     return lambda shard: shard.metrics().get(f'histospec_drafts_total{{namespace="{namespace}",result="hit"}}', 0)
 
 
-def test_every_shard_drafts_its_part(engine, shards, endpoint, hits, prompts, expected):
+def test_every_shard_drafts_its_part(
+    engine: Callable[..., Any],
+    shards: dict[str, Server],
+    endpoint: str,
+    hits: Callable[[Server], float],
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+) -> None:
     rollouts = engine(endpoint)
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
@@ -31,7 +46,17 @@ def test_every_shard_drafts_its_part(engine, shards, endpoint, hits, prompts, ex
 
 
 @pytest.mark.parametrize("fault", ["killed", "hanging"])
-def test_a_shard_fails_half_way(engine, shards, endpoint, hits, prompts, expected, make_client, monkeypatch, fault):
+def test_a_shard_fails_half_way(
+    engine: Callable[..., Any],
+    shards: dict[str, Server],
+    endpoint: str,
+    hits: Callable[[Server], float],
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    make_client: Callable[[str], DraftClient],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
     """
     1. Each shard has written and stored its problems; half-way through the next visit one of them fails.
     2. The engine goes on, and writes the same; so it does for a whole visit without that shard.
@@ -59,7 +84,7 @@ def test_a_shard_fails_half_way(engine, shards, endpoint, hits, prompts, expecte
     visits = [3]
     before = hits(failing)
 
-    def drafts_again():
+    def drafts_again() -> Any:
         visits[0] += 1
         assert rollouts.generate(prompts) == expected
         return hits(failing) > before
@@ -67,7 +92,7 @@ def test_a_shard_fails_half_way(engine, shards, endpoint, hits, prompts, expecte
     eventually(drafts_again, "the shard does not draft again")
     said = rollouts.scheduler._sessions.client
 
-    def all_acknowledged():
+    def all_acknowledged() -> Any:
         said.flush(1)
         return said.stats().commits == visits[0] * len(prompts)
 
@@ -75,6 +100,6 @@ def test_a_shard_fails_half_way(engine, shards, endpoint, hits, prompts, expecte
     monkeypatch.setenv("HISTOSPEC_DEADLINE", "5")
     client = make_client(endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
-        kept = [response.tokens.tolist() for response in client.history(prompt)]
+        kept = texts(client.history(prompt))
         assert len(kept) >= visits[0]  # one whose acknowledgement was lost with its shard may be there twice
         assert all([tokens] == group for tokens in kept)

@@ -1,27 +1,31 @@
 """Without drafts an engine samples as one without speculation does, and takes as little for it."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from histospec.client.vllm.patches import undrafted
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def verified(monkeypatch):
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many drafted tokens each step through vLLM's whole rejection sampler had, in order."""
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    from histospec.client.vllm.patches.undrafted import shortened
 
     forward = rejection_sampler.RejectionSampler.forward
     forward = getattr(forward, "__wrapped__", forward)
     seen = []
 
-    def counted(self, metadata, *args):
+    def counted(self: Any, metadata: Any, *args: Any) -> Any:
         seen.append(sum(metadata.num_draft_tokens))
         return forward(self, metadata, *args)
 
-    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", shortened(counted))
+    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", undrafted.shortened(counted))
     return seen
 
 
@@ -37,7 +41,14 @@ def verified(monkeypatch):
     ],
     ids=["greedy", "temperature", "cut", "penalties", "stops"],
 )
-def test_same_tokens_as_without_speculation(engine, shared_server, prompts, monkeypatch, verified, sampling):
+def test_same_tokens_as_without_speculation(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    verified: list[int],
+    sampling: dict[str, int] | dict[str, float] | dict[str, int | list[int]],
+) -> None:
     """Every request has a seed, so random numbers that are drawn otherwise would show."""
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
     plain, silent = engine(), engine(shared_server.endpoint)
@@ -46,7 +57,13 @@ def test_same_tokens_as_without_speculation(engine, shared_server, prompts, monk
     assert verified == []
 
 
-def test_drafts_are_verified_by_vllm(engine, shared_server, prompts, expected, verified):
+def test_drafts_are_verified_by_vllm(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    verified: list[int],
+) -> None:
     rollouts = engine(shared_server.endpoint)
     for _ in range(2):
         assert rollouts.generate(prompts) == expected
@@ -54,7 +71,13 @@ def test_drafts_are_verified_by_vllm(engine, shared_server, prompts, expected, v
     assert all(verified)
 
 
-def test_logprobs_are_left_to_vllm(engine, shared_server, prompts, monkeypatch, verified):
+def test_logprobs_are_left_to_vllm(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    verified: list[int],
+) -> None:
     monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "1")
     plain, silent = engine(), engine(shared_server.endpoint)
     chosen = []
@@ -72,8 +95,7 @@ def test_logprobs_are_left_to_vllm(engine, shared_server, prompts, monkeypatch, 
 
 
 @pytest.mark.parametrize(("drafted", "logprobs"), [(0, None), (0, 2), (3, None), (3, 0)])
-def test_only_what_needs_no_verification_is_left_out(drafted, logprobs):
-    undrafted = pytest.importorskip("histospec.client.vllm.patches.undrafted")
+def test_only_what_needs_no_verification_is_left_out(drafted: int, logprobs: int | None) -> None:
     sampler = SimpleNamespace(sampler=lambda **arguments: ("sampled", arguments["logits"]))
     sample = undrafted.shortened(lambda self, metadata, draft_probs, logits, sampling: ("verified", logits))
     metadata, sampling = SimpleNamespace(max_spec_len=drafted), SimpleNamespace(max_num_logprobs=logprobs)
@@ -81,11 +103,10 @@ def test_only_what_needs_no_verification_is_left_out(drafted, logprobs):
     assert sample(sampler, metadata, None, "logits", sampling) == (how, "logits")
 
 
-def test_another_vllm_is_left_alone(monkeypatch):
+def test_another_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
-    from histospec.client.vllm.patches import undrafted
 
-    def forward(self, metadata, draft_logits, logits, sampling_metadata):
+    def forward(self: Any, metadata: Any, draft_logits: Any, logits: Any, sampling_metadata: Any) -> None:
         """As some later version may have it."""
 
     monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", forward)

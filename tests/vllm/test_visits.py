@@ -1,17 +1,22 @@
 """What was written before comes back as drafts; steps are counted in the scheduler, request by request."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+
+from tests.support.servers import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
 
-def tokens_a_step(rollouts, prompts, **sampling):
+def tokens_a_step(rollouts: Any, prompts: list[list[int]], **sampling: Any) -> Any:
     before = rollouts.verified
     responses = rollouts.generate(prompts, **sampling)
     return sum(len(r) for group in responses for r in group) / (rollouts.verified - before)
 
 
-def test_second_visit(engine, shared_server, prompts):
+def test_second_visit(engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]]) -> None:
     rollouts = engine(shared_server.endpoint)
     first = tokens_a_step(rollouts, prompts)
     second = tokens_a_step(rollouts, prompts)
@@ -19,7 +24,9 @@ def test_second_visit(engine, shared_server, prompts):
     assert second > first
 
 
-def test_second_visit_at_temperature_one(engine, shared_server, prompts):
+def test_second_visit_at_temperature_one(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]]
+) -> None:
     """Other samples of the same policy: the drafts are sometimes right and sometimes not."""
     rollouts = engine(shared_server.endpoint)
     for _ in range(2):
@@ -29,7 +36,7 @@ def test_second_visit_at_temperature_one(engine, shared_server, prompts):
     assert 0 < accepted < drafted
 
 
-def test_near_the_end_of_the_model(engine, shared_server):
+def test_near_the_end_of_the_model(engine: Callable[..., Any], shared_server: Server) -> None:
     """One request about to reach max_model_len takes no drafts from the others."""
     long, short = [1, 2, 3] * 70, [4, 5, 6]
     rollouts = engine(shared_server.endpoint, max_model_len=256)

@@ -1,0 +1,185 @@
+"""Workers that do not know the epoch count how often their weights changed; the server makes one number of it."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import xxhash
+
+from histospec.protocol.limits import MAX_EPOCH
+from histospec.server.stores.interface import LAST_EPOCH
+from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.specrl import rollout_cache_pb2, rollout_cache_pb2_grpc
+from histospec.v1 import draft_pb2 as pb
+from tests.support.batches import put
+from tests.support.servers import Server, Starter
+from tests.support.wires import Connector, Wire
+
+NUMBERS = itertools.count()
+
+
+class Worker:
+    """A stream on which one response after the other is committed."""
+
+    def __init__(self, wire: Wire, namespace: str) -> None:
+        self.wire = wire
+        self.namespace = namespace
+        self.stream = wire.stream()
+
+    def commit(self, **fields: Any) -> int:
+        """The epoch that a response gets whose close has these fields."""
+        wire, session = self.wire, next(NUMBERS)
+        about: dict[str, Any] = {"namespace": self.namespace, "problem": f"problem-{session}"}
+        self.stream.ask(opens=[wire.open(session, **about)], step=wire.step([session], [[1, 2]]))
+        self.stream.ask(closes=[wire.commit(session, 2, **fields)])
+        request = pb.HistoryRequest(prompt=wire.i32([1, 2, 3]), **about)
+        [stored] = wire.stub.History(request).responses
+        return stored.epoch
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """One for each test."""
+    return str(request.node.name)
+
+
+@pytest.fixture
+def wire(shared_server: Server, connect_shared: Connector) -> Wire:
+    return connect_shared(shared_server.endpoint)
+
+
+@pytest.fixture
+def worker(wire: Wire, namespace: str) -> Callable[[], Worker]:
+    """worker() -> a Worker with a stream of its own."""
+    return lambda: Worker(wire, namespace)
+
+
+def test_each_change_is_an_epoch(worker: Callable[[], Worker]) -> None:
+    one = worker()
+    assert [one.commit(changes=c) for c in (0, 0, 1, 1, 2, 5)] == [0, 0, 1, 1, 2, 5]
+
+
+def test_workers_agree_whoever_changes_first(worker: Callable[[], Worker]) -> None:
+    one, two = worker(), worker()
+    assert [one.commit(changes=0), two.commit(changes=0)] == [0, 0]
+    assert [one.commit(changes=1), two.commit(changes=1)] == [1, 1]
+    assert [two.commit(changes=2), one.commit(changes=2)] == [2, 2]
+
+
+def test_a_worker_that_starts_late_counts_from_where_the_others_are(worker: Callable[[], Worker]) -> None:
+    early = worker()
+    assert [early.commit(changes=c) for c in (0, 1, 2)] == [0, 1, 2]
+    late = worker()
+    assert late.commit(changes=0) == 2
+    assert [early.commit(changes=3), late.commit(changes=1)] == [3, 3]
+
+
+def test_a_worker_that_is_behind_drags_nobody_back(worker: Callable[[], Worker]) -> None:
+    ahead, behind = worker(), worker()
+    assert [ahead.commit(changes=0), behind.commit(changes=0)] == [0, 0]
+    assert ahead.commit(changes=4) == 4
+    assert behind.commit(changes=1) == 4
+
+
+def test_a_connection_that_breaks_changes_nothing(worker: Callable[[], Worker]) -> None:
+    assert [worker().commit(changes=c) for c in (7, 7, 7)] == [0, 0, 0]
+    again = worker()
+    assert [again.commit(changes=7), again.commit(changes=8)] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["ingest", "commit"])
+def test_epochs_that_somebody_names_beat_every_count(
+    wire: Wire, worker: Callable[[], Worker], how: str, namespace: str
+) -> None:
+    """Counts do not run ahead of a trainer that names its epochs."""
+    counting = worker()
+    assert [counting.commit(changes=c) for c in (0, 1)] == [0, 1]
+    if how == "ingest":
+        wire.ingest([8], [[1, 2]], namespace, epoch=3)
+    else:
+        assert worker().commit(epoch=3, changes=99) == 3
+    assert [counting.commit(changes=c) for c in (2, 9, 50)] == [3, 3, 3]
+    wire.ingest([8], [[3, 4]], namespace, epoch=4)
+    assert counting.commit(changes=51) == 4
+
+
+def test_an_ingest_without_an_epoch_stops_no_count(wire: Wire, worker: Callable[[], Worker], namespace: str) -> None:
+    counting = worker()
+    assert counting.commit(changes=0) == 0
+    wire.ingest([8], [[1, 2]], namespace)
+    assert counting.commit(changes=1) == 1
+
+
+def test_a_namespace_that_is_dropped_counts_anew(wire: Wire, worker: Callable[[], Worker], namespace: str) -> None:
+    named = worker()
+    assert named.commit(epoch=3) == 3
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=namespace))
+    counting = worker()
+    assert [counting.commit(changes=c) for c in (5, 6)] == [0, 1]
+
+
+def test_a_stream_that_goes_on_after_a_drop_counts_anew(
+    wire: Wire, worker: Callable[[], Worker], namespace: str
+) -> None:
+    early = worker()
+    assert [early.commit(changes=c) for c in (0, 7)] == [0, 7]
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=namespace))
+    assert [early.commit(changes=c) for c in (7, 8)] == [0, 1]
+
+
+@pytest.mark.parametrize("epoch", [MAX_EPOCH + 1, 2**53, 2**63 - 1])
+def test_an_epoch_that_leaves_no_room_to_count_is_refused(
+    wire: Wire, worker: Callable[[], Worker], namespace: str, epoch: int
+) -> None:
+    """By whatever it comes; it then has changed nothing."""
+    says = f"epoch: {epoch} is more than the limit of {MAX_EPOCH}"
+    one = worker()
+    calls: list[Callable[[], object]] = [
+        lambda: wire.ingest([9], [[1]], namespace, epoch=epoch),
+        lambda: wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=epoch)),
+        lambda: one.commit(epoch=epoch),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError, match=says) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert worker().commit(changes=1) == 0
+
+
+def test_there_is_room_to_count_from_the_largest_epoch_on(
+    wire: Wire, worker: Callable[[], Worker], namespace: str
+) -> None:
+    """Also with a Redis, whose scores are exact up to 2^53."""
+    wire.ingest([9], [[1]], namespace, epoch=MAX_EPOCH)
+    wire.ingest([9], [[2]], namespace)
+    wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=MAX_EPOCH))
+    request = pb.HistoryRequest(namespace=namespace, prompt=wire.i32([9]))
+    assert [r.epoch for r in wire.stub.History(request).responses] == [MAX_EPOCH] * 2
+
+
+def test_a_count_ends_at_the_last_epoch(start_server: Starter, connect: Connector) -> None:
+    """Stored by an older server, which took any epoch: it stays readable, and takes responses."""
+    server = start_server("--specrl-namespace", "run")
+    server.terminate()
+    assert server.wait() == 0
+    store = SQLiteStore(server.data_dir, 8)
+    put(store, np.array([1], "<i4").tobytes(), LAST_EPOCH, prompt=np.array([9], "<i4").tobytes())
+    store.close()
+    server.start()
+    one = Worker(connect(server.endpoint), "run")
+    assert [one.commit(changes=c) for c in (0, 1, 2**32 - 1)] == [LAST_EPOCH] * 3
+    wire = connect(server.endpoint)
+    wire.ingest([9], [[2]])
+    updates = rollout_cache_pb2_grpc.RolloutCacheServiceStub(grpc.insecure_channel(server.endpoint))
+    prompt = rollout_cache_pb2.TokenList(tokens=[1, 2])
+    named = xxhash.xxh64_intdigest(wire.i32([1, 2]), seed=0)
+    for text in ([3], [4]):
+        responses = [rollout_cache_pb2.TokenList(tokens=text)]
+        request = rollout_cache_pb2.UpdateCacheRequest(prompt_hash=named, prompt=prompt, responses=responses)
+        assert updates.UpdateCache(request, timeout=30).success
+    assert wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=3)).responses > 0
+    wire.ingest([9], [[3]])
+    assert wire.history([9]) == [[3]]

@@ -1,0 +1,44 @@
+"""What the status page shows of the log."""
+
+from typing import Any
+
+import structlog
+
+from histospec.server.logs.recent import LINES, LONGEST, RecentLines, without_secrets
+
+
+def _whole(logger: object, method: str, line: Any) -> Any:
+    return (line,), {}
+
+
+def test_warnings_and_errors_are_kept_and_passed_on() -> None:
+    recent = RecentLines()
+    log = structlog.wrap_logger(
+        structlog.ReturnLogger(), processors=[structlog.processors.add_log_level, recent, _whole]
+    )
+    assert log.warning("the store is away", reason="no route", left_out=3)["reason"] == "no route"
+    log.info("stored", tokens=5)
+    try:
+        raise ValueError("token 4711 of a text")
+    except ValueError:
+        log.exception("rpc failed", method="Draft")
+    error, warning = recent.newest_first()
+    assert warning == {
+        "time": "", "level": "warning", "event": "the store is away", "details": "reason: no route, left_out: 3",
+    }  # fmt: skip
+    assert error["level"] == "error"
+    assert error["details"] == "method: Draft, error: ValueError"
+
+
+def test_so_many_and_no_longer() -> None:
+    recent = RecentLines()
+    for number in range(LINES + 5):
+        recent(None, "warning", {"level": "warning", "event": "x" * 9999, "number": number})
+    lines = recent.newest_first()
+    assert [line["details"] for line in (lines[0], lines[-1])] == [f"number: {LINES + 4}", "number: 5"]
+    assert len(lines[0]["event"]) == LONGEST
+
+
+def test_secrets_are_left_out() -> None:
+    text = "redis://user:pa55@host:6379/0 refused Bearer abc.def; password=hunter2, Token: x1 but tokens stay"
+    assert without_secrets(text) == "redis://…@host:6379/0 refused Bearer …; password=…, Token: … but tokens stay"

@@ -1,0 +1,131 @@
+"""Each hint, from numbers that call for it, and none from those that do not."""
+
+from typing import Any
+
+import pytest
+
+from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
+
+WELL = NamespaceFacts(
+    "run", hits=900, misses=100, history_responses=5000, hits_ever=9000, lookups_ever=9999, drafted=9000, accepted=6000
+)
+BUSY = Facts(streams=4, lookups_ever=9000, index_bytes=5, memory=10, draft_p99=0.002, namespaces=[WELL])
+
+
+def test_nothing_is_said_where_all_is_well() -> None:
+    assert hints(BUSY) == []
+
+
+def with_namespace(*others: NamespaceFacts, **changes: Any) -> Facts:
+    return BUSY._replace(namespaces=[WELL._replace(**changes), *others])
+
+
+CASES = {
+    "unreadable": (
+        BUSY._replace(unreadable={"tokens": "it is not TOML"}),
+        "bad",
+        "The tokens cannot be read",
+        "not TOML",
+    ),
+    "nothing connected": (Facts(), "info", "Nothing is connected", "HISTOSPEC_ENDPOINT"),
+    "loading": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is being loaded", "(store: 4 of 9)"),
+    "draining": (BUSY._replace(waiting={"drain": "draining"}), "info", "This shard is draining", "stops when"),
+    "store errors": (BUSY._replace(store_errors=1), "bad", "The store fails", "1 request failed"),
+    "files gone": (
+        BUSY._replace(store_trouble="store: the file was deleted"),
+        "bad",
+        "Nothing can be stored",
+        "store: the file was deleted. Nothing is acknowledged",
+    ),
+    "damage": (BUSY._replace(damaged=1), "bad", "The store was damaged", "1 stored response or more could not be read"),
+    "a pause": (
+        BUSY._replace(retention_paused="the time of day jumped"),
+        "warn",
+        "Retention is paused",
+        "The time of day jumped. Nothing is forgotten meanwhile",
+    ),
+    "a shard away": (BUSY._replace(away=["b", "c"]), "bad", "Not serving: b, c", "log"),
+    "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "34 ms or more"),
+    "first epoch": (
+        with_namespace(hits=0, misses=64, history_responses=0, drafted=0, accepted=0),
+        "info",
+        "run: first epoch",
+        "Nothing is stored yet",
+    ),
+    "wrong namespace": (
+        with_namespace(
+            NamespaceFacts("rum", history_responses=9), hits=0, misses=64, history_responses=0, drafted=0, accepted=0
+        ),
+        "info",
+        "run: first epoch",
+        "the history of rum: is HISTOSPEC_NAMESPACE right?",
+    ),
+    "later in the first epoch": (
+        with_namespace(hits=1, misses=5000, hits_ever=1, lookups_ever=5001, history_responses=1),
+        "info",
+        "run: first epoch, it seems",
+        "1 response stored, and hardly a prompt has come back yet",
+    ),
+    "prompts never repeat": (
+        with_namespace(hits=0, misses=500, hits_ever=9, lookups_ever=20_000),
+        "warn",
+        "run: prompts never repeat",
+        "hardly one of 20,000 sessions belongs to it",
+    ),
+    "prompts no longer repeat": (
+        with_namespace(hits=1, misses=99),
+        "warn",
+        "run: prompts no longer repeat",
+        "Lately 99% of 100 sessions belong to no known problem",
+    ),
+    "evicted": (
+        with_namespace(hits=500, misses=500)._replace(evicted=1200, index_bytes=9.5),
+        "warn",
+        "History is evicted",
+        "1,200 responses left it lately, and 50% of the sessions found no history. Raise --memory",
+    ),
+    "low acceptance": (
+        with_namespace(accepted=900),
+        "warn",
+        "run: few drafted tokens are accepted",
+        "only 10% of what history drafts",
+    ),
+    "verifying costs too much": (
+        with_namespace(verify_cost=0.6),
+        "info",
+        "run: verifying costs too much to draft",
+        "0.60 of a plain step",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_is_told_with_what_to_do(case: str) -> None:
+    facts, level, title, text = CASES[case]
+    [hint] = hints(facts)
+    assert (hint.level, hint.title) == (level, title)
+    assert text in hint.text
+    assert "\n" not in hint.text
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        with_namespace(hits=0, misses=19),  # too few to tell
+        with_namespace(hits=6, misses=94),
+        with_namespace(drafted=999, accepted=0),
+        with_namespace(verify_cost=0.44),
+        with_namespace(verify_cost=0.6)._replace(streams=0),  # said long ago
+        with_namespace(hits=500, misses=500)._replace(evicted=1200),  # by age: there is room
+        with_namespace(hits=900, misses=100)._replace(evicted=1200, index_bytes=9.5),  # nobody misses it
+        BUSY._replace(draft_p99=0.02),
+        BUSY._replace(streams=0, draft_p99=None),  # idle, after work
+    ],
+)
+def test_nothing_is_said_below_the_limits(facts: Facts) -> None:
+    assert hints(facts) == []
+
+
+def test_the_worst_comes_first() -> None:
+    facts = with_namespace(verify_cost=0.6)._replace(draft_p99=1.0, store_errors=2)
+    assert [hint.level for hint in hints(facts)] == ["bad", "warn", "info"]

@@ -1,0 +1,320 @@
+"""/metrics, counted to the unit."""
+
+import json
+import urllib.request
+
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from histospec.native import Engine
+from histospec.server.history.counts import Counts
+from histospec.server.observability.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
+from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
+from tests.support.wires import Connector, Wire
+
+RESPONSE = list(range(10, 40))
+
+
+def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire: Wire) -> None:
+    wire.ingest([1], [[2]])
+    text = server.get("/metrics")[1]
+    for name, kind in {
+        "problem_lookups_total": "counter",
+        "twin_lookups_total": "counter",
+        "drafts_total": "counter",
+        "draft_tokens_total": "counter",
+        "accepted_tokens_total": "counter",
+        "generated_tokens_total": "counter",
+        "ingested_responses_total": "counter",
+        "ingested_tokens_total": "counter",
+        "evicted_responses_total": "counter",
+        "history_tokens": "gauge",
+        "index_bytes": "gauge",
+        "sessions": "gauge",
+        "rpc_seconds": "histogram",
+        "draft_seconds": "histogram",
+        "store_errors_total": "counter",
+        "source_draft_tokens_total": "counter",
+        "source_accepted_tokens_total": "counter",
+        "verify_cost": "gauge",
+        "late_steps_total": "counter",
+        "refusals_total": "counter",
+    }.items():
+        assert f"# TYPE histospec_{name} {kind}\n" in text
+    assert "process_resident_memory_bytes" in text
+    assert "_created" not in text
+
+
+def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
+    """
+    1. Ingest three responses of a problem; open two sessions on it and one on another problem.
+    2. Each generates; one follows the drafts it is given; one commits.
+    3. Every counter is what that adds up to.
+    """
+    wire.ingest([1, 2, 3], [RESPONSE] * 3, epoch=1)
+    stream = wire.stream()
+    answer = stream.ask(
+        opens=[wire.open(1), wire.open(2), wire.open(3, [9])], step=wire.step([1, 2, 3], [RESPONSE[:4], [900], [901]])
+    )
+    drafts = wire.drafts(answer)
+    drafted, results = sum(map(len, drafts)), [bool(draft) for draft in drafts]
+    followed = drafts[0][:3]
+    assert followed
+    answer = stream.ask(step=wire.step([1], [[*followed, 902]], [4], max_tokens=0))
+    stream.ask(closes=[wire.commit(1, 4 + len(followed) + 1)])
+    stream.send(closes=[pb.CloseSession(session=2)])
+    stream.ask(step=wire.step([], []))
+
+    samples = server.metrics()
+    committed = 4 + len(followed) + 1
+    expected = {
+        'problem_lookups_total{namespace="run",result="hit"}': 2,
+        'problem_lookups_total{namespace="run",result="miss"}': 1,
+        'drafts_total{namespace="run",result="hit"}': sum(results),
+        'drafts_total{namespace="run",result="empty"}': 3 - sum(results),
+        "draft_tokens_total": drafted,
+        "accepted_tokens_total": len(followed),
+        "generated_tokens_total": committed + 2,
+        "ingested_responses_total": 4,
+        "ingested_tokens_total": 3 * len(RESPONSE) + committed,
+        "evicted_responses_total": 0,
+        "history_tokens": 3 * len(RESPONSE) + committed,
+        "sessions": 1,
+        "streams": 1,
+        "store_errors_total": 0,
+        'source_draft_tokens_total{namespace="run",source="history"}': drafted,
+        'source_draft_tokens_total{namespace="run",source="own"}': 0,
+        'source_draft_tokens_total{namespace="run",source="siblings"}': 0,
+        'source_draft_tokens_total{namespace="run",source="namespace"}': 0,
+        'source_accepted_tokens_total{namespace="run",source="history"}': len(followed),
+        'source_accepted_tokens_total{namespace="run",source="own"}': 0,
+        'verify_cost{namespace="run"}': float(np.float32(0.05)),
+        "loaded_responses": 0,
+        'rpc_seconds_count{method="Ingest"}': 1,
+        'rpc_seconds_count{method="Draft"}': 4,
+        "draft_seconds_count": 3,
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+    assert samples["histospec_index_bytes"] > 0
+
+
+def test_twins_are_counted(server: Server, wire: Wire) -> None:
+    """Of the sessions with a seed alone, with and without one; what is drafted from them, and what of it was right."""
+    text = [*RESPONSE[:10], *range(500, 540)]
+    wire.ingest([1, 2, 3], [RESPONSE])
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1, seed=7)], step=wire.step([1], [text]))
+    stream.ask(closes=[wire.commit(1, len(text))])
+    opens = [wire.open(2, seed=7), wire.open(3, seed=8), wire.open(4)]
+    (draft, _, _) = wire.drafts(stream.ask(opens=opens, step=wire.step([2, 3, 4], [text[:1]] * 3)))
+    assert draft == text[1 : 1 + len(draft)]
+    stream.ask(step=wire.step([2], [[*draft[:3], 9]], [1], max_tokens=0))
+    samples = server.metrics()
+    expected = {
+        'twin_lookups_total{namespace="run",result="hit"}': 1,
+        'twin_lookups_total{namespace="run",result="miss"}': 2,
+        'source_draft_tokens_total{namespace="run",source="twin"}': len(draft),
+        'source_accepted_tokens_total{namespace="run",source="twin"}': 3,
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+
+
+def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server: Server, wire: Wire) -> None:
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    stream.ask(step=wire.step([1], [[6]], [1]))
+    step = wire.step([1], [[7]], [2])
+    step.late = 2
+    stream.ask(step=step)
+    assert server.metrics()["histospec_late_steps_total"] == 2
+    step.late = 2  # three steps so far, two of them reported
+    stream.send(step=step)
+    assert stream.error().details() == "step.late: 2 are more than the 1 steps not reported so far"
+    assert server.metrics()["histospec_late_steps_total"] == 2
+
+
+def test_what_is_refused_within_a_stream_is_counted(start_server: Starter, connect: Connector) -> None:
+    server = start_server("--max-sessions-per-stream", "1", "--max-session-tokens", "3")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    answer = stream.ask(opens=[wire.open(1), wire.open(2)], step=wire.step([1], [[5, 6, 7, 8]]))
+    assert {r.session for r in answer.refusals} == {1, 2}
+    refusals = {
+        what: server.metrics()[f'histospec_refusals_total{{what="{what}"}}'] for what in ("open", "step", "commit")
+    }
+    assert refusals == {"open": 1, "step": 1, "commit": 0}
+
+
+def test_limits_are_shown_beside_what_is_used(start_server: Starter, connect: Connector) -> None:
+    server = start_server("--memory", "64MiB", "--max-backlog", "3MiB")
+    connect(server.endpoint).ingest([1], [[2]])
+    samples = server.metrics()
+    expected = {
+        "ready": 1,
+        "memory_budget_bytes": 64 << 20,
+        "store_waiting_bytes": 0,
+        "store_waiting_limit_bytes": 3 << 20,
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+    assert samples["process_resident_memory_bytes"] < samples["histospec_memory_limit_bytes"]
+    assert 0 < samples["histospec_event_loop_cpu_seconds_total"] <= samples["process_cpu_seconds_total"] + 1
+    assert "histospec_certificate_expiry_timestamp_seconds" not in samples  # no TLS
+
+
+def test_a_server_that_drains_is_not_ready(server: Server, wire: Wire) -> None:
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
+    server.terminate()
+    eventually(lambda: server.metrics()["histospec_ready"] == 0)
+    stream.end()
+    assert server.wait() == 0
+
+
+def test_refused_rpcs_are_counted_by_code(server: Server, wire: Wire) -> None:
+    for _ in range(3):
+        stream = wire.stream()
+        stream.send(step=pb.Step(sessions=b"1"))
+        stream.error()
+    assert server.metrics()['histospec_rpc_errors_total{code="INVALID_ARGUMENT",method="Draft"}'] == 3
+
+
+def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server: Server, wire: Wire) -> None:
+    def totals() -> dict[str, float]:
+        samples = server.metrics().items()
+        return {k: v for k, v in samples if k.startswith("histospec_") and "_total" in k and "cpu_seconds" not in k}
+
+    wire.ingest([1, 2, 3], [RESPONSE])
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:4]]))
+    before = totals()
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+    assert totals() == before  # a session of the namespace is open: it stays
+    wire.ingest([1, 2, 3], [RESPONSE])
+    stream.ask(opens=[wire.open(2)], step=wire.step([2], [RESPONSE[:4]]))
+    after = totals()
+    hits = 'histospec_problem_lookups_total{namespace="run",result="hit"}'
+    assert after[hits] == before[hits] + 1
+    drafted = 'histospec_source_draft_tokens_total{namespace="run",source="history"}'
+    assert after[drafted] > before[drafted] > 0
+    assert all(after[name] >= value for name, value in before.items())
+
+
+@pytest.mark.parametrize("forget", ["drop", "rewind", "both", "come and go"])
+def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, forget: str) -> None:
+    """Sums over all namespaces; after a rewind, those of its namespace, too, which stays."""
+
+    def counted() -> dict[str, float]:
+        samples = server.metrics()
+        totals = [f"histospec_{name}_total" for name in ("draft_tokens", "accepted_tokens", "generated_tokens")]
+        lookups = 'histospec_problem_lookups_total{namespace="run",result="hit"}'
+        return {name: samples.get(name, 0) for name in (*totals, lookups)}
+
+    def draft() -> None:
+        wire.ingest([1, 2, 3], [RESPONSE], epoch=0)
+        stream = wire.stream()
+        (drafted,) = wire.drafts(stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:4]])))
+        stream.ask(step=wire.step([1], [[*drafted, 900]], [4]))
+        stream.ask(closes=[wire.commit(1, 5 + len(drafted))])
+        stream.end()
+
+    draft()
+    before = counted()
+    assert all(before.values())
+    if forget in ("rewind", "both"):
+        wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=0))
+        assert counted() == before
+    if forget != "rewind":
+        wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+    if forget == "come and go":
+        draft()
+        wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+        before = {name: 2 * value for name, value in before.items()}
+    after = counted()
+    assert [after[name] for name in list(after)[:3]] == [before[name] for name in list(after)[:3]]
+    gone = forget != "rewind"
+    assert any('namespace="run"' in name for name in server.metrics()) is not gone
+    assert bool(json.loads(server.get("/status")[1])["namespaces"]) is not gone
+
+
+def test_names_that_never_existed_use_up_no_label(server: Server, wire: Wire) -> None:
+    for number in range(20):
+        name = f"nobody-{number}"
+        wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=name))
+        wire.stub.Rewind(pb.RewindRequest(namespace=name, epoch=3))
+        wire.stub.PredictLength(pb.PredictLengthRequest(namespace=name, prompt=wire.i32([1])))
+        assert wire.history([1], namespace=name) == []
+        wire.ingest([1], [], namespace=name, epoch=5)
+    stream = wire.stream()
+    stream.ask(step=wire.step([77], [[1]]))
+    assert not any("namespace=" in name for name in server.metrics())
+    assert json.loads(server.get("/status")[1])["namespaces_in_all"] == 0
+
+
+def test_both_formats_are_served(server: Server) -> None:
+    for accept, kind in (("", "text/plain"), ("application/openmetrics-text;version=1.0.0,text/plain", "openmetrics")):
+        request = urllib.request.Request(f"http://{server.http}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert kind in answer.headers["Content-Type"]
+            assert b"histospec_ready 1.0" in answer.read()
+
+
+def labelled(metrics: Metrics) -> dict[str, float]:
+    """What /metrics says of missed lookups, by label."""
+    text = generate_latest(metrics.registry).decode()
+    [family] = [family for family in text_string_to_metric_families(text) if family.name == "histospec_problem_lookups"]
+    return {s.labels["namespace"]: s.value for s in family.samples if s.labels["result"] == "miss"}
+
+
+def visit(engine: Engine, namespace: str) -> None:
+    engine.close(engine.open(namespace, [1, 2]), commit=False)
+
+
+@pytest.mark.parametrize("beyond", [0, 3])
+def test_namespaces_beyond_the_limit_share_a_label(beyond: int) -> None:
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine, Counts())
+    for i in range(MAX_NAMESPACE_LABELS + beyond):
+        visit(engine, f"namespace {i:04}")
+    labels = labelled(metrics)
+    assert len(labels) == MAX_NAMESPACE_LABELS + bool(beyond)
+    assert labels.get(OTHER_NAMESPACES, 0) == beyond
+
+
+def test_a_label_stays_while_its_namespace_does_and_is_free_after_it() -> None:
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine, Counts())
+    for i in range(MAX_NAMESPACE_LABELS):
+        visit(engine, f"old {i:04}")
+    old = set(labelled(metrics))
+    for i in range(5):
+        visit(engine, f"a new one {i}")  # sorts before the others
+    assert set(labelled(metrics)) == old | {OTHER_NAMESPACES}
+    for i in range(5):
+        engine.drop_namespace(f"old {i:04}")
+    labels = labelled(metrics)
+    assert set(labels) == old - {f"old {i:04}" for i in range(5)} | {f"a new one {i}" for i in range(5)}
+    for i in range(10 * MAX_NAMESPACE_LABELS):
+        visit(engine, f"passing {i}")
+        engine.drop_namespace(f"passing {i}")
+    visit(engine, "last")
+    engine.drop_namespace("a new one 0")
+    assert "last" in labelled(metrics)
+
+
+def test_what_a_worker_said_goes_with_its_namespace() -> None:
+    engine = Engine(1 << 24)
+    metrics = Metrics(engine, Counts())
+    for name in ("a", "b"):
+        visit(engine, name)
+        metrics.engine.saw_verify_cost(name, 0.5)
+    engine.drop_namespace("a")
+    assert metrics.engine.read().verify_costs == {"b": 0.5}
+    assert metrics.engine._verify_costs == {"b": 0.5}
+    text = generate_latest(metrics.registry).decode()
+    assert [line for line in text.splitlines() if line.startswith("histospec_verify_cost")] == [
+        'histospec_verify_cost{namespace="b"} 0.5'
+    ]

@@ -1,0 +1,126 @@
+"""A stream that commits faster than the index takes it waits, and memory stays within the budget and a tenth."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from histospec.native import Engine
+from histospec.server.history import back_pressure
+from histospec.server.history.history import History
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Starter
+from tests.support.waiting import until
+from tests.support.wires import Connector, Wire
+
+BUDGET = 32 << 20
+STRANGE = 50  # a session that was never opened
+TEXT = np.random.default_rng(0).integers(0, 50_000, 20_000).astype("<i4").tobytes()
+
+
+def commit(wire: Wire, number: int, problem: int, epoch: int) -> pb.DraftRequest:
+    """One message that opens a session, writes 20,000 tokens and commits them."""
+    return pb.DraftRequest(
+        sequence=number,
+        opens=[wire.open(number, [problem])],
+        step=pb.Step(
+            sessions=np.array([number], "<u8").tobytes(),
+            positions=np.zeros(1, "<i4").tobytes(),
+            lengths=np.array([20_000], "<i4").tobytes(),
+            tokens=TEXT,
+        ),
+        closes=[pb.CloseSession(session=number, commit=True, generated=20_000, epoch=epoch)],
+    )
+
+
+@pytest.mark.parametrize("problems", [1, 1000], ids=["one-problem", "many-problems"])
+def test_memory_holds_under_a_flood_of_commits(start_server: Starter, connect: Connector, problems: int) -> None:
+    server = start_server("--memory", str(BUDGET), "--history-epochs", "2")
+    wire = connect(server.endpoint)
+    largest = 0.0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not over.wait(0.02):
+            largest = max(largest, server.metrics()["histospec_index_bytes"])
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    messages = 400
+    call = wire.stub.Draft(commit(wire, n, n % problems, n // 50) for n in range(1, messages + 1))
+    answers = list(call)
+    over.set()
+    watching.join()
+    assert sorted(a.sequence for a in answers) == list(range(1, messages + 1))
+    refused = [r for a in answers for r in a.refusals]
+    assert all(r.later for r in refused), "what could not be taken may come again"
+    assert largest <= 1.1 * BUDGET
+    assert server.metrics()["histospec_ingested_responses_total"] == messages - len(refused)
+
+
+def test_sessions_alone_do_not_outgrow_the_budget(start_server: Starter, connect: Connector) -> None:
+    server = start_server("--memory", "16MiB")
+    wire = connect(server.endpoint)
+    stream = wire.stream()
+    stream.ask(opens=[wire.open(n, [n]) for n in range(8)], step=wire.step(list(range(8)), [[1]] * 8))
+    refused: dict[int, str] = {}
+    rng = np.random.default_rng(1)
+    for at in range(1, 400_000, 40_000):
+        alive = [n for n in range(8) if n not in refused]
+        texts = [rng.integers(0, 50_000, 40_000).tolist() for _ in alive]
+        step = wire.step([*alive, STRANGE], [*texts, [1]], [at] * len(alive) + [0], max_tokens=0)
+        answer = stream.ask(step=step)
+        refused |= {r.session: r.reason for r in answer.refusals}
+        assert np.frombuffer(answer.unknown, "<u8").tolist() == [STRANGE]  # it may be opened again: it is not refused
+    assert refused
+    assert all("--memory" in reason for reason in refused.values())
+    assert server.metrics()["histospec_index_bytes"] <= 1.1 * (16 << 20) + 8 * 40_000 * 64
+    assert wire.drafts(stream.ask(opens=[wire.open(99)], step=wire.step([99], [[1, 2, 3]])))
+
+
+class SlowEngine:
+    """An engine whose index takes nothing before it may."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(1 << 24)
+        self.may = threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+    def ingest(self, *args: Any, **options: Any) -> None:
+        self.may.wait()
+        self.engine.ingest(*args, **options)
+
+
+def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else callers that ingest faster than segments are built would fill the memory with stored responses."""
+    monkeypatch.setattr(back_pressure, "UNINDEXED", 3000)
+
+    async def run() -> None:
+        engine = SlowEngine()
+        store = SQLiteStore(tmp_path, 8)
+        mine = History(cast(Engine, engine), store, 10)
+        await mine.load()
+        adding = [
+            asyncio.create_task(mine.add(ResponseBatch(Problem("run", bytes([n, 0, 0, 0])), [Record(bytes(1600), 0)])))
+            for n in range(6)
+        ]
+        try:
+            await until(lambda: store.count() >= 2)
+            await asyncio.sleep(10 * back_pressure.LOOK_SECONDS)  # the others look often enough meanwhile
+            stored = store.count()
+        finally:
+            engine.may.set()
+        assert stored == 2
+        await asyncio.gather(*adding)
+        assert store.count() == 6
+        await mine.close()
+
+    asyncio.run(run())

@@ -1,0 +1,210 @@
+"""SpecRL's updater, unchanged: what it sends is drafted from, stored, and checked like anything else that comes in."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from histospec.client import DraftClient
+from histospec.server.errors import InvalidRequest, LimitExceeded
+from histospec.server.rpc.specrl import Visits, tokens_of
+from histospec.specrl import rollout_cache_pb2 as specrl_pb2
+from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Server, Starter
+from tests.support.specrl_updater import Updater, hash_of
+from tests.support.wires import Connector, Wire
+
+SERVICE = "specrl.RolloutCacheService"
+PROMPT = [11, 12, 13]
+RESPONSE = list(range(100, 140))
+
+
+@pytest.fixture
+def updater(wire: Wire) -> Updater:
+    return Updater(wire.channel)
+
+
+@pytest.fixture(scope="module")
+def limited(start_shared: Starter) -> Server:
+    """A server with small limits, to be left as empty as it was."""
+    limits = ("--max-prompt-tokens", "20", "--max-session-tokens", "50", "--max-batch", "8", "--max-message", "10KiB")
+    return start_shared(*limits)
+
+
+def epochs(wire: Wire, prompt: Sequence[int] = PROMPT) -> list[int]:
+    """Of the stored responses, oldest first."""
+    answer = wire.stub.History(pb.HistoryRequest(namespace="specrl", prompt=wire.i32(prompt)))
+    return [response.epoch for response in answer.responses]
+
+
+def refused(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code().name, str(caught.value.details())
+
+
+def test_the_hash_is_that_of_the_xxhash_library() -> None:
+    assert hash_of([]) == 0xEF46DB3751D8E999  # from its specification
+    assert hash_of([1, 2, 3]) == 0xB5148CB100A911FC
+
+
+def test_what_it_sends_is_drafted_from(server: Server, updater: Updater) -> None:
+    assert updater.visit([(PROMPT, [RESPONSE, RESPONSE[:5]]), ([7], [[8, 9]])])
+    with DraftClient(server.endpoint, namespace="specrl", deadline=60) as client:
+        (session,) = client.open([PROMPT])
+        (draft,) = client.step([session], [RESPONSE[:6]], max_tokens=8, verify_cost=0.0)
+        assert draft.tokens.tolist() == RESPONSE[6:14]
+        assert [list(response.tokens) for response in client.history(PROMPT)] == [RESPONSE, RESPONSE[:5]]
+    metrics = server.metrics()
+    assert metrics["histospec_ingested_responses_total"] == 3
+    assert metrics["histospec_ingested_tokens_total"] == len(RESPONSE) + 5 + 2
+    assert metrics['histospec_rpc_seconds_count{method="UpdateCache"}'] == 2
+    lines = [line for line in server.log if line.get("event") == "ingested"]
+    assert sorted((line["namespace"], line["responses"]) for line in lines) == [("specrl", 1), ("specrl", 2)]
+
+
+def test_what_was_a_success_survives_a_crash(server: Server, wire: Wire, updater: Updater) -> None:
+    assert updater.update(PROMPT, [RESPONSE])
+    server.kill()
+    server.start()
+    assert wire.history(PROMPT, "specrl", wait=True) == [RESPONSE]
+
+
+def test_a_prompt_that_comes_again_begins_the_next_epoch(server: Server, wire: Wire, updater: Updater) -> None:
+    for visit in range(10):
+        assert updater.visit([([prompt], [[visit, prompt, i] for i in range(2)]) for prompt in range(1, 9)])
+    for prompt in range(1, 9):  # the newest eight of ten
+        assert epochs(wire, [prompt]) == [epoch for epoch in range(2, 10) for _ in range(2)]
+    assert wire.history([5], "specrl", limit=1) == [[9, 5, 1]]
+
+
+def test_who_counts_epochs_is_followed(wire: Wire, updater: Updater) -> None:
+    updater.update(PROMPT, [[1]])
+    wire.ingest([9], [[9]], "specrl", epoch=40)
+    updater.update(PROMPT, [[2]])
+    updater.update([8], [[8]])
+    updater.update(PROMPT, [[3]])
+    wire.stub.Rewind(pb.RewindRequest(namespace="specrl", epoch=40))
+    updater.update(PROMPT, [[4]])
+    assert epochs(wire) == [0, 40, 40]
+    assert epochs(wire, [8]) == [40]
+
+
+def test_visits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("histospec.server.rpc.specrl.MAX_VISITS", 3)
+    visits, newest = Visits(), 0
+    seen = []
+    for prompt in range(7):
+        newest = visits.epoch(prompt, newest)
+        visits.note(prompt, newest)
+        seen.append(newest)
+    assert seen == [0, 0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "responses", "prompt_hash", "code", "said"),
+    [
+        (PROMPT, [RESPONSE], 5, "INVALID_ARGUMENT", "prompt_hash: 5 is not the XXH64 of the prompt's 3 tokens"),
+        (PROMPT[::-1], [RESPONSE], hash_of(PROMPT), "INVALID_ARGUMENT", "prompt_hash: "),
+        ([], [RESPONSE], None, "INVALID_ARGUMENT", "prompt: must not be empty"),
+        (PROMPT, [], None, "INVALID_ARGUMENT", "responses: must not be empty"),
+        (PROMPT, [RESPONSE, []], None, "INVALID_ARGUMENT", "responses[1].tokens: must not be empty"),
+        ([1, -1], [RESPONSE], None, "INVALID_ARGUMENT", "prompt: token -1 at position 1 is negative"),
+        (PROMPT, [[1, 2, -7]], None, "INVALID_ARGUMENT", "responses[0].tokens: token -7 at position 2 is negative"),
+        ([1] * 21, [RESPONSE], None, "RESOURCE_EXHAUSTED", "prompt: 21 tokens are more than the limit of 20"),
+        (PROMPT, [[1], [1] * 51], None, "RESOURCE_EXHAUSTED", "responses[1].tokens: 51 tokens are more than the limit"),
+        (PROMPT, [[1]] * 9, None, "RESOURCE_EXHAUSTED", "responses: 9 are more than the limit of 8"),
+        (PROMPT, [[1 << 30] * 300] * 8, None, "RESOURCE_EXHAUSTED", "larger than max"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_nothing_stored(
+    limited: Server,
+    connect: Connector,
+    prompt: list[int],
+    responses: list[list[int]],
+    prompt_hash: int | None,
+    code: str,
+    said: str,
+) -> None:
+    wire = connect(limited.endpoint)
+    got, words = refused(lambda: Updater(wire.channel).update(prompt, responses, prompt_hash))
+    assert (got, said in words) == (code, True), words
+    assert limited.metrics()["histospec_ingested_responses_total"] == 0
+    assert wire.history(PROMPT, "specrl") == []
+
+
+def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
+    call = wire.channel.unary_unary(f"/{SERVICE}/UpdateCache", bytes, bytes)
+    assert refused(lambda: call(b"\xff\xff")) == (
+        "INVALID_ARGUMENT",
+        "message: its 2 bytes are not a UpdateCacheRequest",
+    )
+
+
+def test_only_who_may_write_there_is_served(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
+    secrets = {"run": "trainer-secret-0123456789", "specrl": "updater-secret-0123456789"}
+    text = [f'[[token]]\nname = "{n}"\nsecret = "{s}"\nnamespaces = ["{n}*"]\n' for n, s in secrets.items()]
+    (tmp_path / "tokens.toml").write_text("".join(text))
+    server = start_server("--tokens", str(tmp_path / "tokens.toml"), "--specrl-namespace", "specrl-7")
+    updater = Updater(connect(server.endpoint).channel)
+    assert refused(lambda: updater.update(PROMPT, [RESPONSE]))[0] == "UNAUTHENTICATED"
+    stranger = [("authorization", f"Bearer {secrets['run']}")]
+    code, words = refused(lambda: updater.update(PROMPT, [RESPONSE], metadata=stranger))
+    assert (code, "no right to write in namespace 'specrl-7'" in words) == ("PERMISSION_DENIED", True)
+    assert updater.update(PROMPT, [RESPONSE], metadata=[("authorization", f"Bearer {secrets['specrl']}")])
+    with DraftClient(server.endpoint, namespace="specrl-7", token=secrets["specrl"]) as client:
+        assert [np.asarray(r.tokens).tolist() for r in client.history(PROMPT)] == [RESPONSE]
+    assert server.metrics()['histospec_rpc_errors_total{code="UNAUTHENTICATED",method="UpdateCache"}'] == 1
+
+
+def test_it_is_listed_and_healthy(wire: Wire) -> None:
+    database = ProtoReflectionDescriptorDatabase(wire.channel)
+    assert SERVICE in database.get_services()
+    (method,) = DescriptorPool(database).FindServiceByName(SERVICE).methods
+    assert (method.name, method.input_type.full_name) == ("UpdateCache", "specrl.UpdateCacheRequest")
+    answer = health_pb2_grpc.HealthStub(wire.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_without_a_namespace_it_is_not_there(start_server: Starter, connect: Connector) -> None:
+    wire = connect(start_server("--specrl-namespace", "").endpoint)
+    assert refused(lambda: Updater(wire.channel).update(PROMPT, [RESPONSE]))[0] == "UNIMPLEMENTED"
+    assert SERVICE not in ProtoReflectionDescriptorDatabase(wire.channel).get_services()
+    assert wire.history(PROMPT, "specrl") == []
+
+
+@pytest.mark.parametrize("most", [1, 127, 128, 1 << 14, 2**31])
+def test_lists_are_decoded_as_protobuf_does(most: int) -> None:
+    """Numbers of one to five bytes, or ten where they are negative, in more than one piece."""
+    numbers = np.random.default_rng(most).integers(-most // 2, most, 50_000, dtype=np.int64).clip(-(2**31), 2**31 - 1)
+    for tokens in (numbers, np.abs(numbers), numbers[:0], numbers[:1]):
+        part = specrl_pb2.TokenList(tokens=tokens.tolist()).SerializeToString()
+        assert asyncio.run(tokens_of("prompt", part, 50_000)) == tokens.astype("<i4").tobytes()
+    unpacked = b"\x08\x05" * 20
+    assert asyncio.run(tokens_of("prompt", unpacked, 20)) == np.full(20, 5, "<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (b"\x0a\x02\x80\x80", "a token has no end"),
+        (b"\x0a\x0c" + b"\xff" * 11 + b"\x01", "a token has no end"),
+        (b"\x0a\x09\x01", "its 3 bytes are not a TokenList"),
+        (b"\x08\x05" * (1 << 16), "are not one packed field"),
+    ],
+)
+def test_lists_that_make_no_sense_are_refused(part: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"prompt: .*{words}"):
+        asyncio.run(tokens_of("prompt", part, 50_000))
+
+
+def test_long_lists_are_refused_before_they_are_decoded() -> None:
+    part = specrl_pb2.TokenList(tokens=[1] * 21).SerializeToString()
+    with pytest.raises(LimitExceeded, match="prompt: 21 tokens are more than the limit of 20"):
+        asyncio.run(tokens_of("prompt", part, 20))

@@ -1,0 +1,379 @@
+"""The Redis store where things go wrong: servers that die, pause, fail over or are full, answers that are lost."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import redis
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from histospec.server.errors import Damaged, StoreError, StoreFull
+from histospec.server.stores import records
+from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.redis import keys as redis_keys
+from histospec.server.stores.redis import servers as redis_servers
+from histospec.server.stores.redis import store as redis_store
+from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.store import RedisStore
+from tests.support.batches import batch, put
+from tests.support.ports import free_port
+from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
+from tests.support.waiting import eventually
+
+PROBLEM = Problem("run", b"prompt..")
+
+
+@pytest.fixture
+def open_store() -> Iterator[Callable[..., RedisStore]]:
+    stores = []
+
+    def open_(url: str, **options: Any) -> RedisStore:
+        stores.append(RedisStore(Location.parse(url), 8, "shard-0", **options))
+        return stores[-1]
+
+    yield open_
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A server of the test's own, to be mistreated."""
+    require_redis()
+    server = RedisProcess(tmp_path / "redis")
+    yield server
+    server.kill()
+
+
+def test_a_server_over_tls_is_checked_and_wants_a_password(
+    tmp_path: Path, open_store: Callable[..., RedisStore]
+) -> None:
+    """
+    1. A server that speaks TLS alone takes and gives responses, with its password and its authority.
+    2. Without that authority, or with a wrong password, nothing is said to it; no message shows the password.
+    """
+    require_redis()
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
+    files = ["--tls-cert-file", "server.pem", "--tls-key-file", "server.pem", "--tls-auth-clients", "no"]
+    port = free_port()
+    options = ["--tls-port", str(port), *files, "--requirepass", "se/cret"]
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "server.pem").rename(tmp_path / "redis" / "server.pem")
+    server = RedisProcess(tmp_path / "redis", *options, password="se/cret")
+    try:
+        where = f"127.0.0.1:{port}"
+        store = open_store(f"rediss://:se%2Fcret@{where}?ca={tmp_path / 'ca.pem'}")
+        put(store, b"12345678")
+        assert len(store.history(PROBLEM)) == 1
+        for url in (f"rediss://:se%2Fcret@{where}", f"rediss://:wrong@{where}?ca={tmp_path / 'ca.pem'}"):
+            with pytest.raises(StoreError) as caught:
+                open_store(url).history(PROBLEM)
+            assert "cret" not in str(caught.value)
+            assert "wrong" not in str(caught.value)
+    finally:
+        server.kill()
+
+
+@given(
+    st.lists(st.integers(0, 2**31 - 1), max_size=40),
+    st.integers(0, 2**62),
+    st.none() | st.floats(allow_nan=False),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+)
+def test_a_packed_record_comes_back(
+    tokens: list[int], epoch: int, reward: float | None, scored: bool, masked: bool, seed: int | None
+) -> None:
+    size = len(tokens)
+    logprobs = np.arange(size, dtype="<f4").tobytes() if scored else b""
+    mask = bytes(i % 2 for i in range(size)) if masked else b""
+    record = Record(np.array(tokens, "<i4").tobytes(), epoch, reward, logprobs, mask, seed)
+    assert records.unpack(records.pack(record)) == record
+
+
+# Responses as servers wrote them before there were checksums: with a reward, logprobs and a mask; with a seed.
+WITHOUT_SEEDS = bytes.fromhex(
+    "0107030700000000000000000000000000e03f03000000010000701101030000000080bf000000c0000000bfa0"
+)
+SEEDED = bytes.fromhex("02080200000000000000000000000000000000010000003132ffffffffffffffff")
+
+
+def test_records_from_before_checksums_are_read() -> None:
+    scores = np.array([-1, -2, -0.5], "<f4").tobytes()
+    record = Record(np.array([1, 70_000, 3], "<i4").tobytes(), 7, 0.5, scores, b"\1\0\1")
+    assert records.unpack(WITHOUT_SEEDS) == record
+    assert records.unpack(SEEDED) == Record(b"12\0\0", 0, seed=-1)
+
+
+def test_a_record_of_another_version_is_refused_by_its_number() -> None:
+    """As a server from before checksums refuses version 3."""
+    packed = records.pack(Record(b"1234", 0, seed=-1))
+    assert packed[0] == 3
+    with pytest.raises(Damaged, match="a response of version 4; this server knows 1 to 3"):
+        records.unpack(b"\4" + packed[1:])
+    with pytest.raises(Damaged, match=f"a response of {len(packed) - 1} bytes should have {len(packed)}"):
+        records.unpack(packed[:-1])
+
+
+@given(st.data())
+def test_every_flipped_bit_of_a_record_is_found(data: st.DataObject) -> None:
+    seed = data.draw(st.none() | st.integers(-(2**63), 2**63 - 1))
+    packed = bytearray(records.pack(Record(bytes(range(40)), 3, 0.5, bytes(40), b"\1\0" * 5, seed)))
+    bit = data.draw(st.integers(0, 8 * len(packed) - 1))
+    packed[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(Damaged):
+        records.unpack(bytes(packed))
+
+
+def test_a_damaged_response_is_left_out_and_counted_once(
+    server: RedisProcess, open_store: Callable[..., RedisStore]
+) -> None:
+    store = open_store(server.url)
+    for text in (b"aaaa", b"bbbb", b"cccc"):
+        put(store, text)
+    key = redis_keys.problem_key(redis_keys.digest_of(PROBLEM))
+    name = sorted(name for name in server.client.hkeys(key) if name != redis_keys.ABOUT)[1]
+    packed = bytearray(cast(bytes, server.client.hget(key, name)))
+    packed[30] ^= 1
+    server.client.hset(key, name, bytes(packed))
+    server.client.hset(key, redis_keys.FIELD.pack(b"r", 0, 0, b"damage"), b"\1rubbish")
+    for _ in range(2):
+        assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
+    assert [len(found) for _, found in store.problems("run")] == [2]
+    assert store.damaged_responses == 2
+
+
+@given(st.binary(max_size=80))
+def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
+    try:
+        record = records.unpack(data)
+    except StoreError:
+        return
+    assert records.unpack(records.pack(record)) == record or record.reward != record.reward
+
+
+@pytest.mark.parametrize(("largest", "width"), [(1000, 2), (150_000, 3), (2**31 - 1, 4)])
+def test_tokens_take_as_many_bytes_as_the_largest_needs(largest: int, width: int) -> None:
+    record = Record(np.full(1000, largest, "<i4").tobytes(), 0)
+    assert len(records.pack(record)) == pytest.approx(1000 * width, abs=32)
+
+
+def test_two_problems_of_one_digest_are_not_mixed(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_keys, "problem_digest", lambda *_: b"the same 16 byte")
+    store = open_store(redis_server.url)
+    store.append(batch(b"mine")).result()
+    assert store.history(Problem("run", b"another.")) == []
+    with pytest.raises(StoreError, match="another problem has the same digest"):
+        open_store(redis_server.url).append(batch(b"your", prompt=b"another.")).result()
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"mine"]
+
+
+def _longer(acknowledged: Sized, than: int) -> bool:
+    return len(acknowledged) > than
+
+
+def test_a_write_whose_answer_is_lost_is_written_once(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(redis_server.url)
+    run = store._servers.run
+    lost: list[Any] = []
+
+    def losing(*args: Any, **kwargs: Any) -> Any:
+        answers = run(*args, **kwargs)
+        if len(lost) < 3:
+            lost.append(args)
+            raise redis.ConnectionError("the answer is lost")
+        return answers
+
+    monkeypatch.setattr(store._servers, "run", losing)
+    store.append(batch(b"once")).result()
+    assert len(lost) == 3
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"once"]
+
+
+def test_a_server_that_restarts_is_waited_for(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(server.url)
+    store.append(batch(b"aaaa")).result()
+    run, missed = store._servers.run, threading.Event()
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except redis.RedisError:
+            missed.set()
+            raise
+
+    monkeypatch.setattr(store._servers, "run", noting)
+    server.kill()
+    waiting = store.append(batch(b"bbbb"))
+    assert missed.wait(60)
+    server.start()
+    waiting.result()
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"bbbb"]
+
+
+def test_a_server_that_stays_away_costs_the_callers_only_an_error(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
+    store = open_store(server.url)
+    server.kill()
+    with pytest.raises(StoreError, match="nothing of this request is kept"):
+        store.append(batch(b"aaaa")).result()
+    with pytest.raises(StoreError):
+        store.history(PROBLEM)
+    started = time.monotonic()
+    with pytest.raises(StoreError):
+        store.append(batch(b"bbbb")).result()
+    assert store._away
+    assert time.monotonic() - started < 5  # it is not waited for again
+    server.start()
+    eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
+    assert b"cccc" in [r.tokens for r in store.history(PROBLEM)]
+
+
+def _succeeds(store: RedisStore, tokens: bytes) -> bool:
+    try:
+        store.append(batch(tokens)).result()
+    except StoreError:
+        return False
+    return True
+
+
+def test_a_server_that_hangs_is_given_up(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "PATIENCE", 0.5)
+    monkeypatch.setattr(redis_servers, "ANSWER_SECONDS", 0.3)
+    store = open_store(server.url)
+    store.append(batch(b"aaaa")).result()
+    server.pause()
+    with pytest.raises(StoreError, match=r"[Tt]imeout"):
+        store.append(batch(b"bbbb")).result()
+    server.go_on()
+    eventually(lambda: _succeeds(store, b"cccc"), "the store does not come back")
+
+
+def test_a_full_server_is_told_from_a_broken_one(open_store: Callable[..., RedisStore], server: RedisProcess) -> None:
+    store = open_store(server.url)
+    store.append(batch(b"aaaa")).result()
+    server.client.config_set("maxmemory", "1")
+    with pytest.raises(StoreFull, match="full"):
+        store.append(batch(b"bbbb")).result()
+    server.client.config_set("maxmemory", "0")
+    store.append(batch(b"cccc")).result()
+    assert [r.tokens for r in store.history(PROBLEM)] == [b"aaaa", b"cccc"]
+
+
+def test_problems_that_redis_forgot_leave_their_list(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess
+) -> None:
+    store = open_store(redis_server.url)
+    for number in range(20):
+        store.append(batch(b"aaaa", prompt=bytes([number] * 4))).result()
+
+    def listed() -> int:
+        return sum(redis_server.client.scard(key) for key in redis_server.client.keys("histospec:1:problems:*"))
+
+    keys = redis_server.client.keys("histospec:1:problem:*")
+    redis_server.client.delete(*keys[:5])
+    assert store.count() == 15
+    assert listed() == 15
+    redis_server.client.delete(*keys[5:10])
+    store.rewind("run", 0).result()
+    assert (store.count(), listed()) == (10, 10)
+
+
+def test_a_problem_that_comes_back_while_its_list_is_tidied_stays_listed(
+    open_store: Callable[..., RedisStore], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = open_store(redis_server.url, retention=60.0), open_store(redis_server.url, retention=60.0)
+    store.append(batch(b"aaaa")).result()
+    redis_server.client.delete(*redis_server.client.keys("histospec:1:problem:*"))
+    run = other._servers.run
+
+    def meanwhile(commands: list[tuple[Any, ...]], *args: Any) -> Any:
+        if commands[0][0] == "SREM":
+            store.append(batch(b"bbbb")).result()
+        return run(commands, *args)
+
+    monkeypatch.setattr(other._servers, "run", meanwhile)
+    assert other.count() == 0
+    assert [(p, [r.tokens for r in some]) for p, some in store.problems("run")] == [(PROBLEM, [b"bbbb"])]
+
+
+def test_a_replica_that_is_not_there_is_not_taken_for_one(
+    open_store: Callable[..., RedisStore], server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "PATIENCE", 0.2)
+    monkeypatch.setattr(redis_servers, "REPLICA_MILLISECONDS", 100)
+    store = open_store(f"{server.url}?replicas=1")
+    with pytest.raises(StoreError, match="0 replicas have the write, 1 were asked for"):
+        store.append(batch(b"aaaa")).result()
+
+
+def test_what_was_acknowledged_survives_the_masters(open_store: Callable[..., RedisStore], tmp_path: Path) -> None:
+    """Three masters with a replica each, responses all the time, one master after another killed with -9."""
+    require_redis()
+    cluster = RedisCluster(tmp_path, replicas=1)
+    store = open_store(f"{cluster.url}?replicas=1")
+    acknowledged, failed, stop = [], [], threading.Event()
+
+    def append() -> None:
+        number = 0
+        while not stop.is_set():
+            prompt, tokens = (number % 97).to_bytes(4, "little"), number.to_bytes(4, "little")
+            try:
+                store.append(batch(tokens, prompt=prompt)).result()
+                acknowledged.append((prompt, tokens))
+            except StoreError:
+                failed.append(tokens)
+            number += 1
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    try:
+        for node in cluster.masters()[:2]:
+            eventually(partial(_longer, acknowledged, len(acknowledged) + 100), "nothing is written")
+            node.kill()
+            eventually(lambda: len(cluster.masters()) == 3, "no replica takes over", no=redis.RedisError)
+            node.start()  # without a replica of its own the new master can promise nothing
+            eventually(partial(_longer, acknowledged, len(acknowledged) + 100), "writing does not go on")
+            eventually(
+                lambda: all(m.client.info("replication")["connected_slaves"] for m in cluster.masters()),
+                "no replicas",
+                no=redis.RedisError,
+            )
+    finally:
+        stop.set()
+        writer.join()
+    kept = {p: {r.tokens for r in store.history(Problem("run", p))} for p in {p for p, _ in acknowledged}}
+    missing = [tokens for prompt, tokens in acknowledged if tokens not in kept[prompt]]
+    assert not missing
+    cluster.kill()
+
+
+def test_where_a_url_leads() -> None:
+    location = Location.parse("rediss+cluster://me:se%2Fcret@a:1,[::1]:2,c?replicas=2&ca=/ca.pem")
+    assert location.nodes == (("a", 1), ("::1", 2), ("c", 6379))
+    assert (location.username, location.password, location.replicas, location.ca) == ("me", "se/cret", 2, "/ca.pem")
+    assert location.cluster
+    assert location.tls
+    assert "se" not in str(location).replace("redis", "")
+    assert Location.parse("redis://host/3").database == 3

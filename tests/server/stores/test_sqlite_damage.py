@@ -1,0 +1,323 @@
+"""A damaged file of the SQLite store: what can be read goes on, what cannot is counted, and the file is set aside."""
+
+import hashlib
+import random
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from histospec.server import cli
+from histospec.server.errors import StoreError
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.stores.sqlite import salvage as sqlite_salvage
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.support.batches import put
+
+PAGE = 4096
+PROBLEMS, EACH = 40, 3
+
+
+def prompt(number: int) -> bytes:
+    return np.array([number, 1], "<i4").tobytes()
+
+
+def fill(directory: Path) -> bytes:
+    """Stores 120 responses; what the file then holds."""
+    store = SQLiteStore(directory, 8)
+    rng = np.random.default_rng(0)
+    for number in range(PROBLEMS):
+        responses = rng.integers(0, 50_000, (EACH, 400)).astype("<i4")
+        store.append(
+            ResponseBatch(Problem("run", prompt(number)), [Record(r.tobytes(), number % 4) for r in responses])
+        )
+    store.save_estimator("run", bytes(50_000)).result()
+    store.close()
+    return (directory / FILE_NAME).read_bytes()
+
+
+def one_bit(rng: random.Random, data: bytearray) -> None:
+    data[rng.randrange(PAGE, len(data))] ^= 1 << rng.randrange(8)
+
+
+def many_bytes(rng: random.Random, data: bytearray) -> None:
+    for _ in range(30):
+        data[rng.randrange(PAGE, len(data))] = rng.randrange(256)
+
+
+def page_of(make: Callable[[random.Random], bytes]) -> Callable[[random.Random, bytearray], None]:
+    def fault(rng: random.Random, data: bytearray) -> None:
+        at = rng.randrange(1, len(data) // PAGE) * PAGE
+        data[at : at + PAGE] = make(rng)
+
+    return fault
+
+
+FAULTS = {
+    "bit": one_bit,
+    "bytes": many_bytes,
+    "zeros": page_of(lambda rng: bytes(PAGE)),
+    "noise": page_of(lambda rng: rng.randbytes(PAGE)),
+}
+
+
+def aside(directory: Path) -> list[Path]:
+    """Damaged files that were set aside."""
+    return [path for path in directory.glob(f"{FILE_NAME}.damaged-*") if not path.name.endswith(("-wal", "-shm"))]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Path, kind: str) -> None:
+    whole = fill(tmp_path)
+    rng = random.Random(kind)
+    kept = {(r.tokens, b.problem.prompt) for b in loaded(tmp_path) for r in b.records}
+    for number in range(25):
+        data = bytearray(whole)
+        FAULTS[kind](rng, data)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / FILE_NAME).write_bytes(data)
+        store = SQLiteStore(directory, 8)
+        assert store.newest_epochs().get("run", 3) >= 0
+        store.estimators()
+        found = [(r.tokens, b.problem.prompt) for b in store.load() for r in b.records]
+        assert kept.issuperset(found)
+        counted = len(found) + store.damaged_responses
+        assert counted == PROBLEMS * EACH or (kind == "bytes" and counted > 0.8 * PROBLEMS * EACH)
+        put(store, b"next", prompt=b"another.")
+        assert all(path.read_bytes() == data for path in aside(directory))
+        store.close()
+        store = SQLiteStore(directory, 8)
+        again = len([r for b in store.load() for r in b.records])
+        assert again == len(found) + 1 or (kind == "bytes" and again > len(found))  # a repair may find more
+        store.close()
+
+
+def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
+    """What tells the number of responses may be lost with it."""
+    whole = fill(tmp_path)
+    rng = random.Random(1)
+    read = 0
+    for number in range(15):
+        data = bytearray(whole)
+        for _ in range(3):
+            data[rng.randrange(2500, PAGE)] = rng.randrange(256)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / FILE_NAME).write_bytes(data)
+        store = SQLiteStore(directory, 8)
+        read += sum(len(b.records) for b in store.load())
+        put(store, b"next", prompt=b"another.")
+        assert all(path.read_bytes() == data for path in aside(directory))
+        store.close()
+    assert read > 5 * PROBLEMS * EACH
+
+
+def loaded(directory: Path) -> list[ResponseBatch]:
+    store = SQLiteStore(directory, 8)
+    try:
+        return list(store.load())
+    finally:
+        store.close()
+
+
+def test_a_flipped_bit_in_a_response_is_found_when_it_is_read(tmp_path: Path) -> None:
+    whole = bytearray(fill(tmp_path))
+    victim = np.random.default_rng(0).integers(0, 50_000, (EACH, 400)).astype("<i4")[1].tobytes()
+    whole[whole.index(victim[400:600]) + 7] ^= 4
+    (tmp_path / FILE_NAME).write_bytes(whole)
+    store = SQLiteStore(tmp_path, 8)
+    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert len(store.history(Problem("run", prompt(0)))) == EACH - 1
+    assert store.damaged_responses == 1  # counted once, however often it is read
+    assert aside(tmp_path) == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("tokens", "CAST(tokens AS TEXT)"), ("epoch", "'three'"), ("epoch", "epoch + 1"), ("reward", "0.25"),
+        ("logprobs", "zeroblob(4)"), ("generated", "zeroblob(1)"), ("seed", "5"), ("prompt", "prompt + 1"),
+        ("checksum", "checksum + 1"),
+    ],
+)  # fmt: skip
+def test_every_column_is_covered_by_the_checksum(tmp_path: Path, column: str, value: str) -> None:
+    fill(tmp_path)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute(f"UPDATE responses SET {column} = {value} WHERE id = 5")
+    store = SQLiteStore(tmp_path, 8)
+    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert store.damaged_responses == 1
+    store.close()
+
+
+def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("UPDATE prompts SET tokens = zeroblob(8) WHERE id = 1")
+    store = SQLiteStore(tmp_path, 8)
+    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - EACH
+    assert sum(len(records) for _, records in store.problems("run")) == PROBLEMS * EACH - EACH
+    assert store.damaged_responses == EACH
+    store.close()
+
+
+@pytest.mark.parametrize("value", ["zeroblob(3)", "X'000000FF'", "'text'"])
+def test_a_response_without_a_checksum_must_at_least_be_one(tmp_path: Path, value: str) -> None:
+    fill(tmp_path)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("UPDATE responses SET checksum = NULL")
+        connection.execute(f"UPDATE responses SET tokens = {value} WHERE id = 5")
+    store = SQLiteStore(tmp_path, 8)
+    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    store.close()
+
+
+def test_damage_that_is_met_while_writing_moves_the_store_to_a_new_file(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path, 8)
+    put(store, b"kept")
+    store._checked.result()
+    met: list[int] = []
+
+    def meet(connection: sqlite3.Connection) -> None:
+        if not met:
+            met.append(1)
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+    inode = (tmp_path / FILE_NAME).stat().st_ino
+    store._writer.submit(meet, 0).result()
+    put(store, b"next")
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"kept", b"next"]
+    assert (tmp_path / FILE_NAME).stat().st_ino != inode
+    assert [path.stat().st_ino for path in aside(tmp_path)] == [inode]
+    store.close()
+
+
+def test_a_disk_that_damages_every_file_is_given_up(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path, 8)
+
+    def meet(connection: sqlite3.Connection) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with pytest.raises(StoreError, match="malformed"):
+        store._writer.submit(meet, 0).result()
+    assert len(aside(tmp_path)) == 3
+    store.close()
+
+
+def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path: Path) -> None:
+    """As a server that was killed leaves it."""
+    whole = bytearray(fill(tmp_path / "first"))
+    store = SQLiteStore(tmp_path / "first", 8)
+    put(store, b"last", prompt=b"in the log..")
+    log = (tmp_path / "first" / f"{FILE_NAME}-wal").read_bytes()
+    store.close()
+    whole[20 * PAGE : 21 * PAGE] = random.Random(0).randbytes(PAGE)
+    data = tmp_path / "second"
+    data.mkdir()
+    (data / FILE_NAME).write_bytes(whole)
+    (data / f"{FILE_NAME}-wal").write_bytes(log)
+    store = SQLiteStore(data, 8)
+    found = [r.tokens for b in store.load() for r in b.records]
+    assert b"last" in found
+    assert len(found) + store.damaged_responses == PROBLEMS * EACH + 1
+    store.close()
+    (damaged,) = aside(data)
+    assert hashlib.sha256(damaged.read_bytes()).digest() == hashlib.sha256(whole).digest()
+    assert damaged.with_name(f"{damaged.name}-wal").read_bytes() == log
+
+
+@pytest.mark.parametrize("at", ["rename", "unlink"])
+def test_a_crash_while_a_file_is_replaced_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """
+    1. The server ends when the salvaged copy is complete and the damaged file is still there, or already set aside.
+    2. The next start has everything.
+    """
+    whole = bytearray(fill(tmp_path))
+    whole[20 * PAGE : 21 * PAGE] = random.Random(0).randbytes(PAGE)
+    (tmp_path / FILE_NAME).write_bytes(whole)
+
+    class Crash(BaseException):
+        pass
+
+    path = type(tmp_path)
+    original = getattr(path, at)
+
+    def crash(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self.name == (FILE_NAME if at == "rename" else f"{FILE_NAME}-shm"):
+            raise Crash
+        return original(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(path, at, crash)
+        with pytest.raises(Crash):
+            sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
+    assert (tmp_path / FILE_NAME).exists() == (at == "rename")
+    store = SQLiteStore(tmp_path, 8)
+    found = sum(len(b.records) for b in store.load())
+    assert 0 < PROBLEMS * EACH - found < 10
+    store.close()
+
+
+def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path: Path) -> None:
+    """From before there were checksums, seeds, namespaces and estimators."""
+    whole = fill(tmp_path)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("ALTER TABLE responses DROP COLUMN checksum")
+        connection.execute("ALTER TABLE responses DROP COLUMN seed")
+        for table in ("leaving", "clock", "estimators", "namespaces", "writes"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    assert (tmp_path / FILE_NAME).read_bytes() != whole
+    result = sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
+    assert result == (PROBLEMS * EACH, 0, True, False)
+    store = SQLiteStore(tmp_path, 8)
+    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH
+    assert store.newest_epochs() == {"run": 3}
+    store.close()
+
+
+def test_a_snapshot_of_a_damaged_store_has_what_can_be_read_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HISTOSPEC_STORE", raising=False)
+    whole = bytearray(fill(tmp_path))
+    whole[20 * PAGE : 21 * PAGE] = random.Random(0).randbytes(PAGE)
+    (tmp_path / FILE_NAME).write_bytes(whole)
+    file = tmp_path / "all.jsonl"
+    assert cli.main(["snapshot", str(file), "--data-dir", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert "responses or more of the store are damaged and left out" in err
+    assert (tmp_path / FILE_NAME).read_bytes() == whole
+    reader = SQLiteSnapshot(tmp_path)
+    left = sum(len(records) for _, records in reader.problems("run"))
+    assert left + reader.damaged_responses == PROBLEMS * EACH
+    assert 0 < reader.damaged_responses < 10
+    assert f"{left} responses" in out
+    reader.close()
+    assert cli.main(["restore", str(file), "--data-dir", str(tmp_path / "anew")]) == 0
+
+
+def test_where_there_is_no_room_for_all_the_newest_are_salvaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = bytearray(fill(tmp_path))
+    whole[60 * PAGE : 61 * PAGE] = bytes(PAGE)
+    (tmp_path / FILE_NAME).write_bytes(whole)
+    monkeypatch.setattr(sqlite_salvage, "COMMIT_BYTES", 10_000)
+    result = sqlite_salvage.salvage(tmp_path / FILE_NAME, tmp_path / "copy", 200 << 10)
+    assert result.full
+    assert result.exact
+    assert result.responses + result.lost == PROBLEMS * EACH
+    with sqlite3.connect(tmp_path / "copy") as copy:
+        assert copy.execute("SELECT max(id) FROM responses").fetchone() == (PROBLEMS * EACH,)
+        assert 0 < copy.execute("SELECT count(*) FROM responses").fetchone()[0] < PROBLEMS * EACH

@@ -1,0 +1,186 @@
+"""Real servers: `histospec serve` as its own process, on free ports, with a data directory of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.children import ignored
+from tests.support.network import Host
+from tests.support.ports import free_port
+
+START_SECONDS = 60
+STOP_SECONDS = 60
+MOST_LINES = 50_000  # of a log that are kept; errors always
+
+
+class Server:
+    """A `histospec serve` process that can be killed and started again on the same ports and data.
+
+    It listens on loopback, or on a host of a test's network, whom it trusts. `ignoring`: signals that it is told to
+    ignore when it starts, as `nohup` does with SIGHUP.
+    endpoint, http: "host:port" of gRPC and HTTP. data_dir: its store. log: its log lines as dicts, oldest first.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        host: Host | None = None,
+        ignoring: Sequence[int] = (),
+    ) -> None:
+        self.data_dir = data_dir
+        self.flags = (*flags, "--insecure") if host else flags
+        self.host = host
+        self.log: list[dict[str, object]] = []
+        # Not port 0 on loopback: a connection might take the port while the server is being restarted.
+        self.endpoint, self.http = (f"{host.address}:0" if host else f"127.0.0.1:{free_port()}" for _ in range(2))
+        self._env = env or {}
+        self._ignoring = ignoring
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self, ready: bool = True) -> "Server":
+        """Starts the process; waits until it listens and, unless told otherwise, until /readyz says yes."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
+        # An environment with the client alone names the server of another one.
+        elsewhere = os.environ.get("HISTOSPEC_TEST_SERVER")
+        command = list(self.host.prefix) if self.host else []
+        command += [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
+        command += ["serve", "--log-format", "json"]
+        command += ["--listen", self.endpoint, "--http", self.http, "--data-dir", str(self.data_dir), *self.flags]
+        # Not in the repository root: there, the folder `server` would be importable as a second package.
+        with ignored(self._ignoring):
+            self._process = subprocess.Popen(
+                command, stderr=subprocess.PIPE, text=True, cwd=self.data_dir.parent, env=environment | self._env
+            )
+        before = len(self.log)
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+        listening = self._wait(lambda: next((e for e in self.log[before:] if e.get("event") == "listening"), None))
+        self.endpoint, self.http = str(listening["grpc"]), str(listening["http"])
+        if ready:
+            self._wait(lambda: self.get("/readyz")[0] == 200)
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Ends it as a crash would: SIGKILL."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def terminate(self) -> None:
+        """Asks it to drain and stop: SIGTERM. Does not wait."""
+        self.signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Waits for the end of the process; its exit code."""
+        assert self._process is not None
+        assert self._reader is not None
+        code = self._process.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
+        return code
+
+    def restart(self, ready: bool = True) -> None:
+        """Starts it again where it was, after stopping it if it still runs."""
+        self.stop()
+        self.start(ready)
+
+    def stop(self) -> None:
+        """Makes sure that it does not run."""
+        if self.running:
+            self.kill()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of an HTTP GET; status 0 while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return 0, ""
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by name, with labels in sorted order: `histospec_drafts_total{namespace="a",…}`."""
+        status, text = self.get("/metrics")
+        assert status == 200, text
+        samples = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return samples
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                entry = {"event": line.rstrip(), "level": "text"}
+            entry = entry if isinstance(entry, dict) else {"event": line.rstrip()}
+            if len(self.log) < MOST_LINES or entry.get("level") == "error":
+                self.log.append(entry)
+
+    def _wait(self, condition: Callable[[], object]) -> dict[str, object]:
+        assert self._process is not None
+        deadline = time.monotonic() + START_SECONDS
+        while not (value := condition()):
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the server did not come up: {self.log}")
+            time.sleep(0.02)
+        return value if isinstance(value, dict) else {}
+
+
+class Starter:
+    """Starts servers in one directory, each with its own data: `start(*flags, name="a", env=…, host=…, ready=True)`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._servers: list[Server] = []
+
+    def __call__(
+        self,
+        *flags: str,
+        name: str = "",
+        env: dict[str, str] | None = None,
+        host: Host | None = None,
+        ignoring: Sequence[int] = (),
+        ready: bool = True,
+    ) -> Server:
+        directory = self._directory / (name or f"server-{len(self._servers)}")
+        server = Server(directory, *flags, env=env, host=host, ignoring=ignoring)
+        self._servers.append(server)
+        return server.start(ready)
+
+    def stop(self) -> None:
+        """Stops all of them."""
+        for server in self._servers:
+            server.stop()
