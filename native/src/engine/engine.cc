@@ -4,8 +4,8 @@
 
 #include "engine/checks.h"
 #include "engine/integrity.h"
+#include "engine/lengths.h"
 #include "engine/state.h"
-#include "registry/lengths.h"
 
 namespace histospec {
 namespace {

@@ -1,4 +1,4 @@
-#include "registry/lengths.h"
+#include "engine/lengths.h"
 
 #include <algorithm>
 #include <cmath>
