@@ -39,6 +39,7 @@ if not CLIENT_ONLY:
         "histospec.server.observability": "server/observability",
         "histospec.server.rpc": "server/rpc",
         "histospec.server.security": "server/security",
+        "histospec.server.settings": "server/settings",
         "histospec.server.stores": "server/stores",
         "histospec.server.stores.redis": "server/stores/redis",
         "histospec.server.stores.sqlite": "server/stores/sqlite",

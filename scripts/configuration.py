@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-from histospec.server.config import PREFIX, Config
-from histospec.server.options import default_of
+from histospec.server.settings.config import PREFIX, Config
+from histospec.server.settings.options import default_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "configuration.md"

@@ -21,9 +21,6 @@ from grpc_reflection.v1alpha import reflection
 
 from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server import options
-from histospec.server.addresses import Address, ShardAddress
-from histospec.server.config import Config
 from histospec.server.errors import ConfigError, HistoSpecError
 from histospec.server.history.history import History
 from histospec.server.logs import lines as logs
@@ -42,6 +39,9 @@ from histospec.server.rpc.service import DraftService
 from histospec.server.rpc.specrl import RolloutCacheService
 from histospec.server.security.access import Access
 from histospec.server.security.tls import Certificates
+from histospec.server.settings import options
+from histospec.server.settings.addresses import Address, ShardAddress
+from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
+from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Reader, Store
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot

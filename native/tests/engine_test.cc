@@ -5,8 +5,8 @@
 #include <numeric>
 #include <thread>
 
-#include "registry/problem.h"
 #include "random_text.h"
+#include "registry/problem.h"
 #include "test.h"
 
 using namespace histospec;

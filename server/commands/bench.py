@@ -25,13 +25,13 @@ from histospec.client.errors import HistoSpecError as ClientError
 from histospec.protocol.costs import DEFAULT_DEADLINE, DEFAULT_VERIFY_COST
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay.recordings import opened, read
-from histospec.server.addresses import Address
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.commands.bench_processes import Workers
 from histospec.server.commands.bench_worker import BenchProblem, Load, Measured, generated, roll_out
 from histospec.server.commands.reader import read_status
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.process import run_loop
+from histospec.server.settings.addresses import Address
 from histospec.server.targets import FORCE, is_stdout, written
 
 PATIENCE = 5.0  # seconds for ingests under way, when one failed or a signal came

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-from histospec.server import options
 from histospec.server.arguments import ArgumentParser
-from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, StoreError
 from histospec.server.open_store import DAY
+from histospec.server.settings import options
+from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.retention import Trust
 from histospec.server.stores.sqlite.file import FILE_NAME, open_existing
 from histospec.server.stores.sqlite.retention import each_old, note_down

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import aiohttp
 
-from histospec.server.addresses import Address
 from histospec.server.errors import Unavailable
+from histospec.server.settings.addresses import Address
 
 METRICS_PORT = 9464
 LONGEST = 64 << 20  # bytes of an answer

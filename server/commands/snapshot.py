@@ -22,11 +22,11 @@ from pydantic_core import PydanticCustomError
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
 from histospec.replay.recordings import Line, LineResponse, RecordingError, is_regular, opened, read_as
-from histospec.server import options
 from histospec.server.arguments import ArgumentParser
-from histospec.server.config import StoreConfig
 from histospec.server.errors import ConfigError, HistoSpecError, StoreError
 from histospec.server.open_store import open_reader, open_store
+from histospec.server.settings import options
+from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, by_epoch, total_size
 from histospec.server.targets import FORCE, is_stdout, written
 

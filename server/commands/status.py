@@ -17,13 +17,13 @@ from histospec.client.errors import ConfigurationError
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.discovery import resolve, topology
-from histospec.server.addresses import Address
 from histospec.server.arguments import ArgumentParser, amount
 from histospec.server.commands.reader import METRICS_PORT, read_status
 from histospec.server.commands.status_tables import numbers, shard_table
 from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.observability.shard_health import SERVING, health
 from histospec.server.process import run_loop, say
+from histospec.server.settings.addresses import Address
 
 
 class ShardReport(NamedTuple):

@@ -16,8 +16,6 @@ import numpy as np
 from prometheus_client import Metric
 
 from histospec.native import SOURCES
-from histospec.server.addresses import ShardAddress
-from histospec.server.config import Config
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
 from histospec.server.observability.metrics import EngineCounters, Metrics
@@ -25,6 +23,8 @@ from histospec.server.observability.samples import COUNTED, EVERY, RECENT, Sampl
 from histospec.server.observability.shard_health import SERVING, UNKNOWN, UNVERIFIED, ShardHealth
 from histospec.server.observability.web import Readiness
 from histospec.server.security.watched import Watched
+from histospec.server.settings.addresses import ShardAddress
+from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
 
 MAX_NAMESPACES = 50  # that are listed: the largest

@@ -9,9 +9,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.addresses import ShardAddress
-from histospec.server.config import Config
 from histospec.server.security.tls import ClientCertificate
+from histospec.server.settings.addresses import ShardAddress
+from histospec.server.settings.config import Config
 
 EVERY = 10.0  # seconds
 TIMEOUT = 2.0

@@ -13,8 +13,8 @@ import grpc
 import structlog
 from structlog.contextvars import bind_contextvars
 
-from histospec.server.addresses import Address
 from histospec.server.errors import ConfigError
+from histospec.server.settings.addresses import Address
 
 log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from histospec.server.config import Config
 from histospec.server.logs.output import dropped
 from histospec.server.machine import memory_limit
 from histospec.server.security.tls import Certificates
 from histospec.server.security.watched import Watched
+from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
 
 

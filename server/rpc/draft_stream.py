@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from histospec.native import TOO_LONG, UNKNOWN, Engine
 from histospec.protocol.arrays import INT32
-from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded, Unavailable
 from histospec.server.history.back_pressure import CROWDED
 from histospec.server.history.history import History
@@ -29,6 +28,7 @@ from histospec.server.rpc import slices, wire
 from histospec.server.rpc.answers import Answer, Answers
 from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.security.access import Permit
+from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH
 from histospec.v1 import draft_pb2 as pb
 

@@ -15,7 +15,6 @@ import structlog
 from structlog.contextvars import bind_contextvars
 
 from histospec.protocol.limits import MAX_QUANTILES
-from histospec.server.config import Config
 from histospec.server.errors import (
     HistoSpecError,
     InvalidRequest,
@@ -32,6 +31,7 @@ from histospec.server.rpc import encoded, specrl, wire
 from histospec.server.rpc.slices import unless_large
 from histospec.server.rpc.wire import unless_encoded
 from histospec.server.security.access import Access
+from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
 

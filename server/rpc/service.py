@@ -9,8 +9,6 @@ import numpy as np
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
-from histospec.server.addresses import ShardAddress
-from histospec.server.config import Config
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
@@ -18,6 +16,8 @@ from histospec.server.rpc import wire
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.ingest import ingest
 from histospec.server.security.access import Access, Permit
+from histospec.server.settings.addresses import ShardAddress
+from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 

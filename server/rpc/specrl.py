@@ -20,12 +20,12 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.protocol.arrays import INT32
-from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
 from histospec.server.rpc import encoded, wire
 from histospec.server.rpc.ingest import ingest
 from histospec.server.security.access import Access
+from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2 as pb
 from histospec.specrl import rollout_cache_pb2_grpc as pb_grpc
 from histospec.v1 import draft_pb2

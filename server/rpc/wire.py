@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
 from histospec.protocol.refusals import draft_too_long, too_many
-from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
+from histospec.server.settings.config import Config
 from histospec.server.stores.interface import LAST_EPOCH, Problem, Record, ResponseBatch
 from histospec.v1 import draft_pb2 as pb
 

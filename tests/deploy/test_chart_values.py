@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from histospec.server.config import Config
-from histospec.server.options import load
+from histospec.server.settings.config import Config
+from histospec.server.settings.options import load
 from tests.support.charts import CHART, ROOT, one, render, template
 from tests.support.servers import Starter
 

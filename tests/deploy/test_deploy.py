@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from histospec.server.options import load
+from histospec.server.settings.options import load
 from tests.support.charts import ROOT, tool
 from tests.support.servers import Starter
 

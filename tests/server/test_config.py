@@ -11,11 +11,11 @@ import pytest
 
 from histospec.native import Engine
 from histospec.protocol.limits import MAX_DRAFT
-from histospec.server.addresses import Address, ShardAddress
-from histospec.server.config import Config
 from histospec.server.errors import ConfigError
-from histospec.server.option_types import MAX_BYTES, MAX_COUNT
-from histospec.server.options import load
+from histospec.server.settings.addresses import Address, ShardAddress
+from histospec.server.settings.config import Config
+from histospec.server.settings.option_types import MAX_BYTES, MAX_COUNT
+from histospec.server.settings.options import load
 from tests.support.servers import Server
 
 

@@ -16,10 +16,10 @@ import grpc
 import numpy as np
 import uvloop
 
-from histospec.server.addresses import Address
 from histospec.server.app import serve
-from histospec.server.config import Config
 from histospec.server.logs import lines as logs
+from histospec.server.settings.addresses import Address
+from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 from tests.support.ports import free_port

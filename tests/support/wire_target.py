@@ -14,7 +14,6 @@ import numpy as np
 
 from histospec.native import Engine
 from histospec.protocol.names import DRAFT_SERVICE
-from histospec.server.config import Config
 from histospec.server.errors import HistoSpecError
 from histospec.server.history.history import History
 from histospec.server.observability.metrics import Metrics
@@ -23,6 +22,7 @@ from histospec.server.rpc.interceptors import METHODS, checks
 from histospec.server.rpc.service import DraftService
 from histospec.server.rpc.wire import Undecodable, tolerant
 from histospec.server.security.access import Access
+from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 
 UNARY = ("Ingest", "History", "PredictLength", "DropNamespace", "Rewind")

@@ -15,14 +15,14 @@ import pytest
 
 from histospec.client import DraftClient, Response
 from histospec.native import Engine
-from histospec.server.addresses import ShardAddress
-from histospec.server.config import Config
 from histospec.server.history.counts import Counts
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import MAX_NAMESPACES, Overview, _lately
 from histospec.server.observability.web import PAGE
 from histospec.server.open_store import open_store
+from histospec.server.settings.addresses import ShardAddress
+from histospec.server.settings.config import Config
 from tests.support.servers import Server, Starter
 
 PACKAGED = """

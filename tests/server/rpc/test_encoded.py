@@ -5,10 +5,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histospec.server.config import Config
 from histospec.server.errors import LimitExceeded
 from histospec.server.rpc import encoded
 from histospec.server.rpc.interceptors import checks
+from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 
 MORE = encoded.SMALL + 1  # parts: enough for a message to be walked, and more fields than it may have

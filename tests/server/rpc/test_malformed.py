@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histospec.server.config import Config
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.rpc import wire as checks
+from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server
 from tests.support.wires import Connector

@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_NAMESPACE
-from histospec.server.addresses import Address
-from histospec.server.option_types import Bytes, Collector, Count, File, Shards, Where
+from histospec.server.settings.addresses import Address
+from histospec.server.settings.option_types import Bytes, Collector, Count, File, Shards, Where
 from histospec.server.stores.group_commit import MAX_BACKLOG
 from histospec.server.stores.interface import HISTORY_RESPONSES
 from histospec.server.stores.redis.location import SCHEMES, Location

@@ -19,10 +19,10 @@ else:
 from pydantic import ValidationError
 
 from histospec.server.arguments import ArgumentParser, shown
-from histospec.server.config import PREFIX, Config, StoreConfig
 from histospec.server.errors import ConfigError
-from histospec.server.option_types import is_size
 from histospec.server.security.small_files import read_text
+from histospec.server.settings.config import PREFIX, Config, StoreConfig
+from histospec.server.settings.option_types import is_size
 
 LONGEST = 300  # characters of a sentence: it repeats the wrong value
 C = TypeVar("C", bound=StoreConfig)

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ByteSize, Field, PlainValidator, TypeAdapt
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
-from histospec.server.addresses import Address, ShardAddress
+from histospec.server.settings.addresses import Address, ShardAddress
 
 MAX_BYTES = 1 << 47  # what a process can address
 MAX_COUNT = (1 << 31) - 1
