@@ -123,6 +123,8 @@ class Server:
                 ("grpc.so_reuseport", 0),  # else a server left over shares the port silently
                 ("grpc.max_receive_message_length", config.max_message),
                 ("grpc.max_send_message_length", -1),
+                # Else gRPC receives up to megabytes of a call that nobody reads yet.
+                ("grpc.http2.bdp_probe", 0),
                 # A worker whose machine vanished answers no ping: its stream ends and its sessions with it.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),

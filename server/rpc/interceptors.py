@@ -29,6 +29,7 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.traces import Traces
 from histospec.server.rpc import encoded, specrl, wire
 from histospec.server.rpc.slices import unless_large
+from histospec.server.rpc.strangers import Strangers
 from histospec.server.rpc.wire import unless_encoded
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
@@ -67,10 +68,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._access = access
         self._checks = checks(config)
         self._traces = traces
-        for method in chain.from_iterable(
-            METHODS.values()
-        ):  # an alert sees the first one only if there were none before
+        for method in chain.from_iterable(METHODS.values()):
+            # An alert sees the first one only if there were none before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
+        self._strangers = Strangers()
         self._served: dict[str, Handler] = {}  # by the full name of a method
         self._running = 0
         self._throttle = Throttle()
@@ -88,8 +89,10 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         """See grpc.aio."""
         handler = await continuation(handler_call_details)
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
-        if handler is None or service not in METHODS:  # health and reflection speak for themselves
+        if handler is None:
             return handler
+        if service not in METHODS:  # health and reflection
+            return self._strangers.serve(handler)
         try:
             self._access.permit(dict(handler_call_details.invocation_metadata or ()))
         except Unauthenticated as error:
