@@ -46,7 +46,7 @@ class Problem:
 
 
 @dataclass
-class Space:
+class ModelNamespace:
     problems: dict[Key, Problem] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
     newest_epoch: int = 0
@@ -105,11 +105,11 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self, window: int) -> None:
         self.window = window
         self.engine = Engine(1 << 28, history_epochs=window)
-        self.spaces: dict[str, Space] = {}
+        self.namespaces: dict[str, ModelNamespace] = {}
         self.sessions: dict[int, Session] = {}
 
-    def space(self, name: str) -> Space:
-        return self.spaces.setdefault(name, Space())
+    def namespace(self, name: str) -> ModelNamespace:
+        return self.namespaces.setdefault(name, ModelNamespace())
 
     def key(self, name: str, prompt: tuple[int, ...], problem: str | None) -> Key:
         return (problem, () if problem else shifted(name, prompt))
@@ -121,21 +121,21 @@ class EngineMachine(RuleBasedStateMachine):
             tokens = [text(name, r) for r in responses]
             self.engine.ingest(name, shifted(name, prompt), tokens, epoch, problem=problem)
             for response in filter(None, tokens):
-                self.space(name).finish(self.key(*place), response, epoch)
-                self.space(name).tokens.update(shifted(name, prompt))
+                self.namespace(name).finish(self.key(*place), response, epoch)
+                self.namespace(name).tokens.update(shifted(name, prompt))
 
     @precondition(lambda self: len(self.sessions) < 12)
     @rule(place=places, generated=st.none() | parts)
     def open(self, place: Place, generated: Part | None) -> None:
         name, prompt, problem = place
         tokens = text(name, generated) if generated else ()
-        space, key = self.space(name), self.key(*place)
+        namespace_, key = self.namespace(name), self.key(*place)
         number = self.engine.open(name, shifted(name, prompt), problem=problem, generated=tokens or None)
         assert number not in self.sessions
         self.sessions[number] = Session(name, key, shifted(name, prompt), tokens)
-        known = space.problems.setdefault(key, Problem()).finished
-        space.counters["lookups_hit" if known else "lookups_miss"] += 1
-        space.tokens.update(shifted(name, prompt), tokens)
+        known = namespace_.problems.setdefault(key, Problem()).finished
+        namespace_.counters["lookups_hit" if known else "lookups_miss"] += 1
+        namespace_.tokens.update(shifted(name, prompt), tokens)
 
     @rule(
         share=st.lists(shares, min_size=12, max_size=12),
@@ -153,11 +153,11 @@ class EngineMachine(RuleBasedStateMachine):
             positions.append(len(session.generated) - repeated)
             came.append(session.generated[positions[-1] :] + fresh)
             batch.append(number)
-            space = self.spaces[session.name]
-            space.tokens.update(fresh)
+            namespace_ = self.namespaces[session.name]
+            namespace_.tokens.update(fresh)
             if fresh:
-                space.counters["accepted_tokens"] += agreeing(session.draft, fresh)
-                space.counters["generated_tokens"] += len(fresh)
+                namespace_.counters["accepted_tokens"] += agreeing(session.draft, fresh)
+                namespace_.counters["generated_tokens"] += len(fresh)
                 session.generated += fresh
                 session.draft = ()
         tokens, offsets, probs = self.engine.step(
@@ -172,44 +172,46 @@ class EngineMachine(RuleBasedStateMachine):
         assert (offsets[0], offsets[-1], len(offsets)) == (0, len(tokens), len(batch) + 1)
         for number, start, end in zip(batch, offsets, offsets[1:], strict=False):
             session = self.sessions[number]
-            space = self.spaces[session.name]
+            namespace_ = self.namespaces[session.name]
             draft = tuple(tokens[start:end].tolist())
             assert len(draft) <= (max_tokens if cost < 1 else 0)
-            assert set(draft) <= space.tokens
+            assert set(draft) <= namespace_.tokens
             if max_tokens > 0:
                 session.draft = draft
-                space.counters["drafts_hit" if draft else "drafts_empty"] += 1
-                space.counters["draft_tokens"] += len(draft)
+                namespace_.counters["drafts_hit" if draft else "drafts_empty"] += 1
+                namespace_.counters["draft_tokens"] += len(draft)
 
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 11), commit=st.booleans(), epoch=st.none() | epochs)
     def close(self, which: int, commit: bool, epoch: int | None) -> None:
         number = [*self.sessions][which % len(self.sessions)]
         session = self.sessions.pop(number)
-        space = self.spaces[session.name]
+        namespace_ = self.namespaces[session.name]
         self.engine.close(number, commit, epoch=epoch)
         if commit and session.generated:
-            space.finish(session.key, session.generated, space.newest_epoch if epoch is None else epoch)
-        if space.emptied and not any((s.name, s.key) == (session.name, session.key) for s in self.sessions.values()):
-            del space.problems[session.key]
-            if not space.problems:
-                del self.spaces[session.name]
+            namespace_.finish(session.key, session.generated, namespace_.newest_epoch if epoch is None else epoch)
+        if namespace_.emptied and not any(
+            (s.name, s.key) == (session.name, session.key) for s in self.sessions.values()
+        ):
+            del namespace_.problems[session.key]
+            if not namespace_.problems:
+                del self.namespaces[session.name]
 
-    @precondition(lambda self: self.spaces)
+    @precondition(lambda self: self.namespaces)
     @rule(name=st.sampled_from(NAMES))
     def drop_namespace(self, name: str) -> None:
         forgotten = self.engine.drop_namespace(name)
-        space = self.space(name)
-        assert sum(p.required(self.window).total() for p in space.problems.values()) <= forgotten
-        space.dropped += forgotten
-        space.emptied = True
+        namespace_ = self.namespace(name)
+        assert sum(p.required(self.window).total() for p in namespace_.problems.values()) <= forgotten
+        namespace_.dropped += forgotten
+        namespace_.emptied = True
         running = [s for s in self.sessions.values() if s.name == name]
-        space.problems = {key: Problem() for key in space.problems if any(s.key == key for s in running)}
-        space.newest_epoch = 0
-        space.latest.clear()
-        space.tokens = set(chain.from_iterable(s.prompt + s.generated for s in running))
-        if not space.problems:
-            del self.spaces[name]  # with its counters
+        namespace_.problems = {key: Problem() for key in namespace_.problems if any(s.key == key for s in running)}
+        namespace_.newest_epoch = 0
+        namespace_.latest.clear()
+        namespace_.tokens = set(chain.from_iterable(s.prompt + s.generated for s in running))
+        if not namespace_.problems:
+            del self.namespaces[name]  # with its counters
 
     @rule()
     def settle(self) -> None:
@@ -224,8 +226,8 @@ class EngineMachine(RuleBasedStateMachine):
         name, prompt, problem = place
         self.engine.wait_until_built()  # else what left the window may go between the two calls
         own = [len(t) for t, _ in self.engine.history(name, shifted(name, prompt), problem=problem)]
-        space = self.spaces.get(name, Space())
-        lengths = [n for n in own if n > longer] or [n for n in space.latest if n > longer]
+        namespace_ = self.namespaces.get(name, ModelNamespace())
+        lengths = [n for n in own if n > longer] or [n for n in namespace_.latest if n > longer]
         predicted, observations = self.engine.predict_length(
             name, shifted(name, prompt), longer, quantiles, problem=problem
         )
@@ -248,7 +250,7 @@ class EngineMachine(RuleBasedStateMachine):
             for prompt in PROMPTS:
                 for problem in IDS:
                     key = self.key(name, prompt, problem)
-                    known = self.space_or_empty(name).problems.get(key, Problem())
+                    known = self.namespace_or_empty(name).problems.get(key, Problem())
                     found = self.engine.history(name, shifted(name, prompt), problem=problem)
                     history = Counter((tuple(tokens.tolist()), epoch) for tokens, epoch in found)
                     required = known.required(self.window)
@@ -259,28 +261,28 @@ class EngineMachine(RuleBasedStateMachine):
     def counters_are_exact(self) -> None:
         stats = self.engine.stats()
         assert stats["sessions"] == len(self.sessions)
-        assert stats["namespaces"].keys() == self.spaces.keys()
+        assert stats["namespaces"].keys() == self.namespaces.keys()
         for name in NAMES:
-            assert self.engine.newest_epoch(name) == self.space_or_empty(name).newest_epoch
-        for name, space in self.spaces.items():
+            assert self.engine.newest_epoch(name) == self.namespace_or_empty(name).newest_epoch
+        for name, namespace_ in self.namespaces.items():
             counted: dict[str, Any] = dict(stats["namespaces"][name])
             held, evicted = counted.pop("history_responses"), counted.pop("evicted_responses")
-            assert held + evicted + space.dropped == space.added
+            assert held + evicted + namespace_.dropped == namespace_.added
             tokens = counted.pop("history_tokens")
             assert (tokens > 0) == (held > 0)
-            assert tokens <= sum(len(t) for p in space.problems.values() for t, _ in p.finished)
-            assert counted.pop("problems") == len(space.problems)
+            assert tokens <= sum(len(t) for p in namespace_.problems.values() for t, _ in p.finished)
+            assert counted.pop("problems") == len(namespace_.problems)
             assert counted.pop("sessions") == sum(s.name == name for s in self.sessions.values())
-            assert counted.pop("newest_epoch") == space.newest_epoch
+            assert counted.pop("newest_epoch") == namespace_.newest_epoch
             assert counted.pop("bytes") > 0
             sources, ages = counted.pop("sources"), counted.pop("ages")
             for count in ("draft_tokens", "accepted_tokens"):
                 assert sum(source[count] for source in sources.values()) == counted[count]
                 assert sum(age[count] for age in ages.values()) == sources["history"][count]
-            assert {k: v for k, v in counted.items() if v} == {k: v for k, v in space.counters.items() if v}
+            assert {k: v for k, v in counted.items() if v} == {k: v for k, v in namespace_.counters.items() if v}
 
-    def space_or_empty(self, name: str) -> Space:
-        return self.spaces.get(name, Space())
+    def namespace_or_empty(self, name: str) -> ModelNamespace:
+        return self.namespaces.get(name, ModelNamespace())
 
     def teardown(self) -> None:
         """When everything has gone, nothing is held."""
