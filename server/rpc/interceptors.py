@@ -91,18 +91,19 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         service, _, method = handler_call_details.method.lstrip("/").partition("/")
         if handler is None:
             return handler
-        if service not in METHODS:  # health and reflection
-            return self._strangers.serve(handler)
-        try:
-            self._access.permit(dict(handler_call_details.invocation_metadata or ()))
-        except Unauthenticated as error:
-            return self._refusal(handler, service, method, error)
+        if service in METHODS:  # health and reflection need no token
+            try:
+                self._access.permit(dict(handler_call_details.invocation_metadata or ()))
+            except Unauthenticated as error:
+                return self._refusal(handler, service, method, error)
         served = self._served.get(handler_call_details.method)
         if served is None:
             served = self._served[handler_call_details.method] = self._serve(handler, service, method)
         return served
 
     def _serve(self, handler: "Handler", service: str, method: str) -> "Handler":
+        if service not in METHODS:
+            return self._strangers.serve(handler)
         decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
         if handler.stream_stream:
             return grpc.stream_stream_rpc_method_handler(

@@ -26,6 +26,12 @@ def peak(server: Server) -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
+def nothing(over: threading.Event) -> Iterator[bytes]:
+    """No message, until it is over."""
+    over.wait()
+    yield from ()
+
+
 @pytest.mark.parametrize(
     "path", ["/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
 )
@@ -57,12 +63,7 @@ def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wir
     """
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
     over = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        over.wait()
-        yield from ()
-
-    calls = [silent(nothing(), timeout=300) for _ in range(AT_A_TIME)]
+    calls = [silent(nothing(over), timeout=300) for _ in range(AT_A_TIME)]
     try:
         started = time.monotonic()
         health = health_pb2_grpc.HealthStub(wire.channel)
@@ -76,12 +77,7 @@ def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wir
 def test_a_host_that_has_too_many_calls_waiting_is_refused(server: Server, wire: Wire) -> None:
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
     over = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        over.wait()
-        yield from ()
-
-    calls = [silent(nothing(), timeout=300) for _ in range(2 * WAITING)]
+    calls = [silent(nothing(over), timeout=300) for _ in range(2 * WAITING)]
     refused = sum(call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED for call in calls[WAITING:])
     over.set()
     assert refused > 0
