@@ -29,7 +29,17 @@ from histospec.client.errors import (
     UnknownSession,
 )
 from histospec.client.sync import DraftClient
-from histospec.client.values import Draft, LengthPrediction, Response, Shard, ShardStats, Stats
+from histospec.client.values import (
+    Draft,
+    Inspection,
+    LengthPrediction,
+    NamespaceFacts,
+    Response,
+    Shard,
+    ShardStats,
+    SharedPrompts,
+    Stats,
+)
 
 __all__ = [
     "AsyncDraftClient",
@@ -39,16 +49,19 @@ __all__ = [
     "Draft",
     "DraftClient",
     "HistoSpecError",
+    "Inspection",
     "InvalidRequest",
     "LengthPrediction",
     "LimitExceeded",
     "Limits",
+    "NamespaceFacts",
     "Pending",
     "PermissionDenied",
     "Response",
     "ServerError",
     "Shard",
     "ShardStats",
+    "SharedPrompts",
     "Stats",
     "Timeouts",
     "Tls",

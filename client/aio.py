@@ -22,7 +22,7 @@ from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.lifetime import LoopConnections
 from histospec.client.transport.many import carry_out_async
 from histospec.client.transport.stream import Streams
-from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2_grpc as rpc
 
@@ -180,6 +180,10 @@ class AsyncDraftClient:
         """See `DraftClient.topology`."""
         await self._find()
         return calls.members(self._core) or (await self._do(calls.topology))[0]
+
+    async def inspect(self, timeout: float | None = None) -> list[Inspection]:
+        """See `DraftClient.inspect`."""
+        return await self._do(calls.inspect, timeout)
 
     async def drop_namespace(self) -> int:
         """See `DraftClient.drop_namespace`."""

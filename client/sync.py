@@ -24,7 +24,7 @@ from histospec.client.transport.lifetime import PumpedConnections
 from histospec.client.transport.many import carry_out
 from histospec.client.transport.pump import Pump
 from histospec.client.transport.stream import Streams
-from histospec.client.values import Draft, LengthPrediction, Response, Shard, Stats, Tokens
+from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.v1 import draft_pb2_grpc as rpc
 
@@ -305,6 +305,17 @@ class DraftClient:
         """The shards of the service: those that were found, or as the first endpoint knows them."""
         self._find()
         return calls.members(self._core) or self._do(calls.topology)[0]
+
+    def inspect(self, timeout: float | None = None) -> list[Inspection]:
+        """What every shard says of itself and of the namespace; see `histospec doctor`, which explains it.
+
+        Args:
+            timeout: seconds for each shard; None: `Timeouts.call`.
+
+        Raises:
+            HistoSpecError: see `histospec.client.errors`.
+        """
+        return self._do(calls.inspect, timeout)
 
     def drop_namespace(self) -> int:
         """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""

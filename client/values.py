@@ -105,3 +105,49 @@ class Stats:
     """By shard: closed (all is well), open, or trying."""
     shards: dict[str, ShardStats] = field(default_factory=dict)
     """By shard, also of those that have left: the finished responses that it acknowledged, owes and cost."""
+
+
+@dataclass(frozen=True)
+class SharedPrompts:
+    """Another namespace that knows prompts of this one."""
+
+    namespace: str
+    prompts: int
+    """So many of the ones that were asked about ..."""
+    asked: int
+    """... are known there, too."""
+
+
+@dataclass(frozen=True)
+class NamespaceFacts:
+    """What a shard holds of a namespace, and since its start has seen of it."""
+
+    problems: int
+    responses: int
+    sessions: int
+    newest_epoch: int
+    lookups_hit: int
+    """Sessions that were opened on a problem with history."""
+    lookups_miss: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a shard says of itself and of one namespace."""
+
+    shard: str
+    version: str
+    time: float
+    """Its clock, in seconds since 1970."""
+    limits: dict[str, int]
+    """What it takes at most: `batch` sessions in a message, `message_bytes`, `draft_tokens`, `sessions` on a stream."""
+    rights: tuple[str, ...]
+    """What the token of this client may do in the namespace: "read", "write", "admin"."""
+    namespace: NamespaceFacts | None
+    """None where the shard holds nothing of it, or this client may not read it."""
+    similar: tuple[str, ...]
+    """Other namespaces with nearly this name, the nearest first; at most 8 that this client may read."""
+    shared: tuple[SharedPrompts, ...]
+    """Other namespaces that know prompts of this one, and that this client may read; the one with the most first."""
+    loaded: bool
+    """Whether the shard has read all of its store. Until then, problems may look unknown."""

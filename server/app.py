@@ -165,6 +165,7 @@ class Server:
         except RuntimeError as error:
             raise ConfigError(f"--listen: cannot listen on {config.listen} ({error}); give another address") from None
         shard = ShardAddress(config.shard_name or str(listen), listen)  # port 0 has become a real one by now
+        self._service.name = shard.name
         self._service.shards = list(config.peers)
         if shard.name not in {peer.name for peer in config.peers}:
             self._service.shards.append(shard)

@@ -227,6 +227,31 @@ def topology(core: Core) -> list[Call[list[values.Shard]]]:
     return [Call("Topology", core.shards[0], pb.TopologyRequest(), timeout, read)]
 
 
+def inspect(core: Core, timeout: float | None) -> list[Call[values.Inspection]]:
+    """What every shard says of itself and of the namespace."""
+    request = pb.InspectRequest(namespace=core.config.namespace)
+    patience = core.config.timeouts.call if timeout is None else timeout
+    return [Call("Inspect", shard, request, patience, read_inspection) for shard in core.shards]
+
+
+def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
+    """The answer to Inspect as a value."""
+    facts = answer.facts
+    return values.Inspection(
+        shard=answer.shard,
+        version=answer.version,
+        time=answer.time,
+        limits={field.name: number for field, number in answer.limits.ListFields()},
+        rights=tuple(answer.rights),
+        namespace=values.NamespaceFacts(**{field.name: getattr(facts, field.name) for field in facts.DESCRIPTOR.fields})
+        if answer.HasField("facts")
+        else None,
+        similar=tuple(answer.similar),
+        shared=tuple(values.SharedPrompts(s.namespace, s.prompts, s.asked) for s in answer.shared),
+        loaded=answer.loaded,
+    )
+
+
 def rewind(core: Core, epoch: int) -> list[Call[int]]:
     """Forgets what is newer than the epoch on every shard."""
     number = tokens.epoch_number("epoch", epoch)

@@ -1,6 +1,8 @@
 """`histospec.v1.DraftService`: RPC to engine and store, and back."""
 
 import asyncio
+import time
+from importlib import metadata
 from typing import Any
 
 import grpc
@@ -15,6 +17,7 @@ from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
 from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.ingest import ingest
+from histospec.server.rpc.inspection import inspect
 from histospec.server.security.access import Access, Permit
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
@@ -36,6 +39,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._streams: set[DraftStream] = set()
         self._draining = False
         self.shards: list[ShardAddress] = []
+        self.name = ""
+        """Of this shard."""
         self.listening: ShardAddress | None = None
         """This one among them, where nobody said how others reach it."""
 
@@ -113,6 +118,23 @@ class DraftService(pb_grpc.DraftServiceServicer):
                 for shard in self.shards
             ]
         )
+
+    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:  # noqa: N802
+        """See draft.proto."""
+        permit = self._permit(context)
+        namespace = wire.namespace("namespace", request.namespace)
+        answer = await asyncio.to_thread(inspect, self._engine, self._history, permit, namespace)
+        config = self._config
+        answer.shard, answer.version, answer.time = self.name, metadata.version("histospec"), time.time()
+        answer.limits.CopyFrom(
+            pb.Limits(
+                batch=config.max_batch,
+                message_bytes=config.max_message,
+                draft_tokens=config.max_draft_tokens,
+                sessions=config.max_sessions_per_stream,
+            )
+        )
+        return answer
 
     async def DropNamespace(  # noqa: N802
         self, request: pb.DropNamespaceRequest, context: Context
