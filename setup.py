@@ -18,6 +18,7 @@ CLIENT_ONLY = os.environ.get("HISTOSPEC_CLIENT_ONLY", "0") not in ("", "0")
 PACKAGES = {
     "histospec.client": "client",
     "histospec.client.core": "client/core",
+    "histospec.client.doctor": "client/doctor",
     "histospec.client.rollouts": "client/rollouts",
     "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",
@@ -60,6 +61,7 @@ if not CLIENT_ONLY:
         "uvloop>=0.19",
         "xxhash>=3",
     ]
+COMMAND = "histospec.client.doctor.__main__:client_only" if CLIENT_ONLY else "histospec.server.cli:main"
 EXTRAS = {"otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"]}
 
 
@@ -108,7 +110,9 @@ setup(
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
     install_requires=DEPENDENCIES,
     extras_require={} if CLIENT_ONLY else EXTRAS,
-    entry_points={"vllm.general_plugins": ["histospec = histospec.client.vllm.coupled.plugin:register"]}
-    | ({} if CLIENT_ONLY else {"console_scripts": ["histospec = histospec.server.cli:main"]}),
+    entry_points={
+        "vllm.general_plugins": ["histospec = histospec.client.vllm.coupled.plugin:register"],
+        "console_scripts": [f"histospec = {COMMAND}"],
+    },
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},
 )

@@ -113,7 +113,7 @@ class SharedPrompts:
 
     namespace: str
     prompts: int
-    """So many of the ones that were asked about ..."""
+    """So many of the ones that were asked about, the newest, ..."""
     asked: int
     """... are known there, too."""
 
@@ -151,3 +151,5 @@ class Inspection:
     """Other namespaces that know prompts of this one, and that this client may read; the one with the most first."""
     loaded: bool
     """Whether the shard has read all of its store. Until then, problems may look unknown."""
+    trouble: str = ""
+    """Why it can store nothing until a person acts; empty where nothing is wrong, or this client may not write."""

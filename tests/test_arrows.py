@@ -56,6 +56,7 @@ CLIENT = [
     "histospec.client.rollouts",
     "histospec.client.vllm",
     "histospec.client.verl",
+    "histospec.client.doctor",
 ]
 """In each row, a room may import from those before it."""
 

@@ -249,6 +249,7 @@ def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
         similar=tuple(answer.similar),
         shared=tuple(values.SharedPrompts(s.namespace, s.prompts, s.asked) for s in answer.shared),
         loaded=answer.loaded,
+        trouble=answer.trouble,
     )
 
 

@@ -136,7 +136,11 @@ async def topology(endpoint: Endpoint, config: Config, timeout: float) -> list[E
     """The shards that the one at this endpoint knows. Raises grpc.RpcError or HistoSpecError."""
     async with open_channel(grpc.aio, endpoint, config) as channel:
         call: Any = rpc.DraftServiceStub(channel).Topology
-        answer = await call(pb.TopologyRequest(), timeout=timeout, metadata=metadata(config))
+        return named(await call(pb.TopologyRequest(), timeout=timeout, metadata=metadata(config)), endpoint)
+
+
+def named(answer: pb.TopologyResponse, endpoint: Endpoint) -> list[Endpoint]:
+    """The shards that the one at this endpoint named."""
     return [
         Endpoint(shard.name, endpoint.address, endpoint.certified)
         if shard.listening

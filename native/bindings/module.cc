@@ -157,6 +157,14 @@ py::dict lock_times(const Engine& engine) {
                   "longest"_a = times.longest);
 }
 
+py::tuple shared_prompts(const Engine& engine, const py::str& name, std::size_t most) {
+  const std::string namespace_ = name;
+  const histospec::SharedPrompts shared = without_gil([&] { return engine.shared_prompts(namespace_, most); });
+  py::dict namespaces;
+  for (const auto& [other, prompts] : shared.namespaces) namespaces[py::str(other)] = prompts;
+  return py::make_tuple(shared.asked, namespaces);
+}
+
 // Each number of a namespace with the name of its column; of sources and ages as `source.number`.
 template <typename Use>
 void columns(const histospec::NamespaceStats& s, Use use) {
@@ -288,6 +296,7 @@ PYBIND11_MODULE(_core, m) {
             return without_gil([&] { return engine.knows(namespace_, head.span(), id); });
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
+      .def("shared_prompts", &shared_prompts, "namespace"_a, "most"_a = 64)
       .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
       .def(
           "estimator_state",

@@ -47,6 +47,11 @@ class History:
         self._epoch_watch.start()
         await self.loading.run()
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be stored until a person acts, or nothing."""
+        return self._store.trouble
+
     async def add(self, batch: ResponseBatch) -> None:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
         if not await self.back_pressure.room():

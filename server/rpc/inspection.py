@@ -1,6 +1,7 @@
 """What a caller is told of one namespace: what it may do there, what the shard holds, and what it may have meant."""
 
 import difflib
+from itertools import islice
 from typing import get_args
 
 from histospec.native import Engine
@@ -8,7 +9,7 @@ from histospec.server.history.history import History
 from histospec.server.security.access import Permit, Right
 from histospec.v1 import draft_pb2 as pb
 
-MOST_SIMILAR = 8
+MOST_SIMILAR = MOST_SHARED = 8
 NEARLY_SAME = 0.75
 """Of `difflib`'s ratio: two of eight characters exchanged."""
 
@@ -22,6 +23,8 @@ def inspect(engine: Engine, history: History, permit: Permit, namespace: str) ->
         rights=[right for right in get_args(Right) if permit.allows(right, namespace)],
         loaded=history.loading.done.is_set(),
     )
+    if "write" in answer.rights:
+        answer.trouble = history.trouble
     names, columns, values, _ = engine.counters()
     if "read" in answer.rights and namespace in names:
         row = dict(zip(columns, values[names.index(namespace)].tolist(), strict=True))
@@ -35,6 +38,17 @@ def inspect(engine: Engine, history: History, permit: Permit, namespace: str) ->
                 lookups_miss=row["lookups_miss"],
             )
         )
+        answer.shared.extend(_shared(engine, permit, namespace))
     near = difflib.get_close_matches(namespace, names, MOST_SIMILAR + 1, NEARLY_SAME)
     answer.similar.extend(name for name in near if name != namespace and permit.allows("read", name))
     return answer
+
+
+def _shared(engine: Engine, permit: Permit, namespace: str) -> list[pb.SharedPrompts]:
+    asked, known = engine.shared_prompts(namespace)
+    most_first = sorted(known.items(), key=lambda one: (-one[1], one[0]))
+    readable = ((name, prompts) for name, prompts in most_first if permit.allows("read", name))
+    return [
+        pb.SharedPrompts(namespace=name, prompts=prompts, asked=asked)
+        for name, prompts in islice(readable, MOST_SHARED)
+    ]

@@ -76,3 +76,13 @@ def test_problems_of_one_hash_are_apart(one: list[int], other: list[int]) -> Non
     engine.step(np.array([writer]), np.array([7, 8, 9, 10, 11], np.int32), np.array([0, 5]))
     assert engine.step(np.array([reader]), np.array([], np.int32), np.array([0, 0]), verify_cost=0.0)[0].size == 0
     engine.check_integrity()
+
+
+def test_colliding_prompts_are_not_shared_with_another_namespace() -> None:
+    engine = Engine(memory_bytes=1 << 26)
+    for one, other in PAIRS:
+        engine.ingest("one", np.array(one, np.int32), [np.array([7], np.int32)])
+        engine.ingest("other", np.array(other, np.int32), [np.array([7], np.int32)])
+    assert engine.shared_prompts("one") == (len(PAIRS), {})
+    engine.ingest("other", np.array(PAIRS[0][0], np.int32), [np.array([7], np.int32)])
+    assert engine.shared_prompts("one") == (len(PAIRS), {"other": 1})

@@ -187,6 +187,12 @@ struct LengthPrediction {
   std::size_t observations = 0;
 };
 
+// Other namespaces that have finished responses of the `asked` prompts of one, and of how many of them; in no order.
+struct SharedPrompts {
+  std::size_t asked = 0;
+  std::vector<std::pair<std::string, std::size_t>> namespaces;
+};
+
 class Engine {
  public:
   explicit Engine(EngineOptions options = {});
@@ -235,6 +241,10 @@ class Engine {
                                   std::span<const double> quantiles, const std::string& id = {}) const;
   // Whether the index holds finished responses of the problem.
   bool knows(const std::string& name, Tokens prompt, const std::string& id = {}) const;
+  // Which other namespaces know the prompts of this one: of its `most` problems that came last those without an id,
+  // token by token. Takes milliseconds: where there are thousands of namespaces, one that knows few of these prompts
+  // may be missed, and where prompts are long, the last namespaces are not looked at.
+  SharedPrompts shared_prompts(const std::string& name, std::size_t most = 64) const;
   // 0 where nothing is known.
   std::int64_t newest_epoch(const std::string& name) const;
 

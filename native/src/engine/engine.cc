@@ -5,6 +5,7 @@
 #include "engine/checks.h"
 #include "engine/integrity.h"
 #include "engine/lengths.h"
+#include "engine/shared_prompts.h"
 #include "engine/state.h"
 
 namespace histospec {
@@ -217,6 +218,10 @@ bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id
   Monitor::Lock lock(state_->monitor);
   const Problem* problem = state_->registry.find_problem(name, key);
   return problem && problem->known();
+}
+
+SharedPrompts Engine::shared_prompts(const std::string& name, std::size_t most) const {
+  return histospec::shared_prompts(state_->monitor, state_->registry, name, most);
 }
 
 std::int64_t Engine::newest_epoch(const std::string& name) const {

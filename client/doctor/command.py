@@ -1,0 +1,128 @@
+"""`histospec doctor`: the words of its command line, and what it returns."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from histospec.client.config import Config, Tls, bearer, configure
+from histospec.client.doctor import checks, namespace_checks, report, worker_checks
+from histospec.client.doctor.facts import Demand, Facts
+from histospec.client.doctor.findings import Finding, merged
+from histospec.client.doctor.gather import gather
+from histospec.client.errors import ConfigurationError
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    checks.endpoint,
+    checks.shards,
+    checks.token,
+    checks.version,
+    checks.loading,
+    checks.store,
+    namespace_checks.namespace,
+    namespace_checks.lookups,
+    namespace_checks.prompts,
+    checks.limits,
+    checks.step,
+    checks.clock,
+    worker_checks.adapter,
+    worker_checks.vllm,
+    worker_checks.runner,
+)
+"""In the order in which one thing needs the other."""
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """All findings, in the order of the checks."""
+    return merged((finding for check in CHECKS for finding in check(facts)), len(facts.shards))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Asks, judges and prints. -> 0 nothing is wrong, 1 something is, 2 wrongly asked."""
+    try:
+        options = _parser().parse_args(list(argv))
+        config = _config(options)
+    except ConfigurationError as error:
+        sys.stderr.write(f"histospec doctor: {error}\n")
+        return 2
+    demand = Demand(options.draft_tokens, options.sequences)
+    facts = asyncio.run(gather(config, demand, options.timeout))
+    findings = examine(facts)
+    sys.stdout.write((report.as_json if options.json else report.text)(facts, findings))
+    sys.stdout.flush()
+    return int(any(finding.level == "bad" for finding in findings))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    usual = Demand()
+    parser = _Parser(
+        prog="histospec doctor",
+        description="Say what keeps a worker from being helped by a draft server, and what to do. Run it where the "
+        "worker runs, with the worker's environment: it reads the same HISTOSPEC_ variables, and leaves nothing "
+        "behind on the server.",
+        epilog="Exit code: 0 nothing is wrong, 1 something is, 2 wrongly asked.",
+    )
+    parser.add_argument("--endpoint", help="as HISTOSPEC_ENDPOINT: HOST:PORT[,...] or discover://HOST:PORT")
+    parser.add_argument("--namespace", help="as HISTOSPEC_NAMESPACE: the name of the run")
+    parser.add_argument("--token-file", metavar="FILE", help="as HISTOSPEC_TOKEN_FILE: holds a bearer token")
+    parser.add_argument("--tls", action="store_true", help="use TLS, with the authorities of the system")
+    parser.add_argument("--tls-ca", metavar="FILE", help="as HISTOSPEC_TLS_CA: authorities of the server's certificate")
+    parser.add_argument("--tls-cert", metavar="FILE", help="as HISTOSPEC_TLS_CERT: a certificate to show")
+    parser.add_argument("--tls-key", metavar="FILE", help="as HISTOSPEC_TLS_KEY: its key")
+    parser.add_argument(
+        "--draft-tokens",
+        metavar="N",
+        type=_whole,
+        default=usual.draft_tokens,
+        help="num_speculative_tokens of vLLM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sequences",
+        metavar="N",
+        type=_whole,
+        default=usual.sequences,
+        help="max_num_seqs of vLLM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=_seconds, default=5.0, help="for each question (default: %(default)g)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    return parser
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, is {text[:60]!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, above 0 and at most 3600, is {text[:60]!r}")
+    return seconds
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """The configuration of a worker with these options. Raises ConfigurationError."""
+    config = configure(options.endpoint, options.namespace)
+    if options.token_file is not None:
+        config = replace(config, token=None, token_file=options.token_file)
+    given = {"ca": options.tls_ca, "certificate": options.tls_cert, "key": options.tls_key}
+    given = {name: path for name, path in given.items() if path is not None}
+    if given or options.tls:
+        config = replace(config, tls=replace(config.tls or Tls(), **given))
+    bearer(config)  # raises now what every call would raise
+    if config.tls is not None:
+        config.tls.credentials()
+    return config

@@ -1,0 +1,70 @@
+"""What the shards together hold of a namespace, judged."""
+
+from collections.abc import Iterator
+
+from histospec.client.doctor.facts import Facts
+from histospec.client.doctor.findings import Finding, ok, warn
+
+ENOUGH = 64
+"""Sessions from which on it is no accident that none of them found its problem known."""
+
+
+def namespace(facts: Facts) -> Iterator[Finding]:
+    """Is the namespace there, or one of nearly its name?"""
+    name = facts.config.namespace
+    readable = [told for _, told in facts.answering if "read" in told.rights]
+    if not readable:
+        return
+    there = [told.namespace for told in readable if told.namespace is not None]
+    if there:
+        problems, responses = sum(one.problems for one in there), sum(one.responses for one in there)
+        epoch = max(one.newest_epoch for one in there)
+        text = f"{name!r} has {responses} responses to {problems} problems, the newest of epoch {epoch}"
+        yield ok("namespace", text)
+        return
+    similar = list(dict.fromkeys(other for told in readable for other in told.similar))
+    if similar:
+        names = " and ".join(map(repr, similar[:3]))
+        yield warn(
+            "namespace",
+            f"{name!r} is not known, but {names} {'is' if len(similar[:3]) == 1 else 'are'}",
+            "set HISTOSPEC_NAMESPACE to one name for the workers and the trainer of a run; a new run may ignore this",
+        )
+    else:
+        yield ok("namespace", f"{name!r} is new: nothing has been written to it yet")
+
+
+def lookups(facts: Facts) -> Iterator[Finding]:
+    """Do prompts come back?"""
+    there = [told.namespace for _, told in facts.answering if told.namespace is not None]
+    hit, miss = sum(one.lookups_hit for one in there), sum(one.lookups_miss for one in there)
+    if hit == 0 and miss >= ENOUGH and any(one.newest_epoch > 0 for one in there):
+        yield warn(
+            "lookups",
+            f"none of {miss} sessions was opened on a prompt that has responses",
+            "the tokens of a prompt must be the same in each epoch: look for a date, a random number, another chat "
+            'template or tokenizer; or name problems (docs/troubleshooting.md, "vLLM is no faster")',
+        )
+
+
+def prompts(facts: Facts) -> Iterator[Finding]:
+    """Are the same prompts known in another namespace?"""
+    hit = any(told.namespace is not None and told.namespace.lookups_hit for _, told in facts.answering)
+    known: dict[str, int] = {}
+    asked = 0
+    for _, told in facts.answering:
+        asked += max((shared.asked for shared in told.shared), default=0)
+        for shared in told.shared:
+            known[shared.namespace] = known.get(shared.namespace, 0) + shared.prompts
+    if not known:
+        return
+    other, number = max(known.items(), key=lambda one: (one[1], one[0]))
+    text = f"{number} of its {asked} newest prompts have responses in {other!r}, too"
+    if hit:  # a run before this one, on the same problems
+        yield ok("prompts", text)
+    else:
+        yield warn(
+            "prompts",
+            f"{text}, and no session here has found its own known",
+            "use one namespace for all workers and all epochs of a run; only another run needs another",
+        )

@@ -1,0 +1,174 @@
+"""How the doctor judges what cannot be planted everywhere: other versions of vLLM and of servers, and much at once."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from histospec.client.config import configure
+from histospec.client.doctor import checks, report, worker_checks
+from histospec.client.doctor.command import CHECKS, examine
+from histospec.client.doctor.facts import Facts, Failure, ShardFacts, Vllm
+from histospec.client.doctor.findings import Finding, bad, merged, ok
+from histospec.client.values import Inspection, NamespaceFacts
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
+
+WELL = Inspection(
+    shard="a",
+    version="0.1.0",
+    time=0.0,
+    limits={"batch": 4096, "message_bytes": 1 << 26, "draft_tokens": 256, "sessions": 65536},
+    rights=("read", "write"),
+    namespace=NamespaceFacts(3, 9, 0, 2, 5, 1),
+    similar=(),
+    shared=(),
+    loaded=True,
+)
+CONFIG = configure("a=host-a:6378,b=host-b:6378", "run")
+
+
+def shard(number: int = 0, **changes: object) -> ShardFacts:
+    endpoint = CONFIG.endpoints[number]
+    return replace(ShardFacts(endpoint, inspection=WELL, steps=(0.001,) * 20), **changes)  # type: ignore[arg-type]
+
+
+def facts(*shards: ShardFacts, **changes: object) -> Facts:
+    well = Facts(config=CONFIG, version="0.1.0", shards=shards or (shard(0), shard(1)), vllm=Vllm("0.32.0", None))
+    return replace(well, **changes)  # type: ignore[arg-type]
+
+
+def faults(found: Facts) -> list[tuple[str, str]]:
+    return [(finding.level, finding.check) for finding in examine(found) if finding.level != "ok"]
+
+
+def test_nothing_is_wrong_where_nothing_is() -> None:
+    assert faults(facts()) == []
+    assert faults(facts(vllm=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("0.21.2", "bad"),
+        ("0.22.0", "ok"),
+        ("0.27.1.dev3+g12ab", "ok"),
+        ("0.32.0+cpu", "ok"),
+        ("0.33.0", "warn"),
+        ("1.0", "warn"),
+        ("unknown", "warn"),
+    ],
+)
+def test_versions_of_vllm(version: str, level: str) -> None:
+    (finding,) = worker_checks.vllm(facts(vllm=Vllm(version, None)))
+    assert (finding.level, finding.check) == (level, "vllm")
+
+
+def test_the_newest_version_is_the_one_that_tests_run_with() -> None:
+    said = re.search(r"^VLLM_NEW := (\d+)\.(\d+)", MAKEFILE.read_text(), re.MULTILINE)
+    assert said is not None
+    assert (int(said[1]), int(said[2])) == worker_checks.NEWEST
+
+
+@pytest.mark.parametrize(("value", "level"), [(None, "ok"), ("0", "ok"), ("1", "bad")])
+def test_the_model_runner(value: str | None, level: str) -> None:
+    (finding,) = worker_checks.runner(facts(vllm=Vllm("0.32.0", value)))
+    assert finding.level == level
+    assert ("VLLM_USE_V2_MODEL_RUNNER is '1'" in finding.text) == (level == "bad")
+
+
+def test_a_server_before_inspect_and_a_service_that_is_no_draft_server() -> None:
+    missing = Failure("UNIMPLEMENTED", "Method not found!")
+    older = facts(shard(inspection=None, failure=missing))
+    assert faults(older) == [("warn", "version")]
+    assert "does not know the call Inspect" in next(iter(checks.version(older))).text
+    other = facts(shard(inspection=None, failure=missing, drafts=False))
+    assert faults(other) == [("bad", "endpoint")]
+    assert "speaks gRPC, but is no draft server" in next(iter(checks.endpoint(other))).text
+
+
+def test_a_server_that_takes_connections_and_fails() -> None:
+    draining = facts(shard(inspection=None, failure=Failure("UNAVAILABLE", "the server is draining")))
+    assert faults(draining) == [("bad", "endpoint")]
+    broken = facts(shard(steps=(), step_failure=Failure("INTERNAL", "a step is answered by something else")))
+    assert faults(broken) == [("bad", "step")]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"),
+    [([0.001] * 20, "ok"), ([0.001] * 18 + [0.1] * 2, "ok"), ([0.001] * 17 + [0.1] * 3, "warn"), ([0.1] * 20, "bad")],
+)
+def test_steps_and_the_deadline(seconds: list[float], level: str) -> None:
+    (finding,) = checks.step(facts(shard(steps=tuple(seconds))))
+    assert finding.level == level
+
+
+@pytest.mark.parametrize(
+    ("ahead", "doubt", "text"),
+    [
+        (59.0, 0.0, "agrees"),
+        (-3000.0, 2945.0, "agrees"),  # nobody knows better: the call took so long
+        (3700.0, 0.1, "1 h 2 min ahead of"),
+        (-90.0, 0.1, "1 min behind"),
+        (86_400.0 * 3, 0.1, "72 h 0 min ahead of"),
+    ],
+)
+def test_clocks(ahead: float, doubt: float, text: str) -> None:
+    (finding,) = checks.clock(facts(shard(ahead=ahead, doubt=doubt)))
+    assert text in finding.text
+
+
+def test_versions_that_fit() -> None:
+    patch = facts(shard(inspection=replace(WELL, version="0.1.7")))
+    assert faults(patch) == []
+    assert faults(facts(shard(inspection=replace(WELL, version="0.2.0")))) == [("warn", "version")]
+
+
+def test_what_is_said_of_all_shards_is_said_once() -> None:
+    both = [ok("clock", "fine", "a"), ok("clock", "fine", "b"), bad("step", "late", "wait", "b")]
+    assert merged(both, 2) == [ok("clock", "fine"), bad("step", "late", "wait", "b")]
+    assert merged([bad("step", "late", "wait", "a")], 1) == [bad("step", "late", "wait")]
+
+
+def test_the_text_fits_80_columns_and_obeys_nothing() -> None:
+    name = "\x1b[2J" + "long-" * 20
+    found = facts(shard(inspection=replace(WELL, namespace=None, similar=(name,))), shard(1, steps=(0.1,) * 20))
+    findings = examine(found)
+    text = report.text(found, findings)
+    assert "\x1b" not in text
+    lines = [line for line in text.splitlines() if "long-long" not in line]
+    assert max(map(len, lines)) <= 80
+    assert text.splitlines()[0] == "a=host-a:6378,b=host-b:6378, namespace 'run'"
+    assert "  BAD   step       b: 20 steps took 100.0 ms at the median" in text
+    assert text.endswith("ask again.\n")
+    assert all(ord(letter) < 128 for letter in text.replace("\N{REPLACEMENT CHARACTER}", ""))
+
+
+@pytest.mark.parametrize(
+    ("findings", "sentence"),
+    [
+        ([ok("a", "b")], "Nothing is wrong."),
+        ([Finding("warn", "a", "b", "c")], "Nothing is wrong for certain; 1 odd."),
+        ([bad("a", "b", "c")] * 2, "2 wrong: do what the arrows say, from the top, and ask again."),
+        ([bad("a", "b", "c"), Finding("warn", "a", "b", "c")], "1 wrong, 1 odd: do what the arrows say, "),
+    ],
+)
+def test_the_last_sentence(findings: list[Finding], sentence: str) -> None:
+    assert report.judged(findings).startswith(sentence)
+
+
+def test_every_fault_comes_with_advice() -> None:
+    missing = Failure("UNAUTHENTICATED", "no token")
+    worst = replace(WELL, rights=("read",), loaded=False, trouble="gone", limits={"draft_tokens": 1, "sessions": 4})
+    found = facts(
+        shard(inspection=replace(worst, version="9.9"), ahead=9999.0, steps=(1.0,) * 3),
+        shard(1, inspection=None, failure=missing),
+        vllm=Vllm("0.1", "1"),
+        adapter="HISTOSPEC_SAMPLING: x",
+        others=CONFIG.endpoints[:1],
+    )
+    findings = [finding for finding in examine(found) if finding.level != "ok"]
+    assert len({finding.check for finding in findings}) >= 10
+    assert all(finding.advice and finding.check.isalpha() and len(finding.check) <= 9 for finding in findings)
+    assert len(CHECKS) == len(set(CHECKS))
