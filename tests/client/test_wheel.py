@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers import Server
+
 ROOT = Path(__file__).parents[2]
 
 ROUND_TRIP = """
@@ -71,9 +73,10 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel: Path) -> None:
         f.parent.relative_to("histospec/client") for f in code if f.parts[1] == "client" and f.suffix == ".py"
     }
     (entry_points,) = (f for f in files if f.name == "entry_points.txt")
-    assert zipfile.ZipFile(wheel).read(str(entry_points)).decode().split("\n", 1)[1].strip() == (
-        "histospec = histospec.client.vllm.coupled.plugin:register"
-    )
+    assert zipfile.ZipFile(wheel).read(str(entry_points)).decode().split() == [
+        *("[console_scripts]", "histospec", "=", "histospec.client.doctor.__main__:client_only"),
+        *("[vllm.general_plugins]", "histospec", "=", "histospec.client.vllm.coupled.plugin:register"),
+    ]
 
 
 def test_wheel_asks_for_three_packages(wheel: Path) -> None:
@@ -91,3 +94,20 @@ def test_imports_beside_every_protobuf(bare: Path, tmp_path: Path, version: str)
     done = run(str(bare), "-c", ROUND_TRIP, version, env=environment | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
     assert str(bare.parents[1]) in done.stdout
     assert "protobuf" not in done.stderr.lower()  # it warns of generated code that it does not like
+
+
+def test_the_command_has_the_doctor_alone(bare: Path, server: Server) -> None:
+    def histospec(*words: str) -> "subprocess.CompletedProcess[str]":
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("HISTOSPEC_", "PYTHONPATH"))}
+        command = [str(bare.with_name("histospec")), *words]
+        return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=400)
+
+    done = histospec("doctor", "--endpoint", server.endpoint, "--namespace", "run-1", "--timeout", "60")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  ok    step       20 steps took " in done.stdout
+    assert "  ok    vllm       is not installed here" in done.stdout
+    for words in (("serve", "--help"), ()):
+        refused = histospec(*words)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "only the client is installed here, and its command is `histospec doctor`" in refused.stderr
+        assert refused.stderr.count("\n") == 1

@@ -35,8 +35,38 @@ def test_no_command_or_a_wrong_one() -> None:
     assert result.returncode == 2
     assert (
         result.stderr == "histospec: there is no command 'surve'; use one of "
-        "serve, replay, snapshot, restore, forget, bench, status\n"
+        "serve, replay, snapshot, restore, forget, bench, doctor, status\n"
     )
+
+
+def test_doctor_is_one_of_them(server: Server) -> None:
+    result = histospec("doctor", "--endpoint", server.endpoint, "--namespace", "run-1", "--timeout", "60")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{server.endpoint}, namespace 'run-1'\n\n  ok    endpoint ")
+    assert result.stdout.endswith("\nNothing is wrong.\n")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "endpoint: pass the server's address, 'host:6378', or set HISTOSPEC_ENDPOINT"),
+        (("--endpoint", "here:1"), "namespace: pass the name of the training run, or set HISTOSPEC_NAMESPACE"),
+        (("--endpoint", "here"), "endpoint: 'here' is not of the form host:port or name=host:port"),
+        (("--timeout", "0"), "argument --timeout: must be a number of seconds, above 0 and at most 3600, is '0'"),
+        (("--sequences", "many"), "argument --sequences: must be a whole number from 1, is 'many'"),
+        (("--namespaec", "x"), "unrecognized arguments: --namespaec x; see histospec doctor --help"),
+        (("--token-file", "/none"), "HISTOSPEC_TOKEN_FILE: cannot read /none: No such file or directory"),
+        (("--tls-ca", "/none"), "tls: cannot read /none: No such file or directory"),
+        (("--tls-cert", "/none"), "tls: a client certificate needs its key, and a key its certificate"),
+    ],
+)
+def test_doctor_refuses_what_it_cannot_use(flags: tuple[str, ...], sentence: str) -> None:
+    whole = ("--endpoint", "here:1", "--namespace", "run") if flags and flags[0] != "--endpoint" else ()
+    result = histospec("doctor", *whole, *flags)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"histospec doctor: {sentence}")
+    assert result.stderr.count("\n") == 1
 
 
 def test_serve_help_names_every_option() -> None:
