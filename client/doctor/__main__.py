@@ -17,12 +17,18 @@ def client_only() -> int:
     words = sys.argv[1:]
     if words[:1] == ["doctor"]:
         return _run(lambda: main(words[1:]))
+    if words[:1] in (["-h"], ["--help"], ["help"]):
+        sys.stdout.write(f"usage: histospec doctor [OPTIONS]\n\n{_ALONE}\n")
+        return 0
     asked = f" {words[0][:60]}" if words else ""
-    sys.stderr.write(
-        f"histospec{asked}: only the client is installed here, and its command is `histospec doctor`; for the others, "
-        "install HistoSpec without HISTOSPEC_CLIENT_ONLY=1\n"
-    )
+    sys.stderr.write(f"histospec{asked}: {_ALONE}\n")
     return 2
+
+
+_ALONE = (
+    "only the client is installed here, and its command is `histospec doctor`; for the others, install HistoSpec "
+    "without HISTOSPEC_CLIENT_ONLY=1"
+)
 
 
 def _run(command: Callable[[], int]) -> int:

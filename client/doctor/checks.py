@@ -107,7 +107,7 @@ def version(facts: Facts) -> Iterator[Finding]:
         name = shard.endpoint.name
         if shard.failure is not None and shard.failure.code == "UNIMPLEMENTED" and shard.drafts:
             text = f"the server is older than this client, {facts.version}: it does not know the call Inspect"
-            yield warn("version", text, "install the same version on both sides; nothing more can be asked", name)
+            yield warn("version", text, "install the same version on both sides", name)
         if shard.inspection is None:
             continue
         theirs = shard.inspection.version
@@ -140,7 +140,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
 def step(facts: Facts) -> Iterator[Finding]:
     """Do drafts come within the deadline?"""
     deadline = facts.config.timeouts.step
-    for shard, _ in facts.answering:
+    for shard in facts.shards:
         name, seconds = shard.endpoint.name, sorted(shard.steps)
         if shard.step_failure is not None:
             text = f"a step failed: {_words(shard.step_failure)}"

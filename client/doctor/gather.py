@@ -7,6 +7,7 @@ a session that is not open, because an open would make the namespace, and count 
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata as packages
 from importlib.util import find_spec
@@ -30,17 +31,17 @@ from histospec.v1 import draft_pb2_grpc as rpc
 
 STEPS = 20
 """How many are timed."""
-UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED.name
 
 
 async def gather(config: Config, demand: Demand, timeout: float) -> Facts:
     """What there is to know. Each question takes `timeout` seconds at most; shards are asked side by side."""
-    shards = await _ask(await _addresses(config), config, demand, timeout)
+    visit = _Visit(config, demand, timeout)
+    shards = await visit.shards(await _addresses(config))
     members = {shard.name: shard for facts in shards for shard in facts.known}
     known = {facts.endpoint.address: facts for facts in shards}
     others = [shard for shard in members.values() if shard.address not in known]
     if config.discover and members:  # as a client does, which forgets the addresses where nobody answers
-        known |= {facts.endpoint.address: facts for facts in await _ask(others, config, demand, timeout)}
+        known |= {facts.endpoint.address: facts for facts in await visit.shards(others)}
         shards = [replace(known[shard.address], endpoint=shard) for shard in members.values()]
         others = []
     return Facts(
@@ -66,90 +67,98 @@ async def _addresses(config: Config) -> list[Endpoint]:
     ]
 
 
-async def _ask(endpoints: list[Endpoint], config: Config, demand: Demand, timeout: float) -> list[ShardFacts]:
-    return await asyncio.gather(*(_shard(endpoint, config, demand, timeout) for endpoint in endpoints))
+class _Visit:
+    """To some shards, with the same questions."""
 
+    def __init__(self, config: Config, demand: Demand, timeout: float) -> None:
+        self._config = config
+        self._demand = demand
+        self._timeout = timeout
+        self._timing = asyncio.Lock()  # one shard's steps at a time: they are timed
 
-async def _shard(endpoint: Endpoint, config: Config, demand: Demand, timeout: float) -> ShardFacts:
-    trouble = await asyncio.to_thread(diagnose, endpoint.address, config.tls, timeout, endpoint.certified)
-    if trouble is not None:
-        return ShardFacts(endpoint, trouble)
-    async with open_channel(grpc.aio, endpoint, config) as channel:
-        stub: Any = rpc.DraftServiceStub(channel)
-        topology = await _unary(stub.Topology, pb.TopologyRequest(), config, timeout)
-        asked = time.time()
-        answer = await _unary(stub.Inspect, pb.InspectRequest(namespace=config.namespace), config, timeout)
-        answered = time.time()
-        if isinstance(answer, Failure):
-            # An older server does not know Inspect; what does not know Topology is no draft server.
-            drafts = not (isinstance(topology, Failure) and topology.code == UNIMPLEMENTED)
-            return ShardFacts(endpoint, failure=answer, drafts=drafts)
-        told = calls.read_inspection(answer)
-        steps, failure = await _steps(stub, config, _longest(demand, told), timeout)
-        return ShardFacts(
-            endpoint,
-            inspection=told,
-            ahead=told.time - (asked + answered) / 2,
-            doubt=(answered - asked) / 2,
-            known=() if isinstance(topology, Failure) else tuple(discovery.named(topology, endpoint)),
-            steps=tuple(steps),
-            step_failure=failure,
+    async def shards(self, endpoints: Sequence[Endpoint]) -> list[ShardFacts]:
+        """What each of them says."""
+        return await asyncio.gather(*map(self._shard, endpoints))
+
+    async def _shard(self, endpoint: Endpoint) -> ShardFacts:
+        config, timeout = self._config, self._timeout
+        trouble = await asyncio.to_thread(diagnose, endpoint.address, config.tls, timeout, endpoint.certified)
+        if trouble is not None:
+            return ShardFacts(endpoint, trouble)
+        async with open_channel(grpc.aio, endpoint, config) as channel:
+            stub: Any = rpc.DraftServiceStub(channel)
+            topology = await self._call(stub.Topology, pb.TopologyRequest())
+            asked = time.time()
+            answer = await self._call(stub.Inspect, pb.InspectRequest(namespace=config.namespace))
+            answered = time.time()
+            facts = ShardFacts(endpoint, drafts=not _unknown(topology))
+            if not isinstance(topology, Failure):
+                facts = replace(facts, known=tuple(discovery.named(topology, endpoint)))
+            if isinstance(answer, Failure):
+                facts = replace(facts, failure=answer)
+                if not (_unknown(answer) and facts.drafts):  # else it is an older server
+                    return facts
+            else:
+                told = calls.read_inspection(answer)
+                ahead, doubt = told.time - (asked + answered) / 2, (answered - asked) / 2
+                facts = replace(facts, inspection=told, ahead=ahead, doubt=doubt)
+            async with self._timing:
+                seconds, failure = await self._steps(stub, facts.inspection)
+            return replace(facts, steps=tuple(seconds), step_failure=failure)
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        """The answer, or the Failure."""
+        try:
+            return await method(request, timeout=self._timeout, metadata=metadata(self._config))
+        except grpc.aio.AioRpcError as error:
+            return _failure(error)
+        except HistoSpecError as error:
+            return Failure(type(error).__name__, str(error))
+
+    async def _steps(self, stub: Any, told: Inspection | None) -> tuple[list[float], Failure | None]:
+        """Seconds that each step took after the first, which opens the stream; and why there are no more."""
+        wanted = self._demand.draft_tokens
+        step = pb.Step(
+            sessions=np.zeros(1, UINT64).tobytes(),
+            positions=np.zeros(1, INT32).tobytes(),
+            lengths=np.zeros(1, INT32).tobytes(),
+            max_tokens=wanted if told is None else min(wanted, told.limits.get("draft_tokens", wanted)),
+            verify_cost=DEFAULT_VERIFY_COST,
         )
+        seconds: list[float] = []
+        end = time.monotonic() + self._timeout
+        stream = stub.Draft(metadata=metadata(self._config))
+        try:
+            for sequence in range(STEPS + 1):
+                started = time.perf_counter()
+                await stream.write(pb.DraftRequest(sequence=sequence, step=step))
+                answer = await asyncio.wait_for(stream.read(), self._timeout)
+                if answer is grpc.aio.EOF or answer.sequence != sequence:  # type: ignore[attr-defined]
+                    return seconds, Failure("INTERNAL", "a step is answered by something else")
+                if sequence > 0:
+                    seconds.append(time.perf_counter() - started)
+                    if time.monotonic() > end:
+                        break
+            await stream.done_writing()
+            await asyncio.wait_for(stream.read(), self._timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            return seconds, Failure("DEADLINE_EXCEEDED", f"no answer within {self._timeout:g} s")
+        except grpc.aio.AioRpcError as error:
+            return seconds, _failure(error)
+        except asyncio.InvalidStateError:  # the stream ended before the write
+            return seconds, Failure((await stream.code()).name, await stream.details() or "")
+        finally:
+            stream.cancel()
+        return seconds, None
 
 
-def _longest(demand: Demand, told: Inspection) -> int:
-    """The draft to ask for: what vLLM wants, or the most that the server gives."""
-    return min(demand.draft_tokens, told.limits.get("draft_tokens", demand.draft_tokens))
-
-
-async def _unary(method: Any, request: Any, config: Config, timeout: float) -> Any:
-    """The answer, or the Failure."""
-    try:
-        return await method(request, timeout=timeout, metadata=metadata(config))
-    except grpc.aio.AioRpcError as error:
-        return _failure(error)
-    except HistoSpecError as error:
-        return Failure(type(error).__name__, str(error))
+def _unknown(answer: Any) -> bool:
+    """Whether there is no such call."""
+    return isinstance(answer, Failure) and answer.code == grpc.StatusCode.UNIMPLEMENTED.name
 
 
 def _failure(error: grpc.aio.AioRpcError) -> Failure:
     return Failure(error.code().name, error.details() or "")
-
-
-async def _steps(stub: Any, config: Config, max_tokens: int, timeout: float) -> tuple[list[float], Failure | None]:
-    """Seconds that each step took after the first, which opens the stream; and why there are no more."""
-    step = pb.Step(
-        sessions=np.zeros(1, UINT64).tobytes(),
-        positions=np.zeros(1, INT32).tobytes(),
-        lengths=np.zeros(1, INT32).tobytes(),
-        max_tokens=max_tokens,
-        verify_cost=DEFAULT_VERIFY_COST,
-    )
-    seconds: list[float] = []
-    end = time.monotonic() + timeout
-    stream = stub.Draft(metadata=metadata(config))
-    try:
-        for sequence in range(STEPS + 1):
-            started = time.perf_counter()
-            await stream.write(pb.DraftRequest(sequence=sequence, step=step))
-            answer = await asyncio.wait_for(stream.read(), timeout)
-            if answer is grpc.aio.EOF or answer.sequence != sequence:  # type: ignore[attr-defined]
-                return seconds, Failure("INTERNAL", "a step is answered by something else")
-            if sequence > 0:
-                seconds.append(time.perf_counter() - started)
-                if time.monotonic() > end:
-                    break
-        await stream.done_writing()
-        await asyncio.wait_for(stream.read(), timeout)
-    except (asyncio.TimeoutError, TimeoutError):
-        return seconds, Failure("DEADLINE_EXCEEDED", f"no answer within {timeout:g} s")
-    except grpc.aio.AioRpcError as error:
-        return seconds, _failure(error)
-    except asyncio.InvalidStateError:  # the stream ended before the write
-        return seconds, Failure((await stream.code()).name, await stream.details() or "")
-    finally:
-        stream.cancel()
-    return seconds, None
 
 
 def _adapter() -> str:

@@ -99,6 +99,7 @@ def test_imports_beside_every_protobuf(bare: Path, tmp_path: Path, version: str)
 def test_the_command_has_the_doctor_alone(bare: Path, server: Server) -> None:
     def histospec(*words: str) -> "subprocess.CompletedProcess[str]":
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HISTOSPEC_", "PYTHONPATH"))}
+        environment["HISTOSPEC_DEADLINE"] = "30"
         command = [str(bare.with_name("histospec")), *words]
         return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=400)
 
@@ -106,6 +107,7 @@ def test_the_command_has_the_doctor_alone(bare: Path, server: Server) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "  ok    step       20 steps took " in done.stdout
     assert "  ok    vllm       is not installed here" in done.stdout
+    assert histospec("--help").stdout.startswith("usage: histospec doctor [OPTIONS]\n\nonly the client is installed")
     for words in (("serve", "--help"), ()):
         refused = histospec(*words)
         assert (refused.returncode, refused.stdout) == (2, "")

@@ -39,7 +39,8 @@ def test_no_command_or_a_wrong_one() -> None:
     )
 
 
-def test_doctor_is_one_of_them(server: Server) -> None:
+def test_doctor_is_one_of_them(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HISTOSPEC_DEADLINE", "30")
     result = histospec("doctor", "--endpoint", server.endpoint, "--namespace", "run-1", "--timeout", "60")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{server.endpoint}, namespace 'run-1'\n\n  ok    endpoint ")
@@ -52,7 +53,7 @@ def test_doctor_is_one_of_them(server: Server) -> None:
     [
         ((), "endpoint: pass the server's address, 'host:6378', or set HISTOSPEC_ENDPOINT"),
         (("--endpoint", "here:1"), "namespace: pass the name of the training run, or set HISTOSPEC_NAMESPACE"),
-        (("--endpoint", "here"), "endpoint: 'here' is not of the form host:port or name=host:port"),
+        (("--endpoint", "here", "--namespace", "run"), "endpoint: 'here' is not of the form host:port or name=host:port"),
         (("--timeout", "0"), "argument --timeout: must be a number of seconds, above 0 and at most 3600, is '0'"),
         (("--sequences", "many"), "argument --sequences: must be a whole number from 1, is 'many'"),
         (("--namespaec", "x"), "unrecognized arguments: --namespaec x; see histospec doctor --help"),

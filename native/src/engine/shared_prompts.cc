@@ -16,7 +16,7 @@ constexpr std::size_t kFewest = 4;
 // Work, in tokens compared. So many cost about a quarter of a millisecond ...
 constexpr std::size_t kSlice = 1 << 14;
 // ... and all of it some milliseconds: what is left then is not looked at.
-constexpr std::size_t kMostWork = 1 << 22;
+constexpr std::size_t kMostWork = 1 << 21;
 constexpr std::size_t kLookupWork = 16;  // of a lookup that finds nothing
 constexpr std::size_t kListWork = 4;     // of a namespace that is listed
 
