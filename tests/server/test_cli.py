@@ -53,7 +53,7 @@ def test_doctor_is_one_of_them(server: Server, monkeypatch: pytest.MonkeyPatch) 
     [
         ((), "endpoint: pass the server's address, 'host:6378', or set HISTOSPEC_ENDPOINT"),
         (("--endpoint", "here:1"), "namespace: pass the name of the training run, or set HISTOSPEC_NAMESPACE"),
-        (("--endpoint", "here", "--namespace", "run"), "endpoint: 'here' is not of the form host:port or name=host:port"),
+        (("--endpoint", "here", "--namespace", "run"), "endpoint: 'here' is not of the form host:port or name="),
         (("--timeout", "0"), "argument --timeout: must be a number of seconds, above 0 and at most 3600, is '0'"),
         (("--sequences", "many"), "argument --sequences: must be a whole number from 1, is 'many'"),
         (("--namespaec", "x"), "unrecognized arguments: --namespaec x; see histospec doctor --help"),
