@@ -23,7 +23,7 @@ COMMANDS = {
     "restore": Command("histospec.server.commands.snapshot", "bring such a file back into a store", "restore"),
     "forget": Command("histospec.server.commands.forget", "forget what is old, and end a pause of --retention"),
     "bench": Command("histospec.server.commands.bench", "load a running service and say what it takes"),
-    "doctor": Command("histospec.client.doctor.command", "what keeps a worker from being helped by a server"),
+    "doctor": Command("histospec.client.doctor.command", "find out why a worker gets no drafts"),
     "status": Command("histospec.server.commands.status", "how a running server is doing"),
 }
 

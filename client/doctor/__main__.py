@@ -33,7 +33,7 @@ _ALONE = (
 
 def _run(command: Callable[[], int]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what others have named may not fit the terminal
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
     try:
         return command()
     except KeyboardInterrupt:

@@ -72,7 +72,7 @@ def loading(facts: Facts) -> Iterator[Finding]:
     """Has the index all that the store has?"""
     for shard, told in facts.answering:
         if not told.loaded:
-            text = "it is still reading its store: known problems look new"
+            text = "the server is still reading its store; until then known prompts look new"
             yield warn("loading", text, "wait until /readyz of its HTTP port answers 200", shard.endpoint.name)
 
 
@@ -98,7 +98,7 @@ def clock(facts: Facts) -> Iterator[Finding]:
                 shard.endpoint.name,
             )
         else:
-            yield ok("clock", "the server's agrees with this machine's", shard.endpoint.name)
+            yield ok("clock", "the server's clock agrees with this machine's", shard.endpoint.name)
 
 
 def version(facts: Facts) -> Iterator[Finding]:
@@ -127,13 +127,14 @@ def limits(facts: Facts) -> Iterator[Finding]:
         server = ServerLimits(sessions=told.limits.get("sessions", UNLIMITED))
         running = Room.of(facts.config.limits, server).running
         if drafts < wanted.draft_tokens:
-            text = f"a draft ends at {drafts} tokens, and vLLM wants {wanted.draft_tokens} (num_speculative_tokens)"
+            text = f"the server drafts {drafts} tokens at most; "
+            text += f"vLLM asks for {wanted.draft_tokens} (num_speculative_tokens)"
             yield warn("limits", text, "raise --max-draft-tokens of the server, or ask for fewer", name)
         if running < wanted.sequences:
-            text = f"a worker drafts for {running} sequences at a time, and vLLM runs {wanted.sequences} (max_num_seqs)"
+            text = f"the server takes {running} sequences of a worker; vLLM runs {wanted.sequences} (max_num_seqs)"
             yield warn("limits", text, "raise --max-sessions-per-stream of the server", name)
         if drafts >= wanted.draft_tokens and running >= wanted.sequences:
-            text = f"drafts of {wanted.draft_tokens} tokens for {wanted.sequences} sequences fit"
+            text = f"the server takes {wanted.sequences} sequences and drafts {wanted.draft_tokens} tokens"
             yield ok("limits", text, name)
 
 
@@ -152,9 +153,9 @@ def step(facts: Facts) -> Iterator[Finding]:
         text = f"{len(seconds)} steps took {_ms(median)} at the median, {_ms(slowest)} at most; the deadline is"
         text += f" {_ms(deadline)}"
         if median > deadline:
-            yield bad("step", f"{text}: their drafts come too late", _NEARER, name)
+            yield bad("step", f"{text}, so that drafts come too late", _NEARER, name)
         elif late > SOME_LATE * len(seconds):
-            yield warn("step", f"{text}: {late} would come too late", _NEARER, name)
+            yield warn("step", f"{text}, which {late} missed", _NEARER, name)
         elif shard.step_failure is None:
             yield ok("step", text, name)
 

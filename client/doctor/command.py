@@ -40,7 +40,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Asks, judges and prints. -> 0 nothing is wrong, 1 something is, 2 wrongly asked."""
+    """Asks, judges and prints. -> 0 no problem, 1 a problem, 2 wrong arguments or settings."""
     try:
         options = _parser().parse_args(list(argv))
         config = _config(options)
@@ -64,10 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     usual = Demand()
     parser = _Parser(
         prog="histospec doctor",
-        description="Say what keeps a worker from being helped by a draft server, and what to do. Run it where the "
-        "worker runs, with the worker's environment: it reads the same HISTOSPEC_ variables, and leaves nothing "
-        "behind on the server.",
-        epilog="Exit code: 0 nothing is wrong, 1 something is, 2 wrongly asked.",
+        description="Find out why a worker gets no drafts, or its responses are lost, and what to do. Run it where the "
+        "worker runs: it reads the same HISTOSPEC_ variables. It leaves nothing behind on the server.",
+        epilog="Exit code: 0 no problem (warnings are none), 1 a problem, 2 wrong arguments or settings.",
     )
     parser.add_argument("--endpoint", help="as HISTOSPEC_ENDPOINT: HOST:PORT[,...] or discover://HOST:PORT")
     parser.add_argument("--namespace", help="as HISTOSPEC_NAMESPACE: the name of the run")

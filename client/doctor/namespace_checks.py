@@ -27,8 +27,8 @@ def namespace(facts: Facts) -> Iterator[Finding]:
         names = " and ".join(map(repr, similar[:3]))
         yield warn(
             "namespace",
-            f"{name!r} is not known, but {names} {'is' if len(similar[:3]) == 1 else 'are'}",
-            "set HISTOSPEC_NAMESPACE to one name for the workers and the trainer of a run; a new run may ignore this",
+            f"no server knows {name!r}, but {names} exist{'s' if len(similar[:3]) == 1 else ''}",
+            "use one HISTOSPEC_NAMESPACE for the workers and the trainer of a run; ignore this if the run is new",
         )
     else:
         yield ok("namespace", f"{name!r} is new: nothing has been written to it yet")
@@ -59,12 +59,12 @@ def prompts(facts: Facts) -> Iterator[Finding]:
     if not known:
         return
     other, number = max(known.items(), key=lambda one: (one[1], one[0]))
-    text = f"{number} of its {asked} newest prompts have responses in {other!r}, too"
+    text = f"{number} of its {asked} newest prompts also have responses in {other!r}"
     if hit:  # a run before this one, on the same problems
         yield ok("prompts", text)
     else:
         yield warn(
             "prompts",
-            f"{text}, and no session here has found its own known",
+            f"{text}, and no session of this namespace has found history",
             "use one namespace for all workers and all epochs of a run; only another run needs another",
         )

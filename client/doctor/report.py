@@ -16,11 +16,15 @@ def judged(findings: Sequence[Finding]) -> str:
     """All of it in one sentence."""
     numbers = {level: sum(finding.level == level for finding in findings) for level in MARKS}
     if numbers["bad"]:
-        more = f", {numbers['warn']} odd" if numbers["warn"] else ""
-        return f"{numbers['bad']} wrong{more}: do what the arrows say, from the top, and ask again."
+        more = f", {_number(numbers['warn'], 'warning')}" if numbers["warn"] else ""
+        return f"{_number(numbers['bad'], 'problem')}{more}. Follow the arrows from the top, then run the doctor again."
     if numbers["warn"]:
-        return f"Nothing is wrong for certain; {numbers['warn']} odd."
-    return "Nothing is wrong."
+        return f"No problem found, {_number(numbers['warn'], 'warning')}."
+    return "No problem found."
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def text(facts: Facts, findings: Sequence[Finding]) -> str:
@@ -53,7 +57,7 @@ def _endpoints(facts: Facts) -> str:
 
 
 def _wrapped(start: str, said: str) -> list[str]:
-    """Lines of at most COLUMNS. What others have named is shown, but obeyed by no terminal."""
+    """Lines of at most COLUMNS, without the control characters that a namespace may contain."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in said)
     return textwrap.wrap(
         shown,

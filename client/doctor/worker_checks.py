@@ -19,31 +19,31 @@ def adapter(facts: Facts) -> Iterator[Finding]:
 def vllm(facts: Facts) -> Iterator[Finding]:
     """Does the adapter know this vLLM?"""
     if facts.vllm is None:
-        yield ok("vllm", "is not installed here; run `python -m histospec.client.doctor` where it is, too")
+        yield ok("vllm", "vLLM is not installed here; also run `python -m histospec.client.doctor` where it is")
         return
     number = tuple(map(int, re.findall(r"\d+", facts.vllm.version)[:2]))
     bounds = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     if not number:
-        yield warn("vllm", "is installed, but does not say its version", f"the adapter needs one of {bounds}")
+        yield warn("vllm", "vLLM is installed, but does not say its version", f"the adapter needs one of {bounds}")
     elif number < OLDEST:
-        yield bad("vllm", f"{facts.vllm.version} is older than the adapter needs", f"install one of {bounds}")
+        yield bad("vllm", f"vLLM {facts.vllm.version} is older than the adapter needs", f"install one of {bounds}")
     elif number > NEWEST:
-        text = f"{facts.vllm.version} is newer than the adapter has been tried with"
+        text = f"vLLM {facts.vllm.version} is newer than the adapter was tested with"
         yield warn("vllm", text, f"if drafts do not come, install one of {bounds}")
     else:
-        yield ok("vllm", facts.vllm.version)
+        yield ok("vllm", f"vLLM {facts.vllm.version}")
 
 
 def runner(facts: Facts) -> Iterator[Finding]:
-    """Will vLLM take a model runner that has proposers?"""
+    """Does vLLM use a model runner that supports the proposer?"""
     if facts.vllm is None:
         return
     if facts.vllm.runner not in (None, "", "0"):
         yield bad(
             "runner",
-            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, and vLLM's model runner V2 takes no proposer of ours "
-            "(custom_class)",
+            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, but vLLM's model runner V2 does not support custom "
+            "proposers (custom_class)",
             "unset it, or set it to 0",
         )
     else:
-        yield ok("runner", "vLLM takes its model runner V1 for HistoSpec; V2 has no proposers of others")
+        yield ok("runner", "vLLM uses its model runner V1, which supports custom proposers")

@@ -185,14 +185,14 @@ def test_a_token_that_may_not_write(guarded: Server) -> None:
 def test_a_namespace_that_is_written_otherwise(server: Server) -> None:
     fill(server, "train", range(3))
     text = doctor(server.endpoint, "trian").only("warn", "namespace")
-    assert "'trian' is not known, but 'train' is; set HISTOSPEC_NAMESPACE to one name" in text
+    assert "no server knows 'trian', but 'train' exists; use one HISTOSPEC_NAMESPACE" in text
 
 
 def test_the_same_prompts_in_another_namespace(server: Server) -> None:
     fill(server, "monday", range(10))
     fill(server, "tuesday", range(4, 10))
     text = doctor(server.endpoint, "tuesday").only("warn", "prompts")
-    assert "6 of its 6 newest prompts have responses in 'monday', too" in text
+    assert "6 of its 6 newest prompts also have responses in 'monday'" in text
     with DraftClient(server.endpoint, "tuesday", deadline=60.0) as client:  # prompts come back: another run before it
         client.step(client.open([[1, 5]]), [[5]])
     assert doctor(server.endpoint, "tuesday").faults == []
@@ -228,15 +228,15 @@ def test_limits_below_what_vllm_asks_for(start_server: Starter) -> None:
     report = doctor(server.endpoint, "run-1", "--draft-tokens", "32", "--sequences", "512")
     assert [(fault["level"], fault["check"]) for fault in report.faults] == [("warn", "limits")] * 2
     assert report.code == 0
-    assert "ends at 8 tokens, and vLLM wants 32" in report.faults[0]["text"]
-    assert "drafts for 94 sequences at a time, and vLLM runs 512" in report.faults[1]["text"]
+    assert "the server drafts 8 tokens at most; vLLM asks for 32 (num_speculative_tokens)" in report.faults[0]["text"]
+    assert "the server takes 94 sequences of a worker; vLLM runs 512 (max_num_seqs)" in report.faults[1]["text"]
     assert doctor(server.endpoint, "run-1", "--draft-tokens", "8", "--sequences", "94").faults == []
 
 
 def test_a_server_that_is_too_far_away(server: Server) -> None:
     with SlowLink(server.endpoint, 0.05) as link:
         text = doctor(link.address, HISTOSPEC_DEADLINE="0.02").only("bad", "step")
-        assert "the deadline is 20.0 ms: their drafts come too late; put the server nearer" in text
+        assert "the deadline is 20.0 ms, so that drafts come too late; put the server nearer" in text
         assert doctor(link.address).faults == []
 
 
@@ -261,7 +261,7 @@ def test_a_server_that_is_still_reading_its_store(start_server: Starter, tmp_pat
     facts = asyncio.run(gather(configure(server.endpoint, "run"), Demand(), 60.0))
     (finding,) = [one for one in examine(facts) if one.check == "loading"]
     assert finding.level == "warn"
-    assert finding.text == "it is still reading its store: known problems look new"
+    assert finding.text == "the server is still reading its store; until then known prompts look new"
 
 
 def test_a_store_whose_files_are_gone(start_server: Starter, tmp_path: Path) -> None:

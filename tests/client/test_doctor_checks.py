@@ -141,17 +141,17 @@ def test_the_text_fits_80_columns_and_obeys_nothing() -> None:
     assert max(map(len, lines)) <= 80
     assert text.splitlines()[0] == "a=host-a:6378,b=host-b:6378, namespace 'run'"
     assert "  BAD   step       b: 20 steps took 100.0 ms at the median" in text
-    assert text.endswith("ask again.\n")
+    assert text.endswith("run the doctor again.\n")
     assert all(ord(letter) < 128 for letter in text.replace("\N{REPLACEMENT CHARACTER}", ""))
 
 
 @pytest.mark.parametrize(
     ("findings", "sentence"),
     [
-        ([ok("a", "b")], "Nothing is wrong."),
-        ([Finding("warn", "a", "b", "c")], "Nothing is wrong for certain; 1 odd."),
-        ([bad("a", "b", "c")] * 2, "2 wrong: do what the arrows say, from the top, and ask again."),
-        ([bad("a", "b", "c"), Finding("warn", "a", "b", "c")], "1 wrong, 1 odd: do what the arrows say, "),
+        ([ok("a", "b")], "No problem found."),
+        ([Finding("warn", "a", "b", "c")], "No problem found, 1 warning."),
+        ([bad("a", "b", "c")] * 2, "2 problems. Follow the arrows from the top, then run the doctor again."),
+        ([bad("a", "b", "c"), Finding("warn", "a", "b", "c")], "1 problem, 1 warning. Follow the arrows "),
     ],
 )
 def test_the_last_sentence(findings: list[Finding], sentence: str) -> None:

@@ -106,7 +106,7 @@ def test_the_command_has_the_doctor_alone(bare: Path, server: Server) -> None:
     done = histospec("doctor", "--endpoint", server.endpoint, "--namespace", "run-1", "--timeout", "60")
     assert (done.returncode, done.stderr) == (0, "")
     assert "  ok    step       20 steps took " in done.stdout
-    assert "  ok    vllm       is not installed here" in done.stdout
+    assert "  ok    vllm       vLLM is not installed here" in done.stdout
     assert histospec("--help").stdout.startswith("usage: histospec doctor [OPTIONS]\n\nonly the client is installed")
     for words in (("serve", "--help"), ()):
         refused = histospec(*words)

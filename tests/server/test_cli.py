@@ -44,7 +44,7 @@ def test_doctor_is_one_of_them(server: Server, monkeypatch: pytest.MonkeyPatch) 
     result = histospec("doctor", "--endpoint", server.endpoint, "--namespace", "run-1", "--timeout", "60")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{server.endpoint}, namespace 'run-1'\n\n  ok    endpoint ")
-    assert result.stdout.endswith("\nNothing is wrong.\n")
+    assert result.stdout.endswith("\nNo problem found.\n")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
