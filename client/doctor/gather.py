@@ -43,13 +43,14 @@ async def gather(config: Config, demand: Demand, timeout: float) -> Facts:
     if config.discover and members:  # as a client does, which forgets the addresses where nobody answers
         known |= {facts.endpoint.address: facts for facts in await visit.shards(others)}
         shards = [replace(known[shard.address], endpoint=shard) for shard in members.values()]
-        others = []
+    asked = {facts.endpoint.name for facts in shards}
+    asked |= {facts.inspection.shard for facts in shards if facts.inspection is not None}
     return Facts(
         config=config,
         version=_installed("histospec") or "unknown",
         demand=demand,
         shards=tuple(shards),
-        others=tuple(others),
+        others=tuple(shard for shard in others if shard.name not in asked),
         vllm=_vllm(),
         adapter=_adapter(),
     )

@@ -292,6 +292,13 @@ def test_a_shard_that_the_list_lacks(start_server: Starter) -> None:
     assert len([f for f in found.findings if f["check"] == "endpoint"]) == 2
 
 
+def test_a_shard_that_is_listed_by_another_name(start_server: Starter) -> None:
+    port = free_port()
+    flags = ("--listen", f"127.0.0.1:{port}", "--shard-name", "a", "--peers", f"a=shard-a.example:{port}")
+    server = start_server(*flags)
+    assert doctor(server.endpoint).faults == []
+
+
 def test_a_worker_whose_variables_are_wrong(shared_server: Server) -> None:
     report = doctor(shared_server.endpoint, HISTOSPEC_VERIFY_COST="cheap")
     assert "HISTOSPEC_VERIFY_COST: expected 'auto' or a number" in report.only("bad", "settings")
