@@ -347,7 +347,7 @@ def test_a_shard_asks_its_peer_over_tls(
 ) -> None:
     """What it cannot verify it does not call away."""
     certificate = certificates.of_server(files)
-    certificate += [flags, str(files / "ca.pem")] if flags else []
+    certificate += (flags, str(files / "ca.pem")) if flags else ()
     server = start_server(*certificate, "--peers", f"other={guarded.endpoint}")
 
     def shown() -> dict[str, Any]:
