@@ -76,7 +76,7 @@ class Stream:
             await self._limits
             limits = ServerLimits.told(await self._limits.trailing_metadata())
         except grpc.RpcError as error:
-            log.debug("%s does not say its limits: %s", self._shard.name, error)
+            log.debug("HistoSpec: %s does not say its limits: %s", self._shard.name, error)
         self._knows = True
         self._core.learned(self._shard, self.conversation, limits, time.monotonic())
 
@@ -94,7 +94,7 @@ class Stream:
         except asyncio.CancelledError:
             code, details = grpc.StatusCode.CANCELLED, CLOSED_HERE
         except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
-            log.exception("%s: the stream failed", self._shard.name)
+            log.exception("HistoSpec: %s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
         self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
         await self.end()
