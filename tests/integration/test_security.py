@@ -21,6 +21,7 @@ from histospec.client import DraftClient, Response
 from histospec.client.config import Tls
 from histospec.client.errors import HistoSpecError
 from histospec.v1 import draft_pb2 as pb
+from tests.support import certificates
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 from tests.support.wires import Connector
@@ -59,12 +60,7 @@ def authority() -> trustme.CA:
 @pytest.fixture
 def files(tmp_path: Path, authority: trustme.CA) -> Path:
     """Certificates of the server and a client, and the token file."""
-    own, visitor = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("worker@example.org")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    for name, certificate in (("server", own), ("client", visitor)):
-        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
-        chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
-        (tmp_path / f"{name}.pem").write_bytes(chain)
+    certificates.issue(tmp_path, authority)
     (tmp_path / "tokens.toml").write_text(TOKENS + REVOKED)
     return tmp_path
 
@@ -72,8 +68,7 @@ def files(tmp_path: Path, authority: trustme.CA) -> Path:
 @pytest.fixture
 def guarded(start_server: Starter, files: Path) -> Server:
     """A server over TLS that asks for tokens."""
-    certificate = ("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
-    return start_server(*certificate, "--tokens", str(files / "tokens.toml"))
+    return start_server(*certificates.of_server(files), "--tokens", str(files / "tokens.toml"))
 
 
 @pytest.fixture
@@ -253,7 +248,7 @@ def test_plain_text_and_strange_authorities_get_nowhere(
 
 
 def test_clients_show_certificates_where_they_are_asked_for(start_server: Starter, files: Path) -> None:
-    certificate = ("--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key"))
+    certificate = certificates.of_server(files)
     server = start_server(*certificate, "--tls-client-ca", str(files / "ca.pem"))
     ca = str(files / "ca.pem")
     known = Tls(ca, str(files / "client.pem"), str(files / "client.key"))
@@ -351,7 +346,7 @@ def test_a_shard_asks_its_peer_over_tls(
     start_server: Starter, guarded: Server, files: Path, flags: str, state: str
 ) -> None:
     """What it cannot verify it does not call away."""
-    certificate = ["--tls-cert", str(files / "server.pem"), "--tls-key", str(files / "server.key")]
+    certificate = certificates.of_server(files)
     certificate += [flags, str(files / "ca.pem")] if flags else []
     server = start_server(*certificate, "--peers", f"other={guarded.endpoint}")
 
