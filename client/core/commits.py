@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from histospec.client.config import Limits
 from histospec.client.core.conversation import Conversation
-from histospec.client.core.news import Losses
 from histospec.client.core.membership import Membership
+from histospec.client.core.news import Losses
 from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.client.values import ShardStats, Stats

@@ -51,7 +51,7 @@ class Contact:
         self.code, self.details = grpc.StatusCode.OK, ""
         """How the latest try ended."""
         self._lost: float | None = None  # since when it does not answer, on the monotonic clock
-        self._told = False  # whether the log knows that
+        self._asked = self._told = False  # whether the log is to be told of it, and was
         self._due = -math.inf  # when the log may be told of an outage
         self._met = False  # whether the log knows that it is there
         self._draft = math.inf  # the limit of drafts that the log knows of
@@ -73,6 +73,7 @@ class Contact:
         if self._lost is None or now < self._due:
             return False
         self._due = now + PAUSE
+        self._asked = True
         return True
 
     def told(self) -> None:
@@ -82,13 +83,13 @@ class Contact:
     def greeted(self) -> None:
         """It answers, and the log was told more about it than `reached` would say."""
         self.answers = self._met = True
-        self._lost, self._told = None, False
+        self._lost, self._asked, self._told = None, False, False
 
     def reached(self, where: str, namespace: str, now: float) -> str | None:
         """It answers. -> a line for the log, where that is news."""
         lost, told, met = self._lost, self._told, self._met
-        if lost is not None and not told:
-            self._due = -math.inf  # it was over before anything was said: the next one is another
+        if self._asked and not told:
+            self._due = -math.inf  # it was over before the log was told, which may hear of the next one at once
         self.greeted()
         if lost is not None and told:
             return f"HistoSpec: drafting again after {now - lost:.0f} s, from {where}"

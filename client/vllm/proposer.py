@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import parallel
+from . import logs, settings
 from .config import AdapterConfig
 from .patches import cpu, undrafted
 
@@ -19,7 +19,9 @@ class HistoSpecProposer:
                 "HistoSpecProposer drafts nothing by itself: "
                 "add --scheduler-cls histospec.client.vllm.HistoSpecScheduler"
             )
-        parallel.check(vllm_config.parallel_config)  # before vLLM fails in words of its own
+        logs.join_vllm()
+        settings.check_parallelism(vllm_config.parallel_config)  # before vLLM fails in words of its own
+        settings.check_drafts(vllm_config.speculative_config.num_speculative_tokens)  # before it loads the model
         if AdapterConfig.from_environment().cpu_fix:
             cpu.install()
         undrafted.install()
