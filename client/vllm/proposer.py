@@ -21,7 +21,6 @@ class HistoSpecProposer:
             )
         logs.join_vllm()
         settings.check_parallelism(vllm_config.parallel_config)  # before vLLM fails in words of its own
-        settings.check_drafts(vllm_config.speculative_config.num_speculative_tokens)  # before it loads the model
         if AdapterConfig.from_environment().cpu_fix:
             cpu.install()
         undrafted.install()

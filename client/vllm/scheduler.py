@@ -235,6 +235,9 @@ class HistoSpecScheduler(Scheduler):
             if draft is not None and request is not None and len(draft.tokens):
                 # A step yields one token more than was drafted.
                 room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
+                early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
+                if early > request.num_output_tokens:  # vLLM would forbid a stop token behind the draft, too
+                    room = min(room, early - request.num_output_tokens - 1)
                 row = draft.tokens[: max(0, min(room, self._sessions.max_tokens))].tolist()
                 if row and (max(row) >= self._vocabulary or min(row) < 0):  # of another tokenizer, perhaps
                     row = []
