@@ -32,7 +32,6 @@ LONGEST_FILE = 16 << 20
 """Bytes of a token or a certificate."""
 LONGEST_DEADLINE = 60.0
 """Seconds. A worker waits for so long when the server hangs: more is a slip, such as milliseconds."""
-LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -200,9 +199,8 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
         name, equals, address = part.rpartition("=")
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) or (equals and not name):
             raise ConfigurationError(f"endpoint: {part!r} is not of the form host:port or name=host:port")
-        port = int(address.rpartition(":")[2])
-        if not 0 < port <= LAST_PORT:
-            raise ConfigurationError(f"endpoint: port {port} of {part!r} is outside [1, {LAST_PORT}]")
+        if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+            raise ConfigurationError(f"endpoint: the port of {part!r} is outside [1, 65535]")
         endpoints.append(Endpoint(name or address, address))
     if not endpoints:
         raise ConfigurationError(f"endpoint: {text!r} names no address")

@@ -13,7 +13,7 @@ from tests.vllm.conftest import ALPHABET
 
 pytestmark = [pytest.mark.vllm, pytest.mark.newest]
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
     "min_tokens": {"min_tokens": 30, "stop_token_ids": list(range(0, 32, 2))},
     "allowed_token_ids": {"allowed_token_ids": list(range(3, 20))},
