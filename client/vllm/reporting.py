@@ -8,7 +8,6 @@ costs `verify_cost` of a plain step, so the work of `steps + verify_cost * draft
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
 
 MINUTE = 60.0
 WAITS = 4096  # newest waits that are kept, for their quantiles; sorting them takes less than a millisecond
@@ -27,7 +26,7 @@ class MinuteReport:
         self._steps = self._generated = self._drafted = self._asked = self._answered = 0
         self._waits.clear()
 
-    def stepped(self, seconds: float, sampled: Sequence[Sequence[int]], drafted: int) -> None:
+    def stepped(self, seconds: float, sampled: list[list[int]], drafted: int) -> None:
         """The engine has taken a step.
 
         Args:
@@ -37,15 +36,15 @@ class MinuteReport:
         """
         if seconds < math.inf:
             self._seconds += seconds
-        self._steps += sum(map(bool, sampled))
+        self._steps += len(sampled) - sampled.count([])
         self._generated += sum(map(len, sampled))
         self._drafted += drafted
 
-    def received(self, seconds: float, asked: int, drafts: Sequence[Sequence[int]]) -> None:
+    def received(self, seconds: float, asked: int, drafts: list[list[int]]) -> None:
         """The drafts that so many requests asked for were waited for so long; those that did not come are empty."""
         self._waits.append(seconds)
         self._asked += asked
-        self._answered += sum(map(bool, drafts))
+        self._answered += len(drafts) - drafts.count([])
 
     def line(self, now: float, verify_cost: float, learned: bool) -> str | None:
         """What there is to say, once a minute has passed since the last line. None: nothing.
