@@ -239,6 +239,45 @@ def test_a_server_that_comes_later_and_drafts_less(
     eventually(lambda: server.metrics().get(drafted, 0) > 0)
 
 
+@pytest.fixture
+def short_minutes(engine: Engine) -> Iterator[None]:
+    engine.do(seconds=0.5)
+    yield
+    engine.do(seconds=60)
+
+
+@pytest.mark.usefixtures("short_minutes")
+def test_each_minute_of_an_outage(engine: Engine, namespace: str, prompts: list[list[int]]) -> None:
+    """While steps go on; an engine that idles says nothing."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    engine.start(endpoint, namespace)
+    gone = f"WARNING HistoSpec: no server at {endpoint} {REFUSED}"
+    eventually(lambda: engine.do(generate=prompts[:2]) and sum("no server" in line for line in engine.said) > 2)
+    assert all(re.fullmatch(gone, line) or "of generating" in line for line in engine.said)
+
+
+@pytest.mark.usefixtures("short_minutes")
+def test_a_line_a_minute_while_it_generates(
+    engine: Engine, server: Server, namespace: str, prompts: list[list[int]]
+) -> None:
+    engine.start(server.endpoint, namespace)
+    minute = re.compile(
+        r"INFO HistoSpec: in \d+ s of generating (\S+) tokens per step of a request, (\d+)% of \d+ drafted tokens "
+        r"accepted, drafts for (\d+)% of the requests that asked, verify cost 0.050 \(assumed\), waited for drafts "
+        r"\S+ ms a step \(p99 \S+ ms\), estimated speed-up (\S+)"
+    )
+
+    def drafted() -> bool:
+        engine.do(generate=prompts)
+        found = [minute.fullmatch(line) for line in engine.said[1:]]
+        return any(m is not None and float(m[1]) > 2 and int(m[2]) > 0 and float(m[4]) > 1 for m in found)
+
+    eventually(drafted)
+    connected, *lines = engine.said
+    assert "connected to" in connected
+    assert all("of generating" in line for line in lines)
+
+
 @pytest.mark.parametrize("option", [{"min_p": 0.1, "temperature": 1}, {"logit_bias": {"1": 2.0}}])
 def test_what_vllm_refuses_with_speculation(
     engine: Engine, server: Server, namespace: str, prompts: list[list[int]], option: dict[str, Any]

@@ -5,7 +5,8 @@
 Takes commands on its standard input, one JSON object a line, and answers each with a line of ANSWER and JSON:
 
 - {"start": vLLM's arguments, "environment": {...}}: an engine as if it had just started, in place of the one before;
-- {"generate": prompts, ...}: rolls them out; further keys are those of SamplingParams.
+- {"generate": prompts, ...}: rolls them out; further keys are those of SamplingParams;
+- {"seconds": n}: a minute between two lines is so long from now on.
 
 What fails is answered with {"error": "TYPE: MESSAGE"}. Everything else that it prints is vLLM's and HistoSpec's.
 """
@@ -36,6 +37,8 @@ class Process:
     def do(self, command: dict[str, Any]) -> Any:
         if "start" in command:
             return self._start(command["start"], command.get("environment", {}))
+        if "seconds" in command:
+            return self._shorten(command["seconds"])
         return self._generate(command.pop("generate"), command)
 
     def _start(self, arguments: dict[str, Any], environment: dict[str, str]) -> str:
@@ -48,6 +51,13 @@ class Process:
         arguments = DEFAULTS | {"model": self._model} | arguments
         self._lent = self._engines.borrow(**arguments), arguments
         return "started"
+
+    def _shorten(self, seconds: float) -> str:
+        from histospec.client.core import news
+        from histospec.client.vllm import reporting
+
+        news.PAUSE = reporting.MINUTE = seconds
+        return "shortened"
 
     def _generate(self, prompts: list[list[int]], sampling: dict[str, Any]) -> Any:
         from vllm import SamplingParams
