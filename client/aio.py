@@ -225,13 +225,10 @@ class AsyncDraftClient:
         return [await self._call(call) for call in build(self._core, *args, **kwargs)]
 
     async def _find(self) -> None:
-        def known() -> bool:
-            return self._core.knows_shards(time.monotonic())
-
         fork.refuse()
-        if not (known() or self._core.closed):
+        if not (self._streams.found() or self._core.closed):
             self._streams.discover()
-            await self._waiting.until(known, self.config.timeouts.call)
+            await self._waiting.until(self._streams.found, self.config.timeouts.call)
 
     async def _call(self, call: Call[T]) -> T:
         endpoint = call.endpoint

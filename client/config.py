@@ -6,7 +6,7 @@ What is given to the constructor wins over the environment:
 HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or named, `a=host:6378,b=host2:6378`;
                         or where to find them: `discover://host:6378`
 HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; histories of two namespaces never mix
-HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told
+HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told, at most 60
 HISTOSPEC_TOKEN         bearer token
 HISTOSPEC_TOKEN_FILE    file that holds it, read for every connection, so that it may change
 HISTOSPEC_TLS_CA        file with the authorities that may sign the server's certificate; switches TLS on
@@ -30,6 +30,8 @@ from histospec.protocol.limits import MAX_NAMESPACE
 DISCOVER = "discover://"
 LONGEST_FILE = 16 << 20
 """Bytes of a token or a certificate."""
+LONGEST_DEADLINE = 60.0
+"""Seconds. A worker waits for so long when the server hangs: more is a slip, such as milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
         name, equals, address = part.rpartition("=")
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) or (equals and not name):
             raise ConfigurationError(f"endpoint: {part!r} is not of the form host:port or name=host:port")
+        if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
+            raise ConfigurationError(f"endpoint: the port of {part!r} is outside [1, 65535]")
         endpoints.append(Endpoint(name or address, address))
     if not endpoints:
         raise ConfigurationError(f"endpoint: {text!r} names no address")
@@ -212,6 +216,8 @@ def _seconds(name: str, value: float | str) -> float:
         seconds = math.nan
     if not (0 < seconds < math.inf):
         raise ConfigurationError(f"{name}: {value!r} is not a number of seconds above 0")
+    if seconds > LONGEST_DEADLINE:
+        raise ConfigurationError(f"{name}: {value} seconds are more than the limit of {LONGEST_DEADLINE:g}, try 0.02")
     return seconds
 
 

@@ -17,7 +17,7 @@ from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.errors import Unavailable, from_status
-from histospec.client.transport import calls
+from histospec.client.transport import calls, greeting
 from histospec.client.transport.calls import Call
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.lifetime import PumpedConnections
@@ -317,6 +317,11 @@ class DraftClient:
         """
         return self._do(calls.inspect, timeout)
 
+    def greet(self, timeout: float) -> list[Inspection]:
+        """`inspect` for a worker that starts: what those shards say that answer; the log says why others do not."""
+        self._find(timeout)
+        return greeting.greet(self._core, self._call, timeout)
+
     def drop_namespace(self) -> int:
         """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""
         return sum(self._do(calls.drop_namespace))
@@ -359,16 +364,13 @@ class DraftClient:
         self._find()
         return [self._call(call) for call in build(self._core, *args, **kwargs)]
 
-    def _find(self) -> None:
+    def _find(self, timeout: float | None = None) -> None:
         """Waits until it is known which shards there are; a client that steps knows it all the time."""
-
-        def known() -> bool:
-            return self._core.knows_shards(time.monotonic())
-
         fork.refuse()
-        if not (known() or self._closed):
-            self._pump.run(self._streams.discover, self.config.timeouts.call)
-            self._pump.wait(known, self.config.timeouts.call)
+        patience = self.config.timeouts.call if timeout is None else timeout
+        if not (self._streams.found() or self._closed):
+            self._pump.run(self._streams.discover, patience)
+            self._pump.wait(self._streams.found, patience)
 
     def _call(self, call: Call[T]) -> T:
         endpoint = call.endpoint

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from histospec.client.config import Limits
 from histospec.client.core.conversation import Conversation
-from histospec.client.core.losses import Losses
 from histospec.client.core.membership import Membership
+from histospec.client.core.news import Losses
 from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.client.values import ShardStats, Stats
@@ -113,7 +113,7 @@ class Commits:
     def postpone(self, shard: ShardState, commits: Sequence[Commit], reason: str, now: float) -> None:
         """The store of the shard could not take these: they come first again, after a pause that doubles."""
         if not shard.patience:
-            log.warning("%s: responses wait for its store: %s", shard.name, reason)
+            log.warning("HistoSpec: %s: responses wait for its store: %s", shard.name, reason)
         shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
         shard.not_before = now + shard.patience
         for commit in reversed(commits):

@@ -5,6 +5,7 @@ Both faces (`aio.py` for asyncio, `sync.py` for threads) drive this one object. 
 carries them. It is thread-safe: every public method takes the one lock, for microseconds.
 """
 
+import contextlib
 import logging
 import math
 import threading
@@ -24,6 +25,7 @@ from histospec.client.core.commits import Commits
 from histospec.client.core.conversation import Conversation, StepInput
 from histospec.client.core.exchange import Exchange
 from histospec.client.core.membership import Membership
+from histospec.client.core.news import Outage
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
 from histospec.client.core.shard import Pending, ShardState
@@ -53,7 +55,11 @@ class Core:
         self._next = 1
         self._stats = Stats()
         self._commits = Commits(self._members, config.limits, self._stats)
-        self._exchange = Exchange(config, self._members, self._commits, self._sessions, self._stats)
+        self.explain: Callable[[ShardState], None] = self.tell
+        """Says in the log why a shard does not answer, `tell` with what is known here or with more; does not wait."""
+        self._exchange = Exchange(
+            config, self._members, self._commits, self._sessions, self._stats, lambda shard: self.explain(shard)
+        )
         self._lock = threading.Lock()
 
     @property
@@ -84,7 +90,8 @@ class Core:
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """These are the shards from now on. Sessions and responses whose problem moves go to its new owner."""
         with self._lock:
-            before = self._members.everybody
+            before, contact = self._members.everybody, self.shards[0].contact
+            nowhere = not self.shards[0].endpoint.address
             for shard in self._members.update(endpoints):
                 if shard.conversation is not None:
                     self._exchange.lose(shard)
@@ -95,12 +102,51 @@ class Core:
                     self._owners[session.number] = owner
                     owner.opens[session.number] = session  # it begins to read the history
             self._commits.move(before)
-        log.info("shards: %s", ", ".join(f"{e.name} at {e.address}" for e in endpoints))
+            if nowhere and contact.lost:
+                for shard in self.shards:
+                    shard.contact = contact.handed_on()
+        log.info("HistoSpec: shards: %s", ", ".join(f"{e.name} at {e.address}" for e in endpoints))
 
     def has_looked(self, now: float) -> None:
         """Shards were looked for; `update` has been told if any were found."""
         self.looked = now
+        if not self.shards[0].endpoint.address:
+            self.missed(self.shards[0], grpc.StatusCode.UNAVAILABLE, "no shard was found there", now)
         self._changed()
+
+    # ---- what the log is told of shards ---------------------------------------------------------------------------
+
+    def greeted(self, shard: ShardState) -> None:
+        """A shard has answered, and the caller tells the log of it."""
+        with self._lock:
+            shard.contact.greeted()
+
+    def missed(self, shard: ShardState, code: grpc.StatusCode, details: str, now: float) -> None:
+        """A shard was asked, outside of a stream, whether it would give drafts, and would not."""
+        with self._lock:
+            if not self.closed:
+                self._exchange.out_of_touch(shard, code, details, now)
+        self._say()
+
+    def tell(self, shard: ShardState, outage: Outage | None = None) -> None:
+        """Says in the log why a shard does not answer, unless it does by now.
+
+        Args:
+            shard: which.
+            outage: why; None: what gRPC said.
+        """
+        with self._lock:
+            contact = shard.contact
+            if not contact.lost or self.closed:
+                return
+            contact.told()
+        log.warning("%s", outage or Outage.by_status(shard.where, contact.code, contact.details))
+
+    def _say(self) -> None:
+        """Says what is new, without the lock."""
+        while self._exchange.unsaid:
+            with contextlib.suppress(IndexError):  # another thread says it
+                self._exchange.unsaid.popleft()()
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 
@@ -193,7 +239,8 @@ class Core:
             pending = Pending(len(chosen), now + self.config.timeouts.step, [], [])
             for shard, rows in self._split(chosen):
                 self._exchange.ask(shard, step_input, rows, budget, now, pending)
-            return pending
+        self._say()
+        return pending
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
         """The rows of a step by the shard that owns them."""
@@ -224,6 +271,7 @@ class Core:
             for part in pending.parts:
                 if not part.done:
                     self._exchange.expire(part, now)
+        self._say()
         return drafts
 
     def abandon(self, pending: Pending) -> None:
@@ -296,6 +344,7 @@ class Core:
             if shard.conversation is not conversation:
                 return
             self._exchange.take_reply(shard, conversation, response, now)
+        self._say()
         self._changed()
 
     def learned(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
@@ -312,6 +361,7 @@ class Core:
             if shard.conversation is not conversation:
                 return
             self._exchange.take_end(shard, conversation, code, details, now)
+        self._say()
         self._changed()
 
     def _find(self, sessions: Sequence[int]) -> list[Session]:

@@ -5,7 +5,9 @@ silent, and knows which steps are still to be answered.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import grpc
 
@@ -33,13 +35,23 @@ class Exchange:
     Args:
         sessions: the open ones, by number; those that a shard refuses are marked.
         stats: what happens is counted there.
+        explain: says in the log why a shard does not answer.
     """
 
     def __init__(
-        self, config: Config, members: Membership, commits: Commits, sessions: Mapping[int, Session], stats: Stats
+        self,
+        config: Config,
+        members: Membership,
+        commits: Commits,
+        sessions: Mapping[int, Session],
+        stats: Stats,
+        explain: Callable[[ShardState], None],
     ) -> None:
         self.closed = False
         """Nothing is sent any more."""
+        self.unsaid: deque[Callable[[], None]] = deque()
+        """Says what is new of shards, once the owner's lock is released: a line may wait for a terminal."""
+        self._explain = explain
         self._config = config
         self._members = members
         self._commits = commits
@@ -62,10 +74,15 @@ class Exchange:
         self._stats.steps += 1
         if not self._may_ask(shard, now):
             self._stats.skipped += 1
+            if shard.contact.remind(now):
+                self.unsaid.append(partial(self._explain, shard))
             if self._to_be_found(shard):
                 pending.touched.append(shard)
             return
         conversation = self._conversation(shard)
+        if budget.max_tokens > shard.limits.draft and shard.contact.cuts(budget.max_tokens, shard.limits.draft):
+            line = "HistoSpec: %s drafts at most %d tokens (--max-draft-tokens), and %d are asked for; drafts are cut"
+            self.unsaid.append(partial(log.warning, line, shard.name, shard.limits.draft, budget.max_tokens))
         if shard.opens:
             for row in rows:
                 shard.opens.pop(step_input.sessions[row].number, None)
@@ -105,7 +122,8 @@ class Exchange:
         silent = self._silent(conversation, now)
         conversation.late += conversation.forget_step(part.step)
         if silent and shard.conversation is conversation:
-            log.warning("%s: no word for %.1f s, connecting anew", shard.name, self._config.timeouts.silence)
+            silence = f"no word for {self._config.timeouts.silence:g} s, connecting anew"
+            self.out_of_touch(shard, grpc.StatusCode.DEADLINE_EXCEEDED, silence, now)
             self.lose(shard)
 
     def abandon(self, part: Part) -> None:
@@ -140,6 +158,8 @@ class Exchange:
             GarbledReply: it does not add up.
         """
         reply = conversation.interpret(response, now)
+        if not shard.contact.answers:
+            self._reached(shard, now)
         if reply.awaited is not None and reply.drafts is not None:
             step, rows = reply.awaited
             part = self._waiting[id(conversation), step]
@@ -175,10 +195,12 @@ class Exchange:
     ) -> None:
         """The stream of the shard's conversation ended."""
         self._stats.failed += 1
-        if shard.breaker.state == "closed" and not self.closed and details != CLOSED_HERE:  # once, not with every try
-            log.warning("%s: stream ended, %s: %s", shard.name, code.name, details)
         known = shard.limits
         shard.limits = known.refused(details) if code in _POISON else known
+        if shard.limits != known:
+            log.warning("HistoSpec: %s takes less than it was sent, %s: %s", shard.name, code.name, details)
+        elif not self.closed and details != CLOSED_HERE:
+            self.out_of_touch(shard, code, details, now)
         if shard.limits == known:
             shard.breaker.failure(now)
         elif shard.breaker.state == "trying":  # it is there, and takes smaller messages
@@ -206,7 +228,7 @@ class Exchange:
     def _refuse(self, shard: ShardState, refused: dict[int, str]) -> None:
         number, reason = next(iter(refused.items()))
         others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
-        log.warning("%s: session %d%s refused: %s", shard.name, number, others, reason)
+        log.warning("HistoSpec: %s: session %d%s refused: %s", shard.name, number, others, reason)
         for number in refused:
             session = self._sessions.get(number)
             if session is not None:
@@ -214,6 +236,16 @@ class Exchange:
         self._stats.refused += len(refused)
 
     # ---- what is known of a shard ---------------------------------------------------------------------------------
+
+    def out_of_touch(self, shard: ShardState, code: grpc.StatusCode, details: str, now: float) -> None:
+        """The shard does not answer, or not as it should."""
+        if shard.contact.failed(code, details, now):
+            self.unsaid.append(partial(self._explain, shard))
+
+    def _reached(self, shard: ShardState, now: float) -> None:
+        line = shard.contact.reached(shard.where, self._config.namespace, now)
+        if line is not None:
+            self.unsaid.append(partial(log.info, "%s", line))
 
     def _may_ask(self, shard: ShardState, now: float) -> bool:
         return bool(shard.endpoint.address) and not self.closed and shard.breaker.allows(now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from histospec.client.config import Config, Endpoint
 from histospec.client.core.breaker import CircuitBreaker
 from histospec.client.core.conversation import Conversation, Drafts
+from histospec.client.core.news import Contact
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
 
@@ -20,6 +21,7 @@ class ShardState:
         self.left = False
         """Whether it is a member no more."""
         self.breaker = CircuitBreaker(config.breaker)
+        self.contact = Contact()
         self.conversation: Conversation | None = None
         self.limits = ServerLimits()
         """What it takes, as far as it is known."""
@@ -37,6 +39,12 @@ class ShardState:
     def name(self) -> str:
         """For messages."""
         return self.endpoint.name
+
+    @property
+    def where(self) -> str:
+        """Its name and address, for messages."""
+        name, address = self.endpoint.name, self.endpoint.address
+        return f"{name} at {address}" if address not in ("", name) else name
 
     @property
     def state(self) -> str:

@@ -171,7 +171,7 @@ class SpeculativeRollout:
                 try:
                     done = self.client.ingest_many(texts, responses, epoch, names)
                 except (LimitExceeded, ServerError) as error:
-                    log.warning("responses of this rollout do not join the history: %s", error)
+                    log.warning("HistoSpec: responses of this rollout do not join the history: %s", error)
                     continue
                 stored += sum(len(group) for group, ok in zip(responses, done, strict=True) if ok)
         return stored
@@ -202,7 +202,7 @@ class SpeculativeRollout:
         try:
             histories = self.client.histories([m[0].prompt for m in members], [m[0].problem for m in members], limit)
         except (LimitExceeded, ServerError) as error:
-            log.warning("old responses could not be fetched, this rollout is plain generation: %s", error)
+            log.warning("HistoSpec: old responses could not be fetched, this rollout is plain generation: %s", error)
             histories = [None] * len(members)
         report.unreachable = sum(history is None for history in histories)
         for group, history in zip(members, histories, strict=True):

@@ -57,7 +57,7 @@ class Discovery:
             try:
                 await self.refresh(time.monotonic())
             except Exception:  # a bug must not end it for good
-                log.exception("looking for shards failed")
+                log.exception("HistoSpec: looking for shards failed")
             self._core.has_looked(time.monotonic())
             if not self._members:
                 pause, wait = min(2 * pause, LAST_PAUSE), pause
@@ -93,7 +93,7 @@ class Discovery:
             if isinstance(found, list):
                 self._resolved[seed.address] = found
             else:
-                log.debug("%s cannot be resolved: %s", seed.address, found)
+                log.debug("HistoSpec: %s cannot be resolved: %s", seed.address, found)
         return {e.address: e for some in self._resolved.values() for e in some}
 
     async def _ask(self, endpoints: Sequence[Endpoint]) -> None:
@@ -108,7 +108,7 @@ class Discovery:
             for shard in answer:
                 if shard.address == endpoint.address != said.setdefault(shard.name, shard).address:
                     log.warning(
-                        "two shards, at %s and %s, are both named %s: give each a --shard-name of its own",
+                        "HistoSpec: two shards, at %s and %s, are both named %s: give each a --shard-name of its own",
                         said[shard.name].address, shard.address, shard.name,
                     )  # fmt: skip
 
@@ -128,7 +128,7 @@ async def ask(endpoint: Endpoint, config: Config, limit: asyncio.Semaphore) -> l
         try:
             return await topology(endpoint, config, ASK_SECONDS)
         except (grpc.RpcError, HistoSpecError) as error:
-            log.debug("%s does not say which shards there are: %s", endpoint.address, error)
+            log.debug("HistoSpec: %s does not say which shards there are: %s", endpoint.address, error)
             return None
 
 

@@ -33,7 +33,7 @@ class Connections:
 
     def _warn(self) -> None:
         if waiting := self.core.stats().pending_commits:
-            log.warning("a client was dropped without shutdown: %d finished responses are lost", waiting)
+            log.warning("HistoSpec: a client was dropped without shutdown: %d finished responses are lost", waiting)
 
 
 @dataclass(eq=False)
@@ -57,14 +57,14 @@ class PumpedConnections(Connections):
         try:
             _thread.start_new_thread(self._end_quietly, ())
         except RuntimeError:  # the interpreter shuts down
-            log.debug("a client is left open at exit")
+            log.debug("HistoSpec: a client is left open at exit")
 
     def _end_quietly(self) -> None:
         try:
             self._warn()
             self.end()
         except Exception:
-            log.debug("a client that was dropped could not be closed", exc_info=True)
+            log.debug("HistoSpec: a client that was dropped could not be closed", exc_info=True)
 
 
 @dataclass(eq=False)

@@ -30,7 +30,7 @@ class _Lost:
     def add(self, shard: ShardState, error: Unavailable) -> None:
         if shard not in self._shards:
             self._shards.add(shard)
-            log.warning("%s; it is not asked again for this batch", error)
+            log.warning("HistoSpec: %s; it is not asked again for this batch", error)
 
 
 def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -> list[list[T] | None]:

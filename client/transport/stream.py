@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from histospec.client.core.room import ServerLimits
 from histospec.client.core.shard import ShardState
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.discovery import Discovery
+from histospec.client.transport.outages import explain
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 
@@ -76,7 +78,7 @@ class Stream:
             await self._limits
             limits = ServerLimits.told(await self._limits.trailing_metadata())
         except grpc.RpcError as error:
-            log.debug("%s does not say its limits: %s", self._shard.name, error)
+            log.debug("HistoSpec: %s does not say its limits: %s", self._shard.name, error)
         self._knows = True
         self._core.learned(self._shard, self.conversation, limits, time.monotonic())
 
@@ -94,7 +96,7 @@ class Stream:
         except asyncio.CancelledError:
             code, details = grpc.StatusCode.CANCELLED, CLOSED_HERE
         except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
-            log.exception("%s: the stream failed", self._shard.name)
+            log.exception("HistoSpec: %s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
         self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
         await self.end()
@@ -131,6 +133,7 @@ class Streams:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        core.explain = partial(explain, core)
         self._streams: dict[ShardState, Stream] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._discovery: asyncio.Task[None] | None = None
@@ -158,6 +161,10 @@ class Streams:
                 self._discovery = _task(Discovery(self._core).run())
             for shard in [s for s in self._streams if s.left and s.settled]:
                 self._discard(shard)
+
+    def found(self) -> bool:
+        """Whether it is known which shards there are, or were a moment ago."""
+        return self._core.knows_shards(time.monotonic())
 
     def _discard(self, shard: ShardState) -> None:
         stream = self._streams.pop(shard, None)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM
 
-logger = logging.getLogger("vllm.histospec")
+logger = logging.getLogger("histospec.vllm")
 
 MAX_INT64 = 2**63 - 1
 KNOWN = ("problem", "epoch", "generated", "commit", "seed", "sample")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import parallel
+from . import logs, settings
 from .config import AdapterConfig
 from .patches import cpu, undrafted
 
@@ -19,7 +19,8 @@ class HistoSpecProposer:
                 "HistoSpecProposer drafts nothing by itself: "
                 "add --scheduler-cls histospec.client.vllm.HistoSpecScheduler"
             )
-        parallel.check(vllm_config.parallel_config)  # before vLLM fails in words of its own
+        logs.join_vllm()
+        settings.check_parallelism(vllm_config.parallel_config)  # before vLLM fails in words of its own
         if AdapterConfig.from_environment().cpu_fix:
             cpu.install()
         undrafted.install()

@@ -21,25 +21,26 @@ from typing import Any
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 from .. import Draft, DraftClient
-from . import parallel
+from . import logs, settings
 from .config import AdapterConfig
 from .cost import FixedCost, LearnedCost
 from .coupled.seeding import RequestSeeds
+from .greeting import greet
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
 from .options import RequestOptions, read_options
 from .patches import weight_versions
+from .reporting import MinuteReport
 from .sessions import RequestSessions
 from .stops import StopStrings
 from .versions import WeightVersions
 
-logger = logging.getLogger("vllm.histospec")
+logger = logging.getLogger("histospec.vllm")
 
 # A response that ended by itself or at its limit is what the policy wrote. Aborted and failed ones are torsos.
 COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
-COST_SECONDS = 600.0  # between two reports of what was learned
 TELL_STEPS = 32  # between two messages while drafts cost too much to ask for any
 
 
@@ -54,9 +55,13 @@ class HistoSpecScheduler(Scheduler):
                 "HistoSpecScheduler needs --speculative-config with method 'custom_class' and model "
                 "'histospec.client.vllm.HistoSpecProposer'"
             )
-        parallel.check(vllm_config.parallel_config)
+        logs.join_vllm()
+        settings.check_parallelism(vllm_config.parallel_config)
+        settings.check_drafts(speculative.num_speculative_tokens)
         config = AdapterConfig.from_environment()
         client = DraftClient()
+        settings.warn_of_processors()
+        greet(client, speculative.num_speculative_tokens)
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
@@ -66,11 +71,8 @@ class HistoSpecScheduler(Scheduler):
         weight_versions.install()
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
-        self._reported = self._reported_cost = -math.inf
-        logger.info(
-            "HistoSpec drafts up to %d tokens a step from %s, namespace %r",
-            self._sessions.max_tokens, ", ".join(e.address for e in client.config.endpoints), client.config.namespace,
-        )  # fmt: skip
+        self._reported = -math.inf
+        self._minute = MinuteReport()
 
     def add_request(self, request: Request) -> None:
         """Opens the session before the request runs, and once: a preempted request does not come by here."""
@@ -90,7 +92,7 @@ class HistoSpecScheduler(Scheduler):
         """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
         verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
-            verify_cost = self._learn(scheduler_output)
+            verify_cost = self._learn(scheduler_output, model_runner_output)
         if verify_cost is not None:
             with self._harmless("send", forget=True):
                 self._sessions.ask(self._certain(model_runner_output), verify_cost)
@@ -110,13 +112,16 @@ class HistoSpecScheduler(Scheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
         drafts: dict[str, Draft] = {}
+        waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             drafts = self._sessions.collect()
+        waited += time.perf_counter()
         if not drafts:
             return  # scheduling a request took its last draft; vLLM would put nothing in the place of nothing
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
         with self._harmless("receive", forget=True):
             rows = self._rows(drafts, draft_token_ids.req_ids)
+            self._minute.received(waited, len(drafts), rows)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
@@ -155,16 +160,16 @@ class HistoSpecScheduler(Scheduler):
             self._sessions.shut_down()
         super().shutdown()
 
-    def _learn(self, step: SchedulerOutput) -> float | None:
+    def _learn(self, step: SchedulerOutput, output: ModelRunnerOutput) -> float | None:
         """Tells the cost model of the step that ends now; returns what to ask the next drafts with."""
         now = time.perf_counter()
         seconds, self._stepped = now - self._stepped, now
         sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
         drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
         self._cost.observe(seconds, sequences, tokens, prefill=tokens - drafted != sequences)
-        if self._cost.learned and now - self._reported_cost >= COST_SECONDS:
-            self._reported_cost = now
-            logger.info("HistoSpec: a drafted token costs %.3f of a step of %d requests", self._cost.value, sequences)
+        self._minute.stepped(seconds, output.sampled_token_ids, drafted)
+        if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
+            logger.info("%s", line)
         self._sessions.verify_cost = self._cost.value
         verify_cost = self._cost.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
@@ -230,6 +235,9 @@ class HistoSpecScheduler(Scheduler):
             if draft is not None and request is not None and len(draft.tokens):
                 # A step yields one token more than was drafted.
                 room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
+                early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
+                if early > request.num_output_tokens:  # vLLM would forbid a stop token behind the draft, too
+                    room = min(room, early - request.num_output_tokens - 1)
                 row = draft.tokens[: max(0, min(room, self._sessions.max_tokens))].tolist()
                 if row and (max(row) >= self._vocabulary or min(row) < 0):  # of another tokenizer, perhaps
                     row = []

@@ -172,6 +172,9 @@ def test_configuration_from_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(e.name, e.address) for e in config.endpoints] == [("a:1", "a:1"), ("b:2", "b:2")]
     assert (config.namespace, config.timeouts.step, config.token) == ("env", 0.5, "secret")
     assert "secret" not in repr(config)
+    monkeypatch.setenv("HISTOSPEC_DEADLINE", "2000")
+    with pytest.raises(ConfigurationError, match="HISTOSPEC_DEADLINE: 2000 seconds are more than the limit of 60"):
+        DraftClient()
     config = AsyncDraftClient("x=[::1]:3,y=h:4", "given", deadline=0.1, token="t").config
     assert [(e.name, e.address) for e in config.endpoints] == [("x", "[::1]:3"), ("y", "h:4")]
     assert (config.namespace, config.timeouts.step, config.token) == ("given", 0.1, "t")
@@ -188,6 +191,12 @@ def test_configuration_from_environment(monkeypatch: pytest.MonkeyPatch) -> None
         ({"endpoint": "h:1,h:1", "namespace": "n"}, "named twice"),
         ({"endpoint": "h:1", "namespace": "n" * 129}, "129 characters"),
         ({"endpoint": "h:1", "namespace": "n", "deadline": 0}, "deadline: 0 is not"),
+        (
+            {"endpoint": "h:1", "namespace": "n", "deadline": 60.5},
+            "60.5 seconds are more than the limit of 60, try 0.02",
+        ),
+        ({"endpoint": "a=h:1,b=h:0", "namespace": "n"}, r"the port of 'b=h:0' is outside \[1, 65535\]"),
+        ({"endpoint": "discover://h:65536", "namespace": "n"}, r"the port of 'h:65536' is outside \[1, 65535\]"),
     ],
 )
 def test_configuration_errors_say_what_to_set(

@@ -14,7 +14,7 @@ from histospec.client import Limits, ShardStats, Stats
 from histospec.client.config import Endpoint, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
-from histospec.client.core.losses import PAUSE, Losses
+from histospec.client.core.news import PAUSE, Losses
 from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
@@ -205,23 +205,23 @@ def test_drops_are_said_once_and_then_once_a_minute(caplog: pytest.LogCaptureFix
         losses.note("a", 7, "refused")
         losses.report(all_of_them=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "a: dropped a finished response of 7 tokens: too many wait",
-        "b: dropped a finished response of 3 tokens: too many wait",
-        "a: dropped 999 finished responses of 6993 tokens: too many wait",
-        "a: dropped a finished response of 7 tokens: refused",
+        "HistoSpec: a: dropped a finished response of 7 tokens: too many wait",
+        "HistoSpec: b: dropped a finished response of 3 tokens: too many wait",
+        "HistoSpec: a: dropped 999 finished responses of 6993 tokens: too many wait",
+        "HistoSpec: a: dropped a finished response of 7 tokens: refused",
     ]
 
 
 @pytest.mark.parametrize("flushes", [False, True])
 def test_a_dead_shard_does_not_fill_the_log(caplog: pytest.LogCaptureFixture, flushes: bool) -> None:
     world = World()
-    with caplog.at_level(logging.WARNING, "histospec.client.core.losses"), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "histospec.client.core.news"), caplog.at_level(logging.WARNING):
         for n in range(200):
             world.finish(n, 5, flush=flushes)
     lines = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]
     assert world.core.stats().dropped_commits > 150
     assert len(lines) <= len(NAMES)
-    assert all(line.split(":")[0] in NAMES for line in lines)
+    assert all(line.split(": ")[1] in NAMES for line in lines)
 
 
 def _i32(tokens: list[int]) -> bytes:

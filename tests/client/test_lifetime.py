@@ -116,7 +116,7 @@ sessions = client.open([prompt])
 client.step(sessions, [text])
 client.close(sessions)
 del client
-until(lambda: "a client was dropped without shutdown: 1 finished responses are lost" in said)
+until(lambda: "HistoSpec: a client was dropped without shutdown: 1 finished responses are lost" in said)
 """
 
 ALIVE_AT_EXIT = """

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
-from histospec.client.vllm import parallel
+from histospec.client.vllm import settings
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
@@ -27,7 +27,7 @@ def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> 
     """rollout(prompts, version) -> what parallel_engine.py writes, as a dict."""
 
     def run(prompts: list[list[int]], version: Any) -> Any:
-        settings = {
+        environment = {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
@@ -35,7 +35,7 @@ def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> 
         command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
         with log.open("w") as said:
             process = subprocess.Popen(
-                command, env=os.environ | settings, stdout=said, stderr=said, start_new_session=True
+                command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
             )
             try:
                 code = process.wait(LIMIT)
@@ -81,4 +81,4 @@ def test_tensor_parallel(
 def test_what_cannot_be_is_refused_with_the_reason(setting: Any, refused: str) -> None:
     usual = {"pipeline_parallel_size": 1, "world_size": 2, "distributed_executor_backend": "mp"}
     with pytest.raises(ValueError, match=refused) if refused else contextlib.nullcontext():
-        parallel.check(SimpleNamespace(**usual | setting))
+        settings.check_parallelism(SimpleNamespace(**usual | setting))

@@ -265,7 +265,7 @@ def test_a_server_that_is_gone_costs_history_only(
     assert rollout.report is not None
     assert (rollout.report.reused_tokens, rollout.report.unreachable) == (0, len(prompts))
     assert rollout.commit(new) == 0
-    said = [r.getMessage().split()[0] for r in caplog.records if "not asked again" in r.getMessage()]
+    said = [r.getMessage().split()[1] for r in caplog.records if "not asked again" in r.getMessage()]
     assert said == ["History", "Ingest", "Ingest"]  # once a batch, not once a prompt
     server.restart()
     assert rollout.commit(new) == len(new)

@@ -2,6 +2,7 @@
 
 import os
 
+from .. import logs
 from ..config import samples_coupled
 
 
@@ -12,6 +13,7 @@ def register() -> None:
     was asked for would not show it.
     """
     if samples_coupled():
+        logs.join_vllm()
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other model runner has a sampler of its own
         from ..patches import sampling
 

@@ -1,7 +1,7 @@
 """The rows of a batch that have a seed: what is drawn for them, and what becomes of their drafts.
 
 A token of a request with a seed is argmax(log p + noise(seed, place)), p being what vLLM would have sampled from:
-after temperature, top-k, top-p, min-p, penalties, bias and grammar. A drafted token is accepted while it is that token.
+after temperature, top-k, top-p, penalties, bad words and grammar. A drafted token is accepted while it is that token.
 Requests without a seed, and greedy ones, are no rows of this. vLLM's functions that call this: ../patches/sampling.py.
 """
 

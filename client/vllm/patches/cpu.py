@@ -18,7 +18,7 @@ else:
     import torch
     from torch import Tensor
 
-logger = logging.getLogger("vllm.histospec")
+logger = logging.getLogger("histospec.vllm")
 
 
 def expand_batch_to_tokens(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     import torch
 
-logger = logging.getLogger("vllm.histospec")
+logger = logging.getLogger("histospec.vllm")
 
 VERIFYING = [
     "draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens", "draft_probs", "target_logits",

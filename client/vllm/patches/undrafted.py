@@ -13,7 +13,7 @@ from typing import Any
 
 from .replacing import is_replaced, parameters, replace
 
-logger = logging.getLogger("vllm.histospec")
+logger = logging.getLogger("histospec.vllm")
 
 PARAMETERS = ["self", "metadata", "draft_probs", "logits", "sampling_metadata"]
 

@@ -1,0 +1,67 @@
+"""What the adapter says when an engine starts: which shards are there, what they know, and what cannot work."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .. import DraftClient, Inspection
+
+logger = logging.getLogger("histospec.vllm")
+
+PATIENCE = 2.0  # seconds for each shard, all at a time
+
+
+def greet(client: "DraftClient", max_tokens: int) -> None:
+    """Asks every shard once. One that does not answer costs its drafts alone, and the client says so.
+
+    Args:
+        client: which has asked nothing yet.
+        max_tokens: the longest draft that the engine takes, in tokens.
+
+    Raises:
+        ValueError: a shard takes no step that asks for so long drafts, or a file of the client's cannot be read.
+    """
+    try:
+        found = client.greet(PATIENCE)
+    except ValueError:
+        raise
+    except Exception as error:  # such as a process that was forked
+        logger.warning("HistoSpec: %s; going on WITHOUT drafts", error)
+        return
+    for shard in found:
+        limit = shard.limits.get("draft_tokens", max_tokens)
+        if max_tokens > limit:
+            client.shutdown()
+            raise ValueError(
+                f"HistoSpec: num_speculative_tokens is {max_tokens}; must be at most {limit}, the --max-draft-tokens "
+                f"of {shard.shard}"
+            )
+    namespace = client.config.namespace
+    for shard in found:
+        known = 0 if shard.namespace is None else shard.namespace.problems
+        logger.info(
+            "HistoSpec: connected to %s (%s), %d problems known%s in namespace %s; drafts of up to %d tokens",
+            shard.shard, shard.version, known, "" if shard.loaded else " so far", namespace, max_tokens,
+        )  # fmt: skip
+        if "write" not in shard.rights:
+            logger.warning(
+                "HistoSpec: the token may not write in namespace %r, so %s keeps no responses of this engine",
+                namespace, shard.shard,
+            )  # fmt: skip
+    if found and all(shard.loaded for shard in found):
+        _doubt(namespace, found)
+
+
+def _doubt(namespace: str, found: "Sequence[Inspection]") -> None:
+    """Says which namespace may be meant instead."""
+    shared = [other for shard in found for other in shard.shared]
+    similar = [name for shard in found for name in shard.similar]
+    if shared:
+        most = max(shared, key=lambda other: other.prompts)
+        logger.warning(
+            "HistoSpec: %d of the last %d prompts of namespace %r are known in namespace %r; is that the one you mean?",
+            most.prompts, most.asked, namespace, most.namespace,
+        )  # fmt: skip
+    elif similar and all(shard.namespace is None for shard in found):
+        logger.warning("HistoSpec: nothing is known in namespace %r; did you mean %r?", namespace, similar[0])

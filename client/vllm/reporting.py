@@ -1,0 +1,78 @@
+"""One line a minute: what drafts bring an engine that generates, and what they cost it. Does no I/O.
+
+A step of a request yields a token, and one more for each drafted token that is accepted. Verifying a drafted token
+costs `verify_cost` of a plain step, so the work of `steps + verify_cost * drafted` plain steps gave the tokens of
+`generated` plain steps; the quotient is the estimated speed-up, waiting for drafts not included.
+"""
+
+import math
+import statistics
+from collections import deque
+
+MINUTE = 60.0
+WAITS = 4096  # newest waits that are kept, for their quantiles; sorting them takes less than a millisecond
+
+
+class MinuteReport:
+    """Counts what an engine's steps say. An idle engine takes no steps, so nothing is said of it."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None  # when the minute began, on the monotonic clock
+        self._waits: deque[float] = deque(maxlen=WAITS)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds = 0.0
+        self._steps = self._generated = self._drafted = self._asked = self._answered = 0
+        self._waits.clear()
+
+    def stepped(self, seconds: float, sampled: list[list[int]], drafted: int) -> None:
+        """The engine has taken a step.
+
+        Args:
+            seconds: which it took; infinite where the engine idled before.
+            sampled: the tokens that each request of the batch got.
+            drafted: tokens that were verified.
+        """
+        if seconds < math.inf:
+            self._seconds += seconds
+        self._steps += len(sampled) - sampled.count([])
+        self._generated += sum(map(len, sampled))
+        self._drafted += drafted
+
+    def received(self, seconds: float, asked: int, drafts: list[list[int]]) -> None:
+        """The drafts that so many requests asked for were waited for so long; those that did not come are empty."""
+        self._waits.append(seconds)
+        self._asked += asked
+        self._answered += len(drafts) - drafts.count([])
+
+    def line(self, now: float, verify_cost: float, learned: bool) -> str | None:
+        """What there is to say, once a minute has passed since the last line. None: nothing.
+
+        Args:
+            now: on the monotonic clock.
+            verify_cost: what verifying a drafted token costs now, in units of a plain step.
+            learned: whether that was measured.
+        """
+        if self._since is None:
+            self._since = now
+        if now - self._since < MINUTE or not self._steps:
+            return None
+        steps, generated, drafted = self._steps, self._generated, self._drafted
+        parts = [f"{generated / steps:.2f} tokens per step of a request"]
+        if drafted:
+            parts.append(f"{(generated - steps) / drafted:.0%} of {drafted} drafted tokens accepted")
+        if self._asked:
+            parts.append(f"drafts for {self._answered / self._asked:.0%} of the requests that asked")
+        else:
+            parts.append("no drafts asked for")
+        parts.append(f"verify cost {verify_cost:.3f} ({'measured' if learned else 'assumed'})")
+        if self._waits:
+            waits = sorted(1000 * wait for wait in self._waits)
+            late = waits[math.ceil(0.99 * len(waits)) - 1]
+            parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms a step (p99 {late:.1f} ms)")
+        parts.append(f"estimated speed-up {generated / (steps + verify_cost * drafted):.2f}")
+        line = f"HistoSpec: in {self._seconds:.0f} s of generating {', '.join(parts)}"
+        self._since = now
+        self._clear()
+        return line

@@ -1,0 +1,110 @@
+"""What the adapter says of the shards' answers when an engine starts. No vLLM and no server in here."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from histospec.client.errors import ConfigurationError, Unavailable
+from histospec.client.values import Inspection, NamespaceFacts, SharedPrompts
+from histospec.client.vllm.greeting import greet
+
+FACTS = NamespaceFacts(problems=12, responses=40, sessions=0, newest_epoch=3, lookups_hit=0, lookups_miss=0)
+
+
+class Client:
+    """Stands for a DraftClient whose shards answer as given, or that raises."""
+
+    def __init__(self, *answers: Inspection | Exception) -> None:
+        self.config = SimpleNamespace(namespace="run-1")
+        self.ended = False
+        self._answers = answers
+
+    def greet(self, timeout: float) -> list[Inspection]:
+        assert timeout <= 2
+        for answer in self._answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return [answer for answer in self._answers if isinstance(answer, Inspection)]
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+def shard(name: str = "shard-0", **differently: Any) -> Inspection:
+    usual: dict[str, Any] = {
+        "shard": name, "version": "0.1.0", "time": 0.0, "limits": {"draft_tokens": 256}, "namespace": FACTS,
+        "rights": ("read", "write", "admin"), "similar": (), "shared": (), "loaded": True,
+    }  # fmt: skip
+    return Inspection(**usual | differently)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Any:
+    """said(answers) -> the lines of a start, with their levels."""
+    caplog.set_level(logging.INFO, "histospec")
+
+    def start(*answers: Inspection | Exception) -> list[str]:
+        caplog.clear()
+        client: Any = Client(*answers)
+        greet(client, 16)
+        return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+    return start
+
+
+def test_every_shard_that_answers_is_named(said: Any) -> None:
+    connected = "INFO HistoSpec: connected to"
+    tail = "in namespace run-1; drafts of up to 16 tokens"
+    assert said(shard(), shard("b", namespace=None, loaded=False)) == [
+        f"{connected} shard-0 (0.1.0), 12 problems known {tail}",
+        f"{connected} b (0.1.0), 0 problems known so far {tail}",
+    ]
+    assert said() == []
+
+
+def test_another_namespace_may_be_meant(said: Any) -> None:
+    """Where nothing is known in this one, on no shard, and all shards have read their store."""
+    line = "WARNING HistoSpec: nothing is known in namespace 'run-1'; did you mean 'run-l'?"
+    nothing = shard(namespace=None, similar=("run-l", "run-2"))
+    assert line in said(nothing)
+    assert line in said(shard("b", namespace=None), nothing)
+    for others in ([shard()], [shard("b", namespace=None, loaded=False)]):
+        assert line not in said(nothing, *others)
+    assert line not in said(shard(similar=("run-l",)))
+
+
+def test_prompts_that_another_namespace_knows(said: Any) -> None:
+    """Also where something is known in this one."""
+    shared = (SharedPrompts("run-0", 3, 64), SharedPrompts("run-9", 60, 64))
+    line = (
+        "WARNING HistoSpec: 60 of the last 64 prompts of namespace 'run-1' are known in namespace 'run-9'; "
+        "is that the one you mean?"
+    )
+    assert said(shard("b"), shard(shared=shared))[2:] == [line]
+
+
+def test_a_token_that_may_only_read(said: Any) -> None:
+    line = (
+        "WARNING HistoSpec: the token may not write in namespace 'run-1', so shard-0 keeps no responses of this engine"
+    )
+    assert said(shard(rights=("read",)))[1:] == [line]
+
+
+def test_a_limit_of_one_shard_is_refused() -> None:
+    client: Any = Client(shard(), shard("b", limits={"draft_tokens": 8}))
+    with pytest.raises(
+        ValueError, match=r"num_speculative_tokens is 16; must be at most 8, the --max-draft-tokens of b"
+    ):
+        greet(client, 16)
+    assert client.ended
+
+
+def test_what_goes_wrong_costs_drafts_alone(said: Any) -> None:
+    """But for what the user configured."""
+    assert said(Unavailable("process 7 was forked")) == [
+        "WARNING HistoSpec: process 7 was forked; going on WITHOUT drafts"
+    ]
+    with pytest.raises(ConfigurationError):
+        said(ConfigurationError("tls: cannot read /ca.pem"))

@@ -1,0 +1,229 @@
+"""What a client that steps says of servers that are not there, or not as it thinks: real sockets, real servers."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response
+from histospec.client.transport import outages
+from tests.support import certificates
+from tests.support.ports import free_port
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually, until
+
+PROMPT = [11, 12, 13]
+QUICK = Breaker(cooldown=0.02, cooldown_max=0.1)
+PATIENT = 2.0
+ADVICE = "going on WITHOUT drafts; is HISTOSPEC_ENDPOINT right? "
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """said() -> the lines of HistoSpec's log so far, with their levels."""
+    caplog.set_level(logging.INFO, "histospec")
+    return lambda: [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name.startswith("histospec")]
+
+
+def lines_of(client: DraftClient, said: Callable[[], list[str]], count: int = 1) -> list[str]:
+    """The first lines, of a client that steps until they are there."""
+    sessions = client.open([PROMPT])
+    eventually(lambda: client.step(sessions, [[1]]) and len(said()) >= count)
+    return said()
+
+
+def test_nothing_listens(said: Callable[[], list[str]]) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    with DraftClient(endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        (line,) = lines_of(client, said)
+        assert line.startswith(
+            f"WARNING HistoSpec: no server at {endpoint} (connection refused), {ADVICE}Is the server"
+        )
+        sessions = client.open([PROMPT])
+        for _ in range(200):
+            client.step(sessions, [[1]])
+        assert client.stats().failed > 1
+    assert said() == [line]
+
+
+def test_a_server_that_comes_goes_and_comes(start_server: Starter, said: Callable[[], list[str]]) -> None:
+    with DraftClient(f"127.0.0.1:{free_port()}", "run", breaker=QUICK, deadline=PATIENT) as client:
+        (endpoint,) = client.config.endpoints
+        lines_of(client, said)
+        server = start_server("--listen", endpoint.address)
+        assert lines_of(client, said, 2)[1].startswith("INFO HistoSpec: drafting again after ")
+    server.restart()
+    with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        assert lines_of(client, said, 3)[2] == f"INFO HistoSpec: connected to {server.endpoint}, namespace run"
+        server.kill()
+        assert f"no server at {server.endpoint} (connection refused)" in lines_of(client, said, 4)[3]
+        server.restart()
+        again = lines_of(client, said, 5)[4]
+        assert again.startswith("INFO HistoSpec: drafting again after ")
+        assert again.endswith(f" s, from {server.endpoint}")
+
+
+@pytest.mark.asyncio
+async def test_the_async_face_says_the_same(said: Callable[[], list[str]]) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    async with AsyncDraftClient(endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        sessions = await client.open([PROMPT])
+        await client.step(sessions, [[1]])
+        await until(lambda: bool(said()))
+    assert said()[0].startswith(f"WARNING HistoSpec: no server at {endpoint} (connection refused), ")
+
+
+def test_the_http_port(shared_server: Server, said: Callable[[], list[str]]) -> None:
+    with DraftClient(shared_server.http, "run", breaker=QUICK, deadline=PATIENT) as client:
+        (line,) = lines_of(client, said)
+    assert (
+        f"no server at {shared_server.http} (it speaks HTTP/1, not gRPC), {ADVICE}Is this the server's HTTP port"
+        in line
+    )
+
+
+def test_a_name_that_does_not_resolve(said: Callable[[], list[str]]) -> None:
+    with DraftClient("a=no-such-host.invalid:6378", "run", breaker=QUICK, deadline=PATIENT) as client:
+        (line,) = lines_of(client, said)
+    assert "HistoSpec: no server at no-such-host.invalid:6378, shard a (" in line
+
+
+def test_nothing_is_found(said: Callable[[], list[str]]) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    with DraftClient(f"discover://{endpoint}", "run", breaker=QUICK, deadline=0.05) as client:
+        (line,) = lines_of(client, said)
+    assert f"HistoSpec: no server at {endpoint} (connection refused), {ADVICE}" in line
+
+
+def test_shards_that_are_found_at_last(start_server: Starter, said: Callable[[], list[str]]) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    with DraftClient(f"discover://{endpoint}", "run", breaker=QUICK, deadline=PATIENT) as client:
+        lines_of(client, said)
+        start_server("--listen", endpoint, "--shard-name", "a")
+        lines = lines_of(client, said, 3)
+    assert lines[1] == f"INFO HistoSpec: shards: a at {endpoint}"
+    assert lines[2].startswith("INFO HistoSpec: drafting again after ")
+    assert lines[2].endswith(f" s, from a at {endpoint}")
+
+
+def test_tls_on_one_side(start_server: Starter, tmp_path: Path, server: Server, said: Callable[[], list[str]]) -> None:
+    files = certificates.issue(tmp_path, trustme.CA())
+    encrypted = start_server(*certificates.of_server(files), name="encrypted")
+    with DraftClient(encrypted.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
+        (line,) = lines_of(client, said)
+    assert "(it speaks TLS, and this client plain text), going on WITHOUT drafts; set HISTOSPEC_TLS_CA" in line
+    with DraftClient(server.endpoint, "run", tls=True, breaker=QUICK, deadline=PATIENT) as client:
+        line = lines_of(client, said, 2)[1]
+    assert "(it speaks plain text, and this client TLS), going on WITHOUT drafts; unset HISTOSPEC_TLS_CA" in line
+
+
+def test_a_token_of_another_namespace(start_server: Starter, tmp_path: Path, said: Callable[[], list[str]]) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[[token]]\nname = "workers"\nsecret = "0123456789abcdef"\nnamespaces = ["run-*"]\n')
+    endpoint = start_server("--tokens", str(tokens)).endpoint
+    with DraftClient(endpoint, "test", token="0123456789abcdef", breaker=QUICK, deadline=PATIENT) as client:
+        (line,) = lines_of(client, said)
+    assert f"HistoSpec: {endpoint} does not let this client in (token 'workers' has no right to read in namesp" in line
+    assert "are HISTOSPEC_TOKEN and HISTOSPEC_NAMESPACE right?" in line
+    with DraftClient(endpoint, "run-1", breaker=QUICK, deadline=PATIENT) as client:
+        line = lines_of(client, said, 2)[1]
+    assert "(authorization: no bearer token came with the call; set HISTOSPEC_TOKEN), going on WITHOUT" in line
+
+
+def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]) -> None:
+    """A diagnosis that hangs: steps go on, and there is one thread for it, whose line comes when it ends."""
+    hangs, calls = threading.Event(), []
+
+    def diagnose(*arguments: object) -> None:
+        calls.append(arguments)
+        hangs.wait(240)
+
+    monkeypatch.setattr(outages, "diagnose", diagnose)
+    with DraftClient(f"127.0.0.1:{free_port()}", "run", breaker=QUICK, deadline=0.02) as client:
+        sessions = client.open([PROMPT])
+        client.step(sessions, [[1]])
+        eventually(lambda: client.step(sessions, [[1]]) and calls)
+        for _ in range(300):
+            client.step(sessions, [[1]])
+        assert [thread.name for thread in threading.enumerate()].count("histospec-diagnosis") == 1
+        assert (len(calls), said()) == (1, [])
+        hangs.set()
+        eventually(said)
+        assert "no drafts from 127.0.0.1:" in said()[0]  # nothing was found, so it is what gRPC says
+
+
+def test_a_process_ends_while_the_reason_is_looked_for() -> None:
+    """Silently, and without waiting: the server here takes connections and says nothing."""
+    script = """
+import socket, sys, threading, time
+from histospec.client import DraftClient
+from histospec.client.transport import outages
+outages.PATIENCE = 240
+listener = socket.create_server(("127.0.0.1", 0))
+client = DraftClient("127.0.0.1:%d" % listener.getsockname()[1], "run", deadline=0.05)
+sessions = client.open([[1]])
+client._core.missed(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x", time.monotonic())
+assert "histospec-diagnosis" in [thread.name for thread in threading.enumerate()]
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_the_reason_is_looked_for() -> None:
+    """The child has no such thread and no client; the parent goes on, and says its line."""
+    script = """
+import os, socket, sys, time
+from histospec.client import DraftClient, Unavailable
+from histospec.client.transport import outages
+silent = socket.create_server(("127.0.0.1", 0))
+client = DraftClient("127.0.0.1:%d" % silent.getsockname()[1], "run", deadline=0.05)
+sessions = client.open([[1]])
+client.step(sessions, [[1]])
+client._core.missed(client._core.shards[0], __import__("grpc").StatusCode.UNAVAILABLE, "x", time.monotonic())
+child = os.fork()
+if not child:
+    try:
+        client.step(sessions, [[1]])
+    except Unavailable:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+while not client._core.shards[0].contact._told:
+    client.step(sessions, [[1]])
+"""
+    environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()  # Python's own handler, of which a line has no more than its text
+    assert len([line for line in lines if line.startswith("HistoSpec: no server at 127.0.0.1:")]) == 1
+
+
+def test_what_answers_is_not_asked_why(server: Server, said: Callable[[], list[str]]) -> None:
+    with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
+        client.ingest(PROMPT, [Response([1, 2, 3])])
+        sessions = client.open([PROMPT])
+        for _ in range(20):
+            client.step(sessions, [[1]])
+    assert said() == [f"INFO HistoSpec: connected to {server.endpoint}, namespace run"]
+
+
+def test_greet(start_server: Starter, said: Callable[[], list[str]]) -> None:
+    """One shard answers, one is away: both are told, neither again by their streams; both see the namespace."""
+    up, away = start_server("--shard-name", "up"), f"127.0.0.1:{free_port()}"
+    with DraftClient(f"up={up.endpoint},away={away}", "run", breaker=QUICK, deadline=PATIENT) as client:
+        assert [answer.shard for answer in client.greet(60)] == ["up"]
+        eventually(said)
+        (line,) = said()
+        assert f"no server at {away}, shard away (connection refused)" in line
+        sessions = client.open([[n] for n in range(20)])
+        for _ in range(50):
+            client.step(sessions, [[1]] * 20)
+        assert client.stats().failed > 0
+        assert said() == [line]

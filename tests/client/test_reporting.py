@@ -1,0 +1,74 @@
+"""The adapter's line of a minute: its numbers, and when it comes. No vLLM in here."""
+
+import math
+import re
+
+import pytest
+
+from histospec.client.vllm.reporting import MINUTE, WAITS, MinuteReport
+
+
+def numbers(line: str | None) -> list[float]:
+    assert line is not None
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)]
+
+
+def test_the_numbers_are_those_of_the_steps() -> None:
+    report = MinuteReport()
+    assert report.line(1000.0, 0.05, False) is None
+    for _ in range(100):
+        # Three requests: one prompt in pieces, one without a draft, one whose draft of 4 was accepted up to the third.
+        report.stepped(0.25, [[], [1], [1, 2, 3, 4]], 4)
+        report.received(0.002, 2, [[], [5, 6, 7, 8], []])
+    report.received(0.05, 2, [[], []])
+    speed_up = 500 / (200 + 0.1 * 400)
+    assert report.line(1000.0 + MINUTE, 0.1, True) == (
+        "HistoSpec: in 25 s of generating 2.50 tokens per step of a request, 75% of 400 drafted tokens accepted, "
+        "drafts for 50% of the requests that asked, verify cost 0.100 (measured), waited for drafts 2.5 ms a step "
+        f"(p99 2.0 ms), estimated speed-up {speed_up:.2f}"
+    )
+
+
+def test_the_next_minute_starts_from_nothing() -> None:
+    report = MinuteReport()
+    report.line(0.0, 0.05, False)
+    report.stepped(1.0, [[1, 2]], 1)
+    report.received(0.001, 1, [[2]])
+    assert "2.00 tokens per step" in str(report.line(MINUTE, 0.05, False))
+    report.stepped(1.0, [[1]], 0)
+    assert report.line(2 * MINUTE - 1, 0.05, False) is None
+    line = report.line(2 * MINUTE, 0.05, False)
+    assert line == (
+        "HistoSpec: in 1 s of generating 1.00 tokens per step of a request, no drafts asked for, verify cost 0.050 "
+        "(assumed), estimated speed-up 1.00"
+    )
+
+
+def test_an_idle_engine_says_nothing() -> None:
+    report = MinuteReport()
+    report.line(0.0, 0.05, False)
+    assert report.line(10 * MINUTE, 0.05, False) is None
+    report.stepped(math.inf, [[1]], 0)  # the first step after hours
+    assert numbers(report.line(10 * MINUTE, 0.05, False))[0] == 0
+    report.stepped(1.0, [[]], 0)  # pieces of a prompt alone
+    assert report.line(20 * MINUTE, 0.05, False) is None
+
+
+def test_lines_are_a_minute_apart() -> None:
+    report = MinuteReport()
+    lines = []
+    for tenth in range(6000):
+        report.stepped(0.1, [[1, 2]], 1)
+        lines += [tenth] if report.line(tenth / 10, 0.05, False) else []
+    assert lines == [600 * minute for minute in range(1, 10)]
+
+
+@pytest.mark.parametrize("steps", [1, 50, 3 * WAITS])
+def test_what_is_kept_is_bounded(steps: int) -> None:
+    report = MinuteReport()
+    report.line(0.0, 0.05, False)
+    for step in range(steps):
+        report.stepped(0.001, [[1]], 0)
+        report.received(step / 1e6, 1, [[]])
+    assert len(report._waits) == min(steps, WAITS)
+    assert "drafts for 0% of the requests that asked" in str(report.line(MINUTE, 0.05, False))
