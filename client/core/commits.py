@@ -13,6 +13,7 @@ from histospec.client.config import Limits
 from histospec.client.core.conversation import Conversation
 from histospec.client.core.losses import Losses
 from histospec.client.core.membership import Membership
+from histospec.client.core.room import UNLIMITED
 from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.client.values import ShardStats, Stats
@@ -87,13 +88,14 @@ class Commits:
             del sent[sequence]
         return batch.pop(0)
 
-    def dispatch(self, shard: ShardState, conversation: Conversation, now: float) -> None:
-        """Sends closes and the oldest commits.
+    def dispatch(self, shard: ShardState, conversation: Conversation, now: float, room: int = UNLIMITED) -> None:
+        """Sends closes and the oldest commits, until these have `room` bytes or a message of them is unacknowledged.
 
         After an outage the rest follows with later messages, so that no step has to wait behind all of it.
         """
+        room = min(room, self._limits.message_bytes - conversation.flow.unacknowledged)
         batch, size = [], 0
-        while shard.due(now) and size < self._limits.message_bytes:
+        while shard.due(now) and size < room:
             commit = shard.commits.popleft()
             batch.append(commit)
             size += commit.bytes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from histospec.client.config import Config, Endpoint
 from histospec.client.core.breaker import CircuitBreaker
 from histospec.client.core.conversation import Conversation, Drafts
+from histospec.client.core.pace import Pace
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
 
@@ -20,6 +21,8 @@ class ShardState:
         self.left = False
         """Whether it is a member no more."""
         self.breaker = CircuitBreaker(config.breaker)
+        self.opening, self.committing = Pace(config.timeouts.step), Pace(config.timeouts.step)
+        """How much of opens and of commits may be ahead of a step."""
         self.conversation: Conversation | None = None
         self.limits = ServerLimits()
         """What it takes, as far as it is known."""
@@ -70,6 +73,12 @@ class Part:
     step: int
     rows: Sequence[int]
     """Where its sessions stand in the step."""
+    begun: float
+    """On the monotonic clock."""
+    opens: int
+    """Bytes ahead of it ..."""
+    commits: int
+    """... of either kind."""
     drafts: list[tuple[Sequence[int], Drafts]] = field(default_factory=list)
     """What came, and for which of the rows."""
     done: bool = False
