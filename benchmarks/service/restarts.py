@@ -30,7 +30,7 @@ GENERATED = 1000, 3000  # tokens of a session when it opens
 HISTORY = 16_000  # tokens of the response that every session of a problem repeats
 FINISHED = 2000  # tokens of a response that waits
 AWAY = 6.0, 10.0  # seconds
-LIMIT = 60.0  # seconds; what has not come by then counts as coming then
+LIMIT = 30.0  # seconds; what has not come by then counts as coming then
 
 
 class Back(NamedTuple):
@@ -162,7 +162,9 @@ def restart(workers: int, sessions: int, pause: float, backlog: int, away: float
             for child in children:
                 child.call(Worker.end)
                 child.end()
-    first, every, stored = (max(max(0.0, time - ready) for time in times) for times in zip(*(b[:3] for b in backs)))
+    first, every, stored = (
+        max(max(0.0, time - ready) for time in times) for times in zip(*(b[:3] for b in backs), strict=True)
+    )
     return Restart(
         first,
         every,

@@ -61,7 +61,7 @@ class CircuitBreaker:
             return
         if self.state == "closed" and self._failures < self._config.failures:
             return
-        if self.state == "trying" or not self._answered:
+        if self.state == "trying" or not (self._answered or soon):
             self._cooldown = min(2 * self._cooldown, longest)
         self.state = "open"
         self._retry_at = now + self._cooldown * jitter

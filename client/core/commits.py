@@ -57,6 +57,7 @@ class Commits:
         commit.number = self._number
         self._enter(shard, commit)
         shard.commits.append(commit)
+        shard.fresh += commit.bytes
         while (over := self._over()) is not None:
             oldest = self._oldest(over)
             over.forget(oldest.session)
@@ -89,16 +90,19 @@ class Commits:
         return batch.pop(0)
 
     def dispatch(self, shard: ShardState, conversation: Conversation, now: float, room: int = UNLIMITED) -> None:
-        """Sends closes and the oldest commits, until these have `room` bytes or a message of them is unacknowledged.
+        """Sends closes and the oldest commits: as many bytes as came since the last time, and `room` more.
 
-        After an outage the rest follows with later messages, so that no step has to wait behind all of it.
+        After an outage the rest follows with later messages, so that no step has to wait behind all of it. A full
+        message that is not acknowledged yet holds up all further ones.
         """
-        room = min(room, self._limits.message_bytes - conversation.flow.unacknowledged)
+        most = self._limits.message_bytes - conversation.flow.unacknowledged
+        room = min(max(0, room) + shard.fresh, most)
         batch, size = [], 0
         while shard.due(now) and size < room:
             commit = shard.commits.popleft()
             batch.append(commit)
             size += commit.bytes
+        shard.fresh = max(0, shard.fresh - size)
         if batch or shard.closes:
             left = conversation.queue_closes(batch, shard.closes, now)
             shard.closes = []

@@ -83,8 +83,8 @@ class Conversation:
     """What is on its way."""
     connected: bool = False
     """Whether the shard has answered on this stream's connection; nothing is written before."""
-    behind: bool = False
-    """Whether the last step left out sessions that are still to be opened."""
+    behind: list[Session] = field(default_factory=list)
+    """Sessions that the last step left out, which are to be opened behind it."""
     heard: float | None = None
     """When the stream last said something; None until it owes an answer."""
     written: int = 0
@@ -130,11 +130,14 @@ class Conversation:
         if not self.outbox:
             self._unwritten.clear()
 
-    def queue_opens(self, sessions: Iterable[Session]) -> None:
-        """Puts opens into the outbox: of what the server does not hold, while the stream has places."""
+    def queue_opens(self, sessions: Iterable[Session], room: int = UNLIMITED) -> None:
+        """Puts opens into the outbox, until they have `room` bytes: of what the server does not hold, while the stream
+        has places.
+        """
         message = pb.DraftRequest()
         for session in sessions:
-            if session.number not in self.held and len(self.held) < self._room.running:
+            if room > 0 and session.number not in self.held and len(self.held) < self._room.running:
+                room -= session.bytes
                 self._add_open(message, session, session.length)
         self._queue(message)
 
@@ -142,8 +145,8 @@ class Conversation:
         """Puts one step into the outbox. -> its number, see `awaits`.
 
         A session that the server does not hold is opened with what it had before, so that its step is still a step.
-        Where the stream has no place for it, or `room` bytes of other sessions are opened, it is left out. New sessions
-        of a step that asks for no drafts need no room.
+        Where the stream has no place for it, it is left out. Where all of them take more than `room` bytes, they are
+        left out and noted in `behind`; new sessions of a step that asks for no drafts need no room.
         """
         message = pb.DraftRequest()
         sessions = batch.sessions
@@ -151,17 +154,16 @@ class Conversation:
         starts = list(map(self.held.get, numbers))
         positions, lengths, tokens = batch.before, batch.lengths, batch.tokens
         rows: Sequence[int] = range(len(numbers))
-        self.behind = False
+        self.behind = []
         if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
-            for session, length, start in zip(sessions, batch.before, starts, strict=True):
-                if start is not None or len(self.held) >= self._room.running:
-                    continue
-                if budget.max_tokens or session.opened:
-                    if room <= 0:
-                        self.behind = True
-                        continue
-                    room -= len(session.prompt) + 4 * length
-                self._add_open(message, session, length)
+            strange = [row for row, start in enumerate(starts) if start is None]
+            strange = strange[: max(0, self._room.running - len(self.held))]
+            paced = [sessions[row] for row in strange if budget.max_tokens or sessions[row].opened]
+            if sum(s.bytes for s in paced) > room:
+                self.behind = paced
+                strange = [row for row in strange if not (budget.max_tokens or sessions[row].opened)]
+            for row in strange:
+                self._add_open(message, sessions[row], batch.before[row])
             rows = [row for row in rows if numbers[row] in self.held]
             sessions = [sessions[row] for row in rows]
             numbers = [s.number for s in sessions]

@@ -76,8 +76,10 @@ class Exchange:
             part = Part(shard, conversation, step, rows, now, flow.opens, flow.commits)
             pending.parts.append(part)
             self._waiting[id(conversation), step] = part
-        # After the step, whose drafts the caller waits for.
-        self._commits.dispatch(shard, conversation, now, shard.committing.room - flow.commits)
+        # Behind the step, whose drafts the caller waits for: first the sessions that are to draft again, then the rest.
+        conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens)
+        room = 0 if conversation.behind else shard.committing.room - flow.commits
+        self._commits.dispatch(shard, conversation, now, room)
         self._take_misfits(shard, conversation)
         pending.touched.append(shard)
 
@@ -106,7 +108,7 @@ class Exchange:
         shard.opening.late(part.opens)
         shard.committing.late(part.commits)
         silent = self._silent(conversation, now)
-        shard.breaker.failure(now, soon=silent or conversation.behind)
+        shard.breaker.failure(now, soon=silent or bool(conversation.behind) or part.commits > 0)
         conversation.late += conversation.forget_step(part.step)
         if silent and shard.conversation is conversation:
             log.warning("%s: no word for %.1f s, connecting anew", shard.name, self._config.timeouts.silence)
@@ -134,6 +136,7 @@ class Exchange:
         shard.conversation = None
         shard.opening.begin_again()
         shard.committing.begin_again()
+        shard.fresh = 0
         shard.closes.clear()  # sessions end with their stream
         self._commits.unsent(shard, again)
 
@@ -153,9 +156,8 @@ class Exchange:
             if not conversation.awaits(step):
                 self._finish(part)
                 shard.breaker.success()
-                if now - part.begun <= self._config.timeouts.step / 2:
-                    shard.opening.in_time(part.opens, conversation.behind)
-                    shard.committing.in_time(part.commits, bool(shard.commits))
+                shard.opening.answered(now - part.begun, part.opens, bool(conversation.behind))
+                shard.committing.answered(now - part.begun, part.commits, bool(shard.commits))
         elif reply.acknowledged and shard.breaker.state == "trying":
             shard.breaker.success()
         self._commits.acknowledged(shard, reply.acknowledged)
@@ -233,10 +235,14 @@ class Exchange:
         if self.closed or not shard.endpoint.address:
             return False
         if breaker.state == "closed" or (conversation is not None and conversation.connected):
-            return breaker.allows(now)
-        if conversation is None and breaker.allows(now):
-            self._conversation(shard)
-        return False
+            allowed = breaker.allows(now)
+        else:
+            allowed = False
+            if conversation is None and breaker.allows(now):
+                self._conversation(shard)
+        if not allowed:
+            shard.fresh = 0
+        return allowed
 
     def _is_sought(self, shard: ShardState) -> bool:
         """Whether the loop has to turn for it: it is to be found, or connected."""

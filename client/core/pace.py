@@ -6,38 +6,44 @@ bytes are *ahead* of the step.
 
 ::
 
-    answered in half the deadline, with much ahead ──► twice the room
-    late, with something ahead                     ──► room for half of that
-    the stream ended                               ──► room for what most servers apply within a deadline
+    the stream ended                             ──► room for what most servers apply within a deadline
+    a step was late, with something ahead        ──► room for half of that
+    a step was answered soon, with much ahead    ──► half as much room again
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-BEFORE_TROUBLE = 1 << 62
-"""Bytes: without bound."""
-RATE = 16 << 20
-"""Bytes that a server applies in a second, where nothing is known of it."""
+UNBOUNDED = 1 << 62
+RATE = 6 << 20
+"""Bytes that a server applies in a second, where nothing is known of it: half of what one took that had a core."""
 LEAST = 16 << 10
 """Bytes."""
 
 
 class Pace:
-    """The room for one kind of bytes ahead of a step. Begins without bound, so that a healthy server has everything."""
+    """The room for one kind of bytes ahead of a step. Without bound at first, as where the server is well.
 
-    def __init__(self, deadline: float) -> None:
-        self.room = BEFORE_TROUBLE
+    Args:
+        deadline: seconds that a step may take.
+        soon: of these, what an answer may take so that the room grows.
+
+    """
+
+    def __init__(self, deadline: float, soon: float) -> None:
+        self.room = UNBOUNDED
         """Bytes that may be ahead."""
+        self._soon = soon
         self._careful = max(LEAST, int(RATE * deadline))
 
     def begin_again(self) -> None:
-        """The stream ended: the next server may be busy starting."""
+        """The stream ended: the next one may reach a server that has just started."""
         self.room = min(self.room, self._careful)
 
-    def in_time(self, ahead: int, more: bool) -> None:
-        """A step was answered in half its deadline with so many bytes ahead of it; whether more of them wait."""
-        if not more or 4 * ahead >= self.room:
-            self.room = min(2 * self.room, BEFORE_TROUBLE)
+    def answered(self, seconds: float, ahead: int, more: bool) -> None:
+        """A step was answered in time with so many bytes ahead of it; whether more of them wait."""
+        if seconds <= self._soon and (not more or 4 * ahead >= self.room):
+            self.room = min(self.room + self.room // 2, UNBOUNDED)
 
     def late(self, ahead: int) -> None:
         """A step was late with so many bytes ahead of it."""

@@ -21,8 +21,11 @@ class ShardState:
         self.left = False
         """Whether it is a member no more."""
         self.breaker = CircuitBreaker(config.breaker)
-        self.opening, self.committing = Pace(config.timeouts.step), Pace(config.timeouts.step)
-        """How much of opens and of commits may be ahead of a step."""
+        deadline = config.timeouts.step
+        self.opening, self.committing = Pace(deadline, deadline / 2), Pace(deadline, deadline / 4)
+        """How much of opens, and of commits that waited for it, may be ahead of a step."""
+        self.fresh = 0
+        """Bytes of commits that came since the last ones were sent; they go with the next step, whatever waits."""
         self.conversation: Conversation | None = None
         self.limits = ServerLimits()
         """What it takes, as far as it is known."""
