@@ -95,6 +95,9 @@ class Commits:
         After an outage the rest follows with later messages, so that no step has to wait behind all of it. A full
         message that is not acknowledged yet holds up all further ones.
         """
+        if not (shard.commits or shard.closes):
+            shard.fresh = 0
+            return
         most = self._limits.message_bytes - conversation.flow.unacknowledged
         room = min(max(0, room) + shard.fresh, most)
         batch, size = [], 0
@@ -122,6 +125,7 @@ class Commits:
             log.warning("%s: responses wait for its store: %s", shard.name, reason)
         shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
         shard.not_before = now + shard.patience
+        shard.fresh = 0
         for commit in reversed(commits):
             self._owner(commit).commits.appendleft(commit)
 

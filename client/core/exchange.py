@@ -77,8 +77,10 @@ class Exchange:
             pending.parts.append(part)
             self._waiting[id(conversation), step] = part
         # Behind the step, whose drafts the caller waits for: first the sessions that are to draft again, then the rest.
-        conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens)
-        room = 0 if conversation.behind else shard.committing.room - flow.commits
+        room = shard.committing.room - flow.commits
+        if conversation.behind:
+            conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens)
+            room = 0
         self._commits.dispatch(shard, conversation, now, room)
         self._take_misfits(shard, conversation)
         pending.touched.append(shard)

@@ -42,7 +42,7 @@ class Pace:
 
     def answered(self, seconds: float, ahead: int, more: bool) -> None:
         """A step was answered in time with so many bytes ahead of it; whether more of them wait."""
-        if seconds <= self._soon and (not more or 4 * ahead >= self.room):
+        if self.room < UNBOUNDED and seconds <= self._soon and (4 * ahead >= self.room or not more):
             self.room = min(self.room + self.room // 2, UNBOUNDED)
 
     def late(self, ahead: int) -> None:
