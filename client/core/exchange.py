@@ -79,7 +79,8 @@ class Exchange:
         # Behind the step, whose drafts the caller waits for: first the sessions that are to draft again, then the rest.
         room = shard.committing.room - flow.commits
         if conversation.behind:
-            conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens)
+            # Where no answer is owed, none will tell what is applied.
+            conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens * conversation.owes)
             room = 0
         self._commits.dispatch(shard, conversation, now, room)
         self._take_misfits(shard, conversation)

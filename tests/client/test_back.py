@@ -249,6 +249,21 @@ def test_sessions_return_a_slice_a_step_and_before_responses() -> None:
     assert all(not m.closes for m in server.messages[: server.messages.index(slices[-1])])
 
 
+def test_sessions_that_end_before_they_draft_do_not_keep_the_others_out() -> None:
+    """The first slices are opened and forgotten again, so no answer ever tells that the server has read them."""
+    world = World(64)
+    world.shard.opening.begin_again()
+    for _ in range(5):
+        world.step()
+        assert world.shard.conversation is not None
+        gone = list(world.shard.conversation.held)
+        assert gone
+        world.core.end_sessions(gone, commit=False)
+        world.sessions = [session for session in world.sessions if session not in gone]
+    while not all(len(draft) for draft in world.step()):
+        assert world.now < 5
+
+
 def test_a_late_slice_is_followed_by_half_of_it() -> None:
     world = World(64, rate=1 * MIB)
     world.step([])
