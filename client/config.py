@@ -47,7 +47,8 @@ class Timeouts:
     """Ingest, which waits for the store's disk."""
     silence: float = 2.0
     """A stream that has not said a word for so long, while steps ran into their deadline, is given up and its
-    connection made anew. Shorter than connecting and reopening the sessions takes, it would never get anywhere."""
+    connection made anew; so is a connection that is not made in this time. Shorter than connecting takes, it would
+    never get anywhere."""
     shutdown: float = 1.0
     """How long `shutdown` waits for the last commits to be acknowledged."""
     discovery: float = 10.0
@@ -66,7 +67,9 @@ class Breaker:
     cooldown: float = 0.25
     """Seconds until the next try. It doubles with every try that fails ..."""
     cooldown_max: float = 5.0
-    """... up to this: the longest that workers go without drafts after the server is back."""
+    """... up to this, where a shard is there and answers too late: a try is a step that waits for it."""
+    reconnect: float = 0.5
+    """... and up to this, where a shard is away: a try is a connection, and no step waits for it."""
     jitter: float = 0.25
     """Fraction by which a cool-down may be longer, so that a thousand workers do not come back in one instant."""
 

@@ -189,7 +189,7 @@ class DraftClient:
         """Sends the opens and closes that wait for the next message, and waits for commits to be acknowledged.
 
         Best effort: returns after `timeout` seconds (default: the deadline of a step) whatever happened, at once where
-        the breaker is open. What was not acknowledged is kept for later.
+        the breaker is open and no connection is being made. What was not acknowledged is kept for later.
         """
         until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
         while touched := self._core.flush(time.monotonic()):

@@ -35,10 +35,11 @@ class Lookups:
 
 @dataclass(frozen=True)
 class DraftServer:
-    """The addresses of a running server, host:port."""
+    """A running server: its addresses, host:port, and its process."""
 
     endpoint: str
     http: str
+    pid: int
 
     @property
     def metrics_url(self) -> str:
@@ -69,19 +70,20 @@ class DraftServer:
 
 
 @contextmanager
-def running(data_dir: Path, log: Path, *flags: str) -> Iterator[DraftServer]:
-    """Starts a server on free loopback ports and stops it at the end.
+def running(data_dir: Path, log: Path, *flags: str, at: DraftServer | None = None) -> Iterator[DraftServer]:
+    """Starts a server on free loopback ports, or on those of the server `at`, and stops it at the end.
 
     `data_dir` is where its store lives; its log goes to the file `log`; `flags` are further ones of `histospec serve`.
     Raises RuntimeError, with the end of the log, when the server does not become ready.
     """
-    server = DraftServer(f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
-    command = [sys.executable, "-m", "histospec.server", "serve", "--listen", server.endpoint]
-    command += ["--http", server.http, "--data-dir", str(data_dir), *flags]
+    endpoint, http = (at.endpoint, at.http) if at else (f"127.0.0.1:{free_port()}" for _ in range(2))
+    command = [sys.executable, "-m", "histospec.server", "serve", "--listen", endpoint]
+    command += ["--http", http, "--data-dir", str(data_dir), *flags]
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
+        server = DraftServer(endpoint, http, process.pid)
         try:
             if not _ready(server, process):
                 raise RuntimeError(f"the draft server did not start:\n{log.read_text()[-2000:]}")
@@ -99,7 +101,7 @@ def _ready(server: DraftServer, process: "subprocess.Popen[bytes]") -> bool:
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError), urllib.request.urlopen(f"http://{server.http}/readyz", timeout=1):
             return True
-        time.sleep(0.1)
+        time.sleep(0.02)
     return False
 
 

@@ -6,6 +6,9 @@
                                      ▲                                    │
                                      └──────(failure: longer cool-down)───┘
 
+A try is a step where the shard is connected, and the connection where it is not. A connection closes the breaker, but a
+shard that fails again before it has answered a step has a longer cool-down.
+
 No clock in here: the caller says what time it is.
 """
 
@@ -24,6 +27,7 @@ class CircuitBreaker:
         self.state: State = "closed"
         self._config = config
         self._failures = 0
+        self._answered = True  # a step, since it was connected
         self._cooldown = config.cooldown
         self._retry_at = 0.0
 
@@ -40,14 +44,24 @@ class CircuitBreaker:
 
     def success(self) -> None:
         """The shard answered in time."""
-        self.state, self._failures, self._cooldown = "closed", 0, self._config.cooldown
+        self.state, self._failures, self._answered, self._cooldown = "closed", 0, True, self._config.cooldown
 
-    def failure(self, now: float) -> None:
-        """The shard did not answer, or not in time."""
+    def connected(self) -> None:
+        """The shard is there again."""
+        self.state, self._failures, self._answered = "closed", 0, False
+
+    def failure(self, now: float, soon: bool = False) -> None:
+        """The shard did not answer, or not in time; `soon`: the next try comes after `Breaker.reconnect` at most."""
         self._failures += 1
-        if self.state == "open" or (self.state == "closed" and self._failures < self._config.failures):
+        longest = min(self._config.reconnect, self._config.cooldown_max) if soon else self._config.cooldown_max
+        jitter = 1 + self._config.jitter * random.random()
+        if self.state == "open":
+            if soon:
+                self._retry_at = min(self._retry_at, now + longest * jitter)
             return
-        if self.state == "trying":
-            self._cooldown = min(2 * self._cooldown, self._config.cooldown_max)
+        if self.state == "closed" and self._failures < self._config.failures:
+            return
+        if self.state == "trying" or not (self._answered or soon):
+            self._cooldown = min(2 * self._cooldown, longest)
         self.state = "open"
-        self._retry_at = now + self._cooldown * (1 + self._config.jitter * random.random())
+        self._retry_at = now + self._cooldown * jitter

@@ -13,6 +13,7 @@ from histospec.client.config import Limits
 from histospec.client.core.conversation import Conversation
 from histospec.client.core.membership import Membership
 from histospec.client.core.news import Losses
+from histospec.client.core.room import UNLIMITED
 from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.client.values import ShardStats, Stats
@@ -56,6 +57,7 @@ class Commits:
         commit.number = self._number
         self._enter(shard, commit)
         shard.commits.append(commit)
+        shard.fresh += commit.bytes
         while (over := self._over()) is not None:
             oldest = self._oldest(over)
             over.forget(oldest.session)
@@ -87,16 +89,23 @@ class Commits:
             del sent[sequence]
         return batch.pop(0)
 
-    def dispatch(self, shard: ShardState, conversation: Conversation, now: float) -> None:
-        """Sends closes and the oldest commits.
+    def dispatch(self, shard: ShardState, conversation: Conversation, now: float, room: int = UNLIMITED) -> None:
+        """Sends closes and the oldest commits: as many bytes as came since the last time, and `room` more.
 
-        After an outage the rest follows with later messages, so that no step has to wait behind all of it.
+        After an outage the rest follows with later messages, so that no step has to wait behind all of it. A full
+        message that is not acknowledged yet holds up all further ones.
         """
+        if not (shard.commits or shard.closes):
+            shard.fresh = 0
+            return
+        most = self._limits.message_bytes - conversation.flow.unacknowledged
+        room = min(max(0, room) + shard.fresh, most)
         batch, size = [], 0
-        while shard.due(now) and size < self._limits.message_bytes:
+        while shard.due(now) and size < room:
             commit = shard.commits.popleft()
             batch.append(commit)
             size += commit.bytes
+        shard.fresh = max(0, shard.fresh - size)
         if batch or shard.closes:
             left = conversation.queue_closes(batch, shard.closes, now)
             shard.closes = []
@@ -116,6 +125,7 @@ class Commits:
             log.warning("HistoSpec: %s: responses wait for its store: %s", shard.name, reason)
         shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
         shard.not_before = now + shard.patience
+        shard.fresh = 0
         for commit in reversed(commits):
             self._owner(commit).commits.appendleft(commit)
 

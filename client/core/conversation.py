@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from histospec.client.config import Limits
 from histospec.client.core import pieces
-from histospec.client.core.budget import Budget
-from histospec.client.core.room import Room, ServerLimits
+from histospec.client.core.budget import Budget, StepInput
+from histospec.client.core.pace import Flow
+from histospec.client.core.room import UNLIMITED, Room, ServerLimits
 from histospec.client.core.session import Commit, Session
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
@@ -25,25 +26,6 @@ from histospec.v1 import draft_pb2 as pb
 
 class GarbledReply(Exception):  # noqa: N818 - what it is
     """A response that does not add up; nothing after it can be trusted."""
-
-
-class StepInput(NamedTuple):
-    """What a step brings: the sessions, which have their new tokens already, and these tokens."""
-
-    sessions: list[Session]
-    before: list[int]
-    """How many tokens each had without the new ones."""
-    lengths: list[int]
-    """How many new ones each got."""
-    tokens: bytes
-    """The new ones, one session after the other."""
-
-    def take(self, rows: Sequence[int]) -> "StepInput":
-        """The same of these rows alone."""
-        sessions = [self.sessions[i] for i in rows]
-        before = [self.before[i] for i in rows]
-        tokens = b"".join([s.generated[4 * b : 4 * s.length] for s, b in zip(sessions, before, strict=True)])
-        return StepInput(sessions, before, [self.lengths[i] for i in rows], tokens)
 
 
 class Drafts(NamedTuple):
@@ -97,6 +79,12 @@ class Conversation:
     """By sequence: commits that are not acknowledged."""
     held: dict[int, int] = field(default_factory=dict)
     """By session: how many generated tokens the server has."""
+    flow: Flow = field(default_factory=Flow)
+    """What is on its way."""
+    connected: bool = False
+    """Whether the shard has answered on this stream's connection; nothing is written before."""
+    behind: list[Session] = field(default_factory=list)
+    """Sessions that the last step left out, which are to be opened behind it."""
     heard: float | None = None
     """When the stream last said something; None until it owes an answer."""
     written: int = 0
@@ -127,7 +115,7 @@ class Conversation:
     @property
     def settled(self) -> bool:
         """Whether everything is written and every commit acknowledged."""
-        return self.written == self._sequence and not self.commits
+        return self.connected and self.written == self._sequence and not self.commits
 
     @property
     def owes(self) -> bool:
@@ -142,19 +130,23 @@ class Conversation:
         if not self.outbox:
             self._unwritten.clear()
 
-    def queue_opens(self, sessions: Iterable[Session]) -> None:
-        """Puts opens into the outbox: of what the server does not hold, while the stream has places."""
+    def queue_opens(self, sessions: Iterable[Session], room: int = UNLIMITED) -> None:
+        """Puts opens into the outbox, until they have `room` bytes: of what the server does not hold, while the stream
+        has places.
+        """
         message = pb.DraftRequest()
         for session in sessions:
-            if session.number not in self.held and len(self.held) < self._room.running:
+            if room > 0 and session.number not in self.held and len(self.held) < self._room.running:
+                room -= session.bytes
                 self._add_open(message, session, session.length)
         self._queue(message)
 
-    def queue_step(self, batch: StepInput, budget: Budget, now: float) -> int:
+    def queue_step(self, batch: StepInput, budget: Budget, now: float, room: int = UNLIMITED) -> int:
         """Puts one step into the outbox. -> its number, see `awaits`.
 
-        A session that the server does not hold is opened with what it had before, so that its step is still a step;
-        where the stream has no place for it, it is left out.
+        A session that the server does not hold is opened with what it had before, so that its step is still a step.
+        Where the stream has no place for it, it is left out. Where all of them take more than `room` bytes, they are
+        left out and noted in `behind`; new sessions of a step that asks for no drafts need no room.
         """
         message = pb.DraftRequest()
         sessions = batch.sessions
@@ -162,10 +154,16 @@ class Conversation:
         starts = list(map(self.held.get, numbers))
         positions, lengths, tokens = batch.before, batch.lengths, batch.tokens
         rows: Sequence[int] = range(len(numbers))
+        self.behind = []
         if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
-            for session, length, start in zip(sessions, batch.before, starts, strict=True):
-                if start is None and len(self.held) < self._room.running:
-                    self._add_open(message, session, length)
+            strange = [row for row, start in enumerate(starts) if start is None]
+            strange = strange[: max(0, self._room.running - len(self.held))]
+            paced = [sessions[row] for row in strange if budget.max_tokens or sessions[row].opened]
+            if sum(s.bytes for s in paced) > room:
+                self.behind = paced
+                strange = [row for row in strange if not (budget.max_tokens or sessions[row].opened)]
+            for row in strange:
+                self._add_open(message, sessions[row], batch.before[row])
             rows = [row for row in rows if numbers[row] in self.held]
             sessions = [sessions[row] for row in rows]
             numbers = [s.number for s in sessions]
@@ -277,11 +275,14 @@ class Conversation:
                 continue
             self._sequence += 1
             piece.sequence = self._sequence
-            self._opened.update((o.session, self._sequence) for o in piece.opens)
             if awaited and rows:
                 self.waiting[self._sequence] = Awaited(awaited.step, rows)
             if done := [finished[c.session] for c in piece.closes if c.session in finished]:
                 self.commits[self._sequence] = done
+                self.flow.sent(self._sequence, 0, sum(c.bytes for c in done))
+            elif piece.opens:
+                self.flow.sent(self._sequence, piece.ByteSize(), 0)
+            self._opened.update((o.session, self._sequence) for o in piece.opens)
             self.outbox.append(piece)
         if self.heard is None and self.owes:
             self.heard = now
@@ -302,17 +303,19 @@ class Conversation:
         ]
 
     def adopt(self, server: ServerLimits) -> list[Commit]:
-        """The server's limits are known: cuts what is not written yet, so that it fits.
+        """The shard is connected and its limits are known: cuts what is not written yet, so that it fits.
 
         Returns:
             Commits that were taken back, because the stream has no places for all of their sessions at a time.
         """
+        self.connected = True
         self.server, self._room = server, Room.of(self.limits, server)
         unsaid = list(self.outbox)
         out = self._beyond_capacity(unsaid)
         if not out and all(pieces.fits(m, self._room) and m.step.max_tokens <= self._room.draft for m in unsaid):
             return []
         self.outbox.clear()
+        self.flow = Flow()
         self._sequence = unsaid[0].sequence - 1
         said = [(m, self.waiting.pop(m.sequence, None), self.commits.pop(m.sequence, [])) for m in unsaid]
         for message, awaited, commits in said:
@@ -360,6 +363,7 @@ class Conversation:
         later = {r.session: r.reason for r in response.refusals if r.later}
         self.waiting.pop(sequence, None)
         commits = self.commits.pop(sequence, [])
+        self.flow.answered(sequence)
         self.heard = now if self.owes else None
         for number in unknown:
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime

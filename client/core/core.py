@@ -20,9 +20,9 @@ import numpy as np
 from histospec.client import fork
 from histospec.client.config import Config, Endpoint
 from histospec.client.core import tokens
-from histospec.client.core.budget import Budget
+from histospec.client.core.budget import Budget, StepInput
 from histospec.client.core.commits import Commits
-from histospec.client.core.conversation import Conversation, StepInput
+from histospec.client.core.conversation import Conversation
 from histospec.client.core.exchange import Exchange
 from histospec.client.core.membership import Membership
 from histospec.client.core.news import Outage
@@ -348,7 +348,7 @@ class Core:
         self._changed()
 
     def learned(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
-        """The shard has said what it takes, before anything was written."""
+        """The shard is connected and has said what it takes, before anything was written."""
         with self._lock:
             self._exchange.take_limits(shard, conversation, limits, now)
         self._changed()

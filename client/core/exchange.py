@@ -12,9 +12,9 @@ from functools import partial
 import grpc
 
 from histospec.client.config import Config
-from histospec.client.core.budget import Budget
+from histospec.client.core.budget import Budget, StepInput
 from histospec.client.core.commits import Commits
-from histospec.client.core.conversation import Conversation, StepInput
+from histospec.client.core.conversation import Conversation
 from histospec.client.core.membership import Membership
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Session
@@ -76,7 +76,7 @@ class Exchange:
             self._stats.skipped += 1
             if shard.contact.remind(now):
                 self.unsaid.append(partial(self._explain, shard))
-            if self._to_be_found(shard):
+            if self._is_sought(shard):
                 pending.touched.append(shard)
             return
         conversation = self._conversation(shard)
@@ -87,12 +87,19 @@ class Exchange:
             for row in rows:
                 shard.opens.pop(step_input.sessions[row].number, None)
         mine = step_input if len(rows) == len(step_input.sessions) else step_input.take(rows)
-        step = conversation.queue_step(mine, budget, now)
+        flow = conversation.flow
+        step = conversation.queue_step(mine, budget, now, shard.opening.room - flow.opens)
         if conversation.awaits(step):
-            part = Part(shard, conversation, step, rows)
+            part = Part(shard, conversation, step, rows, now, flow.opens, flow.commits)
             pending.parts.append(part)
             self._waiting[id(conversation), step] = part
-        self._commits.dispatch(shard, conversation, now)  # after the step, whose drafts the caller waits for
+        # Behind the step, whose drafts the caller waits for: first the sessions that are to draft again, then the rest.
+        room = shard.committing.room - flow.commits
+        if conversation.behind:
+            # Where no answer is owed, none will tell what is applied.
+            conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens * conversation.owes)
+            room = 0
+        self._commits.dispatch(shard, conversation, now, room)
         self._take_misfits(shard, conversation)
         pending.touched.append(shard)
 
@@ -104,7 +111,7 @@ class Exchange:
         if not (shard.opens or shard.closes or shard.due(now)):
             return not shard.settled and shard.breaker.state == "closed"
         if not self._may_ask(shard, now):
-            return self._to_be_found(shard)
+            return self._is_sought(shard)
         conversation = self._conversation(shard)
         queued = conversation.queued
         self._commits.dispatch(shard, conversation, now)
@@ -118,8 +125,10 @@ class Exchange:
         self._finish(part)
         shard, conversation = part.shard, part.conversation
         self._stats.late += 1
-        shard.breaker.failure(now)
+        shard.opening.late(part.opens)
+        shard.committing.late(part.commits)
         silent = self._silent(conversation, now)
+        shard.breaker.failure(now, soon=silent or bool(conversation.behind) or part.commits > 0)
         conversation.late += conversation.forget_step(part.step)
         if silent and shard.conversation is conversation:
             silence = f"no word for {self._config.timeouts.silence:g} s, connecting anew"
@@ -146,6 +155,9 @@ class Exchange:
         again = [commit for message in conversation.commits.values() for commit in message]
         self._stats.reopened += conversation.reopened
         shard.conversation = None
+        shard.opening.begin_again()
+        shard.committing.begin_again()
+        shard.fresh = 0
         shard.closes.clear()  # sessions end with their stream
         self._commits.unsent(shard, again)
 
@@ -167,7 +179,9 @@ class Exchange:
             if not conversation.awaits(step):
                 self._finish(part)
                 shard.breaker.success()
-        elif reply.acknowledged and shard.breaker.state != "closed":
+                shard.opening.answered(now - part.begun, part.opens, bool(conversation.behind))
+                shard.committing.answered(now - part.begun, part.commits, bool(shard.commits))
+        elif reply.acknowledged and shard.breaker.state == "trying":
             shard.breaker.success()
         self._commits.acknowledged(shard, reply.acknowledged)
         for commit in reply.turned_down:
@@ -181,14 +195,17 @@ class Exchange:
             self._refuse(shard, reply.refused)
 
     def take_limits(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
-        """The shard has said what it takes, before anything was written."""
+        """The shard is connected and has said what it takes, before anything was written."""
         if limits == ServerLimits():  # an older server, which says nothing
             limits = shard.limits
         shard.limits = limits
         if shard.conversation is conversation:
-            self._commits.unsent(shard, conversation.adopt(limits))
-            self._commits.dispatch(shard, conversation, now)
+            if left := conversation.adopt(limits):
+                self._commits.unsent(shard, left)
+                self._commits.dispatch(shard, conversation, now)
             self._take_misfits(shard, conversation)
+            if shard.breaker.state != "closed":
+                shard.breaker.connected()
 
     def take_end(
         self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
@@ -202,7 +219,7 @@ class Exchange:
         elif not self.closed and details != CLOSED_HERE:
             self.out_of_touch(shard, code, details, now)
         if shard.limits == known:
-            shard.breaker.failure(now)
+            shard.breaker.failure(now, soon=not conversation.connected or shard.breaker.state != "closed")
         elif shard.breaker.state == "trying":  # it is there, and takes smaller messages
             shard.breaker.success()
         if code in _POISON and shard.limits == known:  # one of these may be why
@@ -248,10 +265,24 @@ class Exchange:
             self.unsaid.append(partial(log.info, "%s", line))
 
     def _may_ask(self, shard: ShardState, now: float) -> bool:
-        return bool(shard.endpoint.address) and not self.closed and shard.breaker.allows(now)
+        """Whether to send it something now. One that is away is only connected to, for which nothing waits."""
+        conversation, breaker = shard.conversation, shard.breaker
+        if self.closed or not shard.endpoint.address:
+            return False
+        if breaker.state == "closed" or (conversation is not None and conversation.connected):
+            allowed = breaker.allows(now)
+        else:
+            allowed = False
+            if conversation is None and breaker.allows(now):
+                self._conversation(shard)
+        if not allowed:
+            shard.fresh = 0
+        return allowed
 
-    def _to_be_found(self, shard: ShardState) -> bool:
-        return not (shard.endpoint.address or self.closed)
+    def _is_sought(self, shard: ShardState) -> bool:
+        """Whether the loop has to turn for it: it is to be found, or connected."""
+        connecting = shard.conversation is not None and not shard.conversation.connected
+        return not self.closed and (connecting or not shard.endpoint.address)
 
     def _silent(self, conversation: Conversation, now: float) -> bool:
         return conversation.heard is not None and now - conversation.heard > self._config.timeouts.silence

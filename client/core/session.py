@@ -25,6 +25,11 @@ class Session:
         self.opened = False
         self.refused = False
 
+    @property
+    def bytes(self) -> int:
+        """About what opening it takes on the wire."""
+        return len(self.prompt) + len(self.generated)
+
 
 @dataclass(slots=True, eq=False)
 class Commit:
@@ -43,4 +48,4 @@ class Commit:
     @property
     def bytes(self) -> int:
         """What it holds in memory, and about what it takes on the wire."""
-        return len(self.session.prompt) + len(self.session.generated) + len(self.logprobs)
+        return self.session.bytes + len(self.logprobs)

@@ -9,6 +9,7 @@ from histospec.client.config import Config, Endpoint
 from histospec.client.core.breaker import CircuitBreaker
 from histospec.client.core.conversation import Conversation, Drafts
 from histospec.client.core.news import Contact
+from histospec.client.core.pace import Pace
 from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
 
@@ -22,6 +23,11 @@ class ShardState:
         """Whether it is a member no more."""
         self.breaker = CircuitBreaker(config.breaker)
         self.contact = Contact()
+        deadline = config.timeouts.step
+        self.opening, self.committing = Pace(deadline, deadline / 2), Pace(deadline, deadline / 4)
+        """How much of opens, and of commits that waited for it, may be ahead of a step."""
+        self.fresh = 0
+        """Bytes of commits that came since the last ones were sent; they go with the next step, whatever waits."""
         self.conversation: Conversation | None = None
         self.limits = ServerLimits()
         """What it takes, as far as it is known."""
@@ -78,6 +84,12 @@ class Part:
     step: int
     rows: Sequence[int]
     """Where its sessions stand in the step."""
+    begun: float
+    """On the monotonic clock."""
+    opens: int
+    """Bytes ahead of it ..."""
+    commits: int
+    """... of either kind."""
     drafts: list[tuple[Sequence[int], Drafts]] = field(default_factory=list)
     """What came, and for which of the rows."""
     done: bool = False

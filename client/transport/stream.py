@@ -47,21 +47,22 @@ class Stream:
         self._channel = open_channel(grpc.aio, shard.endpoint, core.config)
         stub: Any = rpc.DraftServiceStub(self._channel)
         self._call = stub.Draft(metadata=metadata(core.config))
-        patience = core.config.timeouts.silence / 2  # then it goes on without, before the stream is given up
+        patience = core.config.timeouts.silence
         self._limits = stub.Topology(pb.TopologyRequest(), timeout=patience, metadata=metadata(core.config))
-        self._knows = False
         self._reader = _task(self._read())
         self._writer: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
-        """Writes what is in the outbox; at most one write is in flight, the others follow in order."""
-        if self._writer is None or self._writer.done():
+        """Writes what is in the outbox; at most one write is in flight, the others follow in order.
+
+        While the stream is being connected, nothing is written; it begins by itself then.
+        """
+        if self.conversation.connected and (self._writer is None or self._writer.done()):
             self._writer = _task(self._write())
 
     async def _write(self) -> None:
         outbox = self.conversation.outbox
         try:
-            await self._learn()
             while outbox:
                 message = outbox.popleft()
                 await self._call.write(message)
@@ -70,21 +71,26 @@ class Stream:
             pass  # the stream ended, and the reader says so
 
     async def _learn(self) -> None:
-        """Asks on the same connection what the shard takes, before anything is written."""
-        if self._knows:
-            return
+        """Asks on the same connection what the shard takes, before anything is written: so it is there.
+
+        Raises:
+            grpc.aio.AioRpcError: it does not answer, or refuses to.
+        """
         limits = ServerLimits()
         try:
             await self._limits
             limits = ServerLimits.told(await self._limits.trailing_metadata())
-        except grpc.RpcError as error:
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
             log.debug("HistoSpec: %s does not say its limits: %s", self._shard.name, error)
-        self._knows = True
         self._core.learned(self._shard, self.conversation, limits, time.monotonic())
+        self.kick()
 
     async def _read(self) -> None:
         code, details = grpc.StatusCode.UNAVAILABLE, "the server closed the stream"
         try:
+            await self._learn()
             while (response := await self._call.read()) is not _END:
                 if response is None:
                     raise GarbledReply("it cannot be parsed")

@@ -50,6 +50,53 @@ def test_cooldown_doubles_up_to_the_limit() -> None:
         breaker.failure(now)
 
 
+def test_where_no_step_waits_the_cooldown_stays_short() -> None:
+    config = Breaker(failures=3, cooldown=1.0, cooldown_max=16.0, reconnect=2.0, jitter=0.0)
+    breaker = CircuitBreaker(config)
+    for _ in range(3):
+        breaker.failure(0, soon=True)
+    now = 0.0
+    for cooldown in (1, 2, 2, 2):
+        now += cooldown
+        assert not breaker.allows(now - 0.01)
+        assert breaker.allows(now)
+        breaker.failure(now, soon=True)
+    for cooldown in (2, 4, 8, 16):
+        now += cooldown
+        assert not breaker.allows(now - 0.01)
+        assert breaker.allows(now)
+        breaker.failure(now)
+    breaker.failure(now)
+    assert not breaker.allows(now + 2)
+    breaker.failure(now, soon=True)  # what was late is gone: the next try is a connection
+    assert breaker.allows(now + 2)
+
+
+def test_a_connection_closes_the_breaker_but_proves_nothing() -> None:
+    """A shard that ends every stream is tried less and less often, though it can be connected to every time."""
+    breaker, cooldowns = opened(), []
+    now = 0.0
+    for _ in range(4):
+        begun = now
+        while not breaker.allows(now):
+            now += 0.01
+        cooldowns.append(now - begun)
+        breaker.connected()
+        assert breaker.state == "closed"
+        for _ in range(3):
+            breaker.failure(now)
+        assert not breaker.allows(now)
+    assert cooldowns[0] < 1.6 < cooldowns[1]
+    assert cooldowns[-1] > 3.9
+    while not breaker.allows(now):
+        now += 0.01
+    breaker.connected()
+    breaker.success()
+    for _ in range(3):
+        breaker.failure(now)
+    assert breaker.allows(now + 1.5)
+
+
 def test_late_news_of_old_steps_does_not_lengthen_the_cooldown() -> None:
     breaker = opened()
     for _ in range(10):

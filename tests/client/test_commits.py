@@ -15,6 +15,7 @@ from histospec.client.config import Endpoint, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.news import PAUSE, Losses
+from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit
 from histospec.client.core.shard import ShardState
 from histospec.v1 import draft_pb2 as pb
@@ -64,6 +65,7 @@ class World:
         shard = next((s for s in self.everybody if s.name == name), None)
         if shard is None or (conversation := shard.conversation) is None:
             return
+        self.core.learned(shard, conversation, ServerLimits(), self.now)
         for message in conversation.outbox:
             self.core.wrote(conversation, message.sequence)
         conversation.outbox.clear()

@@ -105,7 +105,7 @@ class World:
             self.conversation, self.answers = self.shard.conversation, []
             committed, self.server = self.server.committed, ModelServer(self.limits)
             self.server.committed = committed
-            if self.conversation is not None and self.limits != UNLIMITED:
+            if self.conversation is not None:
                 self.core.learned(self.shard, self.conversation, self.limits, self.now)
         if self.conversation is None:
             return

@@ -31,6 +31,7 @@ from histospec.client import (
     Unavailable,
 )
 from histospec.client.core import commits
+from histospec.client.core.pace import RATE, Flow
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import flushed, texts
@@ -165,7 +166,78 @@ def test_what_a_store_cannot_take_now_is_sent_again(odd_server: OddServer, monke
     assert odd_server.opened().count((session, [1, 2])) == 3  # with its text each time
 
 
+def test_restart_under_load_with_a_backlog(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL and a new start, while 256 sessions of 16 KB step on and 2,000 responses wait.
+
+    The first connection to the new server stays, sessions return in slices, the breaker never opens again, and the
+    responses follow behind the steps, none of them lost.
+    """
+    sent: list[tuple[int, int]] = []
+    note = Flow.sent
+
+    def noted(flow: Flow, sequence: int, opens: int, commits: int) -> None:
+        sent.append((opens, commits))
+        note(flow, sequence, opens, commits)
+
+    long, deadline = PROMPT * 1000, 0.25
+    with DraftClient(server.endpoint, "run", deadline=deadline, timeouts=Timeouts(silence=30)) as client:
+        client.ingest(long, [Response(TEXT)])
+        sessions = client.open([long] * 256)
+        client.step(sessions, [TEXT[:5]] * 256)
+        until_drafts(client, sessions)
+        server.kill()
+        eventually(lambda: one_step(client, sessions) and client.stats().breakers[server.endpoint] == "open")
+        client.close(client.open([[9]] * 2000, generated=[TEXT * 4] * 2000), epochs=1)
+        one_step(client, sessions)
+        monkeypatch.setattr(Flow, "sent", noted)
+        starting = threading.Thread(target=server.restart)
+        starting.start()
+        while starting.is_alive():
+            one_step(client, sessions)
+            time.sleep(0.01)  # the forward pass
+        failed = client.stats().failed
+        eventually(lambda: any(len(d) for d in one_step(client, sessions)))
+        skipped = client.stats().skipped
+        until_drafts(client, sessions)
+        eventually(lambda: one_step(client, sessions) and not client.stats().pending_commits)
+        stats = client.stats()
+        assert stats.failed - failed <= 1  # a try was perhaps on its way when the server became ready
+        assert (stats.skipped, stats.dropped_commits, stats.commits) == (skipped, 0, 2000)
+        assert len(client.history([9])) == 2000
+    slices = [opens for opens, _ in sent if opens]
+    first, one_session, one_response = RATE * deadline, 20_000, 10_000
+    assert slices[0] < first + one_session
+    assert sum(slices) > 2 * first
+    commits = [size for _, size in sent if size]
+    assert commits[0] < first + one_response
+    assert all(opens for opens, _ in sent[: len(slices)])  # sessions before responses
+
+
 # ---- slow ---------------------------------------------------------------------------------------------------------
+
+
+def test_slow_server_is_back_without_a_second_connection(odd_server: OddServer) -> None:
+    """It takes half a second for what its sessions hold, with the deadline of 20 ms: each is opened once, in slices."""
+
+    def slowly(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:
+        time.sleep(request.ByteSize() / (4 << 20))
+        return odd_server.draft(request)
+
+    timeouts = Timeouts(silence=30)
+    with DraftClient(odd_server.endpoint, "run", timeouts=timeouts) as client:
+        sessions = client.open([PROMPT * 1000] * 128)
+        until_drafts(client, sessions)
+        odd_server.stop()
+        eventually(lambda: one_step(client, sessions) and client.stats().breakers[odd_server.endpoint] == "open")
+        odd_server.requests.clear()
+        odd_server.streams, odd_server.answer = 0, slowly
+        odd_server.start()
+        until_drafts(client, sessions)
+        assert odd_server.streams == 1
+    slices = [r.ByteSize() for r in odd_server.requests if r.opens]
+    assert len(slices) > 4
+    assert slices[0] < RATE * timeouts.step + 20_000
+    assert sorted(session for session, _ in odd_server.opened()) == sessions
 
 
 def test_stopped_server_costs_few_deadlines_and_comes_back(server: Server) -> None:

@@ -7,6 +7,7 @@ from histospec.client import Limits
 from histospec.client.config import Endpoint, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
+from histospec.client.core.room import ServerLimits
 from histospec.client.core.shard import ShardState
 from histospec.protocol.placement import place, problem_digest
 from histospec.v1 import draft_pb2 as pb
@@ -39,6 +40,7 @@ def sent(shard: ShardState) -> list[pb.DraftRequest]:
 def acknowledge(core: Core, shard: ShardState, messages: list[pb.DraftRequest]) -> None:
     conversation = shard.conversation
     assert conversation is not None
+    core.learned(shard, conversation, ServerLimits(), 0.0)
     for message in messages:
         core.wrote(conversation, message.sequence)
         sessions = len(np.frombuffer(message.step.sessions, "<u8"))

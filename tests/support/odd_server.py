@@ -19,6 +19,11 @@ class OddServer:
         self.answer: Answer = self.draft
         self.requests: list[pb.DraftRequest] = []
         self.streams = 0
+        self.endpoint = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        """Listens, after a stop where it did before."""
         self._server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
         handler = grpc.stream_stream_rpc_method_handler(
             self._serve, pb.DraftRequest.FromString, lambda r: r if isinstance(r, bytes) else r.SerializeToString()
@@ -26,7 +31,7 @@ class OddServer:
         self._server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler("histospec.v1.DraftService", {"Draft": handler})]
         )
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port(self.endpoint)}"
         self._server.start()
 
     @staticmethod
