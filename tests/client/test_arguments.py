@@ -24,16 +24,19 @@ BAD_TOKENS = [
     ([1, -1], r"token -1 is outside \[0, 2147483647\]"),
     ([1 << 31], r"token 2147483648 is outside"),
     ([1 << 70], r"token 1180591620717411303424 is outside"),
-    ([1.5], "must be integers, is float64"),
-    (["a"], "must be integers"),
+    ([1.5], "must be integers; item 0 is 1.5"),
+    ([1, True, 2.0], "must be integers; item 1 is True"),
+    ([1, 2.0, 1 << 70], "must be integers; item 1 is 2.0"),
+    (["a"], "must be integers; item 0 is 'a'"),
     ("abc", "must be token ids, is str"),
     (b"abc", "must be token ids, is bytes"),
-    ([[1, 2], [3, 4]], "must be one-dimensional"),
-    ([[1], [2, 3]], "must be"),
-    (np.array([1.0]), "must be integers"),
-    (np.array([[1]]), "must be one-dimensional"),
-    (7, "must be one-dimensional"),
-    (None, "must be"),
+    ([[1, 2], [3, 4]], r"must be a flat list of token ids; got a list of lists, of shape \(2, 2\)"),
+    ([[1], [2, 3]], "must be a flat list of token ids; got a list of lists"),
+    (np.array([1.0]), "must be integers; item 0 is 1.0"),
+    (np.array([[1]]), "must be a flat list of token ids; got a list of lists"),
+    (7, "must be a flat list of token ids, is 7"),
+    (None, "must be a flat list of token ids, is None"),
+    ({1, 2}, "must be a flat list of token ids, is set"),
 ]
 
 BAD_SEEDS = [
@@ -187,7 +190,7 @@ def test_configuration_from_environment(monkeypatch: pytest.MonkeyPatch) -> None
         ({"endpoint": ",", "namespace": "n"}, "names no address"),
         ({"endpoint": "h:1,h:1", "namespace": "n"}, "named twice"),
         ({"endpoint": "h:1", "namespace": "n" * 129}, "129 characters"),
-        ({"endpoint": "h:1", "namespace": "n", "deadline": 0}, "deadline: 0 is not"),
+        ({"endpoint": "h:1", "namespace": "n", "deadline": 0}, "deadline: must be a number of seconds above 0"),
     ],
 )
 def test_configuration_errors_say_what_to_set(
