@@ -54,7 +54,10 @@ WRONG: list[tuple[Use, str]] = [
         lambda c: c.ingest_many([1, 2], [[], []]),  # type: ignore[list-item]
         "prompts: must be a list of prompts; got one prompt, give [prompt]",
     ),
-    (lambda c: c.ingest([1], Response([2])), "responses: must be a list of responses; got one Response, give [response]"),  # type: ignore[arg-type]
+    (
+        lambda c: c.ingest([1], Response([2])),
+        "responses: must be a list of responses; got one Response, give [response]",
+    ),  # type: ignore[arg-type]
     (
         lambda c: c.ingest_many([[1]], [Response([2])]),  # type: ignore[list-item]
         "responses[0]: must be a list of responses; got one Response, give [response]",
@@ -78,9 +81,15 @@ WRONG: list[tuple[Use, str]] = [
         "seeds: must be a list of seed lists, one for each prompt; got one seed list, give [seeds]",
     ),
     # lists where one is wanted
-    (lambda c: c.ingest([[1, 2]], []), "prompt: must be a flat list of token ids; got a list of lists, of shape (1, 2)"),  # type: ignore[list-item]
+    (
+        lambda c: c.ingest([[1, 2]], []),
+        "prompt: must be a flat list of token ids; got a list of lists, of shape (1, 2)",
+    ),  # type: ignore[list-item]
     (lambda c: c.history([[1], [2, 3]]), "prompt: must be a flat list of token ids; got a list of lists"),  # type: ignore[list-item]
-    (lambda c: c.open([[[1, 2]]]), "prompts[0]: must be a flat list of token ids; got a list of lists, of shape (1, 2)"),  # type: ignore[list-item]
+    (
+        lambda c: c.open([[[1, 2]]]),
+        "prompts[0]: must be a flat list of token ids; got a list of lists, of shape (1, 2)",
+    ),  # type: ignore[list-item]
     (lambda c: c.close([[1, 2]]), "sessions[0]: must be a session id, an int, is list"),  # type: ignore[list-item]
     (lambda c: c.close([1], commit=[True]), "commit: must be True or False, is list"),  # type: ignore[call-overload]
     # a single value where a list is wanted
@@ -151,16 +160,26 @@ async def test_the_asyncio_face_says_the_same(use: Use, sentence: str) -> None:
 async def test_a_send_that_was_not_awaited() -> None:
     async with AsyncDraftClient(NOWHERE, "run", timeouts=QUICK) as loop_client:
         sent = loop_client.send([], [])
-        with pytest.raises(ValueError, match=r"^pending: must be a Pending, is coroutine; give what send returned, awaited$"):
+        with pytest.raises(
+            ValueError, match=r"^pending: must be a Pending, is coroutine; give what send returned, awaited$"
+        ):
             await loop_client.receive(sent)  # type: ignore[arg-type]
         await loop_client.receive(await sent)
 
 
 def test_what_works_goes_on_working(client: DraftClient) -> None:
     """Everything that has an order and holds integers."""
-    for prompts in (np.array([[1, 2], [3, 4]]), ([1], (2,)), {"a": [1]}.values(), [range(3)], [np.array([1], np.uint8)]):
+    for prompts in (
+        np.array([[1, 2], [3, 4]]),
+        ([1], (2,)),
+        {"a": [1]}.values(),
+        [range(3)],
+        [np.array([1], np.uint8)],
+    ):
         assert client.open(prompts)  # type: ignore[arg-type]
-    sessions = client.open([[1], [2]], problems=np.array(["a", "b"]), seeds=np.array([1, 2]), generated=np.array([[1], [2]]))  # type: ignore[arg-type]
+    sessions = client.open(
+        [[1], [2]], problems=np.array(["a", "b"]), seeds=np.array([1, 2]), generated=np.array([[1], [2]])
+    )  # type: ignore[arg-type]
     sent = client.send(np.array(sessions), np.array([[5, 6], [7, 8]]), np.int64(4), np.float32(0.1))  # type: ignore[arg-type]
     assert [len(draft) for draft in client.receive(sent)] == [0, 0]
     client.finish(
@@ -177,7 +196,9 @@ def test_torch_tensors_are_sequences(client: DraftClient) -> None:
     sessions = client.open(torch.tensor([[1, 2], [3, 4]]), generated=[torch.tensor([], dtype=torch.int32)] * 2)
     client.receive(client.send(sessions, torch.tensor([[5], [6]])))
     logprobs = torch.zeros(2, 1, requires_grad=True)
-    with pytest.raises(ValueError, match=r"^logprobs\[0\]: must be numbers, Can't call numpy\(\) on Tensor that requires"):
+    with pytest.raises(
+        ValueError, match=r"^logprobs\[0\]: must be numbers, Can't call numpy\(\) on Tensor that requires"
+    ):
         client.finish(sessions, logprobs=logprobs)
     with pytest.raises(ValueError, match=r"^prompts: must be a list of prompts; got one prompt, give \[prompt\]$"):
         client.open(torch.tensor([1, 2]))
@@ -214,7 +235,10 @@ DEADLINE = "must be a number of seconds above 0, at most 86400, such as 0.02; is
         ({"timeouts": 5}, "timeouts: must be a Timeouts, is 5; give histospec.client.Timeouts(...)"),
         ({"breaker": False}, "breaker: must be a Breaker, is False; give histospec.client.Breaker(...)"),
         ({"limits": {}}, "limits: must be a Limits, is dict; give histospec.client.Limits(...)"),
-        ({"tls": "ca.pem"}, "tls: must be True, False or a Tls, is 'ca.pem'; for a file of authorities give Tls(ca='ca.pem')"),
+        (
+            {"tls": "ca.pem"},
+            "tls: must be True, False or a Tls, is 'ca.pem'; for a file of authorities give Tls(ca='ca.pem')",
+        ),
         ({"tls": 1}, "tls: must be True, False or a Tls, is 1"),
         ({"token": "abc\n"}, "token: begins or ends with white space or a line break; remove it"),
         ({"token": "ab\nc"}, "token: character 3 is not printable ASCII; a token holds nothing else"),
@@ -290,6 +314,8 @@ def test_a_token_file_of_something_else(tmp_path: Path, monkeypatch: pytest.Monk
     file = tmp_path / "token"
     monkeypatch.setenv("HISTOSPEC_TOKEN_FILE", str(file))
     file.write_bytes("schlüssel".encode())
-    with DraftClient(NOWHERE, "run", timeouts=QUICK) as client:
-        with pytest.raises(ConfigurationError, match="^HISTOSPEC_TOKEN_FILE: character 5 is not printable ASCII"):
-            client.history([1])
+    with (
+        DraftClient(NOWHERE, "run", timeouts=QUICK) as client,
+        pytest.raises(ConfigurationError, match="HISTOSPEC_TOKEN_FILE: character 5 is not printable ASCII"),
+    ):
+        client.history([1])
