@@ -1,5 +1,7 @@
 """The client for asyncio."""
 
+from __future__ import annotations  # so that help() names types as they are written here
+
 import asyncio
 import time
 import weakref
@@ -221,7 +223,7 @@ class AsyncDraftClient:
     def __repr__(self) -> str:
         return f"<AsyncDraftClient {self._core.summary()}>"
 
-    async def __aenter__(self) -> "AsyncDraftClient":
+    async def __aenter__(self) -> AsyncDraftClient:
         fork.refuse()
         return self
 

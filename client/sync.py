@@ -1,5 +1,7 @@
 """The blocking client, for worker threads."""
 
+from __future__ import annotations  # so that help() names types as they are written here
+
 import time
 import weakref
 from collections.abc import Sequence
@@ -25,8 +27,15 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 class DraftClient:
     """A client of the draft server. Thread-safe; connects when it is first needed.
 
-    `open` begins sessions, `step` (or `send` and `receive`) drafts for them, `finish` ends them; `with`, or `shutdown`,
-    ends the client. `close()` is `shutdown` as well, as with files and sockets, and `close(sessions)` is `finish`.
+    ::
+
+        with DraftClient("host:6378", namespace="run-1") as client:      # or client.shutdown() at the end
+            client.ingest([1, 2, 3], [Response([4, 5, 6, 7])], epoch=0)  # what the policy wrote before
+            sessions = client.open([[1, 2, 3]])                          # generations that begin
+            drafts = client.step(sessions, [[4, 5]])                     # what each generated -> what may come next
+            client.finish(sessions, commit=True, epochs=1)               # they join the history
+
+    `close()` is `shutdown()`, as with files and sockets; `close(sessions)` is `finish`, which was called so before.
 
     A worker that steps is never held up longer than the deadline, and never sees an error of the server or the
     network: drafts are then empty. Sessions survive a restart of the server, because the client keeps their tokens and
@@ -348,7 +357,7 @@ class DraftClient:
         changes: int | Sequence[int] | None = None,
     ) -> None: ...
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Without arguments `shutdown`, else `finish`, which was called `close` before."""
+        """`close()` is `shutdown()`; `close(sessions, ...)` is `finish`, with the same arguments."""
         if args or kwargs:
             self.finish(*args, **kwargs)
         else:
@@ -357,7 +366,7 @@ class DraftClient:
     def __repr__(self) -> str:
         return f"<DraftClient {self._core.summary()}>"
 
-    def __enter__(self) -> "DraftClient":
+    def __enter__(self) -> DraftClient:
         fork.refuse()
         return self
 
