@@ -3,8 +3,11 @@
 import contextlib
 import importlib.metadata
 import inspect
+import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,14 +61,15 @@ def test_close_of_no_session_is_not_the_end(shared_server: Server) -> None:
 
 @pytest.mark.asyncio
 async def test_the_asyncio_client_ends_in_the_same_ways(shared_server: Server) -> None:
-    for number, way in enumerate((AsyncDraftClient.close, AsyncDraftClient.aclose, AsyncDraftClient.shutdown)):
-        end: Callable[[AsyncDraftClient], object] = way  # type: ignore[assignment]
+    ways: list[Callable[[AsyncDraftClient], Awaitable[None]]]
+    ways = [AsyncDraftClient.close, AsyncDraftClient.aclose, AsyncDraftClient.shutdown]
+    for number, end in enumerate(ways):
         client = AsyncDraftClient(shared_server.endpoint, "faces-async", timeouts=PATIENT)
         (session,) = await client.open([[number]])
         await client.step([session], [[5, 6]])
         await (client.close([session]) if number else client.finish([session]))
-        await end(client)  # type: ignore[misc]
-        await end(client)  # type: ignore[misc]
+        await end(client)
+        await end(client)
         with pytest.raises(Unavailable, match="this client is shut down"):
             await client.history([number])
         async with contextlib.aclosing(
@@ -89,12 +93,17 @@ def test_both_faces_have_the_same_methods() -> None:
             assert inspect.getdoc(getattr(face, name)), name
 
 
-def test_help_says_how_a_client_is_used_and_ended() -> None:
+def test_help_says_how_a_client_is_used_and_ended(shared_server: Server) -> None:
     said = inspect.getdoc(DraftClient) or ""
-    for word in ("`open`", "`step`", "`finish`", "`shutdown`", "`close()`", "`close(sessions)`"):
-        assert word in said
+    assert "`close()` is `shutdown()`" in said
+    example = textwrap.dedent(said.split("::\n", 1)[1].split("\n\n`close()`")[0])
+    names: dict[str, Any] = {"DraftClient": partial(DraftClient, timeouts=PATIENT), "Response": Response}
+    exec(example.replace('"host:6378"', repr(shared_server.endpoint)).replace("run-1", "faces-help"), names)
+    assert [draft.tokens.tolist() for draft in names["drafts"]] == [[6, 7]]
+    with DraftClient(shared_server.endpoint, "faces-help", timeouts=PATIENT) as client:
+        assert texts(client.history([1, 2, 3])) == [[4, 5, 6, 7], [4, 5]]
     assert "integers" in (DraftClient.open.__doc__ or "")  # session ids
-    assert "accepted" in (histospec.client.Stats.__doc__ or "")
+    assert "histospec_accepted_tokens_total" in (histospec.client.Stats.__doc__ or "")
 
 
 def test_a_client_prints_what_it_is_and_how_it_is_doing(start_server: Starter) -> None:

@@ -22,7 +22,7 @@ from histospec.client import (
 NOWHERE = "127.0.0.1:9"
 QUICK = Timeouts(step=0.01, call=0.2, ingest=0.2, shutdown=0.1)
 
-Use = Callable[[DraftClient], object]
+Use = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -34,41 +34,41 @@ def client() -> Iterator[DraftClient]:
 
 WRONG: list[tuple[Use, str]] = [
     # one of them where a list of them is wanted
-    (lambda c: c.open([1, 2, 3]), "prompts: must be a list of prompts; got one prompt, give [prompt]"),  # type: ignore[list-item]
+    (lambda c: c.open([1, 2, 3]), "prompts: must be a list of prompts; got one prompt, give [prompt]"),
     (lambda c: c.open(np.array([1, 2])), "prompts: must be a list of prompts; got one prompt, give [prompt]"),
-    (lambda c: c.open((1, 2), problems=["a"]), "prompts: must be a list of prompts; got one prompt, give [prompt]"),  # type: ignore[arg-type]
+    (lambda c: c.open((1, 2), problems=["a"]), "prompts: must be a list of prompts; got one prompt, give [prompt]"),
     (
-        lambda c: c.open([[1], [2]], generated=[3, 4]),  # type: ignore[list-item]
+        lambda c: c.open([[1], [2]], generated=[3, 4]),
         "generated: must be a list of token lists, one for each session; got one token list, give [tokens]",
     ),
     (
-        lambda c: c.step([1], [7, 8, 9]),  # type: ignore[list-item]
+        lambda c: c.step([1], [7, 8, 9]),
         "new_tokens: must be a list of token lists, one for each session; got one token list, give [tokens]",
     ),
     (
         lambda c: c.send([1], np.array([7])),
         "new_tokens: must be a list of token lists, one for each session; got one token list, give [tokens]",
     ),
-    (lambda c: c.histories([1, 2]), "prompts: must be a list of prompts; got one prompt, give [prompt]"),  # type: ignore[list-item]
+    (lambda c: c.histories([1, 2]), "prompts: must be a list of prompts; got one prompt, give [prompt]"),
     (
-        lambda c: c.ingest_many([1, 2], [[], []]),  # type: ignore[list-item]
+        lambda c: c.ingest_many([1, 2], [[], []]),
         "prompts: must be a list of prompts; got one prompt, give [prompt]",
     ),
     (
         lambda c: c.ingest([1], Response([2])),
         "responses: must be a list of responses; got one Response, give [response]",
-    ),  # type: ignore[arg-type]
+    ),
     (
-        lambda c: c.ingest_many([[1]], [Response([2])]),  # type: ignore[list-item]
+        lambda c: c.ingest_many([[1]], [Response([2])]),
         "responses[0]: must be a list of responses; got one Response, give [response]",
     ),
     (
-        lambda c: c.ingest([1], [2, 3]),  # type: ignore[list-item]
+        lambda c: c.ingest([1], [2, 3]),
         "responses: must be a list of responses; got one list of token ids, give [Response(tokens)]",
     ),
-    (lambda c: c.ingest([1], [[2, 3]]), "responses[0]: must be a Response, is list; give Response(tokens)"),  # type: ignore[list-item]
+    (lambda c: c.ingest([1], [[2, 3]]), "responses[0]: must be a Response, is list; give Response(tokens)"),
     (
-        lambda c: c.ingest_many([[1]], [2, 3]),  # type: ignore[list-item]
+        lambda c: c.ingest_many([[1]], [2, 3]),
         "responses: must be a list of response lists, one for each prompt; got one list of token ids, give "
         "[[Response(tokens)]]",
     ),
@@ -77,43 +77,43 @@ WRONG: list[tuple[Use, str]] = [
         "logprobs: must be a list of logprobs, one list for each session; got one session's logprobs, give [logprobs]",
     ),
     (
-        lambda c: c.ingest_many([[1]], [[Response([2])]], seeds=[7]),  # type: ignore[list-item]
+        lambda c: c.ingest_many([[1]], [[Response([2])]], seeds=[7]),
         "seeds: must be a list of seed lists, one for each prompt; got one seed list, give [seeds]",
     ),
     # lists where one is wanted
     (
         lambda c: c.ingest([[1, 2]], []),
         "prompt: must be a flat list of token ids; got a list of lists, of shape (1, 2)",
-    ),  # type: ignore[list-item]
-    (lambda c: c.history([[1], [2, 3]]), "prompt: must be a flat list of token ids; got a list of lists"),  # type: ignore[list-item]
+    ),
+    (lambda c: c.history([[1], [2, 3]]), "prompt: must be a flat list of token ids; got a list of lists"),
     (
         lambda c: c.open([[[1, 2]]]),
         "prompts[0]: must be a flat list of token ids; got a list of lists, of shape (1, 2)",
-    ),  # type: ignore[list-item]
-    (lambda c: c.close([[1, 2]]), "sessions[0]: must be a session id, an int, is list"),  # type: ignore[list-item]
-    (lambda c: c.close([1], commit=[True]), "commit: must be True or False, is list"),  # type: ignore[call-overload]
+    ),
+    (lambda c: c.close([[1, 2]]), "sessions[0]: must be a session id, an int, is list"),
+    (lambda c: c.close([1], commit=[True]), "commit: must be True or False, is list"),
     # a single value where a list is wanted
-    (lambda c: c.close(3), "sessions: must be a list of session ids, is 3; give [3]"),  # type: ignore[call-overload]
-    (lambda c: c.step(3, [[1]]), "sessions: must be a list of session ids, is 3; give [3]"),  # type: ignore[arg-type]
-    (lambda c: c.open([[1]], seeds=7), "seeds: must be a list of seeds, is 7; give [7]"),  # type: ignore[arg-type]
-    (lambda c: c.ingest([1], [Response([2])], seeds=7), "seeds: must be a list of seeds, is 7; give [7]"),  # type: ignore[arg-type]
-    (lambda c: c.predict_length([1], quantiles=0.5), "quantiles: must be a list of quantiles, is 0.5; give [0.5]"),  # type: ignore[arg-type]
-    (lambda c: c.open([[1], 2]), "prompts[1]: must be a flat list of token ids, is 2"),  # type: ignore[list-item]
+    (lambda c: c.close(3), "sessions: must be a list of session ids, is 3; give [3]"),
+    (lambda c: c.step(3, [[1]]), "sessions: must be a list of session ids, is 3; give [3]"),
+    (lambda c: c.open([[1]], seeds=7), "seeds: must be a list of seeds, is 7; give [7]"),
+    (lambda c: c.ingest([1], [Response([2])], seeds=7), "seeds: must be a list of seeds, is 7; give [7]"),
+    (lambda c: c.predict_length([1], quantiles=0.5), "quantiles: must be a list of quantiles, is 0.5; give [0.5]"),
+    (lambda c: c.open([[1], 2]), "prompts[1]: must be a flat list of token ids, is 2"),
     # text
     (lambda c: c.open([[1], [2]], problems="ab"), "problems: must be a list of problem ids, is 'ab'"),
     (lambda c: c.histories([[1]], problems="a"), "problems: must be a list of problem ids, is 'a'"),
     (lambda c: c.ingest_many([[1]], [[]], problems="a"), "problems: must be a list of problem ids, is 'a'"),
-    (lambda c: c.open("ab"), "prompts: must be a list of prompts, is 'ab'"),  # type: ignore[arg-type]
-    (lambda c: c.open(["ab"]), "prompts[0]: must be token ids, is str; tokenize it first"),  # type: ignore[list-item]
-    (lambda c: c.finish("12"), "sessions: must be a list of session ids, is '12'"),  # type: ignore[arg-type]
-    (lambda c: c.finish(["1"]), "sessions[0]: must be a session id, an int, is '1'"),  # type: ignore[list-item]
-    (lambda c: c.finish([1], rewards="1.5"), "rewards: must be a finite number, is '1.5'"),  # type: ignore[arg-type]
-    (lambda c: c.step([1], [[1]], max_tokens="5"), "max_tokens: must be an integer, is '5'"),  # type: ignore[arg-type]
-    (lambda c: c.step([1], [[1]], verify_cost="0"), "verify_cost: '0' is not a finite number of at least 0"),  # type: ignore[arg-type]
-    (lambda c: c.history([1], limit="5"), "limit: must be an integer, is '5'"),  # type: ignore[arg-type]
-    (lambda c: c.rewind("3"), "epoch: must be an integer, is '3'"),  # type: ignore[arg-type]
+    (lambda c: c.open("ab"), "prompts: must be a list of prompts, is 'ab'"),
+    (lambda c: c.open(["ab"]), "prompts[0]: must be token ids, is str; tokenize it first"),
+    (lambda c: c.finish("12"), "sessions: must be a list of session ids, is '12'"),
+    (lambda c: c.finish(["1"]), "sessions[0]: must be a session id, an int, is '1'"),
+    (lambda c: c.finish([1], rewards="1.5"), "rewards: must be a finite number, is '1.5'"),
+    (lambda c: c.step([1], [[1]], max_tokens="5"), "max_tokens: must be an integer, is '5'"),
+    (lambda c: c.step([1], [[1]], verify_cost="0"), "verify_cost: '0' is not a finite number of at least 0"),
+    (lambda c: c.history([1], limit="5"), "limit: must be an integer, is '5'"),
+    (lambda c: c.rewind("3"), "epoch: must be an integer, is '3'"),
     (
-        lambda c: c.flush("1s"),  # type: ignore[arg-type]
+        lambda c: c.flush("1s"),
         "timeout: must be a number of seconds from 0 on, at most 86400, such as 0.02; is '1s'",
     ),
     (
@@ -121,14 +121,14 @@ WRONG: list[tuple[Use, str]] = [
         "timeout: must be a number of seconds above 0, at most 86400, such as 0.02; is -1",
     ),
     # what has no order, or is something else altogether
-    (lambda c: c.finish({1, 2}), "sessions: must be a list of session ids, is set"),  # type: ignore[arg-type]
-    (lambda c: c.open({0: [1]}), "prompts: must be a list of prompts, is dict"),  # type: ignore[arg-type]
-    (lambda c: c.open(x for x in ([1], [2])), "prompts: must be a list of prompts, is generator"),  # type: ignore[arg-type]
-    (lambda c: c.open(None), "prompts: must be a list of prompts, is None"),  # type: ignore[arg-type]
+    (lambda c: c.finish({1, 2}), "sessions: must be a list of session ids, is set"),
+    (lambda c: c.open({0: [1]}), "prompts: must be a list of prompts, is dict"),
+    (lambda c: c.open(x for x in ([1], [2])), "prompts: must be a list of prompts, is generator"),
+    (lambda c: c.open(None), "prompts: must be a list of prompts, is None"),
     (lambda c: c.open(np.array(5)), "prompts: must be a list of prompts, is ndarray"),
-    (lambda c: c.receive([1]), "pending: must be a Pending, is list; give what send returned"),  # type: ignore[arg-type]
-    (lambda c: c.open([[1]], problems=[5]), "problems[0]: must be a string, is 5"),  # type: ignore[list-item]
-    (lambda c: c.open([[1, None]]), "prompts[0]: must be integers; item 1 is None"),  # type: ignore[list-item]
+    (lambda c: c.receive([1]), "pending: must be a Pending, is list; give what send returned"),
+    (lambda c: c.open([[1]], problems=[5]), "problems[0]: must be a string, is 5"),
+    (lambda c: c.open([[1, None]]), "prompts[0]: must be integers; item 1 is None"),
     # what a message cannot hold
     (lambda c: c.open([[1]], problems=["\ud800"]), "problems[0]: character 0 of '\\ud800' cannot be written as UTF-8"),
     (lambda c: c.step([1], [[1]], verify_cost=1e39), "verify_cost: 1e+39 is not a finite number of at least 0"),
@@ -152,7 +152,7 @@ async def test_the_asyncio_face_says_the_same(use: Use, sentence: str) -> None:
     async with AsyncDraftClient(NOWHERE, "run", timeouts=QUICK) as client:
         await client.open([[1], [2]])
         with pytest.raises(ValueError) as caught:  # noqa: PT011
-            await use(client)  # type: ignore[arg-type, misc]
+            await use(client)
         assert str(caught.value) in (sentence, f"{sentence}, awaited")
 
 
@@ -167,7 +167,7 @@ async def test_a_send_that_was_not_awaited() -> None:
         await loop_client.receive(await sent)
 
 
-def test_what_works_goes_on_working(client: DraftClient) -> None:
+def test_what_works_goes_on_working(client: Any) -> None:
     """Everything that has an order and holds integers."""
     for prompts in (
         np.array([[1, 2], [3, 4]]),
@@ -176,22 +176,22 @@ def test_what_works_goes_on_working(client: DraftClient) -> None:
         [range(3)],
         [np.array([1], np.uint8)],
     ):
-        assert client.open(prompts)  # type: ignore[arg-type]
+        assert client.open(prompts)
     sessions = client.open(
         [[1], [2]], problems=np.array(["a", "b"]), seeds=np.array([1, 2]), generated=np.array([[1], [2]])
-    )  # type: ignore[arg-type]
-    sent = client.send(np.array(sessions), np.array([[5, 6], [7, 8]]), np.int64(4), np.float32(0.1))  # type: ignore[arg-type]
+    )
+    sent = client.send(np.array(sessions), np.array([[5, 6], [7, 8]]), np.int64(4), np.float32(0.1))
     assert [len(draft) for draft in client.receive(sent)] == [0, 0]
     client.finish(
         tuple(sessions),
-        np.bool_(True),  # type: ignore[arg-type]
-        epochs=np.array(3),  # type: ignore[arg-type]
-        rewards=np.array([1, 0], np.float16),  # type: ignore[arg-type]
-        logprobs=np.zeros((2, 3), np.float64),  # type: ignore[arg-type]
+        np.bool_(True),
+        epochs=np.array(3),
+        rewards=np.array([1, 0], np.float16),
+        logprobs=np.zeros((2, 3), np.float64),
     )
 
 
-def test_torch_tensors_are_sequences(client: DraftClient) -> None:
+def test_torch_tensors_are_sequences(client: Any) -> None:
     torch = pytest.importorskip("torch")
     sessions = client.open(torch.tensor([[1, 2], [3, 4]]), generated=[torch.tensor([], dtype=torch.int32)] * 2)
     client.receive(client.send(sessions, torch.tensor([[5], [6]])))
