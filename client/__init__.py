@@ -4,14 +4,16 @@
 
     from histospec.client import DraftClient, Response
 
-    client = DraftClient("host:6378", namespace="run-1")
-    client.ingest(prompt, [Response(tokens)], epoch=3)
-    sessions = client.open([prompt])
-    drafts = client.step(sessions, [new_tokens])
-    client.close(sessions, commit=True)
+    with DraftClient("host:6378", namespace="run-1") as client:
+        client.ingest(prompt, [Response(tokens)], epoch=3)
+        sessions = client.open([prompt])
+        drafts = client.step(sessions, [new_tokens])
+        client.finish(sessions, commit=True)
 
 Imports nothing but numpy and gRPC, configures no logging, starts nothing until it is used.
 """
+
+from typing import TYPE_CHECKING
 
 import histospec.client.quiet_grpc  # noqa: F401 - before all others
 from histospec.client.aio import AsyncDraftClient
@@ -67,4 +69,20 @@ __all__ = [
     "Tls",
     "Unavailable",
     "UnknownSession",
+    "__version__",
 ]
+
+__version__: str
+"""Of the package that is installed; looked up when it is asked for."""
+
+if not TYPE_CHECKING:  # a checker would take any name for one of this module's
+
+    def __getattr__(name: str) -> str:
+        if name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("histospec")
+            except PackageNotFoundError:
+                raise AttributeError("__version__: histospec is not installed as a package here") from None
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

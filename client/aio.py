@@ -1,33 +1,26 @@
 """The client for asyncio."""
 
+from __future__ import annotations  # so that help() names types as they are written here
+
 import asyncio
-import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, overload
 
-import grpc
-
-from histospec.client import fork
+from histospec.client import arguments, fork
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
-from histospec.client.errors import Unavailable, from_status
 from histospec.client.transport import calls
-from histospec.client.transport.calls import Call
-from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.lifetime import LoopConnections
 from histospec.client.transport.many import carry_out_async
+from histospec.client.transport.single import LoopCalls
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
-from histospec.v1 import draft_pb2_grpc as rpc
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 GRACE = 0.001
 """Seconds that a receive past its deadline still takes to pick up what has arrived already."""
@@ -56,7 +49,7 @@ class AsyncDraftClient:
         self._core = Core(self.config, self._waiting.look_again)
         self._streams = Streams(self._core)
         self._connections = LoopConnections(self._core, self._streams)
-        self._channels = self._connections.channels
+        self._calls = LoopCalls(self._core, self._streams, self._connections, self._waiting.until)
         self._dropped = weakref.finalize(self, self._connections.dropped)
         self._dropped.atexit = False  # type: ignore[misc]  # missing in the stubs
 
@@ -98,6 +91,7 @@ class AsyncDraftClient:
     async def receive(self, pending: Pending) -> list[Draft]:
         """See `DraftClient.receive`."""
         fork.refuse()
+        arguments.instance("pending", pending, Pending, "give what send returned, awaited")
         try:
             await self._waiting.until(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
         except asyncio.CancelledError:
@@ -105,7 +99,7 @@ class AsyncDraftClient:
             raise
         return self._core.collect(pending, time.monotonic())
 
-    async def close(
+    async def finish(
         self,
         sessions: Sequence[int],
         commit: bool = True,
@@ -114,12 +108,12 @@ class AsyncDraftClient:
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
     ) -> None:
-        """See `DraftClient.close`."""
+        """See `DraftClient.finish`."""
         self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""
-        until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
+        until = time.monotonic() + self._core.patience(timeout)
         while touched := self._core.flush(time.monotonic()):
             self._streams.kick(touched)
             await asyncio.sleep(0)
@@ -137,21 +131,21 @@ class AsyncDraftClient:
         seeds: Sequence[int | None] | None = None,
     ) -> None:
         """See `DraftClient.ingest`."""
-        await self._do(calls.ingest, prompt, responses, epoch, problem, seeds)
+        await self._calls.do(calls.ingest, prompt, responses, epoch, problem, seeds)
 
     async def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """See `DraftClient.history`."""
         await self.flush(self.config.timeouts.shutdown)
-        return (await self._do(calls.history, prompt, problem, limit))[0]
+        return (await self._calls.do(calls.history, prompt, problem, limit))[0]
 
     async def histories(
         self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
     ) -> list[list[Response] | None]:
         """See `DraftClient.histories`."""
         await self.flush(self.config.timeouts.shutdown)
-        await self._find()
+        await self._calls.find()
         plan = calls.histories(self._core, prompts, problems, limit)
-        return [None if answer is None else answer[0] for answer in await carry_out_async(plan, self._call)]
+        return [None if answer is None else answer[0] for answer in await carry_out_async(plan, self._calls.one)]
 
     async def ingest_many(
         self,
@@ -162,9 +156,9 @@ class AsyncDraftClient:
         seeds: Sequence[Sequence[int | None] | None] | None = None,
     ) -> list[bool]:
         """See `DraftClient.ingest_many`."""
-        await self._find()
+        await self._calls.find()
         plan = calls.ingest_many(self._core, prompts, responses, epoch, problems, seeds)
-        return [answer is not None for answer in await carry_out_async(plan, self._call)]
+        return [answer is not None for answer in await carry_out_async(plan, self._calls.one)]
 
     async def predict_length(
         self,
@@ -174,24 +168,24 @@ class AsyncDraftClient:
         quantiles: Sequence[float] | None = None,
     ) -> LengthPrediction:
         """See `DraftClient.predict_length`."""
-        return (await self._do(calls.predict_length, prompt, problem, generated, quantiles))[0]
+        return (await self._calls.do(calls.predict_length, prompt, problem, generated, quantiles))[0]
 
     async def topology(self) -> list[Shard]:
         """See `DraftClient.topology`."""
-        await self._find()
-        return calls.members(self._core) or (await self._do(calls.topology))[0]
+        await self._calls.find()
+        return calls.members(self._core) or (await self._calls.do(calls.topology))[0]
 
     async def inspect(self, timeout: float | None = None) -> list[Inspection]:
         """See `DraftClient.inspect`."""
-        return await self._do(calls.inspect, timeout)
+        return await self._calls.do(calls.inspect, timeout)
 
     async def drop_namespace(self) -> int:
         """See `DraftClient.drop_namespace`."""
-        return sum(await self._do(calls.drop_namespace))
+        return sum(await self._calls.do(calls.drop_namespace))
 
     async def rewind(self, epoch: int) -> int:
         """See `DraftClient.rewind`."""
-        return sum(await self._do(calls.rewind, epoch))
+        return sum(await self._calls.do(calls.rewind, epoch))
 
     def stats(self) -> Stats:
         """See `DraftClient.stats`."""
@@ -206,7 +200,30 @@ class AsyncDraftClient:
         self._core.report_losses()
         await self._connections.end()
 
-    async def __aenter__(self) -> "AsyncDraftClient":
+    @overload
+    async def close(self) -> None: ...
+    @overload
+    async def close(
+        self,
+        sessions: Sequence[int],
+        commit: bool = True,
+        epochs: int | Sequence[int | None] | None = None,
+        rewards: float | Sequence[float | None] | None = None,
+        logprobs: Sequence[Any] | None = None,
+        changes: int | Sequence[int] | None = None,
+    ) -> None: ...
+    async def close(self, *args: Any, **kwargs: Any) -> None:
+        """See `DraftClient.close`."""
+        await (self.finish(*args, **kwargs) if args or kwargs else self.shutdown())
+
+    async def aclose(self) -> None:
+        """`shutdown`, for `contextlib.aclosing`."""
+        await self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<AsyncDraftClient {self._core.summary()}>"
+
+    async def __aenter__(self) -> AsyncDraftClient:
         fork.refuse()
         return self
 
@@ -217,39 +234,6 @@ class AsyncDraftClient:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
-
-    async def _do(
-        self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs
-    ) -> list[T]:
-        await self._find()
-        return [await self._call(call) for call in build(self._core, *args, **kwargs)]
-
-    async def _find(self) -> None:
-        fork.refuse()
-        if not (self._streams.found() or self._core.closed):
-            self._streams.discover()
-            await self._waiting.until(self._streams.found, self.config.timeouts.call)
-
-    async def _call(self, call: Call[T]) -> T:
-        endpoint = call.endpoint
-        channel = self._channels.get(endpoint)
-        if self._core.closed:
-            raise Unavailable(f"{call.what}: this client is shut down")
-        if channel is None:
-            self._streams.loop = asyncio.get_running_loop()
-            channel = open_channel(grpc.aio, endpoint, self.config)
-            self._channels[endpoint] = channel
-        method = getattr(rpc.DraftServiceStub(channel), call.method)
-        try:
-            return call.read(await method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(endpoint) is channel:
-                del self._channels[endpoint]  # see DraftClient
-                self._core.looked = -math.inf
-            pieces = calls.smaller(call, error.details() or "", self.config.limits)
-            if not pieces:
-                raise from_status(error.code(), error.details(), call.what) from error
-        return [await self._call(piece) for piece in pieces][-1]
 
 
 class _Waiting:

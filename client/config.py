@@ -15,28 +15,42 @@ HISTOSPEC_TLS_KEY       file with the key of that certificate
 ======================= ===========================================================================
 """
 
-import math
 import os
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 
+from histospec.client import arguments
 from histospec.client.errors import ConfigurationError
 from histospec.protocol.costs import DEFAULT_DEADLINE
 from histospec.protocol.limits import MAX_NAMESPACE
+from histospec.protocol.names import white_space
+
+T = TypeVar("T")
 
 DISCOVER = "discover://"
 LONGEST_FILE = 16 << 20
 """Bytes of a token or a certificate."""
 LONGEST_DEADLINE = 60.0
 """Seconds. A worker waits for so long when the server hangs: more is a slip, such as milliseconds."""
+MAX_ENDPOINT = 1 << 20
+"""Characters of an endpoint: thousands of shards."""
+
+
+def _checked(check: Callable[..., T], *values: Any) -> T:
+    try:
+        return check(*values)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long the client waits, in seconds."""
+    """How long the client waits, in seconds: above 0 and at most a day."""
 
     step: float = DEFAULT_DEADLINE
     """A step's drafts, from `send` on. Longer waits for slower servers; a worker loses at most this much a step, and
@@ -57,6 +71,10 @@ class Timeouts:
     """A shard that nobody has named for so long is one no more, and its problems go to the others. Longer than a
     restart takes: moving problems away and back costs more than doing without their drafts for a moment."""
 
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _checked(arguments.seconds, f"Timeouts.{each.name}", getattr(self, each.name))
+
 
 @dataclass(frozen=True)
 class Breaker:
@@ -73,6 +91,17 @@ class Breaker:
     jitter: float = 0.25
     """Fraction by which a cool-down may be longer, so that a thousand workers do not come back in one instant."""
 
+    def __post_init__(self) -> None:
+        _checked(arguments.whole, "Breaker.failures", self.failures, 1, 1 << 31)
+        _checked(arguments.seconds, "Breaker.cooldown", self.cooldown)
+        _checked(arguments.seconds, "Breaker.cooldown_max", self.cooldown_max)
+        _checked(arguments.seconds, "Breaker.reconnect", self.reconnect)
+        if self.cooldown_max < self.cooldown:
+            raise ConfigurationError(
+                f"Breaker.cooldown_max: {self.cooldown_max} is less than Breaker.cooldown, {self.cooldown}; raise it"
+            )
+        _checked(arguments.number, "Breaker.jitter", self.jitter, 0, 1)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -88,22 +117,32 @@ class Limits:
     batch: int = 4096
     """Sessions in one message. A server may take fewer, and says so; larger batches are split."""
 
+    def __post_init__(self) -> None:
+        for name, least in (("commits", 0), ("commit_bytes", 0), ("message_bytes", 1), ("batch", 1)):
+            _checked(arguments.whole, f"Limits.{name}", getattr(self, name), least, 1 << 62, f"[{least}, 2^62]")
+
 
 @dataclass(frozen=True)
 class Tls:
     """Certificates, as PEM files; what is None is the system's own, or not there."""
 
-    ca: str | None = None
+    ca: str | os.PathLike[str] | None = None
     """Authorities that may have signed the server's certificate; None: those of the system."""
-    certificate: str | None = None
+    certificate: str | os.PathLike[str] | None = None
     """The client's own certificate, where the server asks for one."""
-    key: str | None = None
+    key: str | os.PathLike[str] | None = None
     """The key of that certificate."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            path = getattr(self, each.name)
+            if not (path is None or isinstance(path, str | os.PathLike)):
+                raise ConfigurationError(f"Tls.{each.name}: must be the path of a file, is {arguments.shown(path)}")
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError("tls: a client certificate needs its key, and a key its certificate")
 
     def credentials(self) -> grpc.ChannelCredentials:
         """The files, read."""
-        if (self.certificate is None) != (self.key is None):
-            raise ConfigurationError("tls: a client certificate needs its key, and a key its certificate")
         return grpc.ssl_channel_credentials(
             *(None if path is None else _read("tls", path) for path in (self.ca, self.key, self.certificate))
         )
@@ -153,36 +192,87 @@ def configure(
     Raises:
         ConfigurationError: something is missing or malformed; the sentence says what to set.
     """
-    endpoint = endpoint or os.environ.get("HISTOSPEC_ENDPOINT", "")
-    namespace = namespace or os.environ.get("HISTOSPEC_NAMESPACE", "")
-    if not endpoint:
-        raise ConfigurationError("endpoint: pass the server's address, 'host:6378', or set HISTOSPEC_ENDPOINT")
-    if not namespace:
-        raise ConfigurationError("namespace: pass the name of the training run, or set HISTOSPEC_NAMESPACE")
-    if len(namespace) > MAX_NAMESPACE:
-        raise ConfigurationError(f"namespace: {len(namespace)} characters are more than the limit of {MAX_NAMESPACE}")
+    _, where = _given("endpoint", endpoint, "the server's address", "host:6378,host2:6378", MAX_ENDPOINT)
+    said, run = _given("namespace", namespace, "the name of the training run", "run-1", MAX_NAMESPACE)
+    if wrong := white_space(run):
+        raise ConfigurationError(f"{said}: {wrong}")
+    for name, value, kind in (
+        ("timeouts", timeouts, Timeouts),
+        ("breaker", breaker, Breaker),
+        ("limits", limits, Limits),
+    ):
+        if value is not None:
+            _checked(arguments.instance, name, value, kind, f"give histospec.client.{kind.__name__}(...)")
     timeouts = timeouts or Timeouts()
-    if deadline is None and "HISTOSPEC_DEADLINE" in os.environ:
-        deadline = _seconds("HISTOSPEC_DEADLINE", os.environ["HISTOSPEC_DEADLINE"])
     if deadline is not None:
-        timeouts = replace(timeouts, step=_seconds("deadline", deadline))
-    if tls is None:
-        ca, certificate, key = (os.environ.get(f"HISTOSPEC_TLS_{name}") for name in ("CA", "CERT", "KEY"))
-        tls = Tls(ca, certificate, key) if ca or certificate else None
-    elif isinstance(tls, bool):
-        tls = Tls() if tls else None
-    where = endpoint.removeprefix(DISCOVER)
+        timeouts = replace(timeouts, step=_deadline("deadline", deadline))
+    elif text := os.environ.get("HISTOSPEC_DEADLINE"):
+        timeouts = replace(timeouts, step=_deadline("HISTOSPEC_DEADLINE", _as_number(text)))
     return Config(
-        endpoints=_endpoints(where),
-        namespace=namespace,
-        discover=where != endpoint,
-        token=token or os.environ.get("HISTOSPEC_TOKEN") or None,
+        endpoints=_endpoints(where.removeprefix(DISCOVER)),
+        namespace=run,
+        discover=where.startswith(DISCOVER),
+        token=_token("token", token) or _token("HISTOSPEC_TOKEN", os.environ.get("HISTOSPEC_TOKEN")) or None,
         token_file=os.environ.get("HISTOSPEC_TOKEN_FILE") or None,
-        tls=tls,
+        tls=_tls(tls),
         timeouts=timeouts,
         breaker=breaker or Breaker(),
         limits=limits or Limits(),
     )
+
+
+def _given(name: str, value: Any, what: str, example: str, most: int) -> tuple[str, str]:
+    """An argument, or else its variable: which of the two, and its text."""
+    said = name
+    if value is None or (isinstance(value, str) and not value):
+        said = f"HISTOSPEC_{name.upper()}"
+        value = os.environ.get(said)
+        if not value:
+            raise ConfigurationError(f"{name}: pass {what}, such as {example!r}, or set {said}")
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name}: must be a string, such as {example!r}; is {arguments.shown(value)}")
+    return said, _checked(arguments.text, said, value, most)
+
+
+def _deadline(name: str, value: Any) -> float:
+    seconds = _checked(arguments.seconds, name, value)
+    if seconds > LONGEST_DEADLINE:
+        raise ConfigurationError(f"{name}: {value} seconds are more than the limit of {LONGEST_DEADLINE:g}, try 0.02")
+    return seconds
+
+
+def _as_number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _token(name: str, value: Any) -> str | None:
+    """A bearer token that fits a header. Errors do not repeat it."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name}: must be a string, is {type(value).__name__}")
+    if value != value.strip():
+        raise ConfigurationError(f"{name}: begins or ends with white space or a line break; remove it")
+    wrong = next((i for i, letter in enumerate(value) if not " " <= letter <= "~"), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{name}: character {wrong + 1} is not printable ASCII; a token holds nothing else")
+    return value
+
+
+def _tls(value: Any) -> Tls | None:
+    """What the argument says, or else the environment."""
+    if value is None:
+        ca, certificate, key = (os.environ.get(f"HISTOSPEC_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
+        return Tls(ca, certificate, key) if ca or certificate or key else None
+    if isinstance(value, bool):
+        return Tls() if value else None
+    if not isinstance(value, Tls):
+        file = f"; for a file of authorities give Tls(ca={arguments.shown(value)})" if isinstance(value, str) else ""
+        raise ConfigurationError(f"tls: must be True, False or a Tls, is {arguments.shown(value)}{file}")
+    return value
 
 
 def bearer(config: Config) -> str | None:
@@ -193,7 +283,8 @@ def bearer(config: Config) -> str | None:
     """
     if config.token is not None or config.token_file is None:
         return config.token
-    return _read("HISTOSPEC_TOKEN_FILE", config.token_file).decode().strip()
+    content = _read("HISTOSPEC_TOKEN_FILE", config.token_file).strip()
+    return _token("HISTOSPEC_TOKEN_FILE", content.decode("ascii", "replace"))
 
 
 def _endpoints(text: str) -> tuple[Endpoint, ...]:
@@ -201,30 +292,21 @@ def _endpoints(text: str) -> tuple[Endpoint, ...]:
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, address = part.rpartition("=")
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) or (equals and not name):
-            raise ConfigurationError(f"endpoint: {part!r} is not of the form host:port or name=host:port")
+            what = arguments.shown(part)
+            raise ConfigurationError(f"endpoint: {what} is not of the form host:port or name=host:port")
+        if wrong := white_space(name):
+            raise ConfigurationError(f"endpoint: the shard name {wrong}")
         if not 0 < int(address.rpartition(":")[2]) < 1 << 16:
-            raise ConfigurationError(f"endpoint: the port of {part!r} is outside [1, 65535]")
+            raise ConfigurationError(f"endpoint: the port of {arguments.shown(part)} is outside [1, 65535]")
         endpoints.append(Endpoint(name or address, address))
     if not endpoints:
-        raise ConfigurationError(f"endpoint: {text!r} names no address")
+        raise ConfigurationError(f"endpoint: {arguments.shown(text)} names no address")
     if len({e.name for e in endpoints}) < len(endpoints):
-        raise ConfigurationError(f"endpoint: a shard is named twice in {text!r}")
+        raise ConfigurationError(f"endpoint: a shard is named twice in {arguments.shown(text)}")
     return tuple(endpoints)
 
 
-def _seconds(name: str, value: float | str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not (0 < seconds < math.inf):
-        raise ConfigurationError(f"{name}: {value!r} is not a number of seconds above 0")
-    if seconds > LONGEST_DEADLINE:
-        raise ConfigurationError(f"{name}: {value} seconds are more than the limit of {LONGEST_DEADLINE:g}, try 0.02")
-    return seconds
-
-
-def _read(name: str, path: str) -> bytes:
+def _read(name: str, path: str | os.PathLike[str]) -> bytes:
     try:
         with Path(path).open("rb") as file:
             content = file.read(LONGEST_FILE + 1)

@@ -13,7 +13,7 @@
     │   └── DeadlineExceeded it did not answer in time; whether it did what was asked is not known (TimeoutError)
     └── ServerError          the server failed in a way that only its log explains
 
-`step`, `send`, `receive`, `flush` and `close` raise none of those that a server causes: a worker goes on without
+`step`, `send`, `receive`, `flush` and `finish` raise none of those that a server causes: a worker goes on without
 drafts. What is wrong with the caller's own arguments is a plain `ValueError` that names the argument.
 """
 

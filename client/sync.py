@@ -1,39 +1,41 @@
 """The blocking client, for worker threads."""
 
-import math
-import threading
+from __future__ import annotations  # so that help() names types as they are written here
+
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, overload
 
-import grpc
-
-from histospec.client import fork
+from histospec.client import arguments, fork
 from histospec.client.aio import GRACE
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
-from histospec.client.errors import Unavailable, from_status
 from histospec.client.transport import calls, greeting
-from histospec.client.transport.calls import Call
-from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.lifetime import PumpedConnections
 from histospec.client.transport.many import carry_out
 from histospec.client.transport.pump import Pump
+from histospec.client.transport.single import BlockingCalls
 from histospec.client.transport.stream import Streams
 from histospec.client.values import Draft, Inspection, LengthPrediction, Response, Shard, Stats, Tokens
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
-from histospec.v1 import draft_pb2_grpc as rpc
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class DraftClient:
     """A client of the draft server. Thread-safe; connects when it is first needed.
+
+    ::
+
+        with DraftClient("host:6378", namespace="run-1") as client:      # or client.shutdown() at the end
+            client.ingest([1, 2, 3], [Response([4, 5, 6, 7])], epoch=0)  # what the policy wrote before
+            sessions = client.open([[1, 2, 3]])                          # generations that begin
+            drafts = client.step(sessions, [[4, 5]])                     # what each generated -> what may come next
+            client.finish(sessions, commit=True, epochs=1)               # they join the history
+
+    `close()` is `shutdown()`, as with files and sockets; `close(sessions)` is `finish`, which was called so before.
 
     A worker that steps is never held up longer than the deadline, and never sees an error of the server or the
     network: drafts are then empty. Sessions survive a restart of the server, because the client keeps their tokens and
@@ -78,9 +80,7 @@ class DraftClient:
         self._core = Core(self.config, self._pump.wake)
         self._streams = Streams(self._core)
         self._connections = PumpedConnections(self._core, self._streams, pump=self._pump)
-        self._channels = self._connections.channels
-        self._lock = threading.Lock()
-        self._closed = False
+        self._calls = BlockingCalls(self._core, self._streams, self._connections)
         self._dropped = weakref.finalize(self, self._connections.dropped)
         self._dropped.atexit = False  # type: ignore[misc]  # the process takes its connections along
 
@@ -104,7 +104,7 @@ class DraftClient:
                 drafts.
 
         Returns:
-            B session ids, never used twice by one client.
+            B session ids: integers that this client never uses twice. They mean nothing to another client.
 
         Raises:
             ValueError: an argument is malformed; no session was opened.
@@ -156,11 +156,12 @@ class DraftClient:
     def receive(self, pending: Pending) -> list[Draft]:
         """The second half of `step`: waits for what is left of the deadline. Call it once for each `send`."""
         fork.refuse()
+        arguments.instance("pending", pending, Pending, "give what send returned")
         if not pending.done:
             self._pump.wait(lambda: pending.done, max(GRACE, pending.deadline - time.monotonic()))
         return self._core.collect(pending, time.monotonic())
 
-    def close(
+    def finish(
         self,
         sessions: Sequence[int],
         commit: bool = True,
@@ -173,7 +174,7 @@ class DraftClient:
 
         Args:
             sessions: B session ids.
-            commit: what the sessions generated joins the history of their problems.
+            commit: what the sessions generated joins the history of their problems; one for all.
             epochs: version of the policy, one for all or one each; None: the newest that the namespace has seen.
             rewards: one for all or one each, None where there is none.
             logprobs: None, or B times None or float32[n], one for each generated token.
@@ -191,7 +192,7 @@ class DraftClient:
         Best effort: returns after `timeout` seconds (default: the deadline of a step) whatever happened, at once where
         the breaker is open and no connection is being made. What was not acknowledged is kept for later.
         """
-        until = time.monotonic() + (self.config.timeouts.step if timeout is None else timeout)
+        until = time.monotonic() + self._core.patience(timeout)
         while touched := self._core.flush(time.monotonic()):
             self._pump.run(partial(self._streams.kick, touched), until - time.monotonic())
             self._pump.wait(partial(self._core.settled, touched), until - time.monotonic())
@@ -228,7 +229,7 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: see `histospec.client.errors`.
         """
-        self._do(calls.ingest, prompt, responses, epoch, problem, seeds)
+        self._calls.do(calls.ingest, prompt, responses, epoch, problem, seeds)
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
         """The stored responses of a problem, oldest first; at most the `limit` newest. None are stored: an empty list.
@@ -236,7 +237,7 @@ class DraftClient:
         What this client has committed before is sent first, so it is normally there.
         """
         self.flush(self.config.timeouts.shutdown)
-        return self._do(calls.history, prompt, problem, limit)[0]
+        return self._calls.do(calls.history, prompt, problem, limit)[0]
 
     def histories(
         self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
@@ -255,9 +256,9 @@ class DraftClient:
             HistoSpecError: as for `history`, but not Unavailable.
         """
         self.flush(self.config.timeouts.shutdown)
-        self._find()
+        self._calls.find()
         plan = calls.histories(self._core, prompts, problems, limit)
-        return [None if answer is None else answer[0] for answer in carry_out(plan, self._call)]
+        return [None if answer is None else answer[0] for answer in carry_out(plan, self._calls.one)]
 
     def ingest_many(
         self,
@@ -281,9 +282,9 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `ingest`, but not Unavailable.
         """
-        self._find()
+        self._calls.find()
         plan = calls.ingest_many(self._core, prompts, responses, epoch, problems, seeds)
-        return [answer is not None for answer in carry_out(plan, self._call)]
+        return [answer is not None for answer in carry_out(plan, self._calls.one)]
 
     def predict_length(
         self,
@@ -299,12 +300,12 @@ class DraftClient:
             generated: tokens generated so far.
             quantiles: each in [0, 1]; None: 0.1, 0.5, 0.9, 0.99.
         """
-        return self._do(calls.predict_length, prompt, problem, generated, quantiles)[0]
+        return self._calls.do(calls.predict_length, prompt, problem, generated, quantiles)[0]
 
     def topology(self) -> list[Shard]:
         """The shards of the service: those that were found, or as the first endpoint knows them."""
-        self._find()
-        return calls.members(self._core) or self._do(calls.topology)[0]
+        self._calls.find()
+        return calls.members(self._core) or self._calls.do(calls.topology)[0]
 
     def inspect(self, timeout: float | None = None) -> list[Inspection]:
         """What every shard says of itself and of the namespace; see `histospec doctor`, which explains it.
@@ -315,22 +316,22 @@ class DraftClient:
         Raises:
             HistoSpecError: see `histospec.client.errors`.
         """
-        return self._do(calls.inspect, timeout)
+        return self._calls.do(calls.inspect, timeout)
 
     def greet(self, timeout: float) -> list[Inspection]:
         """`inspect` for a worker that starts: what those shards say that answer; the log says why others do not."""
-        self._find(timeout)
-        return greeting.greet(self._core, self._call, timeout)
+        self._calls.find(timeout)
+        return greeting.greet(self._core, self._calls.one, timeout)
 
     def drop_namespace(self) -> int:
         """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""
-        return sum(self._do(calls.drop_namespace))
+        return sum(self._calls.do(calls.drop_namespace))
 
     def rewind(self, epoch: int) -> int:
         """Forgets every response of an epoch newer than this one, on every shard: for a trainer that goes back to a
         checkpoint, before it samples again. -> responses forgotten.
         """
-        return sum(self._do(calls.rewind, epoch))
+        return sum(self._calls.do(calls.rewind, epoch))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -341,16 +342,36 @@ class DraftClient:
         """
         if fork.forked():  # what there is belongs to the parent
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        if not self._calls.end():
+            return
         self._dropped.detach()
         self.flush(self.config.timeouts.shutdown)
         self._core.report_losses()
         self._connections.end()
 
-    def __enter__(self) -> "DraftClient":
+    @overload
+    def close(self) -> None: ...
+    @overload
+    def close(
+        self,
+        sessions: Sequence[int],
+        commit: bool = True,
+        epochs: int | Sequence[int | None] | None = None,
+        rewards: float | Sequence[float | None] | None = None,
+        logprobs: Sequence[Any] | None = None,
+        changes: int | Sequence[int] | None = None,
+    ) -> None: ...
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """`close()` is `shutdown()`; `close(sessions, ...)` is `finish`, with the same arguments."""
+        if args or kwargs:
+            self.finish(*args, **kwargs)
+        else:
+            self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<DraftClient {self._core.summary()}>"
+
+    def __enter__(self) -> DraftClient:
         fork.refuse()
         return self
 
@@ -359,39 +380,3 @@ class DraftClient:
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
-
-    def _do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        self._find()
-        return [self._call(call) for call in build(self._core, *args, **kwargs)]
-
-    def _find(self, timeout: float | None = None) -> None:
-        """Waits until it is known which shards there are; a client that steps knows it all the time."""
-        fork.refuse()
-        patience = self.config.timeouts.call if timeout is None else timeout
-        if not (self._streams.found() or self._closed):
-            self._pump.run(self._streams.discover, patience)
-            self._pump.wait(self._streams.found, patience)
-
-    def _call(self, call: Call[T]) -> T:
-        endpoint = call.endpoint
-        with self._lock:
-            channel = self._channels.get(endpoint)
-            if self._closed:
-                raise Unavailable(f"{call.what}: this client is shut down")
-            if channel is None:
-                channel = open_channel(grpc, endpoint, self.config)
-                self._channels[endpoint] = channel
-        method = getattr(rpc.DraftServiceStub(channel), call.method)
-        try:
-            return call.read(method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                # gRPC would let calls fail for as long as its back-off lasts; the next one shall really try.
-                with self._lock:
-                    if self._channels.get(endpoint) is channel:
-                        del self._channels[endpoint]
-                self._core.looked = -math.inf  # it may have moved
-            pieces = calls.smaller(call, error.details() or "", self.config.limits)
-            if not pieces:
-                raise from_status(error.code(), error.details(), call.what) from error
-        return [self._call(piece) for piece in pieces][-1]

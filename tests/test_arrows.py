@@ -44,6 +44,7 @@ SERVER = [
 CLIENT = [
     "histospec.client.quiet_grpc",
     "histospec.client.errors",
+    "histospec.client.arguments",
     "histospec.client.values",
     "histospec.client.config",
     "histospec.client.seeds",

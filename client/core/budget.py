@@ -1,9 +1,9 @@
 """What a step brings, and what its drafts may cost."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from histospec.client import arguments
 from histospec.client.core.session import Session
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
@@ -17,10 +17,10 @@ class Budget(NamedTuple):
 
     def check(self) -> "Budget":
         """Itself, or ValueError naming the field that cannot be."""
-        if not 0 <= self.max_tokens <= DEFAULT_MAX_DRAFT:
-            raise ValueError(f"max_tokens: {self.max_tokens} is outside [0, {DEFAULT_MAX_DRAFT}]")
-        if not 0 <= self.verify_cost < math.inf:
-            raise ValueError(f"verify_cost: {self.verify_cost} is not a finite number of at least 0")
+        arguments.whole("max_tokens", self.max_tokens, 0, DEFAULT_MAX_DRAFT)
+        if not arguments.is_number(self.verify_cost) or not 0 <= self.verify_cost <= arguments.LARGEST:
+            cost = arguments.shown(self.verify_cost)
+            raise ValueError(f"verify_cost: {cost} is not a finite number of at least 0")
         return self
 
 

@@ -9,16 +9,18 @@ import contextlib
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import grpc
 import numpy as np
 
-from histospec.client import fork
-from histospec.client.config import Config, Endpoint
+from histospec.client import arguments, fork
+from histospec.client.config import DISCOVER, Config, Endpoint
 from histospec.client.core import tokens
 from histospec.client.core.budget import Budget, StepInput
 from histospec.client.core.commits import Commits
@@ -70,6 +72,21 @@ class Core:
     def stop(self) -> None:
         """From now on nothing is sent."""
         self._exchange.closed = True
+
+    def patience(self, timeout: float | None) -> float:
+        """How long a flush waits, in seconds."""
+        return self.config.timeouts.step if timeout is None else arguments.seconds("timeout", timeout, zero=True)
+
+    def summary(self) -> str:
+        """For `repr`, so without the lock: another thread may hold it, or a debugger have stopped it."""
+        config = self.config
+        where = ",".join(e.address if e.name == e.address else f"{e.name}={e.address}" for e in config.endpoints)
+        state = " shut down" if self.closed else ""
+        breakers = {shard.name: shard.state for shard in list(self.shards)}
+        return (
+            f"namespace={config.namespace!r} endpoint={DISCOVER if config.discover else ''}{where} "
+            f"breakers={breakers} sessions={len(self._sessions)} pending_commits={self._commits.pending}{state}"
+        )
 
     # ---- shards ---------------------------------------------------------------------------------------------------
 
@@ -159,13 +176,15 @@ class Core:
     ) -> list[int]:
         """New sessions, known here alone until the next message."""
         fork.refuse()  # first of all: in a forked process another thread of the parent may hold the lock for ever
-        for name, values in (("problems", problems), ("generated", generated), ("seeds", seeds)):
-            if values is not None:
-                tokens.same_length(name, values, "prompts", len(prompts))
+        arguments.listed("prompts", prompts, arguments.PROMPTS)
+        each = partial(arguments.for_each, other="prompts", size=len(prompts))
+        given = each("problems", problems, arguments.PROBLEMS)
+        pieces = each("generated", [()] * len(prompts) if generated is None else generated, arguments.TOKEN_LISTS)
+        numbers = each("seeds", seeds, arguments.SEEDS)
         texts = [tokens.token_bytes(f"prompts[{i}]", p, empty=False) for i, p in enumerate(prompts)]
-        names = [tokens.problem_name(f"problems[{i}]", p) for i, p in enumerate(problems or [None] * len(prompts))]
-        begun = [tokens.token_bytes(f"generated[{i}]", g) for i, g in enumerate(generated or [()] * len(prompts))]
-        drawn = tokens.seed_numbers("seeds", [None] * len(prompts) if seeds is None else seeds)
+        names = [tokens.problem_name(f"problems[{i}]", p) for i, p in enumerate(given)]
+        begun = [tokens.token_bytes(f"generated[{i}]", g) for i, g in enumerate(pieces)]
+        drawn = tokens.seed_numbers("seeds", numbers)
         with self._lock:
             opened = []
             for prompt, problem, text, seed in zip(texts, names, begun, drawn, strict=True):
@@ -189,17 +208,18 @@ class Core:
     ) -> None:
         """Ends sessions; the server hears of it with the next message."""
         fork.refuse()
+        arguments.listed("sessions", sessions, arguments.SESSIONS)
+        arguments.flag("commit", commit)
         count = len(sessions)
         with self._lock:
             chosen = self._find(sessions)
             epoch = [tokens.epoch_number(name, v) for name, v in tokens.each("epochs", epochs, count)]
             change = [tokens.change_count(name, v) for name, v in tokens.each("changes", changes, count)]
             reward = [tokens.reward_number(name, v) for name, v in tokens.each("rewards", rewards, count)]
-            if logprobs is not None:
-                tokens.same_length("logprobs", logprobs, "sessions", count)
+            given = arguments.for_each("logprobs", logprobs, arguments.LOGPROBS, "sessions", count)
             scores = [
-                tokens.float_bytes(f"logprobs[{i}]", None if logprobs is None else logprobs[i], session.length)
-                for i, session in enumerate(chosen)
+                tokens.float_bytes(f"logprobs[{i}]", score, session.length)
+                for i, (score, session) in enumerate(zip(given, chosen, strict=True))
             ]
             for i, session in enumerate(chosen):
                 del self._sessions[session.number]
@@ -222,7 +242,9 @@ class Core:
     ) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
         fork.refuse()
-        tokens.same_length("new_tokens", new_tokens, "sessions", len(sessions))
+        arguments.listed("sessions", sessions, arguments.SESSIONS)
+        arguments.listed("new_tokens", new_tokens, arguments.TOKEN_LISTS)
+        arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget.check()
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
@@ -367,9 +389,18 @@ class Core:
     def _find(self, sessions: Sequence[int]) -> list[Session]:
         try:
             chosen = [self._sessions[s] for s in sessions]
-        except KeyError:
-            i, number = next((i, s) for i, s in enumerate(sessions) if s not in self._sessions)
-            raise UnknownSession(f"sessions[{i}]: {number} is not an open session of this client") from None
+        except (KeyError, TypeError):  # TypeError: it has no hash
+            raise self._not_open(sessions) from None
         if len(set(chosen)) < len(chosen):
-            raise ValueError("sessions: a session appears twice")
+            twice = next(s.number for s, count in Counter(chosen).items() if count > 1)
+            raise ValueError(f"sessions: a session appears twice, {twice}")
         return chosen
+
+    def _not_open(self, sessions: Sequence[Any]) -> ValueError | UnknownSession:
+        """What is wrong with the first of these that is not open."""
+        for i, number in enumerate(sessions):
+            if not isinstance(number, int | np.integer):
+                return ValueError(f"sessions[{i}]: must be a session id, an int, is {arguments.shown(number)}")
+            if number not in self._sessions:
+                return UnknownSession(f"sessions[{i}]: {number} is not an open session of this client")
+        raise AssertionError("all are open")

@@ -106,6 +106,10 @@ class Pending:
     touched: list[ShardState]
     """Shards with something to write, or to be found."""
 
+    def __repr__(self) -> str:
+        answered = sum(part.done for part in self.parts)
+        return f"<Pending step of {self.size} sessions: {answered} of {len(self.parts)} shards done>"
+
     @property
     def done(self) -> bool:
         """Whether there is nothing more to wait for."""

@@ -3,7 +3,6 @@
 Everything here raises ValueError with a sentence that names the argument, before anything is changed or sent.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from histospec.client import arguments
 from histospec.client.values import Tokens
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
@@ -46,7 +46,7 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
             flat = flat.astype(INT32)
         if flat.dtype.kind in "iu" and flat.ndim == 1 and (not flat.size or 0 <= flat.min() <= flat.max() <= MAX_TOKEN):
             return flat.astype(INT32, copy=False).tobytes(), list(map(len, values))
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
     pieces = [token_bytes(f"{name}[{i}]", v) for i, v in enumerate(values)]
     return b"".join(pieces), [len(piece) // 4 for piece in pieces]
@@ -57,8 +57,12 @@ def float_bytes(name: str, value: Any, size: int) -> bytes:
     if value is None:
         return b""
     try:
-        array = np.asarray(value, FLOAT32)
-    except (TypeError, ValueError) as error:
+        array = np.asarray(value)
+        if array.dtype.kind in "USbcMm":
+            raise TypeError(f"they are {array.dtype}")
+        with np.errstate(over="ignore"):  # to -inf, which a log-probability may be
+            array = array.astype(FLOAT32)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"{name}: must be numbers, {error}") from None
     if array.shape != (size,):
         raise ValueError(f"{name}: must have one value for each of the {size} tokens, has shape {array.shape}")
@@ -71,7 +75,10 @@ def mask_bytes(name: str, value: Any, size: int) -> bytes:
     """One uint8 a token, 0 or 1, or nothing for None."""
     if value is None:
         return b""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise ValueError(f"{name}: every value must be True or False") from None
     if array.shape != (size,):
         raise ValueError(f"{name}: must have one value for each of the {size} tokens, has shape {array.shape}")
     if array.dtype.kind not in "biu" or ((array != 0) & (array != 1)).any():
@@ -83,7 +90,7 @@ def epoch_number(name: str, value: Any) -> int | None:
     """A version of the policy, or None for the newest."""
     if value is None:
         return None
-    number = _whole_number(name, value, 63)
+    number = arguments.whole(name, value, 0, (1 << 63) - 1, "[0, 2^63)")
     if number > MAX_EPOCH:
         raise ValueError(f"{name}: {number} is more than the limit of {MAX_EPOCH}")
     return number
@@ -91,7 +98,7 @@ def epoch_number(name: str, value: Any) -> int | None:
 
 def seed_number(name: str, value: Any) -> int | None:
     """A sampling seed, any int64, or None for one that nobody knows."""
-    return None if value is None else _whole_number(name, value, 63, signed=True)
+    return None if value is None else arguments.whole(name, value, -1 << 63, (1 << 63) - 1, "[-2^63, 2^63)")
 
 
 def seed_numbers(name: str, values: Sequence[Any]) -> list[int | None]:
@@ -101,69 +108,57 @@ def seed_numbers(name: str, values: Sequence[Any]) -> list[int | None]:
 
 def change_count(name: str, value: Any) -> int:
     """How often something changed; None stands for never."""
-    return 0 if value is None else _whole_number(name, value, 32)
-
-
-def _whole_number(name: str, value: Any, bits: int, signed: bool = False) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ValueError(f"{name}: must be an integer, is {value!r}")
-    if not (-1 << bits if signed else 0) <= value < 1 << bits:
-        raise ValueError(f"{name}: {value} is outside [{f'-2^{bits}' if signed else 0}, 2^{bits})")
-    return int(value)
+    return 0 if value is None else arguments.whole(name, value, 0, (1 << 32) - 1, "[0, 2^32)")
 
 
 def reward_number(name: str, value: Any) -> float | None:
     """A finite number, or None."""
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name}: must be a finite number, is {value!r}")
-    return number
-
-
-def same_length(name: str, values: Sequence[Any], other: str, size: int) -> None:
-    """Raises unless there is one value for each of the other argument's."""
-    if len(values) != size:
-        raise ValueError(f"{name}: {len(values)} values for {size} {other}")
-
-
-def _integers(name: str, value: Tokens) -> NDArray[np.integer]:
-    if isinstance(value, str | bytes):
-        raise ValueError(f"{name}: must be token ids, is {type(value).__name__}")
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: must be a flat sequence of integers, {error}") from None
-    if array.ndim != 1:
-        raise ValueError(f"{name}: must be one-dimensional, has shape {array.shape}")
-    if not array.size:
-        return np.empty(0, INT32)
-    if array.dtype.kind == "O" and all(isinstance(x, int) for x in array):
-        beyond = next(x for x in array if not 0 <= x <= MAX_TOKEN)  # what needs more than 64 bits
-        raise ValueError(f"{name}: token {beyond} is outside [0, {MAX_TOKEN}]")
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{name}: must be integers, is {array.dtype}")
-    return array
+    return None if value is None else arguments.finite(name, value)
 
 
 def problem_name(name: str, value: str | None) -> str:
-    """An explicit problem id, or "" for none."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ValueError(f"{name}: must be a string, is {value!r}")
-    if len(value) > MAX_PROBLEM:
-        raise ValueError(f"{name}: {len(value)} characters are more than the limit of {MAX_PROBLEM}")
-    return value
+    """An explicit problem id, or "" for none. White space at its ends is part of it: it comes from a data set."""
+    return "" if value is None else arguments.text(name, value, MAX_PROBLEM)
 
 
 def each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
     """One value for each session, with its name, from one for all or a sequence."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()  # an array or a tensor without dimensions
     if value is None or np.isscalar(value):
         return [(name, value)] * size
-    same_length(name, value, "sessions", size)
+    arguments.listed(name, value, arguments.VALUES)
+    arguments.same_length(name, value, "sessions", size)
     return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
+
+
+def _integers(name: str, value: Tokens) -> NDArray[np.integer]:
+    if isinstance(value, str | bytes):
+        raise ValueError(f"{name}: must be token ids, is {type(value).__name__}; tokenize it first")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        what = "got a list of lists" if _holds_lists(value) else str(error)
+        raise ValueError(f"{name}: must be a flat list of token ids; {what}") from None
+    if array.ndim == 0:
+        raise ValueError(f"{name}: must be a flat list of token ids, is {arguments.shown(value)}")
+    if array.ndim != 1:
+        raise ValueError(f"{name}: must be a flat list of token ids; got a list of lists, of shape {array.shape}")
+    if not array.size:
+        return np.empty(0, INT32)
+    if array.dtype.kind not in "iu":
+        raise ValueError(_not_integers(name, value, array))
+    return array
+
+
+def _holds_lists(value: Any) -> bool:
+    return isinstance(value, Sequence) and any(isinstance(item, Sequence | np.ndarray) for item in value)
+
+
+def _not_integers(name: str, value: Any, array: NDArray[Any]) -> str:
+    for i, item in enumerate(array if isinstance(value, np.ndarray) else value):
+        if isinstance(item, bool) or not isinstance(item, int | np.integer):
+            return f"{name}: must be integers; item {i} is {arguments.shown(item)}"
+        if not 0 <= item <= MAX_TOKEN:  # among them what needs more than 64 bits
+            return f"{name}: token {arguments.shown(item)} is outside [0, {MAX_TOKEN}]"
+    return f"{name}: must be integers, is {array.dtype}"

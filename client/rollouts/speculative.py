@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from histospec.client import arguments
 from histospec.client.core import tokens
 from histospec.client.errors import LimitExceeded, ServerError
 from histospec.client.rollouts import sampling
@@ -154,7 +155,7 @@ class SpeculativeRollout:
             ValueError: an argument is malformed; nothing was sent.
         """
         if rewards is not None and not callable(rewards):
-            tokens.same_length("rewards", rewards, "rollouts", len(rollouts))
+            arguments.same_length("rewards", rewards, "rollouts", len(rollouts))
         groups: dict[tuple[bytes, str | None, int | None], list[Response]] = {}
         for i, rollout in enumerate(rollouts):
             reward = None if rewards is None else rewards(rollout) if callable(rewards) else rewards[i]
@@ -179,13 +180,13 @@ class SpeculativeRollout:
     def _attempts(
         self, prompts: Sequence[Prompt], parameters: Any, problems: Sequence[str | None] | None
     ) -> list[_Attempt]:
-        if problems is not None:
-            tokens.same_length("problems", problems, "prompts", len(prompts))
+        arguments.listed("prompts", prompts, arguments.PROMPTS)
+        names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
         stops = sampling.stop_tokens(self.llm, parameters)
         attempts = []
         for i, given in enumerate(prompts):
             text = _token_ids(f"prompts[{i}]", given)
-            problem = problems[i] if problems is not None else None
+            problem = names[i]
             tokens.problem_name(f"problems[{i}]", problem)
             limits = sampling.limits_of(self.llm, parameters, len(text), stops)
             attempts += [_Attempt(text, problem, limits) for _ in range(parameters.n)]

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from histospec.client import values
+from histospec.client import arguments, values
 from histospec.client.config import Endpoint, Limits
 from histospec.client.core import tokens
 from histospec.client.core.core import Core
@@ -86,13 +86,21 @@ def ingest(
     epoch: int | None,
     problem: str | None,
     seeds: Sequence[int | None] | None,
+    at: str = "",
 ) -> list[Call[int]]:
-    """Responses, in as many messages as their size needs."""
-    text = tokens.token_bytes("prompt", prompt, empty=False)
-    name = tokens.problem_name("problem", problem)
+    """Responses, in as many messages as their size needs; `at` is "[3]" where the problem is one of many."""
+    text, name = _problem(prompt, problem, at)
     version = tokens.epoch_number("epoch", epoch)
-    given = _seeded(responses, seeds)
-    messages = [_response(f"responses[{i}]", response) for i, response in enumerate(given)]
+    if isinstance(responses, values.Response):
+        raise ValueError(f"responses{at}: must be a list of responses; got one Response, give [response]")
+    arguments.listed(f"responses{at}", responses, arguments.RESPONSES)
+    if seeds is not None:
+        arguments.for_each(f"seeds{at}", seeds, arguments.SEEDS, "responses", len(responses))
+        responses = [
+            replace(response, seed=drawn) if isinstance(response, values.Response) else response
+            for response, drawn in zip(responses, tokens.seed_numbers(f"seeds{at}", seeds), strict=True)
+        ]
+    messages = [_response(f"responses{at}[{i}]", response) for i, response in enumerate(responses)]
     if not messages:
         return []
     request = pb.IngestRequest(
@@ -103,21 +111,16 @@ def ingest(
     return call.cut(core.config.limits)
 
 
-def _seeded(responses: Sequence[values.Response], seeds: Sequence[int | None] | None) -> Sequence[values.Response]:
-    """The responses with these seeds, where some are given."""
-    if seeds is None:
-        return responses
-    tokens.same_length("seeds", seeds, "responses", len(responses))
-    numbers = tokens.seed_numbers("seeds", seeds)
-    return [
-        replace(response, seed=number) if isinstance(response, values.Response) else response
-        for response, number in zip(responses, numbers, strict=True)
-    ]
+def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
+    """The prompt as bytes and the explicit id of a problem; `at` is "[3]" where it is one of many."""
+    plural = f"s{at}" if at else ""
+    text = tokens.token_bytes(f"prompt{plural}", prompt, empty=False)
+    return text, tokens.problem_name(f"problem{plural}", problem)
 
 
 def _response(name: str, response: values.Response) -> pb.Response:
     if not isinstance(response, values.Response):
-        raise ValueError(f"{name}: must be a Response, is {type(response).__name__}")
+        raise ValueError(f"{name}: must be a Response, is {arguments.shown(response)}; give Response(tokens)")
     text = tokens.token_bytes(f"{name}.tokens", response.tokens, empty=False)
     size = len(text) // 4
     return pb.Response(
@@ -130,14 +133,12 @@ def _response(name: str, response: values.Response) -> pb.Response:
 
 
 def history(
-    core: Core, prompt: values.Tokens, problem: str | None, limit: int | None
+    core: Core, prompt: values.Tokens, problem: str | None, limit: int | None, at: str = ""
 ) -> list[Call[list[values.Response]]]:
     """The stored responses of a problem."""
-    text = tokens.token_bytes("prompt", prompt, empty=False)
-    name = tokens.problem_name("problem", problem)
-    if limit is not None and not 0 < limit < 1 << 32:
-        raise ValueError(f"limit: {limit} is outside [1, 2^32)")
-    request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=limit or 0)
+    text, name = _problem(prompt, problem, at)
+    most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
+    request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
     return [Call("History", core.shard_of(text, name), request, core.config.timeouts.call, _read_history)]
 
 
@@ -145,8 +146,12 @@ def histories(
     core: Core, prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None, limit: int | None
 ) -> list[list[Call[list[values.Response]]]]:
     """`history` for each problem."""
-    names = _names(prompts, problems)
-    return [history(core, prompt, name, limit) for prompt, name in zip(prompts, names, strict=True)]
+    arguments.listed("prompts", prompts, arguments.PROMPTS)
+    names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
+    return [
+        history(core, prompt, name, limit, f"[{i}]")
+        for i, (prompt, name) in enumerate(zip(prompts, names, strict=True))
+    ]
 
 
 def ingest_many(
@@ -158,21 +163,17 @@ def ingest_many(
     seeds: Sequence[Sequence[int | None] | None] | None,
 ) -> list[list[Call[int]]]:
     """`ingest` for each problem."""
-    tokens.same_length("responses", responses, "prompts", len(prompts))
-    names = _names(prompts, problems)
-    drawn: Sequence[Sequence[int | None] | None] = [None] * len(prompts) if seeds is None else seeds
-    tokens.same_length("seeds", drawn, "prompts", len(prompts))
+    arguments.listed("prompts", prompts, arguments.PROMPTS)
+    count = len(prompts)
+    arguments.listed("responses", responses, arguments.RESPONSE_LISTS)
+    arguments.same_length("responses", responses, "prompts", count)
+    names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", count)
+    drawn = arguments.for_each("seeds", seeds, arguments.SEED_LISTS, "prompts", count)
+    rows = zip(prompts, responses, names, drawn, strict=True)
     return [
-        ingest(core, prompt, group, epoch, name, numbers)
-        for prompt, group, name, numbers in zip(prompts, responses, names, drawn, strict=True)
+        ingest(core, prompt, group, epoch, name, numbers, f"[{i}]")
+        for i, (prompt, group, name, numbers) in enumerate(rows)
     ]
-
-
-def _names(prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None) -> Sequence[str | None]:
-    if problems is None:
-        return [None] * len(prompts)
-    tokens.same_length("problems", problems, "prompts", len(prompts))
-    return problems
 
 
 def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
@@ -193,16 +194,13 @@ def predict_length(
     core: Core, prompt: values.Tokens, problem: str | None, generated: int, quantiles: Sequence[float] | None
 ) -> list[Call[values.LengthPrediction]]:
     """Quantiles of the length of a response."""
-    text = tokens.token_bytes("prompt", prompt, empty=False)
-    name = tokens.problem_name("problem", problem)
-    if not 0 <= generated < 1 << 31:
-        raise ValueError(f"generated: {generated} is outside [0, 2^31)")
-    wanted = [] if quantiles is None else [float(q) for q in quantiles]
-    for i, quantile in enumerate(wanted):
-        if not 0 <= quantile <= 1:
-            raise ValueError(f"quantiles[{i}]: {quantile} is outside [0, 1]")
+    text, name = _problem(prompt, problem)
+    length = arguments.whole("generated", generated, 0, (1 << 31) - 1, "[0, 2^31)")
+    asked: Sequence[float] = () if quantiles is None else quantiles
+    arguments.listed("quantiles", asked, arguments.QUANTILES)
+    wanted = [arguments.number(f"quantiles[{i}]", quantile, 0, 1) for i, quantile in enumerate(asked)]
     request = pb.PredictLengthRequest(
-        namespace=core.config.namespace, prompt=text, problem=name, generated=generated, quantiles=wanted
+        namespace=core.config.namespace, prompt=text, problem=name, generated=length, quantiles=wanted
     )
     return [Call("PredictLength", core.shard_of(text, name), request, core.config.timeouts.call, _read_prediction)]
 
@@ -230,7 +228,7 @@ def topology(core: Core) -> list[Call[list[values.Shard]]]:
 def inspect(core: Core, timeout: float | None) -> list[Call[values.Inspection]]:
     """What every shard says of itself and of the namespace."""
     request = pb.InspectRequest(namespace=core.config.namespace)
-    patience = core.config.timeouts.call if timeout is None else timeout
+    patience = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
     return [Call("Inspect", shard, request, patience, read_inspection) for shard in core.shards]
 
 

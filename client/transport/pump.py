@@ -68,14 +68,24 @@ class Pump:
         return self._loop is not None
 
     def finish(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
-        """Runs `last` to its end and closes the loop. The pump may not be used any more."""
+        """Runs `last` and every other task to its end, and closes the loop. The pump may not be used any more.
+
+        Some tasks are gRPC's: each call has one that waits for the status, which arrives after the call was cancelled.
+        A loop that is closed before never hears of it, and gRPC keeps the call, its connection and eight threads until
+        another loop turns, which may be never.
+        """
         if self._loop is None:
             return
         loop = self._loop
         tasks: list[asyncio.Task[None]] = []
 
+        async def everything() -> None:
+            await last()
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others)
+
         def first() -> None:
-            tasks.append(loop.create_task(last()))
+            tasks.append(loop.create_task(everything()))
             tasks[0].add_done_callback(lambda _: self.wake())
 
         self.wait(lambda: bool(tasks) and tasks[0].done(), timeout, first)

@@ -124,14 +124,14 @@ class RequestSessions:
             self._tell([session.id for session, _ in tails], [tail for _, tail in tails])
         if commits:
             said = [session.options.epoch for session, _, _ in commits]
-            self.client.close(
+            self.client.finish(
                 [session.id for session, _, _ in commits],
                 commit=True,
                 epochs=[v.epoch if epoch is None else epoch for epoch, (_, _, v) in zip(said, commits, strict=True)],
                 changes=[version.changes for _, _, version in commits],
             )
         if drops:
-            self.client.close([session.id for session in drops], commit=False)
+            self.client.finish([session.id for session in drops], commit=False)
         if not self._sessions:
             self.client.flush()
 
@@ -144,7 +144,7 @@ class RequestSessions:
         self._drops.clear()
         self._new.clear()
         with contextlib.suppress(Exception):  # it comes from a failure, and may meet the same one
-            self.client.close([session.id for session in lost], commit=False)
+            self.client.finish([session.id for session in lost], commit=False)
 
     def shut_down(self) -> None:
         """Lets the last commits out and ends the client."""

@@ -154,6 +154,6 @@ class _Worker:
         tokens = sum(session.take(draft) for session, draft in zip(sessions, drafts, strict=True))
         finished = [i for i, session in enumerate(sessions) if session.done >= len(session.text)]
         for i in finished:
-            self._client.close([sessions[i].number], commit=False)
+            self._client.finish([sessions[i].number], commit=False)
             sessions[i] = self._open()
         return seconds, tokens, sum(map(len, drafts))

@@ -1,8 +1,9 @@
-"""How many namespaces a shard takes."""
+"""Which namespaces a shard takes, and how many."""
 
 from collections.abc import Iterable
 
-from histospec.server.errors import LimitExceeded
+from histospec.protocol.names import white_space
+from histospec.server.errors import InvalidRequest, LimitExceeded
 
 
 class Namespaces:
@@ -13,9 +14,15 @@ class Namespaces:
         self._limit = limit
 
     def admit(self, namespace: str) -> None:
-        """Makes room for a namespace. Raises LimitExceeded where there are too many already."""
+        """Makes room for a namespace.
+
+        Raises LimitExceeded where there are too many, and InvalidRequest for a new name that begins or ends with
+        white space. Such a name that is stored stays in use.
+        """
         if namespace in self._admitted:
             return
+        if wrong := white_space(namespace):
+            raise InvalidRequest(f"namespace: {wrong}")
         if len(self._admitted) >= self._limit:
             text = f"namespace: the server has its limit of {self._limit} namespaces; drop one, or raise "
             raise LimitExceeded(f"{text}--max-namespaces")

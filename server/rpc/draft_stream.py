@@ -186,7 +186,7 @@ class DraftStream:
         if not refusal:
             try:
                 self._history.namespaces.admit(opening.problem.namespace)
-            except LimitExceeded as error:
+            except (InvalidRequest, LimitExceeded) as error:
                 refusal = str(error)
         if refusal:
             self._answers.refuse(answer, "open", opening.session, refusal)

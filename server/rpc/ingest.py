@@ -18,7 +18,8 @@ async def ingest(history: History, batch: ResponseBatch, peer: str, explicit_epo
 
     If its epoch is explicit, weight-change counts no longer advance the namespace.
 
-    Raises LimitExceeded where it would be one namespace too many, and StoreError; then nothing of it is kept.
+    Raises LimitExceeded where it would be one namespace too many, InvalidRequest where its name cannot be a new one's,
+    and StoreError; then nothing of it is kept.
     """
     started = time.perf_counter()
     if batch.records:

@@ -3,6 +3,8 @@
 import ipaddress
 from typing import NamedTuple
 
+from histospec.protocol.names import white_space
+
 
 class Address(NamedTuple):
     """Where a socket listens or connects."""
@@ -51,4 +53,6 @@ class ShardAddress(NamedTuple):
             return text
         name, _, address = str(text).strip().rpartition("=")
         parsed = Address.parse(address)
+        if wrong := white_space(name):
+            raise ValueError(f"the shard name {wrong}")
         return cls(name or str(parsed), parsed)

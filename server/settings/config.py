@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_NAMESPACE
+from histospec.protocol.names import white_space
 from histospec.server.settings.addresses import Address
 from histospec.server.settings.option_types import Bytes, Collector, Count, File, Shards, Where
 from histospec.server.stores.group_commit import MAX_BACKLOG
@@ -187,6 +188,13 @@ class Config(StoreConfig):
             raise ValueError(f"has {len(value)} characters; give at most {MAX_SHARD_NAME}")
         if not value.isprintable():
             raise ValueError(f"{value!r} holds characters that cannot be printed; give a name such as shard-0")
+        return value
+
+    @field_validator("shard_name", "specrl_namespace")
+    @classmethod
+    def _visible(cls, value: str) -> str:
+        if value and (wrong := white_space(value)):
+            raise ValueError(wrong)
         return value
 
     @field_validator("max_message")

@@ -1,7 +1,6 @@
 """The client's contract against a real server, in both faces."""
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -235,17 +234,6 @@ async def test_cancelled_step_leaves_the_client_whole(odd_server: OddServer) -> 
         odd_server.answer = odd_server.draft
         assert len((await client.step(sessions, [[2]]))[0]) == 1
         assert client.stats().late == 0
-
-
-def test_both_faces_have_the_same_methods() -> None:
-    def face(cls: type) -> dict[str, list[str]]:
-        return {
-            name: list(inspect.signature(member).parameters)
-            for name, member in inspect.getmembers(cls, inspect.isfunction)
-            if not name.startswith("_")
-        }
-
-    assert face(DraftClient) == face(AsyncDraftClient)
 
 
 def test_many_threads_share_one_client(shared_server: Server) -> None:

@@ -123,7 +123,7 @@ def test_many_bad_arguments(client: DraftClient) -> None:
         client.ingest_many([[1], [2]], [[]])
     with pytest.raises(ValueError, match="problems: 1 values for 2 prompts"):
         client.histories([[1], [2]], ["p"])
-    with pytest.raises(ValueError, match="prompt: must not be empty") as caught:
+    with pytest.raises(ValueError, match=r"prompts\[1\]: must not be empty") as caught:
         client.ingest_many([[1], []], [[response([1])], [response([2])]])
     assert not isinstance(caught.value, InvalidRequest)
     assert client.history([1]) == []

@@ -1,0 +1,105 @@
+"""Names that begin or end with white space: none is made anew, and what is stored under one stays within reach."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+
+from histospec.protocol.names import white_space
+from histospec.server import cli
+from histospec.server.errors import ConfigError, InvalidRequest
+from histospec.server.history.namespaces import Namespaces
+from histospec.server.settings import options
+from histospec.server.settings.addresses import ShardAddress
+from histospec.server.settings.config import Config
+from histospec.v1 import draft_pb2 as pb
+from tests.support.servers import Server, Starter
+from tests.support.wires import Connector
+
+SENTENCE = "namespace: 'new ' begins or ends with white space; give 'new'"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("run", ""),
+        ("a run", ""),
+        ("", ""),
+        ("run ", "'run ' begins or ends with white space; give 'run'"),
+        ("\trun", r"'\trun' begins or ends with white space; give 'run'"),
+        ("run\n", r"'run\n' begins or ends with white space; give 'run'"),
+        ("run\u00a0", r"'run\xa0' begins or ends with white space; give 'run'"),
+        ("  ", "'  ' is white space alone"),
+    ],
+)
+def test_white_space_is_shown(name: str, wrong: str) -> None:
+    assert white_space(name) == wrong
+
+
+def test_a_name_that_is_stored_stays_until_it_is_dropped() -> None:
+    names = Namespaces(["old "], 8)
+    names.admit("old ")
+    with pytest.raises(InvalidRequest, match="'new ' begins or ends with white space"):
+        names.admit("new ")
+    names.forget("old ")
+    with pytest.raises(InvalidRequest, match="'old ' begins or ends with white space"):
+        names.admit("old ")
+
+
+@pytest.fixture
+def server(start_server: Starter, tmp_path: Path) -> Server:
+    """One whose store has a namespace "old " from before the rule."""
+    recording = tmp_path / "old.jsonl"
+    recording.write_text(
+        json.dumps({"namespace": "old ", "prompt": [1], "responses": [{"tokens": [2, 3, 4], "epoch": 1}]})
+    )
+    data = tmp_path / "server-0"
+    assert cli.main(["restore", str(recording), "--data-dir", str(data)]) == 0
+    return start_server()
+
+
+def test_no_rpc_makes_such_a_namespace(server: Server, connect: Connector) -> None:
+    wire = connect(server.endpoint)
+    with pytest.raises(grpc.RpcError) as caught:
+        wire.ingest([1], [[2, 3]], namespace="new ")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == SENTENCE
+    stream = wire.stream()
+    opens = [wire.open(1, [1], namespace="new "), wire.open(2, [1], namespace="run")]
+    answer = stream.ask(opens=opens, step=wire.step([1, 2], [[5], [6]]))
+    assert [(r.session, r.reason) for r in answer.refusals] == [(1, SENTENCE)]
+    answer = stream.ask(step=wire.step([2], [[7]], [1]))  # the stream goes on
+    assert not answer.refusals
+    assert "new " not in server.get("/status")[1]
+
+
+def test_what_is_stored_under_one_can_be_read_and_rewound_and_dropped(
+    server: Server, connect: Connector, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire = connect(server.endpoint)
+    assert wire.history([1], namespace="old ") == [[2, 3, 4]]
+    wire.ingest([1], [[2, 9]], epoch=2, namespace="old ")  # a run that goes on loses nothing
+    answer = wire.stream().ask(opens=[wire.open(1, [1], namespace="old ")], step=wire.step([1], [[2, 3]]))
+    assert wire.drafts(answer) == [[4]]
+    file = tmp_path / "snapshot.jsonl"
+    assert cli.main(["snapshot", str(file), "--data-dir", str(server.data_dir)]) == 0
+    assert {json.loads(line)["namespace"] for line in file.read_text().splitlines()} == {"old "}
+    assert wire.stub.Inspect(pb.InspectRequest(namespace="old ")).facts.responses == 2
+    assert wire.stub.Rewind(pb.RewindRequest(namespace="old ", epoch=1)).responses == 1
+    assert wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="old ")).responses == 1
+    with pytest.raises(grpc.RpcError, match="'old ' begins or ends with white space; give 'old'"):
+        wire.ingest([1], [[2, 3]], namespace="old ")
+
+
+@pytest.mark.parametrize("flag", ["--shard-name", "--specrl-namespace"])
+def test_options_are_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag}: 'a ' begins or ends with white space; give 'a'$"):
+        options.settle(Config, {flag[2:].replace("-", "_"): "a "})
+    assert options.settle(Config, {"specrl_namespace": "", "shard_name": "a"}).specrl_namespace == ""
+
+
+def test_a_peer_is_refused() -> None:
+    with pytest.raises(ValueError, match="the shard name 'a ' begins or ends with white space; give 'a'"):
+        ShardAddress.parse("a =h:1")
+    assert ShardAddress.parse(" a=h:1 ").name == "a"
