@@ -244,7 +244,7 @@ class AsyncDraftClient:
             self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
         try:
-            return call.read(await method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
+            return call.finish(await method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(endpoint) is channel:
                 del self._channels[endpoint]  # see DraftClient

@@ -381,7 +381,7 @@ class DraftClient:
                 self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
         try:
-            return call.read(method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
+            return call.finish(method(call.request, timeout=call.timeout, metadata=metadata(self.config)))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 # gRPC would let calls fail for as long as its back-off lasts; the next one shall really try.
