@@ -32,6 +32,7 @@ if not CLIENT_ONLY:
     PACKAGES |= {
         "histospec.native": "native/python",
         "histospec.replay": "replay",
+        "histospec.replay.recordings": "replay/recordings",
         "histospec.server": "server",
         "histospec.server.commands": "server/commands",
         "histospec.server.history": "server/history",
@@ -60,7 +61,10 @@ if not CLIENT_ONLY:
         "uvloop>=0.19",
         "xxhash>=3",
     ]
-EXTRAS = {"otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"]}
+EXTRAS = {
+    "otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"],
+    "replay": ["pyarrow>=17", "transformers>=4.45"],  # Parquet, and text with a tokenizer
+}
 
 
 class BuildWithProtos(build_py):

@@ -149,7 +149,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
         return write(number, line)
 
     monkeypatch.setattr(recorder_module, "MOST_WAITING", 100)
-    monkeypatch.setattr(recorder_module.os, "write", hang)
+    monkeypatch.setattr(os, "write", hang)
     client = DraftClient(ABSENT, "run")
     for _ in range(50):
         sessions = client.open([[1, 2]], generated=[[3, 4, 5]])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from histospec.replay import command as replay
-from histospec.replay.recordings import Problem, Recording, opened
+from histospec.replay.recordings import Problem, Recording, Tokens, opened
 from histospec.replay.recordings.text import Text
 from histospec.server import cli
 from histospec.server.errors import ConfigError
@@ -67,7 +67,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def decoded(tokenizer: Path, tokens: Sequence[int]) -> str:
+def decoded(tokenizer: Path, tokens: Tokens) -> str:
     return str(import_module("transformers").AutoTokenizer.from_pretrained(tokenizer).decode(tokens))
 
 
@@ -164,7 +164,13 @@ def test_several_files_are_one_recording(tmp_path: Path) -> None:
 def verl(folder: Path, step: int, inputs: list[str], outputs: list[str]) -> Path:
     """As verl's trainer writes a step (`_write_generations`)."""
     n = len(inputs)
-    base = {"input": inputs, "output": outputs, "gts": [None] * n, "score": [float("nan")] * n, "step": [step] * n}
+    base: dict[str, list[Any]] = {
+        "input": inputs,
+        "output": outputs,
+        "gts": [None] * n,
+        "score": [float("nan")] * n,
+        "step": [step] * n,
+    }
     base["uid"] = [f"5f0d_{i}_0" for i in range(n)]  # of a reward function or of verl itself: another every step
     path = folder / f"{step}.jsonl"
     with path.open("w") as file:
@@ -351,9 +357,9 @@ def test_each_mistake_is_one_sentence_with_line_and_field(
         (b'{"prompt": [1],\n "tokens": [2]}\n', "a record must be one line: jq -c . FILE"),
         (b"\x28\xb5\x2f\xfd\0\0", "is packed with zstd, which is not read; zstd -dc FILE | histospec replay -"),
         (b"PAR1" + b"\0" * 40, "after row 0: the Parquet file is damaged"),
-        (gzip.compress(b"PAR1" + b"\0" * 40), "is a gzipped Parquet file; unpack it with gunzip first"),
-        (gzip.compress(b'{"prompt": [1], "tokens": [2]}\n' * 500)[:60], "the gzip archive is damaged"),
-        (os.urandom(1) + b"\x00\x01\x02" * 1000, "line 1: not JSON"),
+        (gzip.compress(b"PAR1" + b"\0" * 40, mtime=0), "is a gzipped Parquet file; unpack it with gunzip first"),
+        (gzip.compress(b'{"prompt": [1], "tokens": [2]}\n' * 500, mtime=0)[:60], "the gzip archive is damaged"),
+        (b"\x7fELF" + b"\x00\x01\x02" * 1000, "line 1: not JSON"),
         (b'{"prompt": [1], "tokens": [2]}\n{"prompt": [1], "tok', "line 2: not JSON: EOF while parsing"),
     ],
 )  # fmt: skip
