@@ -38,6 +38,8 @@ def opened(name: str) -> Iterator[BinaryIO]:
     told = shown(name)
     try:
         file = open(0 if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
+    except IsADirectoryError:
+        raise ConfigError(f"{told}: is a directory; give its files, such as {os.path.join(name, '*.jsonl')}") from None
     except OSError as error:
         raise ConfigError(f"{told}: {reason(error)}; give a readable file, or - for the standard input") from None
     with file:
