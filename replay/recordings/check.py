@@ -30,12 +30,14 @@ class Record:
 
     Attributes:
         place: `line 7`, `row 7`.
-        content: the bytes of the line; of a row its fields, where all are null that the table's other rows have.
+        content: the bytes of the line; of a row its fields, some of them None.
+        ended: False for a last line without an end, which may have been cut.
 
     """
 
     place: str
     content: bytes | dict[str, Any]
+    ended: bool = True
 
     def checked(self, kind: type[M]) -> M:
         """The record as a model. Raises RecordingError."""
@@ -44,7 +46,9 @@ class Record:
                 return kind.model_validate_json(self.content)
             return kind.model_validate(self.content)
         except ValidationError as error:
-            raise self.wrong(explain(error.errors()[0])) from None
+            found = error.errors()[0]
+            why = found.get("ctx", {}).get("error", "")
+            raise self.wrong(self._no_json(why) if found["type"] == "json_invalid" else explain(found)) from None
 
     def fields(self) -> dict[str, Any]:
         """The record's fields. Raises RecordingError: it is not a JSON object."""
@@ -53,7 +57,7 @@ class Record:
         try:
             fields = from_json(self.content)
         except ValueError as error:
-            raise self.wrong(_not_json(str(error))) from None
+            raise self.wrong(self._no_json(str(error))) from None
         if not isinstance(fields, dict):
             raise self.wrong(_no_object(fields))
         self.content = fields
@@ -82,6 +86,13 @@ class Record:
         """An error about this record, to be raised."""
         return RecordingError(f"{self.place}: {what}")
 
+    def _no_json(self, why: str) -> str:
+        text = f"not JSON: {why}".replace("line 1 column", "column")  # a record is one line
+        if "EOF while parsing" not in why:
+            return text
+        hint = "a record must be one line: jq -c . FILE" if self.ended else "the last line is cut short: leave it out"
+        return f"{text}; {hint}"
+
     def _optional(self, kind: TypeAdapter[T], field: str) -> T | None:
         value = self.fields().get(field)
         return None if value is None else self._as(kind, field, value)
@@ -99,8 +110,6 @@ def explain(error: ErrorDetails) -> str:
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     kind, value = error["type"], error["input"]
     limits = error.get("ctx", {})
-    if kind == "json_invalid":
-        return _not_json(limits["error"])
     if kind == "missing":
         return f"{field}: missing"
     if kind == "too_short":
@@ -133,11 +142,6 @@ def _places(error: ErrorDetails) -> tuple[int | str, ...]:
 
 def _is_text(kind: str, value: object) -> bool:
     return kind == "list_type" and isinstance(value, str)
-
-
-def _not_json(why: str) -> str:
-    text = f"not JSON: {why}".replace("line 1 column", "column")  # a record is one line
-    return text + ("; a record must be one line: jq -c . FILE" if "EOF while parsing" in why else "")
 
 
 def _no_object(value: object) -> str:

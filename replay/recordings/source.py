@@ -102,7 +102,8 @@ def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
         if packed and number == 1 and line.startswith(parquet.MAGIC):
             raise RecordingError("is a gzipped Parquet file; unpack it with gunzip first")
         if not line.isspace():
-            yield Record(f"line {number}", line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n"))
+            content = line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
+            yield Record(f"line {number}", content, line.endswith(b"\n"))
 
 
 def _line(source: BinaryIO, number: int) -> bytes:
