@@ -33,6 +33,7 @@ if not CLIENT_ONLY:
     PACKAGES |= {
         "histospec.native": "native/python",
         "histospec.replay": "replay",
+        "histospec.replay.recordings": "replay/recordings",
         "histospec.server": "server",
         "histospec.server.commands": "server/commands",
         "histospec.server.history": "server/history",
@@ -62,7 +63,10 @@ if not CLIENT_ONLY:
         "xxhash>=3",
     ]
 COMMAND = "histospec.client.doctor.__main__:client_only" if CLIENT_ONLY else "histospec.server.cli:main"
-EXTRAS = {"otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"]}
+EXTRAS = {
+    "otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"],
+    "replay": ["pyarrow>=17", "transformers>=4.45"],  # Parquet, and text with a tokenizer
+}
 
 
 class BuildWithProtos(build_py):

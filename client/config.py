@@ -12,6 +12,8 @@ HISTOSPEC_TOKEN_FILE    file that holds it, read for every connection, so that i
 HISTOSPEC_TLS_CA        file with the authorities that may sign the server's certificate; switches TLS on
 HISTOSPEC_TLS_CERT      file with the client's own certificate (mTLS)
 HISTOSPEC_TLS_KEY       file with the key of that certificate
+HISTOSPEC_RECORD        file to which every finished response is appended as a line for `histospec replay`; it holds
+                        prompts and responses in clear; a new file has mode 0600
 ======================= ===========================================================================
 """
 
@@ -175,6 +177,8 @@ class Config:
     timeouts: Timeouts = Timeouts()
     breaker: Breaker = Breaker()
     limits: Limits = Limits()
+    record: str | None = None
+    """The file to which every finished response is appended, for `histospec replay`."""
 
 
 def configure(
@@ -218,6 +222,7 @@ def configure(
         timeouts=timeouts,
         breaker=breaker or Breaker(),
         limits=limits or Limits(),
+        record=os.environ.get("HISTOSPEC_RECORD") or None,
     )
 
 

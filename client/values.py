@@ -131,6 +131,10 @@ class Stats:
     """By shard: closed (all is well), open, or trying."""
     shards: dict[str, ShardStats] = field(default_factory=dict)
     """By shard, also of those that have left: the finished responses that it acknowledged, owes and cost."""
+    recorded: int = 0
+    """Finished responses in the file that HISTOSPEC_RECORD names."""
+    unrecorded: int = 0
+    """Finished responses that could not be written there."""
 
 
 @dataclass(frozen=True)

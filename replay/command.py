@@ -1,17 +1,19 @@
-"""`histospec replay FILE`: what would a user gain from drafts, judged by rollouts recorded earlier?"""
+"""`histospec replay FILE...`: what would a user gain from drafts, judged by rollouts recorded earlier?"""
 
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text as Line
 
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.replay import arctic as replay_arctic
@@ -19,13 +21,16 @@ from histospec.replay import plot as replay_plot
 from histospec.replay import results_json as replay_json
 from histospec.replay import tables as replay_tables
 from histospec.replay.plan import replay
-from histospec.replay.recordings import STDIN, Problem, is_regular, opened, read
+from histospec.replay.recordings import STDIN, Recording, RecordingError, is_regular, opened
+from histospec.replay.recordings.text import Text
 from histospec.replay.result import Options
 from histospec.server.arguments import MOST_COST, ArgumentParser, amount, whole
 from histospec.server.errors import ConfigError
 from histospec.server.targets import FORCE, is_stdout, written
 
 COSTS = (0.02, 0.05, 0.1)
+NAMES = ("prompt", "response", "tokens", "turns", "epoch", "id", "group", "namespace")
+"""Fields of a record that is one response."""
 
 T = TypeVar("T")
 
@@ -50,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
         history=(False, True) if args.history is None else (args.history,),
         compare=args.compare == "arctic",
     )
-    file = "standard input" if args.file == STDIN else Path(args.file).name
-    name = file.removesuffix(".gz").removesuffix(".jsonl")
+    file = _called(args.file[0]) + (f" and {len(args.file) - 1} more" if len(args.file) > 1 else "")
+    name = re.sub(r"(\.(jsonl|parquet|gz))+(?=$| and )", "", file)
     plot = None if args.no_plot else args.plot or f"{name}.replay.png"
     if plot is not None:
         replay_plot.require(plot)
@@ -63,11 +68,20 @@ def main(argv: Sequence[str]) -> int:
         figures, picture = (
             targets.enter_context(written(target, force=args.force)) if target else None for target in (args.json, plot)
         )
-        with opened(args.file) as recording, _progress(errors) as progress:
-            result = replay(_load(recording, file, progress), options, progress)
+        with _progress(errors) as progress:
+            recording = Recording(Text(args.tokenizer), args.fields, several=len(args.file) > 1)
+            try:
+                _read(args.file, recording, progress)
+                problems = recording.problems()
+                notes = recording.notes()
+                result = replay(problems, options, progress)
+            except RecordingError as error:
+                raise ConfigError(f"{file}: {error}") from None
+        for note in notes:
+            out.print(Line(note, style="dim"), soft_wrap=True)
         out.print(replay_tables.report(result, options, name))
         if figures is not None:
-            figures.write((json.dumps(replay_json.as_json(result, options, file), indent=2) + "\n").encode())
+            figures.write((json.dumps(replay_json.as_json(result, options, file, notes), indent=2) + "\n").encode())
         if picture is not None and plot is not None:
             replay_plot.save(replay_plot.plot(result, options, name), picture, plot)
     if plot is not None:
@@ -75,17 +89,21 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _load(recording: BinaryIO, name: str, progress: Progress) -> list[Problem]:
-    """Every problem of the recording; the bar follows the bytes read, where it is known how many there are."""
-    known = is_regular(recording)
-    bar = progress.add_task(f"reading {escape(name)}", total=os.fstat(recording.fileno()).st_size if known else None)
-    problems = []
-    for problem in read(recording):
-        problems.append(problem)
-        if known:
-            progress.update(bar, completed=recording.tell())
-    progress.remove_task(bar)
-    return problems
+def _called(name: str) -> str:
+    return "standard input" if name == STDIN else Path(name).name
+
+
+def _read(names: Sequence[str], recording: Recording, progress: Progress) -> None:
+    """Adds the files to the recording; the bar follows the bytes read, where it is known how many there are."""
+    for name in names:
+        with opened(name) as file:
+            known = is_regular(file)
+            size = os.fstat(file.fileno()).st_size if known else None
+            bar = progress.add_task(f"reading {escape(_called(name))}", total=size)
+            for _ in recording.read(file, name):
+                if known:
+                    progress.update(bar, completed=file.tell())
+            progress.remove_task(bar)
 
 
 def _progress(console: Console) -> Progress:
@@ -108,7 +126,20 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="recorded rollouts, .jsonl or .jsonl.gz, - for standard input (format: docs/replay.md)",
+        nargs="+",
+        help="recorded rollouts: JSON lines, gzipped or not, or Parquet; - for standard input "
+        "(formats: docs/from-your-run-to-a-replay.md)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="NAME_OR_PATH",
+        help="the model's, where the files hold text: a folder, or a name on the Hugging Face hub",
+    )
+    parser.add_argument(
+        "--fields",
+        type=_fields,
+        metavar="OURS=YOURS,...",
+        help=f"where a record is one response under names of your own; ours are {', '.join(NAMES)}",
     )
     parser.add_argument(
         "--mode",
@@ -188,6 +219,17 @@ def _each(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
         return [parse(part) for part in text.split(",")]
 
     return values
+
+
+def _fields(text: str) -> Mapping[str, str]:
+    """`prompt=question,response=answer`, by our name."""
+    pairs = dict(part.partition("=")[::2] for part in text.split(","))
+    wrong = next((ours for ours, theirs in pairs.items() if ours not in NAMES or not theirs), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(
+            f"must be such as prompt=question,response=answer, with {', '.join(NAMES)} before the =, is {text[:60]!r}"
+        )
+    return pairs
 
 
 def _siblings(text: str) -> int | None:

@@ -39,7 +39,7 @@ def require(target: str) -> None:
     if _format(target) not in FORMATS:
         raise ConfigError(f"--plot {target}: there is no plot format {_format(target)!r}; use {', '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib: pip install 'histospec[replay]', or give --no-plot")
+        raise ConfigError("a plot needs matplotlib: pip install matplotlib, or give --no-plot")
 
 
 def save(figure: "Figure", file: BinaryIO, target: str) -> None:

@@ -1,5 +1,6 @@
 """A replay's figures for programs; docs/replay.md explains the fields."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,10 +10,11 @@ from histospec.replay.result import Group, Options, Replay, Visit
 from histospec.replay.scores import Score
 
 
-def as_json(result: Replay, options: Options, file: str) -> dict[str, Any]:
-    """Every figure of the replay."""
+def as_json(result: Replay, options: Options, file: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Every figure of the replay, and what was assumed about its files."""
     figures: dict[str, Any] = {
         "file": file,
+        "notes": list(notes),
         "mode": options.mode,
         "seed": options.seed,
         "max_tokens": options.max_tokens,

@@ -49,6 +49,7 @@ CLIENT = [
     "histospec.client.config",
     "histospec.client.seeds",
     "histospec.client.fork",
+    "histospec.client.recorder",
     "histospec.client.core",
     "histospec.client.transport",
     "histospec.client.aio",

@@ -32,6 +32,7 @@ from histospec.client.core.room import ServerLimits
 from histospec.client.core.session import Commit, Session
 from histospec.client.core.shard import Pending, ShardState
 from histospec.client.errors import UnknownSession
+from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.v1 import draft_pb2 as pb
 
@@ -50,6 +51,8 @@ class Core:
         self.config = config
         self.looked = -math.inf
         """When shards were last looked for, on the monotonic clock."""
+        self.recorder = recorder(config)
+        """Writes finished responses down, in a thread of its own; None: nobody asked for it."""
         self._members = Membership(config)
         self._changed = changed
         self._sessions: dict[int, Session] = {}
@@ -72,6 +75,8 @@ class Core:
     def stop(self) -> None:
         """From now on nothing is sent."""
         self._exchange.closed = True
+        if self.recorder is not None:
+            self.recorder.close()
 
     def patience(self, timeout: float | None) -> float:
         """How long a flush waits, in seconds."""
@@ -228,12 +233,25 @@ class Core:
                     shard.forget(session)
                     continue
                 shard.opens.pop(session.number, None)
+                self._record(session, epoch[i], change[i], reward[i])
                 kept = Commit(session, epoch[i], reward[i], scores[i], change[i])
                 if session.refused:
                     shard.forget(session)
                     self._commits.refuse(shard, kept, "its session was refused")
                 else:
                     self._commits.keep(shard, kept)
+
+    def _record(self, session: Session, epoch: int | None, changes: int, reward: float | None) -> None:
+        if self.recorder is not None:
+            self.recorder.keep(
+                session.prompt,
+                session.generated,
+                problem=session.problem,
+                epoch=epoch,
+                changes=changes,
+                seed=session.seed,
+                reward=reward,
+            )
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -341,6 +359,8 @@ class Core:
                 reopened=self._stats.reopened + sum(s.conversation.reopened for s in everybody if s.conversation),
                 breakers={s.name: s.state for s in self.shards},
                 shards=self._commits.by_shard(),
+                recorded=self.recorder.written if self.recorder else 0,
+                unrecorded=self.recorder.lost if self.recorder else 0,
             )
 
     def report_losses(self) -> None:

@@ -5,6 +5,7 @@ Both faces carry them out in their own way; nothing in here waits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from histospec.client.core.pieces import PART
 from histospec.client.core.room import Room
 from histospec.client.core.shard import ShardState
 from histospec.client.errors import Unavailable
+from histospec.client.recorder import Recorder
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.v1 import draft_pb2 as pb
 
@@ -32,6 +34,14 @@ class Call(Generic[T]):
     request: Any
     timeout: float
     read: Callable[[Any], T]
+    record: Callable[[Any], None] | None = None
+    """Writes the request down, once it was answered."""
+
+    def finish(self, answer: Any) -> T:
+        """What the answer says."""
+        if self.record is not None:
+            self.record(self.request)
+        return self.read(answer)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -107,8 +117,24 @@ def ingest(
         namespace=core.config.namespace, prompt=text, problem=name, epoch=version, responses=messages
     )
     shard = core.shard_of(text, name)
-    call = Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses))
+    record = None if core.recorder is None else partial(_record, core.recorder)
+    call = Call("Ingest", shard, request, core.config.timeouts.ingest, lambda r: int(r.responses), record)
     return call.cut(core.config.limits)
+
+
+def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
+    """Writes down the responses that a shard has."""
+    epoch = request.epoch if request.HasField("epoch") else None
+    for response in request.responses:
+        recorder.keep(
+            request.prompt,
+            response.tokens,
+            problem=request.problem,
+            epoch=epoch,
+            seed=response.seed if response.HasField("seed") else None,
+            reward=response.reward if response.HasField("reward") else None,
+            generated=response.generated,
+        )
 
 
 def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:

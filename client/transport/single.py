@@ -64,7 +64,7 @@ class BlockingCalls:
                 self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
         try:
-            return call.read(method(call.request, timeout=call.timeout, metadata=metadata(config)))
+            return call.finish(method(call.request, timeout=call.timeout, metadata=metadata(config)))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 # gRPC would let calls fail for as long as its back-off lasts; the next one shall really try.
@@ -117,7 +117,7 @@ class LoopCalls:
             self._channels[endpoint] = channel
         method = getattr(rpc.DraftServiceStub(channel), call.method)
         try:
-            return call.read(await method(call.request, timeout=call.timeout, metadata=metadata(config)))
+            return call.finish(await method(call.request, timeout=call.timeout, metadata=metadata(config)))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and self._channels.get(endpoint) is channel:
                 del self._channels[endpoint]  # see BlockingCalls

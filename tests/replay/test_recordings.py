@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from histospec.replay import recordings
-from histospec.replay.recordings import GZIP_MAGIC, Problem, RecordingError, opened, read
+from histospec.replay.recordings import Problem, RecordingError, opened, read, source
+from histospec.replay.recordings.source import GZIP_MAGIC
 from histospec.server.errors import ConfigError
 
 GOOD = {"id": "a", "prompt": [7, 8], "responses": [{"epoch": 0, "group": 0, "tokens": [1, 2, 3]}]}
@@ -101,7 +101,7 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "holds no records"),
+        (b"", "is empty: it holds no records; give recorded rollouts"),
         (b"\n \n", "holds no records"),
         (b"{nonsense", "line 1: not JSON"),
         (b"\xff\xfe{}", "line 1: not JSON"),
@@ -110,7 +110,7 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
         (b"[" * 200_000, "line 1: not JSON: recursion limit"),
         (b"9" * (3 << 20), "line 1: not JSON"),
         (b'{"prompt": [' + b"9" * 10_000 + b"]}", "line 1: not JSON: number out of range"),
-        (b'{"prompt": [NaN]}', "line 1: prompt.0.: should be a valid integer, is nan"),
+        (b'{"prompt": [NaN], "responses": []}', "line 1: prompt.0.: should be a valid integer, is nan"),
         (GZIP_MAGIC, "after line 0: the gzip archive is damaged"),
         (ZIPPED[:-8], "the gzip archive is damaged"),
         (ZIPPED[:20] + b"????????", "the gzip archive is damaged"),
@@ -148,7 +148,7 @@ def test_a_device_that_never_ends_a_line_is_refused() -> None:
 
 
 def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "MAX_LINE", 2 << 20)
+    monkeypatch.setattr(source, "MAX_LINE", 2 << 20)
     with pytest.raises(RecordingError, match="line 1: is longer than 2 MiB"):
         list(read(io.BytesIO(b'{"prompt": [' + b"1," * (3 << 20))))
 

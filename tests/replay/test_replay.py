@@ -158,6 +158,7 @@ def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path: Path, capsys: py
     assert cli.main(["replay", str(tmp_path / "absent.jsonl")]) == 2
     assert "absent.jsonl: no such file" in capsys.readouterr().err
     assert cli.main(["replay", str(tmp_path)]) == 2
+    assert f"{tmp_path}: is a directory; give its files, such as {tmp_path}/*.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""HISTOSPEC_RECORD: every finished response of this process as a line of a file that `histospec replay` reads.
+
+A worker only puts what it has into a bounded queue. A thread makes the line and appends it with one write, so that
+processes of one machine may share a file. What cannot be recorded is counted and said once; the run goes on.
+"""
+
+import atexit
+import json
+import logging
+import os
+import queue
+import secrets
+import stat
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from histospec.client.config import Config
+from histospec.client.errors import ConfigurationError
+from histospec.protocol.arrays import INT32
+
+log = logging.getLogger("histospec.client")
+
+VARIABLE = "HISTOSPEC_RECORD"
+MOST_WAITING = 64 << 20
+"""Bytes of tokens that wait to be written; more are lost: the disk is slower than the run."""
+PATIENCE = 1.0
+"""Seconds that a shutdown, or the end of the process, waits for the last lines."""
+
+
+class Recorder:
+    """Appends responses to the file. Thread-safe; never raises, never waits for the file.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+
+    def __init__(self, path: str, namespace: str) -> None:
+        self._namespace = namespace
+        self._worker = secrets.token_hex(4)
+        self._writer = _Writer(path, _opened(path))
+        self._dropped = weakref.finalize(self, self._writer.finish)
+        self._dropped.atexit = False  # type: ignore[misc]  # `_at_exit` also waits
+
+    @property
+    def written(self) -> int:
+        """Responses in the file."""
+        return self._writer.written
+
+    @property
+    def lost(self) -> int:
+        """Responses that could not be recorded."""
+        return self._writer.lost
+
+    def keep(
+        self,
+        prompt: bytes,
+        tokens: bytes | bytearray,
+        *,
+        problem: str = "",
+        epoch: int | None = None,
+        changes: int = 0,
+        seed: int | None = None,
+        reward: float | None = None,
+        generated: bytes = b"",
+    ) -> None:
+        """Records one response.
+
+        Args:
+            prompt, tokens: little-endian int32; not changed any more.
+            problem: explicit id; empty where the prompt is the problem.
+            epoch, changes, seed, reward: as `DraftClient.close` was told them.
+            generated: a byte for each token, 0 where the environment wrote it; empty: the policy wrote it all.
+        """
+        fields: dict[str, Any] = {"namespace": self._namespace}
+        if problem:
+            fields["id"] = problem
+        if epoch is None:
+            fields |= {"changes": changes, "worker": self._worker}
+        else:
+            fields["epoch"] = epoch
+        fields |= {name: value for name, value in (("seed", seed), ("reward", reward)) if value is not None}
+        self._writer.put((fields, prompt, tokens, generated))
+
+    def close(self) -> None:
+        """Waits for the last lines, for at most `PATIENCE` seconds. What comes later begins anew."""
+        self._writer.end()
+
+
+def recorder(config: Config) -> Recorder | None:
+    """The recorder that the configuration asks for."""
+    return None if config.record is None else Recorder(config.record, config.namespace)
+
+
+_Item = tuple[dict[str, Any], bytes, bytes | bytearray, bytes]
+
+
+class _Writer:
+    """The queue and its thread. Knows nothing of the recorder, which can be collected therefore."""
+
+    def __init__(self, path: str, file: int) -> None:
+        self.written = 0
+        self.lost = 0
+        self._path = path
+        self._file = file
+        self._stopped = False  # nothing more is taken: a file with a gap would look whole
+        self._failed = False  # nothing more is written
+        self._begin()
+        weakref.finalize(self, os.close, file).atexit = False  # type: ignore[misc]
+        _writers.add(self)
+
+    def _begin(self) -> None:
+        """A queue without a thread yet: also in a process that was forked, where there is none."""
+        self._process = os.getpid()
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: _Item) -> None:
+        if self._process != os.getpid():
+            self._begin()
+        size = len(item[1]) + len(item[2])
+        with self._lock:
+            if not self._stopped and self._waiting + size > MOST_WAITING:
+                self._stop(f"{MOST_WAITING >> 20} MiB wait for a disk that is too slow")
+            if not self._stopped and self._thread is None:
+                self._start()
+            if self._stopped:
+                self.lost += 1
+                return
+            self._waiting += size
+            self._items.put(item)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, args=(self._items,), name="histospec-record", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:  # too many threads, or the interpreter ends
+            self._stop(str(error))
+
+    def finish(self) -> None:
+        """The thread ends after what waits. Takes no lock: the garbage collector may call it anywhere."""
+        if self._process == os.getpid():
+            self._items.put(None)
+
+    def end(self) -> None:
+        """The same, and waits for it."""
+        if self._process != os.getpid():  # the lock may be held by a thread that is not there
+            return
+        with self._lock:
+            thread, self._thread = self._thread, None
+            items, self._items = self._items, queue.SimpleQueue()
+        if thread is not None:
+            items.put(None)
+            thread.join(PATIENCE)
+
+    def _run(self, items: "queue.SimpleQueue[_Item | None]") -> None:
+        while (item := items.get()) is not None:
+            why = "" if self._failed else self._append(_line(*item))
+            with self._lock:
+                self._waiting -= len(item[1]) + len(item[2])
+                if why:
+                    self._failed = True
+                    self._stop(why)
+                self.lost += self._failed
+                self.written += not self._failed
+
+    def _append(self, line: bytes) -> str:
+        """Writes a line at once. -> why it could not be written."""
+        try:
+            if os.write(self._file, line) == len(line):
+                return ""
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        return "no space left for a whole line"
+
+    def _stop(self, why: str) -> None:
+        self._stopped = True
+        log.warning("%s: %s: %s; responses are recorded no longer, the run goes on", VARIABLE, self._path, why)
+
+
+_writers: "weakref.WeakSet[_Writer]" = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for writer in list(_writers):
+        writer.end()
+
+
+def _opened(path: str) -> int:
+    """The file, to append to; one that is new is for its owner alone."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    except (OSError, ValueError) as error:
+        why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        raise ConfigurationError(
+            f"{VARIABLE}: cannot write {path}: {why}; name a file in a folder that exists, or unset it"
+        ) from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ConfigurationError(f"{VARIABLE}: {path} is a device or a pipe; name a file, or unset it")
+    return file
+
+
+def _line(fields: dict[str, Any], prompt: bytes, tokens: bytes | bytearray, generated: bytes) -> bytes:
+    """A response as docs/replay.md describes it."""
+    text = np.frombuffer(tokens, INT32)
+    record = {**fields, "prompt": np.frombuffer(prompt, INT32).tolist()}
+    if 0 in generated:
+        wrote = np.frombuffer(generated, np.bool_)
+        edges = (np.flatnonzero(wrote[1:] != wrote[:-1]) + 1).tolist()
+        parts = zip([0, *edges], [*edges, len(text)], strict=True)
+        record["turns"] = [
+            {"role": "assistant" if wrote[a] else "environment", "tokens": text[a:b].tolist()} for a, b in parts
+        ]
+    else:
+        record["tokens"] = text.tolist()
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,32 @@
+"""Recorded rollouts: files of several formats, read as problems with their responses (docs/replay.md).
+
+::
+
+    source  ─► records (a line, a row of Parquet) ─► a reader, chosen by the first record ─► grouping ─► problems
+    opened, unpacked         checked                problems, responses, verl, trl, nemo_rl
+
+A reader is a function from records to responses; `formats` lists them. The first record that is not as its format
+says stops the reading with a `RecordingError` that names the line, the field and what was expected there. Files become
+one `Recording`, which also says what was assumed about them.
+"""
+
+from histospec.replay.recordings.problems import Line, LineResponse, read_as
+from histospec.replay.recordings.recording import Recording, read
+from histospec.replay.recordings.source import STDIN, is_regular, opened
+from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Tokens, Turn
+
+__all__ = [
+    "STDIN",
+    "Line",
+    "LineResponse",
+    "Problem",
+    "RecordedResponse",
+    "Recording",
+    "RecordingError",
+    "Tokens",
+    "Turn",
+    "is_regular",
+    "opened",
+    "read",
+    "read_as",
+]

@@ -1,0 +1,149 @@
+"""What is wrong with a record, as `line 7: responses[2].tokens[17]: what was expected, what is there`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from histospec.protocol.limits import MAX_EPOCH
+from histospec.replay.recordings.values import RecordingError
+
+MAX_TOKEN = (1 << 31) - 1
+PAGE = "docs/from-your-run-to-a-replay.md"
+
+Token = Annotated[int, Field(ge=0, le=MAX_TOKEN)]
+Epoch = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+Name = str | int
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+_TOKENS: TypeAdapter[list[int]] = TypeAdapter(list[Token])
+_EPOCH: TypeAdapter[int] = TypeAdapter(Epoch)
+_NAME: TypeAdapter[str | int] = TypeAdapter(Name)
+
+
+@dataclass(slots=True)
+class Record:
+    """One record of a file: a line of JSON, or a row of a table.
+
+    Attributes:
+        place: `line 7`, `row 7`.
+        content: the bytes of the line; of a row its fields, some of them None.
+        ended: False for a last line without an end, which may have been cut.
+
+    """
+
+    place: str
+    content: bytes | dict[str, Any]
+    ended: bool = True
+
+    def checked(self, kind: type[M]) -> M:
+        """The record as a model. Raises RecordingError."""
+        try:
+            if isinstance(self.content, bytes):
+                return kind.model_validate_json(self.content)
+            return kind.model_validate(self.content)
+        except ValidationError as error:
+            found = error.errors()[0]
+            why = found.get("ctx", {}).get("error", "")
+            raise self.wrong(self._no_json(why) if found["type"] == "json_invalid" else explain(found)) from None
+
+    def fields(self) -> dict[str, Any]:
+        """The record's fields. Raises RecordingError: it is not a JSON object."""
+        if isinstance(self.content, dict):
+            return self.content
+        try:
+            fields = from_json(self.content)
+        except ValueError as error:
+            raise self.wrong(self._no_json(str(error))) from None
+        if not isinstance(fields, dict):
+            raise self.wrong(_no_object(fields))
+        self.content = fields
+        return fields
+
+    def get(self, field: str) -> Any:
+        """The value of a field that must be there. Raises RecordingError."""
+        value = self.fields().get(field)
+        if value is None:
+            raise self.wrong(f"{field}: missing")
+        return value
+
+    def epoch(self, field: str) -> int | None:
+        """A version of the policy, None where the record has none. Raises RecordingError."""
+        return self._optional(_EPOCH, field)
+
+    def name(self, field: str) -> str | int | None:
+        """A string or a number, None where the record has none. Raises RecordingError."""
+        return self._optional(_NAME, field)
+
+    def tokens(self, field: str, value: Any) -> list[int]:
+        """A value of this field as token ids. Raises RecordingError."""
+        return self._as(_TOKENS, field, value)
+
+    def wrong(self, what: str) -> RecordingError:
+        """An error about this record, to be raised."""
+        return RecordingError(f"{self.place}: {what}")
+
+    def _no_json(self, why: str) -> str:
+        text = f"not JSON: {why}".replace("line 1 column", "column")  # a record is one line
+        if "EOF while parsing" not in why:
+            return text
+        hint = "a record must be one line: jq -c . FILE" if self.ended else "the last line is cut short: leave it out"
+        return f"{text}; {hint}"
+
+    def _optional(self, kind: TypeAdapter[T], field: str) -> T | None:
+        value = self.fields().get(field)
+        return None if value is None else self._as(kind, field, value)
+
+    def _as(self, kind: TypeAdapter[T], field: str, value: Any) -> T:
+        try:
+            return kind.validate_python(value, strict=True)
+        except ValidationError as error:
+            found = error.errors()[0]
+            raise self.wrong(explain({**found, "loc": (field, *_places(found))})) from None
+
+
+def explain(error: ErrorDetails) -> str:
+    """`responses[2].tokens[17]: what was expected, what is there`."""
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    kind, value = error["type"], error["input"]
+    limits = error.get("ctx", {})
+    if kind == "missing":
+        return f"{field}: missing"
+    if kind == "too_short":
+        return f"{field}: must not be empty"
+    if kind == "text":
+        return f"{field}: {error['msg']}" if field else error["msg"]
+    if kind in ("greater_than_equal", "less_than_equal", "less_than"):
+        limit = "2^63 - 1" if kind == "less_than" else next(iter(limits.values()))
+        return f"{field}: {shown(value)} is {'below' if kind == 'greater_than_equal' else 'above'} the limit {limit}"
+    if not field:
+        return _no_object(value)
+    what = error["msg"].removeprefix("Input ")
+    hint = f"; text is read where each record is one response ({PAGE})" if _is_text(kind, value) else ""
+    return f"{field}: {what}, is {shown(value)}{hint}"
+
+
+def shown(value: object) -> str:
+    """A value, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _places(error: ErrorDetails) -> tuple[int | str, ...]:
+    """Where in a value; without the names that pydantic gives to the alternatives of a union."""
+    return tuple(part for part in error["loc"] if isinstance(part, int))
+
+
+def _is_text(kind: str, value: object) -> bool:
+    return kind == "list_type" and isinstance(value, str)
+
+
+def _no_object(value: object) -> str:
+    text = f"record: should be an object, is {shown(value)}"
+    return text + ("; write one record a line: jq -c '.[]' FILE" if isinstance(value, list) else "")

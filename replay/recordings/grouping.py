@@ -1,0 +1,86 @@
+"""Responses that were recorded one by one, as problems with their visits.
+
+Responses with the same id belong to one problem; without ids, those with the same prompt do. Records that name no epoch
+are visits in their order: the records of a problem that stand together are one visit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from histospec.replay.recordings.values import Problem, RecordedResponse, RecordingError, Row, Turn
+
+Key = tuple[object, object]
+
+BY_ORDER = "none is named, so the n-th visit of a problem is epoch n; records that stand together are one visit"
+
+
+def problems(rows: Sequence[Row]) -> list[Problem]:
+    """The problems, in the order in which they first come.
+
+    Raises:
+        RecordingError: some rows name an epoch and some do not, or prompts of one id have nothing in common.
+
+    """
+    _all_or_none(rows)
+    members: dict[Key, list[Row]] = {}
+    for row in _by_order(rows) if rows and rows[0].epoch is None else rows:
+        members.setdefault(_key(row), []).append(row)
+    return [_problem(group) for group in members.values()]
+
+
+def _key(row: Row) -> Key:
+    return row.namespace, row.prompt.tobytes() if row.problem is None else row.problem
+
+
+def _all_or_none(rows: Sequence[Row]) -> None:
+    without = next((row for row in rows if row.epoch is None), None)
+    named = next((row for row in rows if row.epoch is not None), None)
+    if without is not None and named is not None:
+        raise RecordingError(
+            f"{without.place}: epoch: missing, while {named.place} has one; give all records an epoch, or none"
+        )
+
+
+def _by_order(rows: Iterable[Row]) -> Iterable[Row]:
+    """The rows with an epoch: which visit of their problem they are of, from 0."""
+    visits: dict[Key, int] = {}
+    last: object = None
+    for row in rows:
+        key = _key(row)
+        place = key, str(row.group)
+        if place != last:
+            visits[key] = visits.get(key, -1) + 1
+        last = place
+        yield replace(row, epoch=visits[key])
+
+
+def _problem(rows: Sequence[Row]) -> Problem:
+    """One problem. Where prompts differ, what all begin with is its prompt, and the rest of each is context."""
+    first = rows[0]
+    shared = len(first.prompt)
+    for row in rows[1:]:
+        shared = _common(first, row, shared)
+    return Problem(first.prompt[:shared], tuple(_response(row, shared) for row in rows))
+
+
+def _common(first: Row, row: Row, shared: int) -> int:
+    """How many of the first tokens of the first prompt this one begins with, too."""
+    if row.prompt is first.prompt:
+        return shared
+    most = min(shared, len(row.prompt))
+    misses = np.flatnonzero(first.prompt[:most] != row.prompt[:most])
+    same = int(misses[0]) if len(misses) else most
+    if not same:
+        raise RecordingError(
+            f"{row.place}: prompt: begins unlike that of {first.place}, which has the same id {row.problem!r}; give "
+            "each problem an id of its own, or leave the ids out"
+        )
+    return same
+
+
+def _response(row: Row, shared: int) -> RecordedResponse:
+    assert row.epoch is not None
+    rest = (Turn(row.prompt[shared:], False),) if len(row.prompt) > shared else ()
+    return RecordedResponse(row.epoch, (*rest, *row.turns), row.group)

@@ -1,0 +1,60 @@
+"""NeMo-RL's training data: `train_data_step<N>.jsonl` in its log folder, one file for each training step.
+
+A line is a response with its prompt, as token ids: `token_ids`, padded to the length of the batch; `input_lengths`, how
+many of them count; `token_loss_mask`, 1 where the model wrote the token. Every value stands in a list of its own. The
+step is in the name of the file alone.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from histospec.replay.recordings.check import Record, shown
+from histospec.replay.recordings.text import Text
+from histospec.replay.recordings.values import Row, Turn
+
+
+def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
+    """The responses of these records. Raises RecordingError."""
+    found = re.search(r"step(\d{1,15})", Path(name).name)
+    step = int(found[1]) if found else None
+    for record in records:
+        tokens = np.array(record.tokens("token_ids", _alone(record.get("token_ids"))), np.int32)
+        wrote = _mask(record, len(tokens))
+        length = _length(record, len(tokens))
+        tokens, wrote = tokens[:length], wrote[:length]
+        begin = int(np.argmax(wrote)) if wrote.any() else length
+        if not begin:
+            raise record.wrong("token_loss_mask: begins with 1, so that there is no prompt; leave the record out")
+        edges = [begin, *(begin + 1 + np.flatnonzero(np.diff(wrote[begin:]))).tolist(), length]
+        turns = tuple(Turn(tokens[a:b], bool(wrote[a])) for a, b in pairwise(edges) if a < b)
+        yield Row(record.place, tokens[:begin], turns, step)
+
+
+def _alone(value: Any) -> Any:
+    """What stands in a list of its own."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
+
+
+def _mask(record: Record, length: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """bool[length]: which tokens the model wrote."""
+    mask = _alone(record.get("token_loss_mask"))
+    if not isinstance(mask, list) or len(mask) != length:
+        size = len(mask) if isinstance(mask, list) else shown(mask)
+        raise record.wrong(f"token_loss_mask: should have one entry for each of the {length} token_ids, has {size}")
+    wrong = next((i for i, one in enumerate(mask) if one not in (0, 1)), None)
+    if wrong is not None:
+        raise record.wrong(f"token_loss_mask[{wrong}]: should be 0 or 1, is {shown(mask[wrong])}")
+    return np.array(mask, np.bool_)
+
+
+def _length(record: Record, most: int) -> int:
+    value = record.fields().get("input_lengths", most)
+    length = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(length, int) or isinstance(length, bool) or not 0 < length <= most:
+        raise record.wrong(f"input_lengths: should be from 1 to {most}, the number of token_ids, is {shown(value)}")
+    return length

@@ -1,0 +1,113 @@
+"""The documented format: a problem a line, with all its responses (docs/replay.md)."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from histospec.replay.recordings import source
+from histospec.replay.recordings.check import Epoch, Name, Record, Token
+from histospec.replay.recordings.text import Text
+from histospec.replay.recordings.values import Problem, RecordedResponse, Row, Turn
+
+L = TypeVar("L", bound="Line")
+
+# What a line must be. Fields that are not named here are ignored.
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class LineTurn(_Strict):
+    """One turn of a response."""
+
+    role: Literal["assistant", "environment"]
+    tokens: list[Token]
+
+
+class LineText(_Strict):
+    """What a response says, as one run of tokens or as turns."""
+
+    tokens: list[Token] | None = None
+    turns: list[LineTurn] | None = None
+
+    @model_validator(mode="after")
+    def _has_text(self) -> "LineText":
+        if (self.tokens is None) == (self.turns is None):
+            raise PydanticCustomError("text", "needs exactly one of tokens and turns")
+        if not any(tokens for tokens, _ in self.parts()):
+            raise PydanticCustomError("text", "must not be empty: it has no token")
+        return self
+
+    def parts(self) -> list[tuple[list[int], bool]]:
+        """Tokens, and whether the model wrote them, in order; some may be empty."""
+        if self.turns is None:
+            return [(self.tokens or [], True)]
+        return [(turn.tokens, turn.role == "assistant") for turn in self.turns]
+
+    def arrays(self) -> tuple[Turn, ...]:
+        """The turns that are not empty."""
+        return tuple(Turn(np.array(tokens, np.int32), generated) for tokens, generated in self.parts() if tokens)
+
+
+class LineResponse(LineText):
+    """One response in a line."""
+
+    epoch: Epoch
+    group: Any = None
+
+    def recorded(self) -> RecordedResponse:
+        """As arrays."""
+        return RecordedResponse(self.epoch, self.arrays(), self.group)
+
+
+class Line(_Strict):
+    """One problem. A subclass may ask for more."""
+
+    namespace: str | None = None
+    id: Name | None = None
+    prompt: Annotated[list[Token], Field(min_length=1)]
+    responses: Annotated[Sequence[LineResponse], Field(min_length=1)]
+
+
+def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[str, L]]:
+    """The records of an open binary file as a kind of `Line`, each with its place, such as `line 7`.
+
+    Raises:
+        RecordingError: a record is not such a line, the file cannot be read, or has no record. An id may come again.
+
+    """
+    for record in source.records(file):
+        yield record.place, record.checked(kind)
+
+
+def problems(records: Iterable[Record]) -> Iterator[Problem]:
+    """The problems of these records.
+
+    Raises:
+        RecordingError: a record is no line, or an id comes twice.
+
+    """
+    for _, line in _unique(records):
+        yield Problem(np.array(line.prompt, np.int32), tuple(response.recorded() for response in line.responses))
+
+
+def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
+    """The same, a response at a time. Raises as `problems`."""
+    for place, line in _unique(records):
+        prompt = np.array(line.prompt, np.int32)
+        for response in line.responses:
+            yield Row(place, prompt, response.arrays(), response.epoch, line.id, line.namespace, response.group)
+
+
+def _unique(records: Iterable[Record]) -> Iterator[tuple[str, Line]]:
+    places: dict[tuple[str | None, str | int], str] = {}
+    for record in records:
+        line = record.checked(Line)
+        first = record.place if line.id is None else places.setdefault((line.namespace, line.id), record.place)
+        if first != record.place:
+            raise record.wrong(f"id: {line.id!r} is also on {first}; one line holds all responses of a problem")
+        yield record.place, line

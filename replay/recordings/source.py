@@ -1,0 +1,141 @@
+"""Where records come from: files, pipes and the standard input; JSON lines, plain or gzipped, and Parquet.
+
+What is packed or a table shows by its first bytes. All but Parquet is read as a stream, once.
+"""
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+from histospec.replay.recordings import parquet
+from histospec.replay.recordings.check import PAGE, Record
+from histospec.replay.recordings.values import RecordingError
+from histospec.server.errors import ConfigError
+from histospec.server.failures import reason
+
+GZIP_MAGIC = b"\x1f\x8b"
+PACKED = {b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ": ("xz", "xzcat")}
+HEAD = 5  # bytes that tell what a file is
+BOM = b"\xef\xbb\xbf"
+STDIN = "-"
+PIECE = 1 << 20
+MAX_LINE = 1 << 30
+
+
+@contextmanager
+def opened(name: str) -> Iterator[BinaryIO]:
+    """A file or pipe of this name, or the standard input for `-`; inside, what is wrong with it is a ConfigError.
+
+    Raises:
+        ConfigError: it cannot be opened, or a RecordingError was raised inside.
+
+    """
+    told = shown(name)
+    try:
+        file = open(0 if name == STDIN else name, "rb", closefd=name != STDIN)  # noqa: SIM115
+    except IsADirectoryError:
+        raise ConfigError(f"{told}: is a directory; give its files, such as {os.path.join(name, '*.jsonl')}") from None
+    except OSError as error:
+        raise ConfigError(f"{told}: {reason(error)}; give a readable file, or - for the standard input") from None
+    with file:
+        try:
+            yield file
+        except RecordingError as error:
+            raise ConfigError(f"{told}: {error}") from None
+
+
+def shown(name: str) -> str:
+    """What messages call a file."""
+    return "the standard input" if name == STDIN else name
+
+
+def is_regular(file: BinaryIO) -> bool:
+    """Whether it can be read as often as wanted; a pipe can be read once."""
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+def records(file: BinaryIO) -> Iterator[Record]:
+    """Every record of an open binary file.
+
+    Raises:
+        RecordingError: it cannot be read, is damaged, or has no record.
+
+    """
+    place, empty = "line 0", True
+    try:
+        head = _head(file)
+        for record in parquet.records(head, file) if head[:4] == parquet.MAGIC else _lines(head, file):
+            place, empty = record.place, False
+            yield record
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RecordingError(f"after {place}: the gzip archive is damaged ({error}); copy it again") from None
+    except OSError as error:
+        raise RecordingError(f"after {place}: cannot be read ({reason(error)})") from None
+    if empty:
+        raise RecordingError(f"is empty: it holds no records; give recorded rollouts ({PAGE})")
+
+
+def _head(file: BinaryIO) -> bytes:
+    """The first bytes; a pipe may give them one by one."""
+    head = b""
+    while len(head) < HEAD and (more := file.read(HEAD - len(head))):
+        head += more
+    return head
+
+
+def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
+    """Every line that is not blank, with its number from 1."""
+    for magic, (name, unpack) in PACKED.items():
+        if head.startswith(magic):
+            raise RecordingError(f"is packed with {name}, which is not read; {unpack} FILE | histospec replay -")
+    stream = io.BufferedReader(_Rejoined(head, file))
+    packed = head.startswith(GZIP_MAGIC)
+    source = cast(BinaryIO, gzip.GzipFile(fileobj=stream) if packed else stream)
+    number = 0
+    while line := _line(source, number + 1):
+        number += 1
+        if packed and number == 1 and line.startswith(parquet.MAGIC):
+            raise RecordingError("is a gzipped Parquet file; unpack it with gunzip first")
+        if not line.isspace():
+            content = line.removeprefix(BOM if number == 1 else b"").rstrip(b"\r\n")
+            yield Record(f"line {number}", content, line.endswith(b"\n"))
+
+
+def _line(source: BinaryIO, number: int) -> bytes:
+    """The next line. What is no text is noticed early: a device may have no line that ends."""
+    line = source.readline(PIECE)
+    if line.endswith(b"\n") or len(line) < PIECE:
+        return line
+    pieces, size = [line], len(line)
+    while True:
+        if b"\0" in line or pieces[0].removeprefix(BOM).lstrip()[:1] not in (b"{", b""):
+            raise RecordingError(f"line {number}: not JSON: expected an object that begins with {{")
+        if size > MAX_LINE:
+            raise RecordingError(f"line {number}: is longer than {MAX_LINE >> 20} MiB; split the file into lines")
+        line = source.readline(PIECE)
+        pieces.append(line)
+        size += len(line)
+        if line.endswith(b"\n") or len(line) < PIECE:
+            return b"".join(pieces)
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream of which the beginning was read, as if it had not been."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head or self._rest.read1(len(buffer))  # type: ignore[attr-defined]
+        taken, self._head = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)

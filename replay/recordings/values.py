@@ -1,0 +1,85 @@
+"""What a recording holds: problems, their responses, and the turns of a response."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+
+
+class RecordingError(ValueError):
+    """The file is not a recording; the text says where and why."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A run of tokens that came from one side.
+
+    Attributes:
+        tokens: int32[n], n > 0.
+        generated: True where the model wrote them, False where the environment did (tools, users).
+
+    """
+
+    tokens: Tokens
+    generated: bool
+
+
+@dataclass(frozen=True)
+class RecordedResponse:
+    """One response to a problem: at least one turn, sampled by the policy of `epoch` together with its `group`."""
+
+    epoch: int
+    turns: tuple[Turn, ...]
+    group: object = None
+
+    def flat(self) -> Tokens:
+        """All tokens of all turns, int32[n]."""
+        return self.turns[0].tokens if len(self.turns) == 1 else np.concatenate([turn.tokens for turn in self.turns])
+
+    def cut(self, length: int) -> tuple[Turn, ...]:
+        """The turns that hold the first `length` tokens."""
+        kept, room = [], length
+        for turn in self.turns:
+            if room <= 0:
+                break
+            kept.append(Turn(turn.tokens[:room], turn.generated))
+            room -= len(turn.tokens)
+        return tuple(kept)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt, int32[n], with every response that was recorded for it, in the order of the file."""
+
+    prompt: Tokens
+    responses: tuple[RecordedResponse, ...]
+
+    def epochs(self) -> list[int]:
+        """When the problem was visited, oldest first."""
+        return sorted({response.epoch for response in self.responses})
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One response as a reader found it, on its own.
+
+    Attributes:
+        place: where it stands, for messages: `line 7`.
+        prompt: int32[n], n > 0.
+        turns: none where the model wrote nothing.
+        epoch: the policy's version; None where the record does not name one.
+        problem: an explicit id; None: the prompt is the problem.
+        namespace: the training run; None where the record does not name one.
+        group: what was sampled together; None where the record does not say it.
+
+    """
+
+    place: str
+    prompt: Tokens
+    turns: tuple[Turn, ...]
+    epoch: int | None
+    problem: str | int | None = None
+    namespace: str | int | None = None
+    group: object = None
