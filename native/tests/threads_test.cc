@@ -88,7 +88,7 @@ Said play(int threads) {
   CHECK(said.tokens.size() > 10000);
   for (const auto& [name, s] : engine.stats()) {
     for (std::uint64_t n : {s.lookups_hit, s.lookups_miss, s.drafts_hit, s.drafts_empty, s.draft_tokens,
-                            s.accepted_tokens, s.generated_tokens, s.evicted_responses, s.problems, s.sessions,
+                            s.accepted_tokens, s.generated_tokens, s.undrafted_tokens, s.evicted(), s.problems, s.sessions,
                             s.history_responses, s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)}) {
       said.stats.push_back(n);
     }

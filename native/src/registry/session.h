@@ -22,6 +22,7 @@ struct Session {
   DraftContext context;
   Draft draft;             // that is being verified now
   std::uint64_t step = 0;  // the last one that it was in
+  bool asked = false;      // for a draft, since its last tokens came
 };
 
 }  // namespace histospec
