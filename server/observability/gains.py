@@ -63,7 +63,7 @@ def why_not_more(some: Gain, lookups: float, verify_cost: float | None) -> str:
     if lookups >= ENOUGH and some.known is not None and some.known < MOST:
         return f"{1 - some.known:.0%} of the sessions open on a problem without history"
     if (some.empty or 0) >= MOST:
-        return f"{some.empty:.0%} of the drafts are empty: no source continues these texts"
+        return f"{some.empty:.0%} of the drafts are empty: nothing known continues these texts, or it would not pay"
     if some.acceptance is not None and some.acceptance < MOST:
         return f"{some.acceptance:.0%} of the drafted tokens are accepted: the policy writes something else"
     return ""

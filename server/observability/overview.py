@@ -15,6 +15,7 @@ from prometheus_client import Metric
 
 from histospec.native import SOURCES
 from histospec.server.logs.recent import RecentLines
+from histospec.server.observability.gains import gain
 from histospec.server.observability.health_hints import Facts, hints
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.runs import Runs
@@ -111,6 +112,7 @@ class Overview:
     ) -> dict[str, Any]:
         self.sample()
         totals, recent = self._samples.totals(), self._samples.recent()
+        lately = {name: recent[name] or 0.0 for name in COUNTED}
         now, offset = time.monotonic(), time.time() - time.monotonic()
         return {
             **self._about,
@@ -123,6 +125,7 @@ class Overview:
             "memory_bytes": self._config.memory,
             "totals": totals,
             "recent": recent,
+            "gains": {"recent": gain(lately, None)._asdict(), "totals": gain(totals, None)._asdict()},
             "sources": {
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES

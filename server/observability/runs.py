@@ -77,8 +77,7 @@ class Runs:
             "verify_cost": self._costs.get(name),
             "newest_epoch": self._newest(name, now),
             **{number: now[number] for number in (*HELD, *COUNTED)},
-            "recent": recent._asdict(),
-            "total": total._asdict(),
+            "gains": {"recent": recent._asdict(), "totals": total._asdict()},
             "why_not_more": why_not_more(judged, counted["lookups_hit"] + counted["lookups_miss"], cost),
         }
 
