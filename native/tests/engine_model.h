@@ -556,11 +556,10 @@ class EngineModel {
   };
 
   static std::vector<std::uint64_t> numbers(const NamespaceStats& s) {
-    return {s.lookups_hit,       s.lookups_miss,    s.twins_hit,
-            s.twins_miss,        s.drafts_hit,      s.drafts_empty,
-            s.draft_tokens,      s.accepted_tokens, s.generated_tokens,
-            s.undrafted_tokens,  s.evicted(),       s.problems,        s.sessions,
-            s.history_responses, s.history_tokens,  static_cast<std::uint64_t>(s.newest_epoch)};
+    return {s.lookups_hit,      s.lookups_miss,      s.twins_hit,      s.twins_miss,
+            s.drafts_hit,       s.drafts_empty,      s.draft_tokens,   s.accepted_tokens,
+            s.generated_tokens, s.undrafted_tokens,  s.evicted(),      s.problems,
+            s.sessions,         s.history_responses, s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)};
   }
 
   Snapshot snapshot() const {

@@ -246,7 +246,6 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
                 "Known problems": percent(found, sessions),
             }.items()
         } | {"Verify cost": "0.05"}  # fmt: skip
-    assert gained["qwen3-8b-math"]["Speed-up"] > gained["qwen3-8b-code"]["Speed-up"]
     assert shown.text("#hints") == "All is well" or "Drafts come late" in shown.text("#hints")
     assert shown.errors == []
     shown.picture("busy")
