@@ -89,7 +89,7 @@ class Budgeted:
             self._text_bytes // 4,
             seconds,
             namespace["history_tokens"],
-            namespace["evicted_responses"],
+            namespace["evicted_by_memory"],
             self._engine.memory_bytes(),
             peak() - self._before,
             peak() - self._text_bytes,

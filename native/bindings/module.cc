@@ -221,8 +221,8 @@ PYBIND11_MODULE(_core, m) {
 
   const auto released = py::call_guard<py::gil_scoped_release>();
   py::list counted;
-  for (const auto& [name, number, family, result, help] : histospec::kCounted) {
-    counted.append(py::make_tuple(name, family, result, help));
+  for (const auto& [name, number, family, label, value, help] : histospec::kCounted) {
+    counted.append(py::make_tuple(name, family, label, value, help));
   }
   m.attr("STEPPED") = static_cast<int>(histospec::Outcome::kStepped);
   m.attr("UNKNOWN") = static_cast<int>(histospec::Outcome::kUnknown);

@@ -40,9 +40,9 @@ void fail_each_allocation(Action action, Check after_failure, Done after_success
 std::vector<std::uint64_t> stats_of(const Engine& engine) {
   std::vector<std::uint64_t> sums(9);
   for (const auto& [name, s] : engine.stats()) {
-    const std::uint64_t all[] = {s.lookups_hit,       s.lookups_miss,      s.drafts_hit + s.drafts_empty,
-                                 s.generated_tokens,  s.evicted_responses, s.sessions,
-                                 s.history_responses, s.history_tokens,    static_cast<std::uint64_t>(s.newest_epoch)};
+    const std::uint64_t all[] = {s.lookups_hit,       s.lookups_miss,   s.drafts_hit + s.drafts_empty,
+                                 s.generated_tokens,  s.evicted(),      s.sessions,
+                                 s.history_responses, s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)};
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += all[i];
   }
   return sums;

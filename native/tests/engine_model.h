@@ -95,6 +95,7 @@ class EngineModel {
     Key key;
     std::vector<Token> prompt, generated, draft;
     Seed seed;
+    bool asked = false;  // for a draft, since its last tokens came
   };
 
   struct Limits {
@@ -293,6 +294,11 @@ class EngineModel {
         ++accepted;
       }
       namespace_.counters.accepted_tokens += accepted;
+      // The draft's own step gave these and one more; all beyond took a step each.
+      const bool first = session.generated.size() == came[b].size();
+      const std::size_t covered = session.asked || first ? accepted + 1 : 0;
+      if (came[b].size() > covered) namespace_.counters.undrafted_tokens += came[b].size() - covered;
+      session.asked = false;
       session.draft.clear();
     }
     check_drafts(result, ids, max_tokens, verify_cost);
@@ -317,6 +323,7 @@ class EngineModel {
       }
       digest_ = digest_ * 31 + static_cast<std::uint64_t>(last - first);
       if (max_tokens == 0) continue;
+      session.asked = true;
       session.draft.assign(result.tokens.begin() + first, result.tokens.begin() + last);
       ++(session.draft.empty() ? namespace_.counters.drafts_empty : namespace_.counters.drafts_hit);
       namespace_.counters.draft_tokens += session.draft.size();
@@ -520,7 +527,7 @@ class EngineModel {
     const auto old = [&](const Finished& r) { return r.epoch < *epochs.begin(); };
     std::erase_if(segments, [&](const auto& segment) {
       if (!std::ranges::all_of(segment, old)) return false;
-      namespace_.counters.evicted_responses += segment.size();
+      namespace_.counters.evicted_by_epochs += segment.size();
       return true;
     });
     const MergePolicy policy;
@@ -537,7 +544,7 @@ class EngineModel {
         into.insert(into.end(), segments[first + 1].begin(), segments[first + 1].end());
         segments.erase(segments.begin() + static_cast<std::ptrdiff_t>(first) + 1);
       }
-      if (merged) namespace_.counters.evicted_responses += std::erase_if(segments[first], old);
+      if (merged) namespace_.counters.evicted_by_epochs += std::erase_if(segments[first], old);
     }
   }
 
@@ -549,11 +556,10 @@ class EngineModel {
   };
 
   static std::vector<std::uint64_t> numbers(const NamespaceStats& s) {
-    return {s.lookups_hit,       s.lookups_miss,    s.twins_hit,
-            s.twins_miss,        s.drafts_hit,      s.drafts_empty,
-            s.draft_tokens,      s.accepted_tokens, s.generated_tokens,
-            s.evicted_responses, s.problems,        s.sessions,
-            s.history_responses, s.history_tokens,  static_cast<std::uint64_t>(s.newest_epoch)};
+    return {s.lookups_hit,      s.lookups_miss,      s.twins_hit,      s.twins_miss,
+            s.drafts_hit,       s.drafts_empty,      s.draft_tokens,   s.accepted_tokens,
+            s.generated_tokens, s.undrafted_tokens,  s.evicted(),      s.problems,
+            s.sessions,         s.history_responses, s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)};
   }
 
   Snapshot snapshot() const {
@@ -582,7 +588,7 @@ class EngineModel {
     for (const auto& [which, namespace_] : namespaces_) {
       const NamespaceStats& held = stats.at(name_of(which));
       MODEL_CHECK_EQ(engine_.newest_epoch(name_of(which)), namespace_.counters.newest_epoch);
-      MODEL_CHECK_EQ(held.history_responses + held.evicted_responses + namespace_.dropped, namespace_.added);
+      MODEL_CHECK_EQ(held.history_responses + held.evicted() + namespace_.dropped, namespace_.added);
       SourceStats all;
       for (const SourceStats& source : held.sources) {
         MODEL_CHECK(source.accepted_tokens <= source.draft_tokens);

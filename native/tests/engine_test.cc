@@ -44,6 +44,12 @@ std::uint64_t sum(const Engine& engine, std::uint64_t NamespaceStats::* field) {
   return total;
 }
 
+std::uint64_t evicted(const Engine& engine) {
+  std::uint64_t total = 0;
+  for (const auto& [name, stats] : engine.stats()) total += stats.evicted();
+  return total;
+}
+
 }  // namespace
 
 TEST_CASE("A session drafts what an earlier response said") {
@@ -128,12 +134,40 @@ TEST_CASE("The engine keeps a small budget, and its sessions survive") {
     step(engine, session, came);
     generated.insert(generated.end(), came.begin(), came.end());
     CHECK(engine.memory_bytes() <= std::size_t{3} << 20);
-    CHECK_EQ(sum(engine, &NamespaceStats::evicted_responses) + sum(engine, &NamespaceStats::history_responses), added);
+    CHECK_EQ(evicted(engine) + sum(engine, &NamespaceStats::history_responses), added);
   }
-  CHECK(sum(engine, &NamespaceStats::evicted_responses) > 0);
+  CHECK(evicted(engine) > 0);
   CHECK(sum(engine, &NamespaceStats::history_responses) > 0);
   CHECK_EQ(engine.generated(session), generated);
   engine.check_integrity();
+}
+
+TEST_CASE("What leaves the index is counted by the limit that it was over") {
+  const std::vector<Token> prompt = {1, 2, 3};
+  Random random(1);
+  const auto counted = [&](const EngineOptions& options, std::int64_t last_epoch) {
+    Engine engine(options);
+    for (std::int64_t i = 0; i < 40; ++i) {
+      ingest(engine, "run", prompt, {random.text(1000, 50)}, std::min(i, last_epoch));
+    }
+    const NamespaceStats run = engine.stats().at("run");
+    CHECK_EQ(run.evicted() + run.history_responses, 40u);
+    // The budget alone makes a shard ask its store for what is gone.
+    CHECK_EQ(engine.evicted(), run.evicted_by_memory > 0);
+    return std::vector{run.evicted_by_memory > 0, run.evicted_by_epochs > 0, run.evicted_by_responses > 0};
+  };
+  CHECK_EQ(counted({.memory_bytes = 1 << 18, .namespace_tokens = 0}, 0), std::vector{true, false, false});
+  CHECK_EQ(counted({.history_epochs = 3}, 39), std::vector{false, true, false});
+  CHECK_EQ(counted({.history_responses = 3}, 0), std::vector{false, false, true});
+  CHECK_EQ(counted({.history_epochs = 3, .history_responses = 3}, 20), std::vector{false, true, true});
+  CHECK_EQ(counted({}, 5), std::vector{false, false, false});
+}
+
+TEST_CASE("What is dropped is not evicted") {
+  Engine engine;
+  ingest(engine, "run", {1, 2}, {{3, 4, 5}});
+  engine.drop_namespace("run", true);
+  CHECK_EQ(evicted(engine), 0u);
 }
 
 TEST_CASE("An engine whose budget holds nothing still runs") {
@@ -148,7 +182,7 @@ TEST_CASE("An engine whose budget holds nothing still runs") {
     engine.check_integrity();
   }
   CHECK_EQ(sum(engine, &NamespaceStats::history_responses), 0u);
-  CHECK_EQ(sum(engine, &NamespaceStats::evicted_responses), 40u);
+  CHECK_EQ(evicted(engine), 40u);
 }
 
 TEST_CASE("Without a namespace index, no text is kept for one") {

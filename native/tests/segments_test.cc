@@ -49,7 +49,7 @@ TEST_CASE("Segments keep the window of epochs in order, and count what they evic
     const int epochs = static_cast<int>(random.between(1, 4));
     auto segments = std::make_shared<const Segments>();
     std::vector<Response> added;
-    std::size_t evicted = 0;
+    LeftOut evicted;
     for (int step = 0; step < 25; ++step) {
       std::vector<Response> fresh(random.between(1, 4));
       for (Response& r : fresh) {
@@ -67,7 +67,7 @@ TEST_CASE("Segments keep the window of epochs in order, and count what they evic
 
       CHECK_EQ(names(all_of(*before)), before_names);  // a snapshot never changes
       const std::vector<Response> held = all_of(*segments);
-      CHECK_EQ(held.size() + evicted, added.size());
+      CHECK_EQ(held.size() + evicted.all(), added.size());
       // Everything in the window is there, in order; what else is there is in order, too.
       const std::int64_t oldest = oldest_kept(candidates, static_cast<std::size_t>(epochs));
       std::vector<std::int64_t> kept;
@@ -95,7 +95,8 @@ TEST_CASE("Segments keep the window of epochs in order, and count what they evic
 TEST_CASE("The number of segments grows with the logarithm of the text") {
   for (std::size_t growth : {2u, 4u}) {
     auto segments = std::make_shared<const Segments>();
-    std::size_t evicted = 0, tokens = 0;
+    LeftOut evicted;
+    std::size_t tokens = 0;
     Random random(growth);
     for (int step = 0; step < 300; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
@@ -106,7 +107,7 @@ TEST_CASE("The number of segments grows with the logarithm of the text") {
         CHECK((*segments)[s - 1]->tokens() >= growth * (*segments)[s]->tokens());
       }
     }
-    CHECK_EQ(evicted, 0u);
+    CHECK_EQ(evicted.all(), 0u);
     CHECK_EQ(all_of(*segments).size(), 300u);
   }
 }
@@ -115,7 +116,8 @@ TEST_CASE("Small segments are merged several at a time, so each token is indexed
   constexpr std::size_t kLength = 100, kResponses = 256;
   for (std::size_t fan_in : {2u, 4u, 8u}) {
     auto segments = std::make_shared<const Segments>();
-    std::size_t evicted = 0, indexed = 0, most = 0;
+    LeftOut evicted;
+    std::size_t indexed = 0, most = 0;
     Random random(fan_in);
     for (std::size_t i = 0; i < kResponses; ++i) {
       const std::vector<Response> fresh = {{{}, random.text(kLength, 50), {}, 0}};
@@ -129,7 +131,7 @@ TEST_CASE("Small segments are merged several at a time, so each token is indexed
     }
     std::size_t levels = 0;
     for (std::size_t n = 1; n < kResponses; n *= fan_in) ++levels;
-    CHECK_EQ(evicted, 0u);
+    CHECK_EQ(evicted.all(), 0u);
     CHECK_EQ(all_of(*segments).size(), kResponses);
     CHECK(most <= levels * (fan_in - 1));
     CHECK(indexed <= (1 + levels) * kResponses * kLength);
@@ -138,7 +140,7 @@ TEST_CASE("Small segments are merged several at a time, so each token is indexed
 
 TEST_CASE("Large segments are merged as soon as there are two") {
   auto segments = std::make_shared<const Segments>();
-  std::size_t evicted = 0;
+  LeftOut evicted;
   Random random(5);
   const auto add = [&](std::size_t tokens) {
     segments =
@@ -155,7 +157,8 @@ TEST_CASE("Large segments are merged as soon as there are two") {
 TEST_CASE("Merging stops at the largest size") {
   for (std::size_t largest : {0u, 50u, 500u}) {
     auto segments = std::make_shared<const Segments>();
-    std::size_t evicted = 0, merged = 0;
+    LeftOut evicted;
+    std::size_t merged = 0;
     Random random(largest);
     for (int step = 0; step < 200; ++step) {
       const std::vector<Response> fresh = {{{}, random.text(random.between(1, 40), 50), {}, 0}};
@@ -172,14 +175,14 @@ TEST_CASE("Merging stops at the largest size") {
       CHECK((older >= 2 * newer || older + newer > largest));
     }
     CHECK_EQ(merged > 0, largest > 0);
-    CHECK_EQ(evicted, 0u);
+    CHECK_EQ(evicted.all(), 0u);
     CHECK_EQ(all_of(*segments).size(), 200u);
   }
 }
 
 TEST_CASE("Masks survive merging") {
   auto segments = std::make_shared<const Segments>();
-  std::size_t evicted = 0;
+  LeftOut evicted;
   for (Token i = 0; i < 8; ++i) {
     const std::vector<Response> fresh = {{{7, 8}, {i, 1, 2}, {1, 0, 1}, i}};
     segments = with_segment(*segments, segment_of(fresh), {100}, evicted, {.fan_in = 2});
@@ -193,12 +196,13 @@ TEST_CASE("Masks survive merging") {
 
 TEST_CASE("A late response of an old epoch is evicted at once") {
   auto segments = std::make_shared<const Segments>();
-  std::size_t evicted = 0;
+  LeftOut evicted;
   for (std::int64_t epoch : {6, 7}) {
     segments = with_segment(*segments, segment_of({{{}, {static_cast<Token>(epoch)}, {}, epoch}}), {2}, evicted);
   }
   segments = with_segment(*segments, segment_of({{{}, {1}, {}, 1}}), {2}, evicted);
-  CHECK_EQ(evicted, 1u);
+  CHECK_EQ(evicted.epochs, 1u);
+  CHECK_EQ(evicted.responses, 0u);
   CHECK_EQ(names(all_of(*segments)), (std::vector<std::int64_t>{6, 7}));
 }
 
@@ -209,7 +213,8 @@ TEST_CASE("Segments keep about the newest responses, in order") {
     Random random(seed);
     const std::size_t most = random.between(1, 40);
     auto segments = std::make_shared<const Segments>();
-    std::size_t evicted = 0, added = 0;
+    LeftOut evicted;
+    std::size_t added = 0;
     for (int step = 0; step < 150; ++step) {
       std::vector<Response> fresh(random.between(1, 6));
       for (Response& r : fresh) {
@@ -218,7 +223,7 @@ TEST_CASE("Segments keep about the newest responses, in order") {
       }
       segments = with_segment(*segments, segment_of(fresh), {.epochs = 8, .responses = most}, evicted);
       const std::vector<std::int64_t> kept = names(all_of(*segments));
-      CHECK_EQ(kept.size() + evicted, added);
+      CHECK_EQ(kept.size() + evicted.responses, added);
       CHECK(kept.size() >= std::min(most, added));
       CHECK(kept.size() <= 3 * most + 12);
       for (std::size_t i = 0; i < kept.size(); ++i) {

@@ -87,9 +87,10 @@ Said play(int threads) {
   CHECK(largest >= 64);  // enough for several threads to have something to do
   CHECK(said.tokens.size() > 10000);
   for (const auto& [name, s] : engine.stats()) {
-    for (std::uint64_t n : {s.lookups_hit, s.lookups_miss, s.drafts_hit, s.drafts_empty, s.draft_tokens,
-                            s.accepted_tokens, s.generated_tokens, s.evicted_responses, s.problems, s.sessions,
-                            s.history_responses, s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)}) {
+    for (std::uint64_t n :
+         {s.lookups_hit, s.lookups_miss, s.drafts_hit, s.drafts_empty, s.draft_tokens, s.accepted_tokens,
+          s.generated_tokens, s.undrafted_tokens, s.evicted(), s.problems, s.sessions, s.history_responses,
+          s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)}) {
       said.stats.push_back(n);
     }
     for (const SourceStats& source : s.sources) {

@@ -167,7 +167,7 @@ class Namespace {
     std::vector<ResponseView> views;
     for (const Response& response : responses) views.push_back(response.view());
     if (views.empty()) fail("nothing to ingest");
-    std::size_t evicted = 0;
+    LeftOut evicted;
     history = with_segment(*history, Segment::build(views), {kHistoryEpochs}, evicted);
     if (!index_.add(views.front())) return;
     const NamespaceIndex::Batch batch = index_.take();

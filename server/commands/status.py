@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,9 @@ from histospec.server.errors import ConfigError, Unavailable
 from histospec.server.observability.shard_health import SERVING, health
 from histospec.server.process import run_loop, say
 from histospec.server.settings.addresses import Address
+
+PIPED = 200
+"""Columns where there is no terminal and COLUMNS says nothing."""
 
 
 class ShardReport(NamedTuple):
@@ -72,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
 
 async def _watch(config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
     """Shows the shards, again and again where asked; the exit code."""
-    console = Console()
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
+    console = Console(width=wide)
     while True:
         code = await _show(console, config, http, options)
         if options.watch is None:

@@ -5,34 +5,37 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
 from rich.text import Text
 
 from histospec.native import SOURCES
+from histospec.server.commands.fitted import Fitted
 from histospec.server.observability.shard_health import SERVING
 
 COLOURS = {"bad": "red", "warn": "yellow", "info": "blue"}
 
-Counters = Mapping[str, float]
+Row = list[Text]
 
 
-def shard_table(shards: Iterable[tuple[str, str, str]]) -> Table:
+def shard_table(shards: Iterable[tuple[str, str, str]]) -> Fitted:
     """Name, address and health of each."""
-    table = Table("shard", "address", "health")
-    for name, address, health in shards:
-        colour = "green" if health == SERVING else "red"
-        table.add_row(plain(name), plain(address), plain(health, colour))
-    return table
+    rows = [
+        [plain(name), plain(address), plain(health, "green" if health == SERVING else "red")]
+        for name, address, health in shards
+    ]
+    return Fitted(["shard", "address", "health"], rows, text=(0, 1, 2))
 
 
 def numbers(status: Mapping[str, Any]) -> Group:
     """What one shard says of itself, as `/status` answers it."""
     parts: list[RenderableType] = [
-        Text(f"\n{plain(status['shard'])}", "bold"),
+        plain(status["shard"], "bold"),
         *(_hint(hint) for hint in status["hints"]),
+        Fitted(["", "last ten minutes", "since the start"], _counted(status)),
+        Fitted(["now", ""], _held(status)),
     ]
-    parts.append(_counters(status))
     if status["namespaces"]:
+        parts.append(_gains(status["namespaces"]))
+        parts += [_why(row) for row in status["namespaces"] if row["why_not_more"]]
         parts.append(_namespaces(status["namespaces"]))
     if status["lines"]:
         parts.append(_lines(status["lines"]))
@@ -46,81 +49,112 @@ def plain(text: object, style: str = "") -> Text:
 
 def _hint(hint: Mapping[str, str]) -> Padding:
     text = plain(f"● {hint['title']}. ", COLOURS.get(hint["level"], ""))
-    return Padding(text.append_text(plain(hint["text"], "default")), (0, 0, 0, 2))
+    return Padding(text.append_text(plain(hint["text"], "default")), (0, 0, 0, 2), expand=False)
 
 
-def _counters(status: Mapping[str, Any]) -> Table:
+def _counted(status: Mapping[str, Any]) -> list[Row]:
+    """Lately, and since the start."""
     totals, recent = status["totals"], status["recent"]
-    table = Table("", "last ten minutes", "since the start")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for what, show in {
-        "sessions opened on a known problem": lambda c: _share(c["lookups_hit"], c["lookups_hit"] + c["lookups_miss"]),
-        "sessions with a seed that have a twin": lambda c: _share(c["twins_hit"], c["twins_hit"] + c["twins_miss"]),
-        "tokens a step": lambda c: _ratio(c["generated_tokens"], c["drafts_hit"] + c["drafts_empty"]),
-        "drafted tokens accepted": lambda c: _share(c["accepted_tokens"], c["draft_tokens"]),
-        **{f"  of {source}": _source(source) for source in SOURCES},
-        "tokens generated": lambda c: f"{c['generated_tokens']:,.0f}",
-        "tokens stored": lambda c: f"{c['ingested_tokens']:,.0f}",
-        "responses evicted": lambda c: f"{c['evicted_responses']:,.0f}",
-        "store errors": lambda c: f"{c['store_errors']:,.0f}",
-    }.items():
-        table.add_row(what, show(recent), show(totals))
-    table.add_section()
-    if recent["draft_p50"] is not None:
-        table.add_row("time to draft, median", _milliseconds(recent["draft_p50"]), "")
-        table.add_row("time to draft, 99th percentile", _milliseconds(recent["draft_p99"]), "")
-    table.add_row("open sessions", "", f"{totals['sessions']:,.0f} on {totals['streams']:,.0f} streams")
-    table.add_row("tokens of history", "", f"{totals['history_tokens']:,.0f}")
-    table.add_row("index", "", f"{_mib(totals['index_bytes'])} of {_mib(status['memory_bytes'])}")
-    return table
-
-
-def _source(source: str) -> Any:
-    return lambda c: _share(c[f"{source}.accepted_tokens"], c[f"{source}.draft_tokens"])
-
-
-def _namespaces(rows: Iterable[Mapping[str, Any]]) -> Table:
-    table = Table(
-        Column("namespace", min_width=16, overflow="fold"),
-        "sessions",
-        "problems",
-        "responses",
-        "tokens",
-        "known",
-        "accepted",
-        "newest epoch",
+    rows = [_share_row("sessions opened on a known problem", status, "lookups_hit", ("lookups_hit", "lookups_miss"))]
+    if totals["twins_hit"] + totals["twins_miss"]:
+        rows.append(
+            _share_row("sessions with a seed that have a twin", status, "twins_hit", ("twins_hit", "twins_miss"))
+        )
+    rows.append(
+        _row("tokens per step", *(_ratio(status["gains"][when]["tokens_per_step"]) for when in ("recent", "totals")))
     )
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        known = _percent(row["lookups_hit"], row["lookups_hit"] + row["lookups_miss"])
-        counts = (f"{row[name]:,.0f}" for name in ("sessions", "problems", "history_responses", "history_tokens"))
-        accepted = _percent(row["accepted_tokens"], row["draft_tokens"])
-        table.add_row(plain(row["name"]), *counts, known, accepted, f"{row['newest_epoch']:,.0f}")
-    return table
+    rows.append(_share_row("drafted tokens accepted", status, "accepted_tokens", ("draft_tokens",)))
+    for source in SOURCES:
+        if source != "twin" or totals["twin.draft_tokens"]:
+            accepted, drafted = f"{source}.accepted_tokens", f"{source}.draft_tokens"
+            rows.append(_share_row(f"  of {source}", status, accepted, (drafted,)))
+    for what, name in {
+        "tokens generated": "generated_tokens",
+        "  in steps without a draft": "undrafted_tokens",
+        "tokens stored": "ingested_tokens",
+        "responses evicted for want of memory": "evicted_by_memory",
+        "  by --history-epochs": "evicted_by_epochs",
+        "  by --history-responses": "evicted_by_responses",
+        "store errors": "store_errors",
+    }.items():
+        rows.append(_row(what, f"{recent[name]:,.0f}", f"{totals[name]:,.0f}"))
+    if recent["draft_p50"] is not None:
+        rows.append(_row("time to draft, median", _milliseconds(recent["draft_p50"]), ""))
+        rows.append(_row("time to draft, 99th percentile", _milliseconds(recent["draft_p99"]), ""))
+    return rows
 
 
-def _lines(lines: Iterable[Mapping[str, str]]) -> Table:
-    table = Table("time", "level", "recent warnings and errors")
+def _held(status: Mapping[str, Any]) -> list[Row]:
+    totals = status["totals"]
+    return [
+        _row("open sessions", f"{totals['sessions']:,.0f} on {totals['streams']:,.0f} streams"),
+        _row("tokens of history", f"{totals['history_tokens']:,.0f}"),
+        _row("index", f"{_mib(totals['index_bytes'])} of {_mib(status['memory_bytes'])}"),
+    ]
+
+
+def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:
+    """What drafts gain in each run: a line for the last ten minutes, and one since the start."""
+    headings = [
+        "is my run helped?", "when", "speed-up", "tokens per step", "accepted", "empty drafts", "known problems",
+        "verify cost",
+    ]  # fmt: skip
+    rows = []
+    for row in namespaces:
+        for when, words in (("recent", "10 min"), ("totals", "in all")):
+            gain = row["gains"][when]
+            ratios = (_times(gain["speedup"]), _ratio(gain["tokens_per_step"]))
+            shares = (_percent(gain[name]) for name in ("acceptance", "empty", "known"))
+            cost = _ratio(row["verify_cost"]) if when == "recent" else ""
+            rows.append([plain(row["name"]), *map(Text, (words, *ratios, *shares, cost))])
+    return Fitted(headings, rows, text=(0, 1))
+
+
+def _why(row: Mapping[str, Any]) -> Padding:
+    text = plain(f"{row['name']}: why not more? {row['why_not_more'][0].upper()}{row['why_not_more'][1:]}.")
+    return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def _namespaces(rows: Iterable[Mapping[str, Any]]) -> Fitted:
+    held = ("sessions", "problems", "history_responses", "history_tokens", "newest_epoch")
+    return Fitted(
+        ["namespace", "sessions", "problems", "responses", "tokens", "newest epoch"],
+        [[plain(row["name"]), *(Text(f"{row[name]:,.0f}") for name in held)] for row in rows],
+    )
+
+
+def _lines(lines: Iterable[Mapping[str, str]]) -> Fitted:
+    rows = []
     for line in lines:
         text = f"{line['event']} ({line['details']})" if line["details"] else line["event"]
-        table.add_row(
-            plain(line["time"]), plain(line["level"], "yellow" if line["level"] == "warning" else "red"), plain(text)
-        )
-    return table
+        colour = "yellow" if line["level"] == "warning" else "red"
+        rows.append([plain(line["time"]), plain(line["level"], colour), plain(text)])
+    return Fitted(["time", "level", "recent warnings and errors"], rows, text=(0, 1, 2))
+
+
+def _row(what: str, *figures: str) -> Row:
+    return [Text(what), *map(Text, figures)]
+
+
+def _share_row(what: str, status: Mapping[str, Any], part: str, whole: Iterable[str]) -> Row:
+    """part: a counter. whole: counters, of whose sum it is a part."""
+    return _row(what, *(_share(c[part], sum(c[name] for name in whole)) for c in (status["recent"], status["totals"])))
 
 
 def _share(part: float, whole: float) -> str:
     return f"{part:,.0f} of {whole:,.0f} ({part / whole:.0%})" if whole else "none"
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
-def _ratio(part: float, whole: float) -> str:
-    return f"{part / whole:.2f}" if whole else "-"
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
 
 
 def _milliseconds(seconds: float) -> str:

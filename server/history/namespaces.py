@@ -1,9 +1,18 @@
-"""Which namespaces a shard takes, and how many."""
+"""Which namespaces a shard takes, and how many; which of their names may have been meant by another one."""
 
+import difflib
 from collections.abc import Iterable
 
 from histospec.protocol.names import white_space
 from histospec.server.errors import InvalidRequest, LimitExceeded
+
+NEARLY_SAME = 0.75
+"""Of `difflib`'s ratio: two of eight characters exchanged."""
+
+
+def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
+    """Names that may have been meant by `name`, the most alike first; never the name itself."""
+    return difflib.get_close_matches(name, [other for other in others if other != name], most, NEARLY_SAME)
 
 
 class Namespaces:

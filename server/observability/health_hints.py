@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from histospec.protocol.costs import DEFAULT_DEADLINE, NOTHING_PAYS
+from histospec.server.history.namespaces import look_alikes
 
 FULL_SHARE = 0.9  # of the memory budget
 MISSED_SHARE = 0.2  # of the lookups
@@ -32,6 +33,7 @@ class NamespaceFacts(NamedTuple):
     name: str
     hits: float = 0
     misses: float = 0
+    newest_epoch: int = 0
     history_responses: float = 0
     hits_ever: float = 0
     """Since the start."""
@@ -56,6 +58,7 @@ class Facts(NamedTuple):
     streams: float = 0
     lookups_ever: float = 0
     evicted: float = 0
+    """Responses, for want of memory."""
     index_bytes: float = 0
     memory: float = 1
     """The budget, in bytes."""
@@ -157,7 +160,7 @@ def _limits(facts: Facts) -> list[Hint]:
         and misses >= MISSED_SHARE * (hits + misses)
     ):
         text = (
-            f"The index is full, {_count(facts.evicted, 'response')} left it lately, and "
+            f"The index is full, {_count(facts.evicted, 'response')} left it lately for want of memory, and "
             f"{misses / (hits + misses):.0%} of the sessions found no history. Raise --memory, add shards, or keep "
             "fewer --history-epochs."
         )
@@ -188,33 +191,61 @@ def _about(mine: NamespaceFacts, facts: Facts) -> list[Hint]:
 
 def _unknown_problems(mine: NamespaceFacts, facts: Facts) -> Hint:
     """Why sessions of a namespace find no history."""
+    check = "check that namespace, tokenizer and chat template are those of before, and that prompts hold no date or id"
+    meant = _meant(mine, facts)
     if not mine.history_responses:
-        elsewhere = [n.name for n in facts.namespaces if n.history_responses and not n.lookups]
-        asked = f" Nobody asks for the history of {elsewhere[0]}: is HISTOSPEC_NAMESPACE right?" if elsewhere else ""
+        if mine.newest_epoch:
+            text = (
+                f"Responses up to epoch {mine.newest_epoch} were stored, but the index holds none, so there is nothing "
+                f"to look up. They were evicted for want of memory, or dropped, or wait to be read.{meant}"
+            )
+            return Hint("warn", f"{mine.name}: no history", text)
         text = (
             "Nothing is stored yet, so there is nothing to look up. Drafts come from running siblings, and from the "
-            f"history once responses have finished.{asked}"
+            f"history once responses have finished.{meant}"
         )
         return Hint("info", f"{mine.name}: first epoch", text)
-    check = "check that namespace, tokenizer and chat template are those of before, and that prompts hold no date or id"
     if mine.hits_ever >= HARDLY_ANY * mine.lookups_ever:
         text = (
             f"Lately {1 - mine.hits / mine.lookups:.0%} of {_count(mine.lookups, 'session')} belong to no known "
-            f"problem; before, prompts came back. If the data set has not changed, {check}."
+            f"problem; before, prompts came back. If the data set has not changed, {check}.{meant}"
         )
         return Hint("warn", f"{mine.name}: prompts no longer repeat", text)
-    if mine.lookups_ever < AN_EPOCH:
+    if mine.lookups_ever >= AN_EPOCH:
         text = (
-            f"{_count(mine.history_responses, 'response')} stored, and hardly a prompt has come back yet. That is "
-            f"normal until each was seen once. If this is not the first epoch, {check}."
+            f"There is history, but hardly one of {_count(mine.lookups_ever, 'session')} belongs to it. Unless this is "
+            f"still the first pass over a large data set, {check}. Where prompts are truly unique, only siblings and "
+            f"other problems can draft.{meant}"
         )
-        return Hint("info", f"{mine.name}: first epoch, it seems", text)
+        return Hint("warn", f"{mine.name}: prompts never repeat", text)
+    if mine.newest_epoch:
+        text = (
+            f"{_count(mine.history_responses, 'response')} stored, the newest of epoch {mine.newest_epoch}, and hardly "
+            f"a prompt has come back. That is normal in the first pass over a data set of more than "
+            f"{_count(mine.lookups_ever, 'session')}. Otherwise {check}.{meant}"
+        )
+        return Hint("info", f"{mine.name}: prompts have not come back", text)
     text = (
-        f"There is history, but hardly one of {_count(mine.lookups_ever, 'session')} belongs to it. Unless this is "
-        f"still the first pass over a large data set, {check}. Where prompts are truly unique, only siblings and other "
-        "problems can draft."
+        f"{_count(mine.history_responses, 'response')} stored, and hardly a prompt has come back yet. That is "
+        f"normal until each was seen once. If this is not the first epoch, {check}.{meant}"
     )
-    return Hint("warn", f"{mine.name}: prompts never repeat", text)
+    return Hint("info", f"{mine.name}: first epoch, it seems", text)
+
+
+def _meant(mine: NamespaceFacts, facts: Facts) -> str:
+    """A question about another namespace that the workers may have meant: one with a similar name, or an idle one."""
+    others = {n.name: n for n in facts.namespaces if n.history_responses and n.name != mine.name}
+    alike = look_alikes(mine.name, others, 1)
+    if alike:
+        other = others[alike[0]]
+        return (
+            f" Namespace {other.name}, which has {_count(other.history_responses, 'response')}, has a similar name: is "
+            "HISTOSPEC_NAMESPACE right?"
+        )
+    idle = [name for name, other in others.items() if not other.lookups]
+    if idle and not mine.history_responses:
+        return f" Nobody asks for the history of {idle[0]}: is HISTOSPEC_NAMESPACE right?"
+    return ""
 
 
 def _count(number: float, what: str) -> str:

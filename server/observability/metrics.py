@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from statistics import median
 from threading import Lock
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from prometheus_client.registry import Collector
 from histospec.native import AGES, COUNTERS, SOURCES, Engine
 from histospec.server.history.counts import LOOKUPS, Counts
 from histospec.server.observability.connections import CLOSED
+from histospec.server.observability.verify_costs import VerifyCosts
 
 # A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces: so many have a
 # label of their own, the others share one. A label becomes free when its namespace is dropped.
@@ -66,7 +68,7 @@ class EngineCounters(NamedTuple):
     dropped: NDArray[np.int64]
     """What dropped namespaces had counted."""
     verify_costs: dict[str, float]
-    """What a worker of a namespace last said."""
+    """What workers say lately, by namespace; see VerifyCosts."""
 
     def total(self, name: str) -> int:
         """Of all namespaces that are there or were: no count ever falls."""
@@ -88,20 +90,14 @@ class EngineCollector(Collector):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._labels: set[str] = set()
-        self._verify_costs: dict[str, float] = {}
         self._lock = Lock()
-
-    def saw_verify_cost(self, namespace: str, verify_cost: float) -> None:
-        """Notes what a step said."""
-        self._verify_costs[namespace] = verify_cost
+        self.verify_costs = VerifyCosts()
 
     def read(self) -> EngineCounters:
-        """What the engine says now. What was noted of namespaces that it does not have is forgotten."""
-        costs = dict(self._verify_costs)
+        """What the engine says now."""
         namespaces, columns, values, dropped = self._engine.counters()
-        for gone in costs.keys() - set(namespaces):
-            del costs[gone]
-            self._verify_costs.pop(gone, None)
+        there = set(namespaces)
+        costs = {name: cost for name, cost in self.verify_costs.lately().items() if name in there}
         return EngineCounters(namespaces, {name: i for i, name in enumerate(columns)}, values, dropped, costs)
 
     def index_bytes(self) -> int:
@@ -113,14 +109,11 @@ class EngineCollector(Collector):
         now = self.read()
         labelled = self._labelled(now)
         families: dict[str, CounterMetricFamily] = {}
-        for name, kind, result, text in COUNTERS:
-            if not result:
-                yield CounterMetricFamily(f"histospec_{kind}", text, now.total(name))
-                continue
-            if kind not in families:
-                families[kind] = CounterMetricFamily(f"histospec_{kind}", text, labels=("namespace", "result"))
+        for name, kind, label, value, text in COUNTERS:
+            labels = ("namespace", label) if label else ("namespace",)
+            family = families.setdefault(kind, CounterMetricFamily(f"histospec_{kind}", text, labels=labels))
             for namespace, counters in labelled.items():
-                families[kind].add_metric((namespace, result), counters[now.columns[name]])
+                family.add_metric((namespace, value)[: len(labels)], counters[now.columns[name]])
         yield from families.values()
         for label, kinds, shown in (("source", SOURCES, BY_SOURCE), ("age", AGES, BY_AGE)):
             for name, (text, key) in shown.items():
@@ -161,12 +154,14 @@ class EngineCollector(Collector):
     def _costs(self, now: EngineCounters, labelled: Mapping[str, object]) -> Metric:
         family = GaugeMetricFamily(
             "histospec_verify_cost",
-            "What a worker last said that verifying one drafted token costs, in units of a plain decoding step.",
+            "What verifying a drafted token costs, in plain decoding steps: the median of what open streams last said.",
             labels=("namespace",),
         )
-        named = {name if name in labelled else OTHER_NAMESPACES: cost for name, cost in now.verify_costs.items()}
-        for namespace, cost in named.items():
-            family.add_metric((namespace,), cost)
+        costs: dict[str, list[float]] = {}
+        for name, cost in now.verify_costs.items():
+            costs.setdefault(name if name in labelled else OTHER_NAMESPACES, []).append(cost)
+        for namespace, some in costs.items():
+            family.add_metric((namespace,), median(some))
         return family
 
     def _labelled(self, now: EngineCounters) -> dict[str, list[int]]:

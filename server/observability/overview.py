@@ -6,28 +6,26 @@ milliseconds, in which steps go on.
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
-import numpy as np
 from prometheus_client import Metric
 
 from histospec.native import SOURCES
 from histospec.server.logs.recent import RecentLines
-from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
-from histospec.server.observability.metrics import EngineCounters, Metrics
-from histospec.server.observability.samples import COUNTED, EVERY, RECENT, Sample, Samples
+from histospec.server.observability.gains import gain
+from histospec.server.observability.health_hints import Facts, hints
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.runs import Runs
+from histospec.server.observability.samples import COUNTED, EVERY, Sample, Samples
 from histospec.server.observability.shard_health import SERVING, UNKNOWN, UNVERIFIED, ShardHealth
 from histospec.server.observability.web import Readiness
 from histospec.server.security.watched import Watched
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
 from histospec.server.stores.interface import Store
-
-MAX_NAMESPACES = 50  # that are listed: the largest
 
 Counters = Mapping[str, Mapping[str, float]]
 
@@ -45,6 +43,7 @@ class Overview:
         recent_lines: RecentLines,
         watched: Sequence[Watched[Any]],
         store: Store,
+        newest_epoch: Callable[[str], int],
         aside: Executor,
     ) -> None:
         self._config = config
@@ -58,10 +57,7 @@ class Overview:
         self._store = store
         self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
-        self._namespaces: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
-        """The largest, as they stood once a minute for the last ten."""
-        self._number_of_namespaces = 0
-        self._costs: dict[str, float] = {}
+        self._runs = Runs(newest_epoch)
         self._started = time.monotonic()  # the time of day may jump
         self._task: asyncio.Task[None] | None = None
 
@@ -100,24 +96,7 @@ class Overview:
         }
         buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
-        self._keep(now, counted)
-
-    def _keep(self, now: float, counted: EngineCounters) -> None:
-        """Of the namespaces: the newest state, and one a minute before it. Of those that are gone, nothing."""
-        largest = np.lexsort((counted.column("history_tokens"), counted.column("sessions") > 0))[::-1]
-        rows = {counted.namespaces[i]: counted.row(i) for i in largest[:MAX_NAMESPACES].tolist()}
-        kept = self._namespaces
-        if len(kept) > 1 and kept[-1][0] - kept[-2][0] < RECENT / 10:
-            kept.pop()
-        there = set(counted.namespaces)
-        for _, state in kept:
-            for gone in state.keys() - there:
-                del state[gone]
-        kept.append((now, rows))
-        while kept[0][0] < now - RECENT:
-            kept.popleft()
-        self._number_of_namespaces = len(there)
-        self._costs = counted.verify_costs
+        self._runs.add(now, counted)
 
     async def show(self) -> dict[str, Any]:
         """The value. Counters of `totals` are since the start, those of `recent` of the last ten minutes.
@@ -133,8 +112,7 @@ class Overview:
     ) -> dict[str, Any]:
         self.sample()
         totals, recent = self._samples.totals(), self._samples.recent()
-        last = self._namespaces[-1][1]
-        costs = self._costs
+        lately = {name: recent[name] or 0.0 for name in COUNTED}
         now, offset = time.monotonic(), time.time() - time.monotonic()
         return {
             **self._about,
@@ -147,17 +125,18 @@ class Overview:
             "memory_bytes": self._config.memory,
             "totals": totals,
             "recent": recent,
+            "gains": {"recent": gain(lately, None)._asdict(), "totals": gain(totals, None)._asdict()},
             "sources": {
                 source: {name: totals[f"{source}.{name}"] for name in ("draft_tokens", "accepted_tokens")}
                 for source in SOURCES
             },
-            "namespaces": [_row(name, counters, costs.get(name)) for name, counters in last.items()],
-            "namespaces_in_all": self._number_of_namespaces,
+            "namespaces": self._runs.rows(),
+            "namespaces_in_all": self._runs.in_all,
             "series": self._samples.series(offset=offset),
             "shards": shards,
             "unreadable_files": self._unreadable(),
             "lines": lines,
-            "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards, costs))],
+            "hints": [hint._asdict() for hint in hints(self._facts(waiting, totals, recent, shards))],
         }
 
     def _unreadable(self) -> dict[str, str]:
@@ -178,15 +157,13 @@ class Overview:
         totals: Mapping[str, float],
         recent: Mapping[str, float | None],
         shards: Iterable[Mapping[str, Any]],
-        costs: Mapping[str, float],
     ) -> Facts:
-        first, last = self._namespaces[0][1], self._namespaces[-1][1]
         well = (SERVING, UNKNOWN, UNVERIFIED)
         return Facts(
             waiting=waiting,
             streams=totals["streams"],
             lookups_ever=totals["lookups_hit"] + totals["lookups_miss"],
-            evicted=recent["evicted_responses"] or 0,
+            evicted=recent["evicted_by_memory"] or 0,
             index_bytes=totals["index_bytes"],
             memory=self._config.memory,
             store_errors=recent["store_errors"] or 0,
@@ -196,37 +173,8 @@ class Overview:
             retention_paused=self._store.retention_paused,
             draft_p99=recent["draft_p99"],
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
-            namespaces=[_lately(name, first.get(name, {}), last[name], costs.get(name)) for name in last],
+            namespaces=self._runs.facts(),
         )
-
-
-_HELD = ("sessions", "problems", "history_responses", "history_tokens", "newest_epoch", "bytes")
-
-
-def _lately(
-    name: str, before: Mapping[str, float], now: Mapping[str, float], verify_cost: float | None
-) -> NamespaceFacts:
-    def counted(counter: str) -> float:
-        grown = now.get(counter, 0) - before.get(counter, 0)
-        return grown if grown >= 0 else now.get(counter, 0)  # dropped meanwhile, and there again
-
-    return NamespaceFacts(
-        name=name,
-        hits=counted("lookups_hit"),
-        misses=counted("lookups_miss"),
-        history_responses=now["history_responses"],
-        hits_ever=now["lookups_hit"],
-        lookups_ever=now["lookups_hit"] + now["lookups_miss"],
-        drafted=counted("history.draft_tokens"),
-        accepted=counted("history.accepted_tokens"),
-        verify_cost=verify_cost,
-    )
-
-
-def _row(name: str, counters: Mapping[str, float], verify_cost: float | None) -> dict[str, Any]:
-    """A line of the table of namespaces; `bytes` is 0 where the engine does not tell."""
-    counted = ("lookups_hit", "lookups_miss", "draft_tokens", "accepted_tokens", "generated_tokens")
-    return {"name": name, "verify_cost": verify_cost} | {key: counters.get(key, 0) for key in (*_HELD, *counted)}
 
 
 def _value(metrics: Iterable[Metric]) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from histospec.native import SOURCES
+from histospec.server.observability.gains import STEPS
 from histospec.server.observability.metrics import SECONDS
 
 EVERY = 5.0  # seconds between samples
@@ -15,11 +16,11 @@ HOUR = 3600.0
 SMOOTH = 60.0  # seconds that a point of a series looks back: sessions open in bursts
 RECENT = 600.0  # seconds that count as now, for the figures that say how things are going
 
+EVICTED = ("evicted_by_memory", "evicted_by_epochs", "evicted_by_responses")
 BY_SOURCE = tuple(f"{source}.{name}" for source in SOURCES for name in ("draft_tokens", "accepted_tokens"))
 COUNTED = (
-    "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty", "draft_tokens",
-    "accepted_tokens", "generated_tokens", "evicted_responses", "ingested_responses", "ingested_tokens", "store_errors",
-    *BY_SOURCE,
+    "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", *STEPS, "draft_tokens", "accepted_tokens",
+    "generated_tokens", *EVICTED, "ingested_responses", "ingested_tokens", "store_errors", *BY_SOURCE,
 )  # fmt: skip
 """What only grows."""
 HELD = ("sessions", "streams", "index_bytes", "history_tokens")
@@ -88,11 +89,11 @@ class Samples:
         count = dict(zip(COUNTED, change[:, 1:].T, strict=False))
         held = dict(zip(HELD, rows[chosen, 1 + len(COUNTED) :].T, strict=False))
         half, most = _quantiles(change[:, 1 + len(COUNTED) + len(HELD) :])
-        rates = ("draft_tokens", "accepted_tokens", "ingested_tokens", "evicted_responses", "store_errors", *BY_SOURCE)
+        rates = ("draft_tokens", "accepted_tokens", "ingested_tokens", *EVICTED, "store_errors", *BY_SOURCE)
         return {
             "time": (rows[chosen, 0] + offset).tolist(),
             "hit_rate": _share(count["lookups_hit"], count["lookups_hit"] + count["lookups_miss"]),
-            "tokens_per_step": _share(count["generated_tokens"], count["drafts_hit"] + count["drafts_empty"]),
+            "tokens_per_step": _share(count["generated_tokens"], np.sum([count[name] for name in STEPS], axis=0)),
             "acceptance": _share(count["accepted_tokens"], count["draft_tokens"]),
             "draft_p50": half,
             "draft_p99": most,

@@ -28,7 +28,8 @@ OPEN_METRICS = "application/openmetrics-text"
 Readiness = Callable[[], Mapping[str, str]]
 
 PAGE = {"/": ("index.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
-    f"/{name}": (name, "text/javascript") for name in ("page.js", "charts.js", "axes.js", "words.js")
+    f"/{name}": (name, "text/javascript")
+    for name in ("page.js", "charts.js", "axes.js", "words.js", "tables.js", "elements.js")
 }
 # The page is made of what strangers named: it runs its own scripts alone, and talks to nobody else.
 GUARD = {

@@ -67,6 +67,7 @@ class DraftStream:
         self._draining = False
         self._leaving = asyncio.Event()
         self._namespaces: set[str] = set()
+        self._verify_costs = metrics.engine.verify_costs.open()
         self._bases: dict[str, int] = {}  # by namespace: the epoch of the weights that the worker started with
         self._counts = dict.fromkeys(("messages", "steps", "late", "tokens", "drafted", "opened", "committed"), 0)
 
@@ -90,6 +91,7 @@ class DraftStream:
             outcome = type(error).__name__
             raise
         finally:
+            self._metrics.engine.verify_costs.close(self._verify_costs)
             self._answers.stop()
             reading.cancel()
             leaving.cancel()
@@ -122,6 +124,7 @@ class DraftStream:
         """Forgets a namespace that was dropped: its epochs begin anew."""
         self._bases.pop(namespace, None)
         self._namespaces.discard(namespace)
+        self._verify_costs.pop(namespace, None)
 
     def _leave_when_idle(self) -> None:
         if self._draining and not self._sessions and not self._answers.storing:
@@ -210,7 +213,7 @@ class DraftStream:
         """Appends and drafts for the whole batch, leaving out the sessions it cannot go on with."""
         if step.sessions and (origin := self._sessions.origin(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
-            self._metrics.engine.saw_verify_cost(namespace, step.verify_cost)
+            self._verify_costs[namespace] = step.verify_cost, self._metrics.engine.verify_costs.clock()
         ids = self._sessions.numbers(step.sessions)
         most = self._config.max_session_tokens
         asked = slices.StepRequest(

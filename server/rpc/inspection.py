@@ -1,17 +1,15 @@
 """What a caller is told of one namespace: what it may do there, what the shard holds, and what it may have meant."""
 
-import difflib
 from itertools import islice
 from typing import get_args
 
 from histospec.native import Engine
 from histospec.server.history.history import History
+from histospec.server.history.namespaces import look_alikes
 from histospec.server.security.access import Permit, Right
 from histospec.v1 import draft_pb2 as pb
 
 MOST_SIMILAR = MOST_SHARED = 8
-NEARLY_SAME = 0.75
-"""Of `difflib`'s ratio: two of eight characters exchanged."""
 
 
 def inspect(engine: Engine, history: History, permit: Permit, namespace: str) -> pb.InspectResponse:
@@ -39,8 +37,8 @@ def inspect(engine: Engine, history: History, permit: Permit, namespace: str) ->
             )
         )
         answer.shared.extend(_shared(engine, permit, namespace))
-    near = difflib.get_close_matches(namespace, names, MOST_SIMILAR + 1, NEARLY_SAME)
-    answer.similar.extend(name for name in near if name != namespace and permit.allows("read", name))
+    near = look_alikes(namespace, names, MOST_SIMILAR)
+    answer.similar.extend(name for name in near if permit.allows("read", name))
     return answer
 
 

@@ -96,6 +96,16 @@ class View:
         """Its figure, and the note below."""
         return " ".join(self.text(f"#tile-{name} dd >> nth={i}") for i in (0, 1))
 
+    def table(self, selector: str) -> dict[str, dict[str, str]]:
+        """The figures of its rows by the first line of their names, and by column."""
+        return {
+            row.locator("th").inner_text().split("\n")[0]: {
+                cell.get_attribute("data-column") or "": " ".join(cell.inner_text().split())
+                for cell in row.locator("td").all()
+            }
+            for row in self.page.locator(f"{selector} tbody tr").all()
+        }
+
     def picture(self, name: str) -> None:
         """Saves it, where somebody asked for pictures."""
         if PICTURES:
@@ -196,8 +206,8 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
         return sum(value for key, value in mine.items() if key.startswith(f"{name}{{") and label in key)
 
     hits, misses = (total("problem_lookups_total", f'result="{result}"') for result in ("hit", "miss"))
-    asked = total("drafts_total")
-    drafted, accepted, written = (mine[f"{name}_tokens_total"] for name in ("draft", "accepted", "generated"))
+    asked = total("drafts_total") + total("undrafted_tokens_total")
+    drafted, accepted, written = (total(f"{name}_tokens_total") for name in ("draft", "accepted", "generated"))
     assert hits > 0 < misses
     assert 0.3 < accepted / drafted < 1
     assert mine["ingested_responses_total"] == 64 * EPOCHS + 24 * (EPOCHS // 2)
@@ -215,16 +225,27 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
         tried, right = (total(f"source_{n}_tokens_total", f'source="{source}"') for n in ("draft", "accepted"))
         figure = f"{percent(right, tried) if right else '0 %'} of {tried:,.0f}" if tried else "nothing drafted"
         assert shown.text(f"#source-{source}").endswith(figure)
-    rows = {
-        row.locator("th").inner_text(): [" ".join(text.split()) for text in row.locator("td").all_inner_texts()]
-        for row in shown.page.locator("#namespaces tr").all()
-    }
-    assert set(rows) == {"qwen3-8b-math", "qwen3-8b-code"}
-    assert sum(int(row[3].replace(",", "")) for row in rows.values()) == mine["history_tokens"]
-    for name, row in rows.items():
-        found, missed = (mine[f'problem_lookups_total{{namespace="{name}",result="{r}"}}'] for r in ("hit", "miss"))
-        assert row[5] == percent(found, found + missed)
-    assert [row[8] for row in rows.values()] == [str(EPOCHS - 1), str(EPOCHS // 2 - 1)]
+    held = shown.table("#held")
+    assert set(held) == {"qwen3-8b-math", "qwen3-8b-code"}
+    assert sum(int(row["Tokens"].replace(",", "")) for row in held.values()) == mine["history_tokens"]
+    assert [row["Newest epoch"] for row in held.values()] == [str(EPOCHS - 1), str(EPOCHS // 2 - 1)]
+    gained = shown.table("#gained")
+    assert gained.keys() == held.keys()
+    for name, row in gained.items():
+        run = f'namespace="{name}"'
+        found, sessions = total("problem_lookups_total", f'{run},result="hit"'), total("problem_lookups_total", run)
+        made, right, wrote = (total(f"{n}_tokens_total", run) for n in ("draft", "accepted", "generated"))
+        empty, drafts = total("drafts_total", f'{run},result="empty"'), total("drafts_total", run)
+        steps = drafts + total("undrafted_tokens_total", run)
+        speedup = wrote / (steps + mine[f"verify_cost{{{run}}}"] * made)
+        assert row == {
+            figure: f"{text} {text}"  # all was in the last ten minutes
+            for figure, text in {
+                "Speed-up": f"{speedup:.2f} \N{MULTIPLICATION SIGN}", "Tokens per step": f"{wrote / steps:.2f}",
+                "Accepted": percent(right, made), "Empty drafts": percent(empty, drafts),
+                "Known problems": percent(found, sessions),
+            }.items()
+        } | {"Verify cost": "0.05"}  # fmt: skip
     assert shown.text("#hints") == "All is well" or "Drafts come late" in shown.text("#hints")
     assert shown.errors == []
     shown.picture("busy")
@@ -234,7 +255,7 @@ def test_what_strangers_named_is_text(busy: Server, view: Callable[..., View]) -
     with DraftClient(busy.endpoint, namespace=HOSTILE) as client:
         client.ingest([1], [Response([2, 3, 4])])
         shown = view(busy)
-        shown.look_for(HOSTILE, "#namespaces")
+        shown.look_for(HOSTILE, "#held")
         client.drop_namespace()
     assert shown.page.locator("img").count() == 0
     assert shown.errors == []
@@ -253,11 +274,27 @@ def test_dark(busy: Server, view: Callable[..., View]) -> None:
     dark.picture("busy-dark")
 
 
+def test_between_phone_and_desk_names_have_room(busy: Server, view: Callable[..., View]) -> None:
+    shown = view(busy, {"width": 700, "height": 900})
+    box = shown.page.locator("#gained tbody th >> nth=0").bounding_box()
+    assert box is not None
+    assert box["width"] > 150
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 700
+
+
+def test_on_paper_it_is_light_and_whole(busy: Server, view: Callable[..., View]) -> None:
+    shown = view(busy, scheme="dark")
+    shown.page.emulate_media(media="print")
+    assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 247, 249)"
+    assert shown.page.evaluate(CONTRAST) >= 4.5
+    assert shown.page.evaluate("getComputedStyle(document.querySelector('.lines')).maxHeight") == "none"
+
+
 def test_on_a_phone(busy: Server, view: Callable[..., View]) -> None:
     with DraftClient(busy.endpoint, namespace="x" * 128) as client:
         client.ingest([1], [Response([2])])
         shown = view(busy, PHONE)
-        shown.look_for("x" * 128, "#namespaces")
+        shown.look_for("x" * 128, "#held")
         assert shown.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         client.drop_namespace()
     shown.look()
@@ -278,7 +315,7 @@ def test_charts_are_read_by_pointer_and_keys(busy: Server, view: Callable[..., V
     assert reading.inner_text() == latest
     chart.hover()
     assert chart.locator(".cursor").count() == 1
-    assert "Tokens a step" in (chart.get_attribute("aria-label") or "")
+    assert "Tokens per step" in (chart.get_attribute("aria-label") or "")
 
 
 def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..., View]) -> None:

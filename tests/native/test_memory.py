@@ -34,7 +34,7 @@ def known(engine: Engine, problems: range) -> list[int]:
 
 def counted(engine: Engine) -> tuple[int, int]:
     run = engine.stats()["namespaces"]["run"]
-    return run["history_responses"], run["evicted_responses"]
+    return run["history_responses"], run["evicted_by_memory"]
 
 
 def test_the_least_recently_used_problem_goes_first() -> None:
@@ -169,7 +169,7 @@ def ingest_alone(tokens: int, budget: int, starved: bool) -> dict[str, int]:
         "grown": resident() - before,
         "ingested": tokens // 32_000 * 16,
         "held": run["history_responses"],
-        "evicted": run["evicted_responses"],
+        "evicted": run["evicted_by_memory"],
     }
 
 

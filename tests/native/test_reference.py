@@ -26,6 +26,7 @@ from histospec.native import Engine
 NAMES = ("red", "blue")
 PROMPTS = ((1,), (1, 2), (2, 1, 3, 0) * 5)  # none long enough to be a later turn of another
 IDS = (None, "turns")
+EVICTED = ("evicted_by_memory", "evicted_by_epochs", "evicted_by_responses")
 LATEST = 256  # lengths of a namespace that stand for those of a problem without any
 
 Key = tuple[str | None, tuple[int, ...]]
@@ -72,6 +73,7 @@ class Session:
     prompt: tuple[int, ...]
     generated: tuple[int, ...]
     draft: tuple[int, ...] = ()
+    asked: bool = False  # for a draft, since its last tokens came
 
 
 # Most calls meet in one problem, so that its history grows; the others must stay out of it.
@@ -158,8 +160,11 @@ class EngineMachine(RuleBasedStateMachine):
             if fresh:
                 namespace_.counters["accepted_tokens"] += agreeing(session.draft, fresh)
                 namespace_.counters["generated_tokens"] += len(fresh)
+                # The draft's own step gave these and one more; all beyond took a step each.
+                covered = agreeing(session.draft, fresh) + 1 if session.asked or not session.generated else 0
+                namespace_.counters["undrafted_tokens"] += max(0, len(fresh) - covered)
                 session.generated += fresh
-                session.draft = ()
+                session.draft, session.asked = (), False
         tokens, offsets, probs = self.engine.step(
             np.array(batch, np.int64),
             np.array([*chain.from_iterable(came)], np.int32),
@@ -177,7 +182,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(draft) <= (max_tokens if cost < 1 else 0)
             assert set(draft) <= namespace_.tokens
             if max_tokens > 0:
-                session.draft = draft
+                session.draft, session.asked = draft, True
                 namespace_.counters["drafts_hit" if draft else "drafts_empty"] += 1
                 namespace_.counters["draft_tokens"] += len(draft)
 
@@ -266,7 +271,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.engine.newest_epoch(name) == self.namespace_or_empty(name).newest_epoch
         for name, namespace_ in self.namespaces.items():
             counted: dict[str, Any] = dict(stats["namespaces"][name])
-            held, evicted = counted.pop("history_responses"), counted.pop("evicted_responses")
+            held, evicted = counted.pop("history_responses"), sum(counted.pop(reason) for reason in EVICTED)
             assert held + evicted + namespace_.dropped == namespace_.added
             tokens = counted.pop("history_tokens")
             assert (tokens > 0) == (held > 0)
@@ -304,6 +309,6 @@ def test_the_engine_does_what_the_model_does() -> None:
     quick = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
     EngineMachine.met.clear()
     run_state_machine_as_test(EngineMachine, settings=quick)
-    reached = ("lookups_hit", "draft_tokens", "accepted_tokens", "evicted_responses", "lingering")
+    reached = ("lookups_hit", "draft_tokens", "accepted_tokens", "undrafted_tokens", "evicted_by_epochs", "lingering")
     for what in (*reached, "lengths of its own", "lengths of others"):
         assert EngineMachine.met[what] > 0, f"the calls never led to: {what}"

@@ -131,6 +131,15 @@ class Server:
                 samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return samples
 
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all its samples with these labels."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value
+            for key, value in self.metrics().items()
+            if key.partition("{")[0] == name and all(label in key for label in wanted)
+        )
+
     def signal(self, number: int) -> None:
         """Sends it a signal."""
         assert self._process is not None

@@ -85,7 +85,10 @@ struct NamespaceStats {
   std::uint64_t draft_tokens = 0;
   std::uint64_t accepted_tokens = 0;
   std::uint64_t generated_tokens = 0;
-  std::uint64_t evicted_responses = 0;
+  std::uint64_t undrafted_tokens = 0;  // of these, beyond what a step with a draft gives: a step each
+  std::uint64_t evicted_by_memory = 0;
+  std::uint64_t evicted_by_epochs = 0;
+  std::uint64_t evicted_by_responses = 0;
   std::uint64_t problems = 0;
   std::uint64_t sessions = 0;
   std::uint64_t history_responses = 0;
@@ -95,41 +98,50 @@ struct NamespaceStats {
   std::array<SourceStats, kSourceNames.size()> sources;
   std::array<SourceStats, kAgeNames.size()> ages;
 
+  // Responses that left the index, for whatever reason.
+  std::uint64_t evicted() const { return evicted_by_memory + evicted_by_epochs + evicted_by_responses; }
   // Adds what `other` has counted; what is held stays as it is.
   void add_counted(const NamespaceStats& other);
 };
 
-// A number of a namespace, and how it is shown: numbers of one family tell its results apart, in the order in which
-// they stand; what has no result is shown as the sum over all namespaces.
+// A number of a namespace, and how it is shown: as a family that has the label `namespace`, and another one where it
+// has several numbers, which stand one after the other.
 struct Described {
   const char* name;
   std::uint64_t NamespaceStats::* number;
   const char* family;
-  const char* result;
+  const char* label;  // empty: none but `namespace`
+  const char* value;
   const char* help;
 };
 
 // What only grows while the namespace is there, besides `sources` and `ages`.
 inline constexpr Described kCounted[] = {
-    {"lookups_hit", &NamespaceStats::lookups_hit, "problem_lookups", "hit",
+    {"lookups_hit", &NamespaceStats::lookups_hit, "problem_lookups", "result", "hit",
      "Sessions opened, by whether their problem had history."},
-    {"lookups_miss", &NamespaceStats::lookups_miss, "problem_lookups", "miss",
+    {"lookups_miss", &NamespaceStats::lookups_miss, "problem_lookups", "result", "miss",
      "Sessions opened, by whether their problem had history."},
-    {"twins_hit", &NamespaceStats::twins_hit, "twin_lookups", "hit",
+    {"twins_hit", &NamespaceStats::twins_hit, "twin_lookups", "result", "hit",
      "Sessions opened with a seed, by whether the latest response drawn with it was there."},
-    {"twins_miss", &NamespaceStats::twins_miss, "twin_lookups", "miss",
+    {"twins_miss", &NamespaceStats::twins_miss, "twin_lookups", "result", "miss",
      "Sessions opened with a seed, by whether the latest response drawn with it was there."},
-    {"drafts_hit", &NamespaceStats::drafts_hit, "drafts", "hit",
+    {"drafts_hit", &NamespaceStats::drafts_hit, "drafts", "result", "hit",
      "Drafts asked for, by whether there was anything to draft."},
-    {"drafts_empty", &NamespaceStats::drafts_empty, "drafts", "empty",
+    {"drafts_empty", &NamespaceStats::drafts_empty, "drafts", "result", "empty",
      "Drafts asked for, by whether there was anything to draft."},
-    {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "Tokens drafted."},
-    {"accepted_tokens", &NamespaceStats::accepted_tokens, "accepted_tokens", "",
+    {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "", "Tokens drafted."},
+    {"accepted_tokens", &NamespaceStats::accepted_tokens, "accepted_tokens", "", "",
      "Drafted tokens that the sessions then generated."},
-    {"generated_tokens", &NamespaceStats::generated_tokens, "generated_tokens", "",
+    {"generated_tokens", &NamespaceStats::generated_tokens, "generated_tokens", "", "",
      "Tokens that the sessions generated."},
-    {"evicted_responses", &NamespaceStats::evicted_responses, "evicted_responses", "",
-     "Responses gone from the index: for memory, or by age."},
+    {"undrafted_tokens", &NamespaceStats::undrafted_tokens, "undrafted_tokens", "", "",
+     "Generated tokens for whose step no draft was asked."},
+    {"evicted_by_memory", &NamespaceStats::evicted_by_memory, "evicted_responses", "reason", "memory",
+     "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
+    {"evicted_by_epochs", &NamespaceStats::evicted_by_epochs, "evicted_responses", "reason", "epochs",
+     "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
+    {"evicted_by_responses", &NamespaceStats::evicted_by_responses, "evicted_responses", "reason", "responses",
+     "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
 };
 
 using NamedNumber = std::pair<const char*, std::uint64_t NamespaceStats::*>;

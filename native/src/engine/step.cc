@@ -112,7 +112,12 @@ void StepRunner::append(Session& session, Tokens came) {
     ~Spent() { draft.clear(); }
   } spent{session.draft};
   contents_.change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
+  // A step gives what is accepted of its draft, and one token more; the first token comes with the prompt. What came
+  // beyond that took steps without a draft, one a token.
+  const std::size_t drafted_for = session.asked || context.generated == 0 ? accepted + 1 : 0;
   counters.generated_tokens += came.size();
+  counters.undrafted_tokens += came.size() - std::min(came.size(), drafted_for);
+  session.asked = false;
   for (Token token : came) {
     if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
     context.push(token);
@@ -172,6 +177,7 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
     result.offsets.resize(rows_[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // none for who is left out
     if (request.max_tokens > 0) {
       const Draft& draft = batch_[i]->draft;
+      batch_[i]->asked = true;
       NamespaceStats& counters = batch_[i]->namespace_->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
       counters.draft_tokens += draft.tokens.size();

@@ -43,7 +43,7 @@ NamespaceIndex::Batch NamespaceIndex::take() {
 std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const {
   std::vector<ResponseView> views;
   for (const Response& r : batch.fresh) views.push_back(r.view());
-  std::size_t evicted = 0;  // nothing is too old here
+  LeftOut evicted;  // nothing is too old here
   auto out =
       std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()},
                                                evicted, {kGrowth, max_tokens_ / kLargestShare, 2}));

@@ -25,12 +25,12 @@ std::int64_t oldest_kept(const Segments& segments, int epochs) {
 }
 
 std::shared_ptr<const Segment> merged(std::span<const std::shared_ptr<const Segment>> run, std::int64_t oldest,
-                                      std::size_t most, std::size_t& evicted) {
+                                      std::size_t most, LeftOut& evicted) {
   std::vector<Response> responses;
   for (const auto& segment : run) std::ranges::move(segment->responses(), std::back_inserter(responses));
-  evicted += std::erase_if(responses, [oldest](const Response& r) { return r.epoch < oldest; });
+  evicted.epochs += std::erase_if(responses, [oldest](const Response& r) { return r.epoch < oldest; });
   const std::size_t kept = std::min(responses.size(), most);
-  evicted += responses.size() - kept;
+  evicted.responses += responses.size() - kept;
   std::vector<ResponseView> views;
   views.reserve(kept);
   for (const Response& r : std::span(responses).last(kept)) views.push_back(r.view());
@@ -50,11 +50,11 @@ std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
 }
 
 // Takes away the segments from the front that hold nothing of the newest `most` responses.
-void leave_out_oldest(Segments& segments, std::size_t most, std::size_t& evicted) {
+void leave_out_oldest(Segments& segments, std::size_t most, LeftOut& evicted) {
   std::size_t newer = 0;
   for (auto segment = segments.end(); segment != segments.begin(); newer += (*segment)->extents().size()) {
     if (newer >= most) {
-      std::for_each(segments.begin(), segment, [&](const auto& old) { evicted += old->extents().size(); });
+      std::for_each(segments.begin(), segment, [&](const auto& old) { evicted.responses += old->extents().size(); });
       segments.erase(segments.begin(), segment);
       return;
     }
@@ -65,14 +65,14 @@ void leave_out_oldest(Segments& segments, std::size_t most, std::size_t& evicted
 }  // namespace
 
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
-                                             Window window, std::size_t& evicted, MergePolicy policy) {
+                                             Window window, LeftOut& evicted, MergePolicy policy) {
   auto out = std::make_shared<Segments>(segments);
   out->push_back(std::move(fresh));
   const std::int64_t oldest = oldest_kept(*out, window.epochs);
   std::erase_if(*out, [&](const auto& segment) {
     const auto extents = segment->extents();
     const bool old = std::ranges::all_of(extents, [oldest](const auto& e) { return e.epoch < oldest; });
-    if (old) evicted += extents.size();
+    if (old) evicted.epochs += extents.size();
     return old;
   });
   leave_out_oldest(*out, window.responses, evicted);

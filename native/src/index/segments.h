@@ -44,10 +44,18 @@ struct Window {
   std::size_t responses = SIZE_MAX;
 };
 
+// Responses that the window left out, by the limit that they were over.
+struct LeftOut {
+  std::size_t epochs = 0;
+  std::size_t responses = 0;
+
+  std::size_t all() const { return epochs + responses; }
+};
+
 // `segments` with `fresh` behind them, after the housekeeping that keeps them few: merging, and what is outside of the
 // window is left out where it can be: a whole segment at once, single responses when they are merged. `evicted` grows
 // by the responses left out.
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
-                                             Window window, std::size_t& evicted, MergePolicy policy = {});
+                                             Window window, LeftOut& evicted, MergePolicy policy = {});
 
 }  // namespace histospec

@@ -17,6 +17,7 @@ struct Session {
   std::shared_ptr<Problem> problem;
   std::size_t prompt_length;  // how many tokens of its prompt name its problem
   LiveText::TextId text;
+  bool asked = false;                      // for a draft, since its last tokens came
   std::optional<Twins::Key> name_of_twin;  // of its own response, too
   std::weak_ptr<const Twin> twin;          // not its own: what is forgotten is gone
   DraftContext context;

@@ -34,7 +34,7 @@ bool Evictor::evict_some() {
     if (problem.live) continue;
     const std::size_t its_work = Contents::work_to_forget(problem);
     Namespace& namespace_ = *problem.owner;
-    namespace_.counters.evicted_responses += contents_.forget(problem);
+    namespace_.counters.evicted_by_memory += contents_.forget(problem);
     has_evicted_ = true;
     if (namespace_.problems.empty()) {
       namespace_.forget();
@@ -46,7 +46,7 @@ bool Evictor::evict_some() {
   for (Problem* problem : registry_.by_recency()) {
     while (over() && !problem->segments->empty()) {
       const Segments& segments = *problem->segments;
-      problem->owner->counters.evicted_responses += segments.front()->extents().size();
+      problem->owner->counters.evicted_by_memory += segments.front()->extents().size();
       contents_.publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
       has_evicted_ = true;
       if (tired(1)) return !over();

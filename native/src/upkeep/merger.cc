@@ -30,7 +30,7 @@ bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::share
       contents_.publish(problem, std::make_shared<const Segments>(1, fresh));
       return true;
     }
-    std::size_t evicted = 0;
+    LeftOut evicted;
     std::shared_ptr<const Segments> after;
     {
       const Monitor::Unlocked others(lock);
@@ -39,7 +39,8 @@ bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::share
     // Somebody else may have added a segment meanwhile: then once more, on top of theirs.
     if (problem.generation == generation && problem.segments == before) {
       contents_.publish(problem, std::move(after));
-      problem.owner->counters.evicted_responses += evicted;
+      problem.owner->counters.evicted_by_epochs += evicted.epochs;
+      problem.owner->counters.evicted_by_responses += evicted.responses;
       return true;
     }
   }

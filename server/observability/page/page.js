@@ -1,5 +1,7 @@
 // Shows what /status says, and asks again. What comes from the server becomes text, never markup.
 import { Chart } from "./charts.js";
+import { element } from "./elements.js";
+import { gained, held } from "./tables.js";
 import { bytes, count, duration, milliseconds, percent, ratio, timeOfDay } from "./words.js";
 
 const EVERY = 5000; // milliseconds; the server looks as often
@@ -14,20 +16,12 @@ const SOURCES = {
 const LEVELS = { bad: "Broken", warn: "Attention", info: "Note" };
 const at = (id) => document.getElementById(id);
 
-function element(tag, className, ...children) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
-}
-
 const share = (part, whole) => (whole > 0 ? part / whole : null);
-const asked = (some) => some.drafts_hit + some.drafts_empty;
 const lookups = (some) => some.lookups_hit + some.lookups_miss;
 
 const charts = [
   ["Sessions that open on a known problem", percent, 1, [["hit_rate", ""]]],
-  ["Tokens a step", ratio, 2, [["tokens_per_step", ""]]],
+  ["Tokens per step", ratio, 2, [["tokens_per_step", ""]]],
   ["Drafted and accepted tokens a second", count, 10, [["draft_tokens", "drafted"], ["accepted_tokens", "accepted"]]],
   ["Time to draft for a batch", milliseconds, 0.001, [["draft_p50", "median"], ["draft_p99", "99th percentile"]]],
   ["Running sessions", count, 10, [["sessions", ""]]],
@@ -35,15 +29,15 @@ const charts = [
 ].map(([title, format, least, lines]) => new Chart(at("charts"), { title, format, least, lines }));
 
 function tiles(status) {
-  const { totals, recent } = status;
+  const { totals, gains } = status;
   const since = (value, of) => (value === null ? "none since the start" : `since the start: ${value} ${of}`);
   const part = (hits, all, unit) => since(all ? percent(hits / all) : null, `of ${count(all)} ${unit}`);
   return [
-    ["known", "Known problems", percent(share(recent.lookups_hit, lookups(recent))),
+    ["known", "Known problems", percent(gains.recent.known),
       part(totals.lookups_hit, lookups(totals), "sessions")],
-    ["steps", "Tokens a step", ratio(share(recent.generated_tokens, asked(recent))),
-      since(asked(totals) ? ratio(totals.generated_tokens / asked(totals)) : null, `in ${count(asked(totals))} steps`)],
-    ["accepted", "Acceptance", percent(share(recent.accepted_tokens, recent.draft_tokens)),
+    ["steps", "Tokens per step", ratio(gains.recent.tokens_per_step),
+      since(gains.totals.steps ? ratio(gains.totals.tokens_per_step) : null, `in ${count(gains.totals.steps)} steps`)],
+    ["accepted", "Acceptance", percent(gains.recent.acceptance),
       part(totals.accepted_tokens, totals.draft_tokens, "tokens")],
     ["sessions", "Running sessions", count(totals.sessions), `on ${count(totals.streams)} stream${totals.streams === 1 ? "" : "s"}`],
     ["memory", "Memory of the index", bytes(totals.index_bytes),
@@ -86,28 +80,6 @@ function shard({ name, address, me, state }) {
   return element("li", "", where, shown);
 }
 
-const COLUMNS = [
-  ["Sessions", (n) => count(n.sessions)],
-  ["Problems", (n) => count(n.problems)],
-  ["Responses", (n) => count(n.history_responses)],
-  ["Tokens", (n) => count(n.history_tokens)],
-  ["Memory", (n) => (n.bytes ? bytes(n.bytes) : "–")],
-  ["Known", (n) => percent(share(n.lookups_hit, lookups(n)))],
-  ["Accepted", (n) => percent(share(n.accepted_tokens, n.draft_tokens))],
-  ["Verify cost", (n) => (n.verify_cost === null ? "–" : ratio(n.verify_cost))],
-  ["Newest epoch", (n) => count(n.newest_epoch)],
-];
-
-function namespace(row) {
-  const name = element("th", "", row.name);
-  name.scope = "row";
-  return element("tr", "", name, ...COLUMNS.map(([title, show]) => {
-    const cell = element("td", "", show(row));
-    cell.dataset.column = title;
-    return cell;
-  }));
-}
-
 function line({ time, level, event, details }) {
   const said = new Date(time);
   const when = element("time", "", Number.isNaN(said.getTime()) ? time : timeOfDay(said));
@@ -132,11 +104,11 @@ function show(status) {
   at("shards").replaceChildren(...status.shards.map(shard));
   at("shards-note").textContent = status.shards.length > 1 ? "As this one reaches them" : "No others are named by --peers";
   const more = status.namespaces_in_all - status.namespaces.length;
+  at("gains").hidden = !status.namespaces_in_all;
   at("namespaces-note").textContent = !status.namespaces_in_all
     ? "None yet: the first session or ingest makes one"
-    : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "Shares are since the start";
-  at("table").hidden = !status.namespaces_in_all;
-  at("namespaces").replaceChildren(...status.namespaces.map(namespace));
+    : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "What each holds in the index";
+  for (const table of [gained, held]) table.show(status.namespaces);
   at("lines").replaceChildren(...status.lines.map(line));
   if (!status.lines.length) at("lines").append(element("li", "quiet", "None since the start"));
   at("main").setAttribute("aria-busy", "false");
@@ -173,10 +145,5 @@ async function watch() {
   setTimeout(watch, EVERY);
 }
 
-at("columns").append(...["Namespace", ...COLUMNS.map(([name]) => name)].map((name) => {
-  const column = element("th", "", name);
-  column.scope = "col";
-  return column;
-}));
 document.addEventListener("visibilitychange", () => document.hidden || look());
 watch();

@@ -10,6 +10,7 @@ export function percent(share) {
 }
 
 export const ratio = (value) => (value === null ? NONE : value.toFixed(2));
+export const times = (value) => (value === null ? NONE : `${value.toFixed(2)}\u00a0×`);
 export const count = (value) => (value === null ? NONE : value < 1e7 ? plain.format(value) : short.format(value));
 
 export function milliseconds(seconds) {

@@ -44,7 +44,8 @@ def test_figures_of_a_running_service(start_server: Starter, tmp_path: Path) -> 
     assert "tokens a session and step" in done.stderr
     metrics = [server.metrics() for server in servers]
     assert sum(m["histospec_ingested_responses_total"] for m in metrics) == 12
-    assert sum(m["histospec_generated_tokens_total"] for m in metrics) > 2 * 8 * 5
+    statuses = [json.loads(server.get("/status")[1])["totals"] for server in servers]
+    assert sum(totals["generated_tokens"] for totals in statuses) > 2 * 8 * 5
     assert all(m["histospec_history_tokens"] == 0 for m in metrics)  # it cleans up
 
 

@@ -54,11 +54,44 @@ CASES = {
     ),
     "wrong namespace": (
         with_namespace(
-            NamespaceFacts("rum", history_responses=9), hits=0, misses=64, history_responses=0, drafted=0, accepted=0
+            NamespaceFacts("code", history_responses=9), hits=0, misses=64, history_responses=0, drafted=0, accepted=0
         ),
         "info",
         "run: first epoch",
-        "the history of rum: is HISTOSPEC_NAMESPACE right?",
+        "the history of code: is HISTOSPEC_NAMESPACE right?",
+    ),
+    "a similar name": (
+        with_namespace(
+            NamespaceFacts("run1", hits=5, history_responses=9), hits=0, misses=64, history_responses=0, drafted=0
+        ),
+        "info",
+        "run: first epoch",
+        "Namespace run1, which has 9 responses, has a similar name: is HISTOSPEC_NAMESPACE right?",
+    ),
+    "a similar name, with little of its own": (
+        with_namespace(
+            NamespaceFacts("runs", history_responses=90),
+            hits=0,
+            misses=64,
+            hits_ever=0,
+            lookups_ever=64,
+            history_responses=3,
+        ),
+        "info",
+        "run: first epoch, it seems",
+        "Namespace runs, which has 90 responses, has a similar name: is HISTOSPEC_NAMESPACE right?",
+    ),
+    "nothing left of what was": (
+        with_namespace(hits=0, misses=64, history_responses=0, newest_epoch=7, drafted=0, accepted=0),
+        "warn",
+        "run: no history",
+        "Responses up to epoch 7 were stored, but the index holds none",
+    ),
+    "later epochs in which no prompt came back": (
+        with_namespace(hits=1, misses=5000, hits_ever=1, lookups_ever=5001, history_responses=1, newest_epoch=2),
+        "info",
+        "run: prompts have not come back",
+        "1 response stored, the newest of epoch 2, and hardly a prompt has come back",
     ),
     "later in the first epoch": (
         with_namespace(hits=1, misses=5000, hits_ever=1, lookups_ever=5001, history_responses=1),
@@ -82,7 +115,7 @@ CASES = {
         with_namespace(hits=500, misses=500)._replace(evicted=1200, index_bytes=9.5),
         "warn",
         "History is evicted",
-        "1,200 responses left it lately, and 50% of the sessions found no history. Raise --memory",
+        "1,200 responses left it lately for want of memory, and 50% of the sessions found no history. Raise --memory",
     ),
     "low acceptance": (
         with_namespace(accepted=900),

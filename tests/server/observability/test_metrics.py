@@ -40,6 +40,7 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
         "store_errors_total": "counter",
         "source_draft_tokens_total": "counter",
         "source_accepted_tokens_total": "counter",
+        "undrafted_tokens_total": "counter",
         "verify_cost": "gauge",
         "late_steps_total": "counter",
         "refusals_total": "counter",
@@ -76,12 +77,15 @@ def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
         'problem_lookups_total{namespace="run",result="miss"}': 1,
         'drafts_total{namespace="run",result="hit"}': sum(results),
         'drafts_total{namespace="run",result="empty"}': 3 - sum(results),
-        "draft_tokens_total": drafted,
-        "accepted_tokens_total": len(followed),
-        "generated_tokens_total": committed + 2,
+        'draft_tokens_total{namespace="run"}': drafted,
+        'accepted_tokens_total{namespace="run"}': len(followed),
+        'generated_tokens_total{namespace="run"}': committed + 2,
+        'undrafted_tokens_total{namespace="run"}': 3,  # the four that came first, but for the prompt's own
         "ingested_responses_total": 4,
         "ingested_tokens_total": 3 * len(RESPONSE) + committed,
-        "evicted_responses_total": 0,
+        'evicted_responses_total{namespace="run",reason="memory"}': 0,
+        'evicted_responses_total{namespace="run",reason="epochs"}': 0,
+        'evicted_responses_total{namespace="run",reason="responses"}': 0,
         "history_tokens": 3 * len(RESPONSE) + committed,
         "sessions": 1,
         "streams": 1,
@@ -205,13 +209,16 @@ def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server: Server, wi
 
 @pytest.mark.parametrize("forget", ["drop", "rewind", "both", "come and go"])
 def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, forget: str) -> None:
-    """Sums over all namespaces; after a rewind, those of its namespace, too, which stays."""
+    """Those of /status; after a rewind, those of /metrics, too, where a namespace goes when it is dropped."""
+    names = ("draft_tokens", "accepted_tokens", "generated_tokens", "lookups_hit")
 
-    def counted() -> dict[str, float]:
-        samples = server.metrics()
-        totals = [f"histospec_{name}_total" for name in ("draft_tokens", "accepted_tokens", "generated_tokens")]
-        lookups = 'histospec_problem_lookups_total{namespace="run",result="hit"}'
-        return {name: samples.get(name, 0) for name in (*totals, lookups)}
+    def totals() -> dict[str, float]:
+        counted = json.loads(server.get("/status")[1])["totals"]
+        return {name: counted[name] for name in names}
+
+    def labelled() -> dict[str, float]:
+        ours = ("drafts", "draft_tokens", "accepted_tokens", "generated_tokens", "problem_lookups")
+        return {name: server.total(f"histospec_{name}_total", namespace="run") for name in ours}
 
     def draft() -> None:
         wire.ingest([1, 2, 3], [RESPONSE], epoch=0)
@@ -222,19 +229,19 @@ def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, for
         stream.end()
 
     draft()
-    before = counted()
+    before, shown = totals(), labelled()
     assert all(before.values())
+    assert all(shown.values())
     if forget in ("rewind", "both"):
         wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=0))
-        assert counted() == before
+        assert (totals(), labelled()) == (before, shown)
     if forget != "rewind":
         wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
     if forget == "come and go":
         draft()
         wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
         before = {name: 2 * value for name, value in before.items()}
-    after = counted()
-    assert [after[name] for name in list(after)[:3]] == [before[name] for name in list(after)[:3]]
+    assert totals() == before
     gone = forget != "rewind"
     assert any('namespace="run"' in name for name in server.metrics()) is not gone
     assert bool(json.loads(server.get("/status")[1])["namespaces"]) is not gone
@@ -305,16 +312,74 @@ def test_a_label_stays_while_its_namespace_does_and_is_free_after_it() -> None:
     assert "last" in labelled(metrics)
 
 
-def test_what_a_worker_said_goes_with_its_namespace() -> None:
+def test_what_workers_say_is_of_namespaces_that_are_there() -> None:
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())
+    costs = metrics.engine.verify_costs
+    said = costs.open()
     for name in ("a", "b"):
         visit(engine, name)
-        metrics.engine.saw_verify_cost(name, 0.5)
+        said[name] = 0.5, costs.clock()
     engine.drop_namespace("a")
     assert metrics.engine.read().verify_costs == {"b": 0.5}
-    assert metrics.engine._verify_costs == {"b": 0.5}
     text = generate_latest(metrics.registry).decode()
     assert [line for line in text.splitlines() if line.startswith("histospec_verify_cost")] == [
         'histospec_verify_cost{namespace="b"} 0.5'
     ]
+
+
+def test_the_verify_cost_is_what_open_streams_say(server: Server, wire: Wire) -> None:
+    """
+    1. Three workers say what a drafted token costs them: the metric is the median.
+    2. One says another cost: so it is of those.
+    3. One leaves: what it said no longer counts. When all have left there is no value.
+    4. A namespace that is dropped while a stream goes on has none until that steps there again.
+    """
+
+    def shown() -> float | None:
+        return server.metrics().get('histospec_verify_cost{namespace="run"}')
+
+    def told(cost: float) -> bool:
+        return shown() == float(np.float32(cost))
+
+    streams = [wire.stream() for _ in range(3)]
+    for stream, cost in zip(streams, (0.25, 0.5, 0.75), strict=True):
+        stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]], verify_cost=cost))
+    assert told(0.5)
+    streams[0].ask(step=wire.step([1], [[6]], [1], verify_cost=1.5))
+    assert told(0.75)
+    streams[0].end()
+    eventually(lambda: told(0.625))
+    streams[1].cancel()
+    eventually(lambda: told(0.75))
+    streams[2].ask(closes=[pb.CloseSession(session=1)], step=wire.step([], []))
+    wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
+    streams[2].ask(opens=[wire.open(2)], step=wire.step([], []))
+    assert shown() is None
+    streams[2].ask(step=wire.step([2], [[5]], verify_cost=0.125))
+    assert told(0.125)
+    streams[2].end()
+    eventually(lambda: shown() is None)
+
+
+def test_every_reason_for_an_eviction_is_counted_for_itself(start_server: Starter, connect: Connector) -> None:
+    """A window that is full evicts as many as come, which is no want of memory; what is rewound is not evicted."""
+
+    def reasons(*flags: str, rewind: bool = False) -> dict[str, bool]:
+        server = start_server("--namespace-tokens", "0", *flags)
+        wire = connect(server.endpoint)
+        for number in range(40):
+            wire.ingest([1, 2, 3], [range(number, number + 5000)], epoch=number // 2)
+        if rewind:
+            wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=3))
+        names = ("memory", "epochs", "responses")
+        return {name: server.total("histospec_evicted_responses_total", reason=name) > 0 for name in names}
+
+    assert reasons("--memory", "1MiB", "--history-epochs", "99") == {
+        "memory": True, "epochs": False, "responses": False,
+    }  # fmt: skip
+    assert reasons("--history-epochs", "4") == {"memory": False, "epochs": True, "responses": False}
+    assert reasons("--history-epochs", "99", "--history-responses", "8") == {
+        "memory": False, "epochs": False, "responses": True,
+    }  # fmt: skip
+    assert reasons("--history-epochs", "99", rewind=True) == dict.fromkeys(("memory", "epochs", "responses"), False)

@@ -18,7 +18,8 @@ from histospec.native import Engine
 from histospec.server.history.counts import Counts
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.metrics import Metrics
-from histospec.server.observability.overview import MAX_NAMESPACES, Overview, _lately
+from histospec.server.observability.overview import Overview
+from histospec.server.observability.runs import MAX_NAMESPACES
 from histospec.server.observability.web import PAGE
 from histospec.server.open_store import open_store
 from histospec.server.settings.addresses import ShardAddress
@@ -103,7 +104,7 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
     config = Config(data_dir=tmp_path)
     me = ShardAddress("me", config.listen)
     with ThreadPoolExecutor(1) as aside, closing(open_store(config, "me")) as store:
-        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, aside)
+        overview = Overview(config, metrics, dict, me, {}, RecentLines(), [], store, lambda _: 4, aside)
         for name in ("stays", "goes"):
             engine.ingest(name, [1], [[2, 3]])
             for _ in range(5):
@@ -111,7 +112,7 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
         overview.sample()
         engine.drop_namespace("goes")
         overview.sample()
-        assert all(set(state) == {"stays"} for _, state in overview._namespaces)
+        assert all(set(state) == {"stays"} for _, state in overview._runs._states)
         status = asyncio.run(overview.show())
         assert [row["name"] for row in status["namespaces"]] == ["stays"]
         assert (status["namespaces_in_all"], status["totals"]["lookups_hit"]) == (1, 10)
@@ -119,6 +120,5 @@ def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path
         engine.ingest("stays", [1], [[2, 3]])
         engine.close(engine.open("stays", [1]), commit=False)
         overview.sample()
-        (_, before), (_, now) = overview._namespaces[0], overview._namespaces[-1]
-        facts = _lately("stays", before["stays"], now["stays"], None)
-        assert (facts.hits, facts.misses) == (1, 0)
+        [facts] = overview._runs.facts()
+        assert (facts.hits, facts.misses, facts.newest_epoch) == (1, 0, 4)

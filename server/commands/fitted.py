@@ -1,0 +1,67 @@
+"""A table that never loses a column: where it is too wide, its rows stand one below the other."""
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+LEAST = 12  # cells: text in a column that may break is given at least these, or its longest word
+
+
+class Fitted:
+    """Some rows under headings; only headings and the columns of text break where room is short, and only at words.
+
+    Args:
+        headings: of the columns; the first names the rows.
+        rows: as many texts each.
+        text: columns of words, which stand on the left and may break; the others are numbers.
+
+    """
+
+    def __init__(self, headings: Sequence[str], rows: Iterable[Sequence[Text]], text: Iterable[int] = (0,)) -> None:
+        self._headings = headings
+        self._rows = list(rows)
+        self._text = set(text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        table = self._table()
+        needs = Measurement.get(console, options.update(max_width=10_000), table).minimum
+        if needs <= options.max_width:
+            yield table
+        else:
+            yield from self._stacked()
+
+    def _table(self) -> Table:
+        table = Table(*map(self._column, range(len(self._headings))), box=box.SIMPLE_HEAD, pad_edge=False,
+                      collapse_padding=True)  # fmt: skip
+        for row in self._rows:
+            table.add_row(*row)
+        return table
+
+    def _column(self, number: int) -> Column:
+        heading, cells = self._headings[number], [row[number] for row in self._rows]
+        if number in self._text:
+            longest = max((cell_len(word) for cell in cells for word in cell.plain.split()), default=0)
+            return Column(heading, min_width=min(LEAST, longest), overflow="fold")
+        widest = max((cell.cell_len for cell in cells), default=0)
+        return Column(heading, justify="right", min_width=widest, overflow="fold")
+
+    def _stacked(self) -> RenderResult:
+        if self._headings[0]:
+            yield Text(self._headings[0], "underline")
+        for name, *cells in self._rows:
+            yield Text.assemble(name, style="bold")
+            grid = Table.grid(padding=(0, 2, 0, 0))
+            grid.add_column(overflow="fold")
+            grid.add_column(overflow="fold")
+            for heading, cell in zip(self._headings[1:], cells, strict=True):
+                if cell:
+                    grid.add_row(heading, cell)
+            yield Padding(grid, (0, 0, 0, 2), expand=False)
+        yield ""

@@ -1,0 +1,107 @@
+"""Each run, which is a namespace, lately: what it held and counted, and what drafts gained there."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from histospec.server.observability.gains import ENOUGH, gain, why_not_more
+from histospec.server.observability.health_hints import NamespaceFacts
+from histospec.server.observability.metrics import EngineCounters
+from histospec.server.observability.samples import RECENT
+
+MAX_NAMESPACES = 50  # that are kept and listed: the largest
+HELD = ("sessions", "problems", "history_responses", "history_tokens", "bytes")
+COUNTED = (
+    "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty", "undrafted_tokens",
+    "draft_tokens", "accepted_tokens", "generated_tokens", "history.draft_tokens", "history.accepted_tokens",
+)  # fmt: skip
+
+State = dict[str, dict[str, int]]
+"""Numbers by namespace."""
+
+
+class Runs:
+    """The largest namespaces, as they stood once a minute for the last ten.
+
+    Args:
+        newest_epoch: of a namespace, as the server knows it; the index may hold less. Called from any thread.
+
+    """
+
+    def __init__(self, newest_epoch: Callable[[str], int]) -> None:
+        self._newest_epoch = newest_epoch
+        self._states: deque[tuple[float, State]] = deque()
+        self._costs: Mapping[str, float] = {}
+        self._last_costs: dict[str, float] = {}
+        """Also of those in which nobody drafts any more: the gain of a run that is over is worth knowing."""
+        self.in_all = 0
+
+    def add(self, now: float, counted: EngineCounters) -> None:
+        """Keeps the newest state, and one a minute before it. Of namespaces that are gone, nothing."""
+        largest = np.lexsort((counted.column("history_tokens"), counted.column("sessions") > 0))[::-1]
+        rows = {counted.namespaces[i]: counted.row(i) for i in largest[:MAX_NAMESPACES].tolist()}
+        states = self._states
+        if len(states) > 1 and states[-1][0] - states[-2][0] < RECENT / 10:
+            states.pop()
+        there = set(counted.namespaces)
+        for _, state in states:
+            for gone in state.keys() - there:
+                del state[gone]
+        states.append((now, rows))
+        while states[0][0] < now - RECENT:
+            states.popleft()
+        self.in_all = len(there)
+        self._costs = counted.verify_costs
+        last = self._last_costs | counted.verify_costs
+        self._last_costs = {name: cost for name, cost in last.items() if name in rows}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The largest first: what each holds, what it counted and gained since the start, and gained lately.
+
+        `bytes` is 0 where the engine does not tell. `verify_cost` is None where nobody drafts.
+        """
+        return [self._row(name, now) for name, now in self._states[-1][1].items()]
+
+    def facts(self) -> list[NamespaceFacts]:
+        """What hints go by."""
+        return [self._facts(name, now) for name, now in self._states[-1][1].items()]
+
+    def _row(self, name: str, now: Mapping[str, int]) -> dict[str, Any]:
+        recently, cost = self._recently(name, now), self._last_costs.get(name)
+        recent, total = gain(recently, cost), gain(now, cost)
+        judged, counted = (recent, recently) if recent.steps >= ENOUGH else (total, now)
+        return {
+            "name": name,
+            "verify_cost": self._costs.get(name),
+            "newest_epoch": self._newest(name, now),
+            **{number: now[number] for number in (*HELD, *COUNTED)},
+            "gains": {"recent": recent._asdict(), "totals": total._asdict()},
+            "why_not_more": why_not_more(judged, counted["lookups_hit"] + counted["lookups_miss"], cost),
+        }
+
+    def _facts(self, name: str, now: Mapping[str, int]) -> NamespaceFacts:
+        recently = self._recently(name, now)
+        return NamespaceFacts(
+            name=name,
+            hits=recently["lookups_hit"],
+            misses=recently["lookups_miss"],
+            newest_epoch=self._newest(name, now),
+            history_responses=now["history_responses"],
+            hits_ever=now["lookups_hit"],
+            lookups_ever=now["lookups_hit"] + now["lookups_miss"],
+            drafted=recently["history.draft_tokens"],
+            accepted=recently["history.accepted_tokens"],
+            verify_cost=self._costs.get(name),
+        )
+
+    def _newest(self, name: str, now: Mapping[str, int]) -> int:
+        return max(now["newest_epoch"], self._newest_epoch(name))
+
+    def _recently(self, name: str, now: Mapping[str, int]) -> dict[str, int]:
+        """What was counted in the last ten minutes."""
+        before = self._states[0][1].get(name, {})
+        if any(now[number] < before.get(number, 0) for number in COUNTED):  # dropped meanwhile, and there again
+            before = {}
+        return {number: now[number] - before.get(number, 0) for number in COUNTED}

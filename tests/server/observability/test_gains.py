@@ -1,0 +1,54 @@
+"""What drafts gain, from counters, and the main reason why it is not more."""
+
+from typing import Any
+
+import pytest
+
+from histospec.server.observability.gains import gain, why_not_more
+
+COUNTED = {
+    "lookups_hit": 90, "lookups_miss": 10, "drafts_hit": 300, "drafts_empty": 100, "undrafted_tokens": 0,
+    "generated_tokens": 1000, "draft_tokens": 1000, "accepted_tokens": 600,
+}  # fmt: skip
+
+
+def test_ratios() -> None:
+    some = gain(COUNTED, 0.1)
+    assert some._asdict() == {
+        "steps": 400, "generated": 1000, "tokens_per_step": 2.5, "speedup": 2.0, "acceptance": 0.6, "empty": 0.25,
+        "undrafted": 0.0, "known": 0.9,
+    }  # fmt: skip
+
+
+def test_steps_without_drafts_count() -> None:
+    """A run that mostly goes without drafts gains little, however much the few drafts bring."""
+    some = gain(COUNTED | {"generated_tokens": 4600, "undrafted_tokens": 3600}, 0.1)
+    assert (some.steps, some.undrafted) == (4000, 0.9)
+    assert some.tokens_per_step == pytest.approx(1.15)
+    assert some.speedup == pytest.approx(4600 / 4100)
+
+
+def test_nothing_to_divide_by() -> None:
+    some = gain(dict.fromkeys(COUNTED, 0), 0.1)
+    assert set(some._asdict().values()) == {0, None}
+    assert gain(COUNTED, None).speedup is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "cost", "reason"),
+    [
+        ({}, 0.1, ""),
+        ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps to tell
+        ({}, 0.6, "verifying a drafted token costs 0.60 of a plain step"),
+        ({"undrafted_tokens": 400}, 0.1, "no draft was asked for, or it came late, in 50% of the steps"),
+        ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions open on a problem without history"),
+        ({"lookups_hit": 0, "lookups_miss": 19}, 0.1, ""),
+        ({"drafts_hit": 100, "drafts_empty": 300}, None, "75% of the drafts are empty"),
+        ({"accepted_tokens": 300}, 0.1, "30% of the drafted tokens are accepted"),
+    ],
+)
+def test_the_main_reason(changes: dict[str, Any], cost: float | None, reason: str) -> None:
+    counted = COUNTED | changes
+    said = why_not_more(gain(counted, cost), counted["lookups_hit"] + counted["lookups_miss"], cost)
+    assert said.startswith(reason)
+    assert bool(said) is bool(reason)
