@@ -1,13 +1,14 @@
 """One line a minute: what drafts bring an engine that generates, and what they cost it. Does no I/O.
 
-A step of a request yields a token, and one more for each drafted token that is accepted. Verifying a drafted token
-costs `verify_cost` of a plain step, so the work of `steps + verify_cost * drafted` plain steps gave the tokens of
-`generated` plain steps; the quotient is the estimated speed-up, waiting for drafts not included.
+A step of a request yields a token, and one more for each drafted token that is accepted. The estimated speed-up
+does not include waiting for drafts.
 """
 
 import math
 import statistics
 from collections import deque
+
+from histospec.protocol.costs import speedup
 
 MINUTE = 60.0
 WAITS = 4096  # newest waits that are kept, for their quantiles; sorting them takes less than a millisecond
@@ -71,7 +72,7 @@ class MinuteReport:
             waits = sorted(1000 * wait for wait in self._waits)
             late = waits[math.ceil(0.99 * len(waits)) - 1]
             parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms a step (p99 {late:.1f} ms)")
-        parts.append(f"estimated speed-up {generated / (steps + verify_cost * drafted):.2f}")
+        parts.append(f"estimated speed-up {speedup(generated, steps, drafted, verify_cost):.2f}")
         line = f"HistoSpec: in {self._seconds:.0f} s of generating {', '.join(parts)}"
         self._since = now
         self._clear()

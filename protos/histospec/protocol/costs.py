@@ -19,14 +19,13 @@ DEFAULT_DEADLINE = 0.02
 """Seconds that a worker waits for the drafts of a step."""
 
 
-def speedup(generated: float, steps: float, drafted: float, verify_cost: float) -> float | None:
-    """How many times as fast as without drafts: 1 is no gain, less is a loss; None without a step.
+def speedup(generated: float, steps: float, drafted: float, verify_cost: float) -> float:
+    """How many times as fast as without drafts: 1 is no gain, less is a loss.
 
     Args:
         generated: tokens.
-        steps: in which sessions generated them, one a session and forward pass.
+        steps: in which sessions generated them, one a session and forward pass; above 0.
         drafted: tokens that these steps verified.
         verify_cost: of one drafted token, in plain steps.
     """
-    paid = steps + verify_cost * drafted
-    return generated / paid if paid > 0 else None
+    return generated / (steps + verify_cost * drafted)
