@@ -16,7 +16,7 @@ from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.errors import Unavailable, from_status
-from histospec.client.transport import calls
+from histospec.client.transport import calls, greeting
 from histospec.client.transport.calls import Call
 from histospec.client.transport.channel import metadata, open_channel
 from histospec.client.transport.lifetime import LoopConnections
@@ -185,6 +185,11 @@ class AsyncDraftClient:
         """See `DraftClient.inspect`."""
         return await self._do(calls.inspect, timeout)
 
+    async def greet(self, timeout: float) -> list[Inspection]:
+        """See `DraftClient.greet`."""
+        await self._find(timeout)
+        return await greeting.greet_async(self._core, self._call, timeout)
+
     async def drop_namespace(self) -> int:
         """See `DraftClient.drop_namespace`."""
         return sum(await self._do(calls.drop_namespace))
@@ -224,11 +229,11 @@ class AsyncDraftClient:
         await self._find()
         return [await self._call(call) for call in build(self._core, *args, **kwargs)]
 
-    async def _find(self) -> None:
+    async def _find(self, timeout: float | None = None) -> None:
         fork.refuse()
         if not (self._streams.found() or self._core.closed):
             self._streams.discover()
-            await self._waiting.until(self._streams.found, self.config.timeouts.call)
+            await self._waiting.until(self._streams.found, self.config.timeouts.call if timeout is None else timeout)
 
     async def _call(self, call: Call[T]) -> T:
         endpoint = call.endpoint
