@@ -14,7 +14,7 @@ from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
 from histospec.client.core.budget import Budget
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
-from histospec.client.transport import calls
+from histospec.client.transport import calls, greeting
 from histospec.client.transport.lifetime import LoopConnections
 from histospec.client.transport.many import carry_out_async
 from histospec.client.transport.single import LoopCalls
@@ -178,6 +178,11 @@ class AsyncDraftClient:
     async def inspect(self, timeout: float | None = None) -> list[Inspection]:
         """See `DraftClient.inspect`."""
         return await self._calls.do(calls.inspect, timeout)
+
+    async def greet(self, timeout: float) -> list[Inspection]:
+        """See `DraftClient.greet`."""
+        await self._calls.find(timeout)
+        return await greeting.greet_async(self._core, self._calls.one, timeout)
 
     async def drop_namespace(self) -> int:
         """See `DraftClient.drop_namespace`."""

@@ -1,13 +1,19 @@
-"""Asks every shard once, when a worker starts, whether it is there and what it knows."""
+"""Asks every shard once, when a worker starts, whether it is there and what it knows; for both faces.
 
+What those say that answer, and let this client read, is returned; the core says in the log why others do not. A file
+with the token or certificates that cannot be read is the caller's: that raises ConfigurationError.
+"""
+
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
 from histospec.client.core.core import Core
+from histospec.client.core.shard import ShardState
 from histospec.client.errors import ConfigurationError, HistoSpecError
 from histospec.client.transport import calls
 from histospec.client.transport.calls import Call
@@ -16,34 +22,50 @@ from histospec.client.values import Inspection
 
 
 def greet(core: Core, call: Callable[[Call[Inspection]], Inspection], timeout: float) -> list[Inspection]:
-    """Asks all shards side by side, each for at most `timeout` seconds; `call` carries out one call.
-
-    Returns:
-        What those say that answer, and let this client read. The core says in the log why others do not.
-
-    Raises:
-        ConfigurationError: a file with the token or certificates cannot be read.
-    """
+    """Asks all shards side by side, each for at most `timeout` seconds; `call` carries out one call."""
 
     def one(item: Call[Inspection]) -> Inspection | None:
         try:
-            answer = call(item)
-        except ConfigurationError:
-            raise
+            return _answered(core, item.shard, call(item))
         except HistoSpecError as error:
-            code, details = grpc.StatusCode.UNAVAILABLE, str(error)
-            if isinstance(error.__cause__, grpc.RpcError):
-                reported: Any = error.__cause__
-                code, details = reported.code(), reported.details() or ""
-            if code is not grpc.StatusCode.UNIMPLEMENTED:  # an older server; should it be none, its streams end so, too
-                core.missed(item.shard, code, details, time.monotonic())
+            _missed(core, item.shard, error)
             return None
-        if "read" not in answer.rights:
-            details = f"its token has no right to read in namespace {core.config.namespace!r}"
-            core.missed(item.shard, grpc.StatusCode.PERMISSION_DENIED, details, time.monotonic())
-            return None
-        core.greeted(item.shard)
-        return answer
 
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="histospec") as pool:
         return [answer for answer in pool.map(one, calls.inspect(core, timeout)) if answer is not None]
+
+
+async def greet_async(
+    core: Core, call: Callable[[Call[Inspection]], Awaitable[Inspection]], timeout: float
+) -> list[Inspection]:
+    """See `greet`."""
+
+    async def one(item: Call[Inspection]) -> Inspection | None:
+        try:
+            return _answered(core, item.shard, await call(item))
+        except HistoSpecError as error:
+            _missed(core, item.shard, error)
+            return None
+
+    found = await asyncio.gather(*map(one, calls.inspect(core, timeout)))
+    return [answer for answer in found if answer is not None]
+
+
+def _answered(core: Core, shard: ShardState, answer: Inspection) -> Inspection | None:
+    if "read" in answer.rights:
+        core.greeted(shard)
+        return answer
+    details = f"its token has no right to read in namespace {core.config.namespace!r}"
+    core.missed(shard, grpc.StatusCode.PERMISSION_DENIED, details, time.monotonic())
+    return None
+
+
+def _missed(core: Core, shard: ShardState, error: HistoSpecError) -> None:
+    if isinstance(error, ConfigurationError):
+        raise error
+    code, details = grpc.StatusCode.UNAVAILABLE, str(error)
+    if isinstance(error.__cause__, grpc.RpcError):
+        reported: Any = error.__cause__
+        code, details = reported.code(), reported.details() or ""
+    if code is not grpc.StatusCode.UNIMPLEMENTED:  # an older server; should it be none, its streams end so, too
+        core.missed(shard, code, details, time.monotonic())

@@ -98,12 +98,12 @@ class LoopCalls:
         await self.find()
         return [await self.one(call) for call in build(self._core, *args, **kwargs)]
 
-    async def find(self) -> None:
+    async def find(self, timeout: float | None = None) -> None:
         """See BlockingCalls."""
         fork.refuse()
         if not (self._streams.found() or self._core.closed):
             self._streams.discover()
-            await self._until(self._streams.found, self._core.config.timeouts.call)
+            await self._until(self._streams.found, self._core.config.timeouts.call if timeout is None else timeout)
 
     async def one(self, call: Call[T]) -> T:
         """See BlockingCalls."""

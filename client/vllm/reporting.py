@@ -31,11 +31,11 @@ class MinuteReport:
         """The engine has taken a step.
 
         Args:
-            seconds: which it took; infinite where the engine idled before.
+            seconds: which it took; infinite, of either sign, where the engine idled before.
             sampled: the tokens that each request of the batch got.
             drafted: tokens that were verified.
         """
-        if seconds < math.inf:
+        if math.isfinite(seconds):
             self._seconds += seconds
         self._steps += len(sampled) - sampled.count([])
         self._generated += sum(map(len, sampled))

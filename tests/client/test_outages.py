@@ -214,6 +214,15 @@ def test_what_answers_is_not_asked_why(server: Server, said: Callable[[], list[s
     assert said() == [f"INFO HistoSpec: connected to {server.endpoint}, namespace run"]
 
 
+@pytest.mark.asyncio
+async def test_the_async_face_greets_the_same(shared_server: Server, said: Callable[[], list[str]]) -> None:
+    away = f"127.0.0.1:{free_port()}"
+    async with AsyncDraftClient(f"up={shared_server.endpoint},away={away}", "run", deadline=PATIENT) as client:
+        assert [answer.shard for answer in await client.greet(60)] == [shared_server.endpoint]
+        await until(lambda: bool(said()))
+        assert f"no server at {away}, shard away (connection refused)" in said()[0]
+
+
 def test_greet(start_server: Starter, said: Callable[[], list[str]]) -> None:
     """One shard answers, one is away: both are told, neither again by their streams; both see the namespace."""
     up, away = start_server("--shard-name", "up"), f"127.0.0.1:{free_port()}"

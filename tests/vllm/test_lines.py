@@ -269,13 +269,12 @@ def test_a_line_a_minute_while_it_generates(
 
     def drafted() -> bool:
         engine.do(generate=prompts)
-        found = [minute.fullmatch(line) for line in engine.said[1:]]
+        found = [minute.fullmatch(line) for line in engine.said]
         return any(m is not None and float(m[1]) > 2 and int(m[2]) > 0 and float(m[4]) > 1 for m in found)
 
     eventually(drafted)
-    connected, *lines = engine.said
+    (connected,) = (line for line in engine.said if "of generating" not in line)
     assert "connected to" in connected
-    assert all("of generating" in line for line in lines)
 
 
 @pytest.mark.parametrize("option", [{"min_p": 0.1, "temperature": 1}, {"logit_bias": {"1": 2.0}}])
