@@ -10,14 +10,14 @@ ENOUGH = 64
 
 
 def namespace(facts: Facts) -> Iterator[Finding]:
-    """Is the namespace there, or one of nearly its name?"""
+    """Has the namespace responses, or is there another of nearly its name?"""
     name = facts.config.namespace
     readable = [told for _, told in facts.answering if "read" in told.rights]
     if not readable:
         return
     there = [told.namespace for told in readable if told.namespace is not None]
-    if there:
-        problems, responses = sum(one.problems for one in there), sum(one.responses for one in there)
+    problems, responses = sum(one.problems for one in there), sum(one.responses for one in there)
+    if responses:
         epoch = max(one.newest_epoch for one in there)
         text = f"{name!r} has {responses} responses to {problems} problems, the newest of epoch {epoch}"
         yield ok("namespace", text)
@@ -27,11 +27,11 @@ def namespace(facts: Facts) -> Iterator[Finding]:
         names = " and ".join(map(repr, similar[:3]))
         yield warn(
             "namespace",
-            f"no server knows {name!r}, but {names} exist{'s' if len(similar[:3]) == 1 else ''}",
+            f"{name!r} has no responses, but {names} exist{'s' if len(similar[:3]) == 1 else ''}",
             "use one HISTOSPEC_NAMESPACE for the workers and the trainer of a run; ignore this if the run is new",
         )
     else:
-        yield ok("namespace", f"{name!r} is new: nothing has been written to it yet")
+        yield ok("namespace", f"{name!r} has no responses yet")
 
 
 def lookups(facts: Facts) -> Iterator[Finding]:

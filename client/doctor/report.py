@@ -17,7 +17,7 @@ def judged(findings: Sequence[Finding]) -> str:
     numbers = {level: sum(finding.level == level for finding in findings) for level in MARKS}
     if numbers["bad"]:
         more = f", {_number(numbers['warn'], 'warning')}" if numbers["warn"] else ""
-        return f"{_number(numbers['bad'], 'problem')}{more}. Follow the arrows from the top, then run the doctor again."
+        return f"{_number(numbers['bad'], 'problem')}{more}. Follow the arrows from the top, then run it again."
     if numbers["warn"]:
         return f"No problem found, {_number(numbers['warn'], 'warning')}."
     return "No problem found."

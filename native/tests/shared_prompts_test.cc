@@ -88,17 +88,17 @@ TEST_CASE("Namespaces may be dropped and grow meanwhile") {
     for (Token i = 0; i < 64; ++i) ingest(engine, name, prompt(i));
   };
   for (const char* name : {"asked", "steady"}) fill(name);
-  for (int other = 0; other < 40; ++other) fill("run-" + std::to_string(other));
+  for (int other = 0; other < 10; ++other) fill("run-" + std::to_string(other));
   std::atomic<bool> stop = false;
   std::thread changing([&] {
     for (int round = 0; !stop; ++round) {
-      const std::string name = "run-" + std::to_string(round % 40);
+      const std::string name = "run-" + std::to_string(round % 10);
       engine.drop_namespace(name);
       fill(name);
     }
   });
   bool found = true;
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 50; ++round) {
     const SharedPrompts shared = engine.shared_prompts("asked");
     const Counts known = counts(shared);
     found = found && shared.asked == 64 && known.contains("steady") && known.at("steady") == 64;

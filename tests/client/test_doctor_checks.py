@@ -141,7 +141,7 @@ def test_the_text_fits_80_columns_and_obeys_nothing() -> None:
     assert max(map(len, lines)) <= 80
     assert text.splitlines()[0] == "a=host-a:6378,b=host-b:6378, namespace 'run'"
     assert "  BAD   step       b: 20 steps took 100.0 ms at the median" in text
-    assert text.endswith("run the doctor again.\n")
+    assert text.endswith("run it again.\n")
     assert all(ord(letter) < 128 for letter in text.replace("\N{REPLACEMENT CHARACTER}", ""))
 
 
@@ -150,7 +150,7 @@ def test_the_text_fits_80_columns_and_obeys_nothing() -> None:
     [
         ([ok("a", "b")], "No problem found."),
         ([Finding("warn", "a", "b", "c")], "No problem found, 1 warning."),
-        ([bad("a", "b", "c")] * 2, "2 problems. Follow the arrows from the top, then run the doctor again."),
+        ([bad("a", "b", "c")] * 2, "2 problems. Follow the arrows from the top, then run it again."),
         ([bad("a", "b", "c"), Finding("warn", "a", "b", "c")], "1 problem, 1 warning. Follow the arrows "),
     ],
 )
