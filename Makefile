@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check check-types check-locks check-style bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -52,12 +52,20 @@ $(VENV_OLD)/.ready: $(VENV)/.ready
 demo: setup
 	$(BIN)/python -m examples.tiny_rl.run
 
+# Types take longest, on one core; the rest passes meanwhile.
 check: setup
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-types check-locks check-style
+
+check-types:
+	$(BIN)/mypy
+
+check-locks:
+	@$(BIN)/clang-tidy -quiet $(wildcard native/src/registry/*.cc native/src/upkeep/*.cc native/src/engine/*.cc) -- -std=c++20 -Wthread-safety -Inative/include -Inative/src 2>/dev/null
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
-	@$(BIN)/clang-tidy -quiet $(wildcard native/src/registry/*.cc native/src/upkeep/*.cc native/src/engine/*.cc) -- -std=c++20 -Wthread-safety -Inative/include -Inative/src 2>/dev/null
-	$(BIN)/mypy
 
 test: check test-native test-python test-vllm
 

@@ -1,78 +1,20 @@
-"""The SQLite store on its own: identity, windows, groups, and files that are not its own."""
+"""The SQLite store on its own: identity, windows, groups, settings."""
 
-import hashlib
-import os
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from histospec.server.errors import ConfigError, StoreError, StoreFull
+from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-from histospec.server.stores.retention import Trust
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
-from histospec.server.stores.sqlite.retention import note_down
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
-from tests.support.waiting import eventually
-
-FIRST_VERSION = """
-PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
-CREATE TABLE prompts (
-    id INTEGER PRIMARY KEY, namespace TEXT NOT NULL, problem TEXT NOT NULL, digest BLOB NOT NULL, tokens BLOB NOT NULL
-);
-CREATE INDEX prompts_by_digest ON prompts (namespace, problem, digest);
-CREATE TABLE responses (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, prompt INTEGER NOT NULL REFERENCES prompts (id), epoch INTEGER NOT NULL,
-    reward REAL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, generated BLOB NOT NULL
-);
-CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
-INSERT INTO prompts VALUES (1, 'run', '', X'DIGEST', CAST('prompt..' AS BLOB));
-INSERT INTO responses VALUES (1, 1, 0, NULL, CAST('old.' AS BLOB), X'', X'');
-""".replace("DIGEST", hashlib.blake2b(b"prompt..", digest_size=8).hexdigest())
-
-# What the second and third version added, and a bit of everything in it.
-THIRD_VERSION = (
-    FIRST_VERSION
-    + """
-PRAGMA user_version = 3;
-CREATE TABLE estimators (namespace TEXT PRIMARY KEY, state BLOB NOT NULL);
-CREATE TABLE namespaces (namespace TEXT PRIMARY KEY, newest_epoch INTEGER NOT NULL);
-CREATE TABLE writes (prompt INTEGER PRIMARY KEY REFERENCES prompts (id), latest REAL NOT NULL);
-CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
-    DELETE FROM responses WHERE prompt = old.id;
-    DELETE FROM writes WHERE prompt = old.id;
-END;
-INSERT INTO estimators VALUES ('run', CAST('learned' AS BLOB));
-INSERT INTO namespaces VALUES ('run', 9);
-INSERT INTO writes VALUES (1, 1e9);
-INSERT INTO responses VALUES (7, 1, 9, 0.5, CAST('12345678' AS BLOB), CAST('scores..' AS BLOB), X'0001');
-"""
-)
-
-
-@pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
-    stores = []
-
-    def open_(history_epochs: int = 8, **options: Any) -> SQLiteStore:
-        stores.append(SQLiteStore(tmp_path, history_epochs, **options))
-        return stores[-1]
-
-    yield open_
-    for store in stores:
-        if store._writer._thread.is_alive():
-            store.close()
 
 
 def test_prompts_of_one_digest_are_two_problems(
@@ -201,100 +143,6 @@ def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(
     assert store.count() == 2
 
 
-@pytest.fixture
-def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every deletion of many takes as many transactions as it can."""
-    monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
-    monkeypatch.setattr(sqlite_writes, "DELETED_AT_ONCE", 2)
-
-
-def gone(store: SQLiteStore | SQLiteSnapshot, namespace: str) -> bool:
-    return all(b.problem.namespace != namespace for b in store.load()) and not list(store.problems(namespace))
-
-
-@pytest.mark.parametrize("long", ["drop", "rewind", "window"])
-def test_other_writes_go_on_while_much_is_deleted(
-    open_store: Callable[..., SQLiteStore], one_at_a_time: None, long: str
-) -> None:
-    """It takes effect at once, for readers and for what is stored after it."""
-    store = open_store(history_epochs=1)
-    store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
-    put(store, b"aaaa", 1, prompt=b"another.")
-    gate = threading.Event()
-    store._writer.submit(lambda connection: gate.wait(), 0)
-    order = []
-    starts: dict[str, Callable[[], Future[Any]]] = {
-        "drop": lambda: store.drop("run"),
-        "rewind": lambda: store.rewind("run", 0),
-        "window": lambda: store.append(batch(b"next", 2)),
-    }
-    deleting = starts[long]()
-    deleting.add_done_callback(lambda _: order.append("deleted"))
-    seen: list[int] = []
-
-    def look(connection: sqlite3.Connection) -> None:
-        seen.append(connection.execute("SELECT count(*) FROM responses WHERE epoch = 1").fetchone()[0])
-
-    others = [store._writer.submit(look, 0) for _ in range(3)]
-    others[-1].add_done_callback(lambda _: order.append("others"))
-    anew = store.append(batch(b"anew", 2))
-    gate.set()
-    anew.result()
-    if long != "window":
-        assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"anew"]
-        assert [b.records for b in store.load()] == [[Record(b"anew", 2)]]
-        assert deleting.result() == 101
-    deleting.result()
-    assert order[0] == "others"
-    assert min(seen) > 50  # others were written between
-    assert {r.tokens for r in store.history(Problem("run", b"prompt.."))} <= {b"next", b"anew"}
-    assert store._read("SELECT count(*) FROM leaving") == [(0,)]
-    assert store.count() == (3 if long == "window" else 1)
-
-
-@pytest.mark.parametrize("long", ["drop", "rewind"])
-def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path: Path, long: str) -> None:
-    """
-    1. A process deletes a namespace in slices, and is killed after a few of them.
-    2. The next store has nothing of it for readers, and works off the rest.
-    """
-    code = f"""
-import os, pathlib, sys
-from histospec.server.stores.sqlite import writes as sqlite_writes
-from histospec.server.stores.sqlite.store import SQLiteStore
-from histospec.server.stores.interface import ResponseBatch, Problem, Record
-sqlite_writes.SLICE_SECONDS, sqlite_writes.DELETED_AT_ONCE = 0.0, 2
-store = SQLiteStore(pathlib.Path(sys.argv[1]), 8)
-store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
-store.{"drop('run')" if long == "drop" else "rewind('run', 0)"}
-for _ in range(3):
-    store.append(ResponseBatch(Problem("other", b"prompt.."), [Record(b"kept", 1)])).result()
-os.kill(os.getpid(), 9)
-"""
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd="/", timeout=60).returncode == -9
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        (left,) = connection.execute("SELECT count(*) FROM responses WHERE tokens != CAST('kept' AS BLOB)").fetchone()
-    assert 0 < left < 100  # else the crash came too late to show anything
-    snapshot = SQLiteSnapshot(tmp_path)
-    assert gone(snapshot, "run")
-    snapshot.close()
-    store = SQLiteStore(tmp_path, 8)
-    assert gone(store, "run")
-    eventually(lambda: store.count() == 3, "what was dropped is not deleted")
-    eventually(lambda: store._read("SELECT count(*) FROM leaving") == [(0,)], "its note stays")
-    put(store, b"anew", prompt=b"prompt..")
-    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"anew"]
-    store.close()
-
-
-def test_closing_finishes_what_is_being_deleted(open_store: Callable[..., SQLiteStore], one_at_a_time: None) -> None:
-    store = open_store()
-    store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
-    dropping = store.drop("run")
-    store.close()
-    assert dropping.result(0) == 100
-
-
 def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable[..., SQLiteStore]) -> None:
     """Counted in the virtual machine of SQLite: of 64 responses and of 4,096, whose limit is reached."""
     steps = []
@@ -314,57 +162,6 @@ def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable
         steps.append(len(counted))
         store.close()
     assert 0 < steps[1] < 1.5 * steps[0]
-
-
-def vouch(store: SQLiteStore) -> None:
-    """As if the clock had gone on evenly since 1970."""
-    store._writer.submit(lambda connection: note_down(Trust(time.time(), 0.0), "", connection), 0).result()
-
-
-def age(store: SQLiteStore, condition: str, seconds: float) -> None:
-    """As if what meets the condition had been written so long ago."""
-    text = f"UPDATE writes SET latest = latest - ? WHERE prompt IN (SELECT id FROM prompts WHERE {condition})"
-    store._writer.submit(lambda connection: connection.execute(text, (seconds,)), 0).result()
-
-
-def forgotten_down_to(store: SQLiteStore, responses: int) -> bool:
-    """Whether retention leaves so many."""
-    eventually(lambda: store.count() == responses, "retention forgets something else")
-    return not store.retention_paused
-
-
-def test_what_is_old_is_forgotten_in_slices(
-    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Problems whose age a clock that went on evenly vouches for; a named one as a whole."""
-    monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
-    store = open_store()
-    for number in range(1200):
-        store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big")))
-    for name in ("a", "b"):
-        for prompt in (b"old.", b"new."):
-            put(store, prompt, prompt=prompt, name=name)
-    put(store, b"aaaa", namespace="other")
-    age(store, "namespace = 'run' AND NOT (problem = 'b' AND tokens = CAST('new.' AS BLOB))", 100)
-    age(store, "namespace = 'other'", 30)
-    vouch(store)
-    store.close()
-    store = open_store(retention=60.0)
-    assert forgotten_down_to(store, 3)
-    assert {(p.name, r.tokens) for p, records in store.problems("run") for r in records} == {
-        ("b", b"old."),
-        ("b", b"new."),
-    }
-    counts = [store._read(f"SELECT count(*) FROM {table}") for table in ("prompts", "writes")]
-    assert counts == [[(3,)], [(3,)]]
-
-
-def test_retention_begins_with_the_update_of_an_old_file(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.executescript(FIRST_VERSION)
-    assert open_store(retention=3600.0).count() == 1
 
 
 def test_a_failing_disk_is_reported_and_survived(open_store: Callable[..., SQLiteStore]) -> None:
@@ -392,94 +189,3 @@ def test_the_files_settings_are_the_durable_ones(open_store: Callable[..., SQLit
         lambda c: [c.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")], 0
     )
     assert settings.result() == ["wal", 2]
-
-
-def test_a_directory_serves_one_store_at_a_time(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
-    store = open_store()
-    with pytest.raises(ConfigError, match="another server uses it"):
-        SQLiteStore(tmp_path, 8)
-    store.close()
-    SQLiteStore(tmp_path, 8).close()
-
-
-def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, pathlib; from histospec.server.stores.sqlite.store import SQLiteStore;"
-        "SQLiteStore(pathlib.Path(sys.argv[1]), 8); os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd="/", timeout=60).returncode == -9
-    SQLiteStore(tmp_path, 8).close()
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda path: path.write_bytes(os.urandom(5000)), "cannot be used as a store"),
-        (lambda path: sqlite3.connect(path).execute("CREATE TABLE mine (x)"), "another program's database"),
-        (lambda path: path.mkdir(), "cannot be used as a store"),
-    ],
-)
-def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[Path], object], sentence: str) -> None:
-    make(tmp_path / FILE_NAME)
-    with pytest.raises(ConfigError, match=sentence):
-        SQLiteStore(tmp_path, 8)
-
-
-def test_a_file_of_a_newer_version_is_left_alone(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
-    open_store().close()
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 6")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5\)"):
-        SQLiteStore(tmp_path, 8)
-
-
-def test_a_file_of_the_first_version_is_brought_up_to_date(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.executescript(FIRST_VERSION)
-    store = open_store()
-    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"old."]
-    store.save_estimator("run", b"learned").result()
-    put(store, b"new.")
-    store.close()
-    store = open_store()
-    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"old.", b"new."]
-    assert store.estimators() == {"run": b"learned"}
-
-
-def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(
-    open_store: Callable[..., SQLiteStore], tmp_path: Path
-) -> None:
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.executescript(THIRD_VERSION)
-    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 5\); start this server on it"):
-        SQLiteSnapshot(tmp_path)
-    kept = [Record(b"old.", 0), Record(b"12345678", 9, 0.5, b"scores..", b"\0\1")]
-    problem = Problem("run", b"prompt..")
-    store = open_store()
-    assert store.history(problem) == kept
-    assert (store.newest_epochs(), store.estimators()) == ({"run": 9}, {"run": b"learned"})
-    assert store._read("SELECT latest FROM writes") == [(1e9,)]
-    seeded = Record(b"new.", 9, seed=-5)
-    store.append(ResponseBatch(problem, [seeded])).result()
-    store.close()
-    store = open_store()
-    assert store.history(problem) == [*kept, seeded]
-    assert [record for loaded in store.load() for record in loaded.records] == [*kept, seeded]
-    store.close()
-    store = open_store(retention=60.0)
-    assert store.count() == 3
-    age(store, "namespace = 'run'", 100)
-    store.close()
-    assert forgotten_down_to(open_store(retention=60.0), 0)  # the trigger is there
-
-
-def test_an_update_that_does_not_succeed_changes_nothing(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.executescript(FIRST_VERSION + "CREATE TABLE estimators (in_the_way);")
-    with pytest.raises(ConfigError, match="already exists"):
-        SQLiteStore(tmp_path, 8)
-    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-        assert connection.execute("SELECT tokens FROM responses").fetchall() == [(b"old.",)]

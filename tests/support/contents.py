@@ -1,0 +1,64 @@
+"""Stores with a bit of everything, and what they hold."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
+from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.store import RedisStore
+from histospec.server.stores.sqlite.store import SQLiteStore
+from tests.support.redis_processes import RedisCluster, RedisProcess
+
+
+def tokens(*numbers: int) -> bytes:
+    return np.array(numbers, "<i4").tobytes()
+
+
+def logprobs(count: int) -> bytes:
+    """Every kind of float32 that there is."""
+    some = np.random.default_rng(count).integers(0, 2**32, count, np.uint64).astype("<u4").view("<f4")
+    special = np.array([-0.0, 1e-45, -np.inf, np.finfo("f4").max, -0.1], "<f4")
+    return np.resize(np.concatenate([special, some[~np.isnan(some)]]), count).tobytes()
+
+
+BATCHES = [
+    ResponseBatch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
+    ResponseBatch(
+        Problem("run", tokens(1, 2)), [Record(tokens(*range(300)), 2**52, -1e-300, logprobs(300), seed=-(2**63))]
+    ),
+    ResponseBatch(Problem("run", tokens(1, 2), "a name ❤"), [Record(tokens(9), 3, None, b"", b"\0")]),
+    ResponseBatch(
+        Problem("run", tokens(3), "turns"),
+        [
+            Record(tokens(1, 2, 3, 2**31 - 1), 1, 2.0, logprobs(4), bytes([1, 0, 0, 1]), 7),
+            Record(tokens(8, 9), 1, seed=0),
+        ],
+    ),
+    ResponseBatch(Problem("other ❤", tokens(1, 2), "turns"), [Record(tokens(4), 1)]),
+    ResponseBatch(Problem("empty", tokens(1)), [Record(tokens(4), 1)]),
+]
+
+
+STATE = os.urandom(1000)
+
+
+def fill(store: Store) -> None:
+    for some in BATCHES:
+        store.append(some).result()
+    store.rewind("empty", 0).result()
+    store.save_estimator("run", STATE).result()
+
+
+def content(store: Store) -> tuple[dict[Problem, list[Record]], dict[str, bytes]]:
+    problems = {p: records for namespace in store.newest_epochs() for p, records in store.problems(namespace)}
+    return problems, store.estimators()
+
+
+def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
+    return SQLiteStore(tmp_path / name, 8)
+
+
+def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
+    return RedisStore(Location.parse(server.url), 8, "shard-0")
