@@ -8,7 +8,7 @@ bytes are *ahead* of the step.
 
     the stream ended                             ──► room for what most servers apply within a deadline
     a step was late, with something ahead        ──► room for half of that
-    a step was answered soon, with much ahead    ──► half as much room again
+    a step was answered soon, with much ahead    ──► a part of the room more
 """
 
 from collections import deque
@@ -27,13 +27,15 @@ class Pace:
     Args:
         deadline: seconds that a step may take.
         soon: of these, what an answer may take so that the room grows.
+        growth: by which part of itself. What waits for long grows slowly: each attempt at more may make a step late.
 
     """
 
-    def __init__(self, deadline: float, soon: float) -> None:
+    def __init__(self, deadline: float, soon: float, growth: float) -> None:
         self.room = UNBOUNDED
         """Bytes that may be ahead."""
         self._soon = soon
+        self._growth = growth
         self._careful = max(LEAST, int(RATE * deadline))
 
     def begin_again(self) -> None:
@@ -43,7 +45,7 @@ class Pace:
     def answered(self, seconds: float, ahead: int, more: bool) -> None:
         """A step was answered in time with so many bytes ahead of it; whether more of them wait."""
         if self.room < UNBOUNDED and seconds <= self._soon and (4 * ahead >= self.room or not more):
-            self.room = min(self.room + self.room // 2, UNBOUNDED)
+            self.room = min(self.room + int(self._growth * self.room), UNBOUNDED)
 
     def late(self, ahead: int) -> None:
         """A step was late with so many bytes ahead of it."""

@@ -24,7 +24,8 @@ class ShardState:
         self.breaker = CircuitBreaker(config.breaker)
         self.contact = Contact()
         deadline = config.timeouts.step
-        self.opening, self.committing = Pace(deadline, deadline / 2), Pace(deadline, deadline / 4)
+        self.opening = Pace(deadline, soon=deadline / 2, growth=0.5)
+        self.committing = Pace(deadline, soon=deadline / 4, growth=0.125)
         """How much of opens, and of commits that waited for it, may be ahead of a step."""
         self.fresh = 0
         """Bytes of commits that came since the last ones were sent; they go with the next step, whatever waits."""

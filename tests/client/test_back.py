@@ -362,7 +362,7 @@ def test_what_is_announced_needs_no_room() -> None:
 
 
 def test_pace_returns_to_unbounded_once_nothing_waits() -> None:
-    pace = Pace(DEADLINE, DEADLINE / 2)
+    pace = Pace(DEADLINE, soon=DEADLINE / 2, growth=0.5)
     unbounded = pace.room
     pace.late(0)
     assert pace.room == unbounded  # nothing was ahead: it is not to blame
