@@ -9,7 +9,6 @@ import contextlib
 import logging
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,9 +28,8 @@ from histospec.client.core.exchange import Exchange
 from histospec.client.core.membership import Membership
 from histospec.client.core.news import Outage
 from histospec.client.core.room import ServerLimits
-from histospec.client.core.session import Commit, Session
+from histospec.client.core.session import Commit, Session, find
 from histospec.client.core.shard import Pending, ShardState
-from histospec.client.errors import UnknownSession
 from histospec.client.recorder import recorder
 from histospec.client.values import Draft, Stats, Tokens
 from histospec.v1 import draft_pb2 as pb
@@ -217,7 +215,7 @@ class Core:
         arguments.flag("commit", commit)
         count = len(sessions)
         with self._lock:
-            chosen = self._find(sessions)
+            chosen = find(self._sessions, sessions)
             epoch = [tokens.epoch_number(name, v) for name, v in tokens.each("epochs", epochs, count)]
             change = [tokens.change_count(name, v) for name, v in tokens.each("changes", changes, count)]
             reward = [tokens.reward_number(name, v) for name, v in tokens.each("rewards", rewards, count)]
@@ -266,7 +264,7 @@ class Core:
         budget.check()
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
-            chosen = self._find(sessions)
+            chosen = find(self._sessions, sessions)
             step_input = StepInput(chosen, [s.length for s in chosen], lengths, flat)
             start = 0
             for session, length in zip(chosen, lengths, strict=True):
@@ -405,22 +403,3 @@ class Core:
             self._exchange.take_end(shard, conversation, code, details, now)
         self._say()
         self._changed()
-
-    def _find(self, sessions: Sequence[int]) -> list[Session]:
-        try:
-            chosen = [self._sessions[s] for s in sessions]
-        except (KeyError, TypeError):  # TypeError: it has no hash
-            raise self._not_open(sessions) from None
-        if len(set(chosen)) < len(chosen):
-            twice = next(s.number for s, count in Counter(chosen).items() if count > 1)
-            raise ValueError(f"sessions: a session appears twice, {twice}")
-        return chosen
-
-    def _not_open(self, sessions: Sequence[Any]) -> ValueError | UnknownSession:
-        """What is wrong with the first of these that is not open."""
-        for i, number in enumerate(sessions):
-            if not isinstance(number, int | np.integer):
-                return ValueError(f"sessions[{i}]: must be a session id, an int, is {arguments.shown(number)}")
-            if number not in self._sessions:
-                return UnknownSession(f"sessions[{i}]: {number} is not an open session of this client")
-        raise AssertionError("all are open")

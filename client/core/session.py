@@ -1,6 +1,14 @@
 """What the client remembers of a session: enough to open it again on a server that has forgotten it."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from histospec.client import arguments
+from histospec.client.errors import UnknownSession
 
 
 class Session:
@@ -49,3 +57,25 @@ class Commit:
     def bytes(self) -> int:
         """What it holds in memory, and about what it takes on the wire."""
         return self.session.bytes + len(self.logprobs)
+
+
+def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:
+    """The sessions of these numbers. Raises ValueError or UnknownSession, naming the first number that is wrong."""
+    try:
+        chosen = [open_sessions[number] for number in numbers]
+    except (KeyError, TypeError):  # TypeError: it has no hash
+        raise _not_open(open_sessions, numbers) from None
+    if len(set(chosen)) < len(chosen):
+        twice = next(s.number for s, count in Counter(chosen).items() if count > 1)
+        raise ValueError(f"sessions: a session appears twice, {twice}")
+    return chosen
+
+
+def _not_open(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> ValueError | UnknownSession:
+    """What is wrong with the first of these that is not open."""
+    for i, number in enumerate(numbers):
+        if not isinstance(number, int | np.integer):
+            return ValueError(f"sessions[{i}]: must be a session id, an int, is {arguments.shown(number)}")
+        if number not in open_sessions:
+            return UnknownSession(f"sessions[{i}]: {number} is not an open session of this client")
+    raise AssertionError("all are open")
