@@ -41,8 +41,9 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
     for shard in found:
         known = 0 if shard.namespace is None else shard.namespace.problems
         logger.info(
-            "HistoSpec: connected to %s (%s), %d problems known%s in namespace %s; drafts of up to %d tokens",
-            shard.shard, shard.version, known, "" if shard.loaded else " so far", namespace, max_tokens,
+            "HistoSpec: connected to %s (%s), %d problem%s known%s in namespace %s; drafts of up to %d tokens",
+            shard.shard, shard.version, known, "" if known == 1 else "s", "" if shard.loaded else " so far", namespace,
+            max_tokens,
         )  # fmt: skip
         if "write" not in shard.rights:
             logger.warning(
@@ -54,7 +55,9 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
 
 
 def _doubt(namespace: str, found: "Sequence[Inspection]") -> None:
-    """Says which namespace may be meant instead."""
+    """Says which namespace may be meant instead, unless sessions of this one have found history."""
+    if any(shard.namespace is not None and shard.namespace.lookups_hit for shard in found):
+        return
     shared = [other for shard in found for other in shard.shared]
     similar = [name for shard in found for name in shard.similar]
     if shared:

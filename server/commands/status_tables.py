@@ -34,7 +34,7 @@ def numbers(status: Mapping[str, Any]) -> Group:
         Fitted(["now", ""], _held(status)),
     ]
     if status["namespaces"]:
-        parts.append(_gains(status["namespaces"]))
+        parts += [Text("Is my run helped?", "bold"), _gains(status["namespaces"])]
         parts += [_why(row) for row in status["namespaces"] if row["why_not_more"]]
         parts.append(_namespaces(status["namespaces"]))
     if status["lines"]:
@@ -96,7 +96,7 @@ def _held(status: Mapping[str, Any]) -> list[Row]:
 def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:
     """What drafts gain in each run: a line for the last ten minutes, and one since the start."""
     headings = [
-        "is my run helped?", "when", "speed-up", "tokens per step", "accepted", "empty drafts", "known problems",
+        "run", "when", "speed-up", "tokens per step", "accepted", "empty drafts", "known problems",
         "verify cost",
     ]  # fmt: skip
     rows = []

@@ -1,6 +1,7 @@
 """What the adapter says of the shards' answers when an engine starts. No vLLM and no server in here."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,13 +77,14 @@ def test_another_namespace_may_be_meant(said: Any) -> None:
 
 
 def test_prompts_that_another_namespace_knows(said: Any) -> None:
-    """Also where something is known in this one."""
+    """Also where something is known in this one, but not where its sessions find it."""
     shared = (SharedPrompts("run-0", 3, 64), SharedPrompts("run-9", 60, 64))
     line = (
         "WARNING HistoSpec: 60 of the last 64 prompts of namespace 'run-1' are known in namespace 'run-9'; "
         "is that the one you mean?"
     )
     assert said(shard("b"), shard(shared=shared))[2:] == [line]
+    assert said(shard("b", namespace=replace(FACTS, lookups_hit=1)), shard(shared=shared))[2:] == []
 
 
 def test_a_token_that_may_only_read(said: Any) -> None:

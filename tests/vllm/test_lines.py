@@ -206,7 +206,7 @@ def test_a_namespace_of_nearly_the_same_name(engine: Engine, server: Server) -> 
         r"WARNING HistoSpec: nothing is known in namespace 'trian'; did you mean 'train'\?",
     )
     engine.start(server.endpoint, "train")
-    engine.says(r"INFO HistoSpec: connected to .*, 1 problems known in namespace train; .*")
+    engine.says(r"INFO HistoSpec: connected to .*, 1 problem known in namespace train; .*")
 
 
 def test_drafts_that_are_too_long_are_refused(engine: Engine, start_server: Starter, namespace: str) -> None:

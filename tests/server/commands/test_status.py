@@ -21,7 +21,7 @@ from tests.support.servers import Server, Starter
 
 GAINED, MOVES, FIRST = "math-that-comes-back", "code-that-changes", "a-first-epoch"
 HEADINGS = (
-    "speed-up", "tokens per step", "accepted", "empty drafts", "known problems", "verify cost", "is my run helped?",
+    "speed-up", "tokens per step", "accepted", "empty drafts", "known problems", "verify cost", "Is my run helped?",
     "sessions", "problems", "responses", "tokens", "newest epoch", "namespace", "last ten minutes", "since the start",
     "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted for want of memory",
 )  # fmt: skip
