@@ -51,3 +51,8 @@ def merged(findings: Iterable[Finding], shards: int) -> list[Finding]:
         if finding not in out:
             out.append(finding)
     return out
+
+
+def counted(number: int, what: str) -> str:
+    """`1 problem`, `2 problems`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

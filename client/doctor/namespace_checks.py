@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from histospec.client.doctor.facts import Facts
-from histospec.client.doctor.findings import Finding, ok, warn
+from histospec.client.doctor.findings import Finding, counted, ok, warn
 
 ENOUGH = 64
 """Sessions from which on it is no accident that none of them found its problem known."""
@@ -19,8 +19,8 @@ def namespace(facts: Facts) -> Iterator[Finding]:
     problems, responses = sum(one.problems for one in there), sum(one.responses for one in there)
     if responses:
         epoch = max(one.newest_epoch for one in there)
-        text = f"{name!r} has {responses} responses to {problems} problems, the newest of epoch {epoch}"
-        yield ok("namespace", text)
+        held = f"{counted(responses, 'response')} to {counted(problems, 'problem')}"
+        yield ok("namespace", f"{name!r} has {held}, the newest of epoch {epoch}")
         return
     similar = list(dict.fromkeys(other for told in readable for other in told.similar))
     if similar:

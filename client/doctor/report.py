@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from histospec.client.doctor.facts import Facts
-from histospec.client.doctor.findings import Finding
+from histospec.client.doctor.findings import Finding, counted
 
 COLUMNS = 80
 MARKS = {"ok": "ok", "warn": "warn", "bad": "BAD"}
@@ -16,15 +16,11 @@ def judged(findings: Sequence[Finding]) -> str:
     """All of it in one sentence."""
     numbers = {level: sum(finding.level == level for finding in findings) for level in MARKS}
     if numbers["bad"]:
-        more = f", {_number(numbers['warn'], 'warning')}" if numbers["warn"] else ""
-        return f"{_number(numbers['bad'], 'problem')}{more}. Follow the arrows from the top, then run it again."
+        more = f", {counted(numbers['warn'], 'warning')}" if numbers["warn"] else ""
+        return f"{counted(numbers['bad'], 'problem')}{more}. Follow the arrows from the top, then run it again."
     if numbers["warn"]:
-        return f"No problem found, {_number(numbers['warn'], 'warning')}."
+        return f"No problem found, {counted(numbers['warn'], 'warning')}."
     return "No problem found."
-
-
-def _number(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def text(facts: Facts, findings: Sequence[Finding]) -> str:
