@@ -50,10 +50,12 @@ class Worker:
             self.core.ended(self.shard, self.shard.conversation, code, details, self.now)
 
     def answer(self) -> None:
-        """Time passes until a step is sent, and the shard answers that."""
+        """Time passes until the shard is connected, and it answers the next step."""
         while self.shard.conversation is None:
             self.now += 1
             self.step()
+        if not self.shard.conversation.connected:
+            self.core.learned(self.shard, self.shard.conversation, ServerLimits(), self.now)
         pending = self.core.advance_sessions(self.session, [[3]], Budget(), self.now)
         sequence = self.shard.conversation.queued
         empty = pb.DraftResponse(sequence=sequence, lengths=np.zeros(1, "<i4").tobytes())

@@ -51,8 +51,8 @@ def test_doctor_is_one_of_them(server: Server, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "endpoint: pass the server's address, 'host:6378', or set HISTOSPEC_ENDPOINT"),
-        (("--endpoint", "here:1"), "namespace: pass the name of the training run, or set HISTOSPEC_NAMESPACE"),
+        ((), "endpoint: pass the server's address, such as 'host:6378,host2:6378', or set HISTOSPEC_ENDPOINT"),
+        (("--endpoint", "here:1"), "namespace: pass the name of the training run, such as 'run-1', or set"),
         (("--endpoint", "here", "--namespace", "run"), "endpoint: 'here' is not of the form host:port or name="),
         (("--timeout", "0"), "argument --timeout: must be a number of seconds, above 0 and at most 3600, is '0'"),
         (("--sequences", "many"), "argument --sequences: must be a whole number from 1, is 'many'"),
