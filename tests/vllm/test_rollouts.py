@@ -1,8 +1,10 @@
 """SPEC-RL on a real vLLM and a real server: what is reused and generated, and what the history holds afterwards."""
 
+import contextlib
+import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,18 @@ def test_options_that_leave_no_prompt_are_ignored(
     assert [tokens for p in prompts for tokens in texts(client.history(p))] == [group[0] for group in written]
 
 
+@contextlib.contextmanager
+def listening(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Beside vLLM, our lines go to vLLM's handlers alone."""
+    logger = logging.getLogger("histospec")
+    caplog.clear()
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
 @pytest.mark.newest
 def test_a_server_that_is_gone_costs_history_only(
     engine: Callable[..., Any],
@@ -259,12 +273,12 @@ def test_a_server_that_is_gone_costs_history_only(
     rollout = SpeculativeRollout(engine(server.endpoint).llm, make_client(server.endpoint), seed=0)
     rollout.generate(prompts, parameters(), epoch=0, use_tqdm=False)
     server.kill()
-    caplog.clear()
-    new = rollout.generate(prompts, parameters(), epoch=1, use_tqdm=False)
-    assert [len(r.tokens) for r in new] == [LENGTH] * len(prompts) * PEERS
-    assert rollout.report is not None
-    assert (rollout.report.reused_tokens, rollout.report.unreachable) == (0, len(prompts))
-    assert rollout.commit(new) == 0
+    with listening(caplog):
+        new = rollout.generate(prompts, parameters(), epoch=1, use_tqdm=False)
+        assert [len(r.tokens) for r in new] == [LENGTH] * len(prompts) * PEERS
+        assert rollout.report is not None
+        assert (rollout.report.reused_tokens, rollout.report.unreachable) == (0, len(prompts))
+        assert rollout.commit(new) == 0
     said = [r.getMessage().split()[1] for r in caplog.records if "not asked again" in r.getMessage()]
     assert said == ["History", "Ingest", "Ingest"]  # once a batch, not once a prompt
     server.restart()
