@@ -21,7 +21,7 @@ _SHOWN = 60
 
 
 class Kind(NamedTuple):
-    """What a list holds. Where that is lists in turn, `one` and `give` tell whoever passed one of them what to do."""
+    """What a list holds. For a list of lists, `one` and `give` name the mistake of passing a single inner list."""
 
     many: str
     one: str = ""

@@ -50,7 +50,7 @@ class Core:
         self.looked = -math.inf
         """When shards were last looked for, on the monotonic clock."""
         self.recorder = recorder(config)
-        """Writes finished responses down, in a thread of its own; None: nobody asked for it."""
+        """Writes finished responses to the file of HISTOSPEC_RECORD, in its own thread; None where that is not set."""
         self._members = Membership(config)
         self._changed = changed
         self._sessions: dict[int, Session] = {}

@@ -40,7 +40,7 @@ async def gather(config: Config, demand: Demand, timeout: float) -> Facts:
     members = {shard.name: shard for facts in shards for shard in facts.known}
     known = {facts.endpoint.address: facts for facts in shards}
     others = [shard for shard in members.values() if shard.address not in known]
-    if config.discover and members:  # as a client does, which forgets the addresses where nobody answers
+    if config.discover and members:  # as a client does, which forgets addresses that do not answer
         known |= {facts.endpoint.address: facts for facts in await visit.shards(others)}
         shards = [replace(known[shard.address], endpoint=shard) for shard in members.values()]
     asked = {facts.endpoint.name for facts in shards}

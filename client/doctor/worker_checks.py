@@ -1,4 +1,4 @@
-"""What is installed and set beside this client, judged."""
+"""Checks of the worker: the settings of the adapter, vLLM, and its model runner."""
 
 import re
 from collections.abc import Iterator

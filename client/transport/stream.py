@@ -55,7 +55,7 @@ class Stream:
     def kick(self) -> None:
         """Writes what is in the outbox; at most one write is in flight, the others follow in order.
 
-        While the stream is being connected, nothing is written; it begins by itself then.
+        Before the shard has answered on this connection, this does nothing: `_learn` starts the writer then.
         """
         if self.conversation.connected and (self._writer is None or self._writer.done()):
             self._writer = _task(self._write())
