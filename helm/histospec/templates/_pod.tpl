@@ -108,7 +108,7 @@ spec:
         name: {{ include "histospec.fullname" . }}
     - name: tmp
       emptyDir:
-        sizeLimit: {{ .Values.emptyDir.tmpSize }}
+        sizeLimit: {{ toString .Values.emptyDir.tmpSize | quote }}
     {{- if not (include "histospec.claims" .) }}
     - name: data
       {{- if include "histospec.hostPath" . }}
@@ -117,7 +117,7 @@ spec:
         type: DirectoryOrCreate
       {{- else }}
       emptyDir:
-        sizeLimit: {{ .Values.emptyDir.dataSize }}
+        sizeLimit: {{ toString .Values.emptyDir.dataSize | quote }}
       {{- end }}
     {{- end }}
     {{- /* Whole folders, not single files: so a new token, certificate or password arrives without a restart. */}}
