@@ -84,7 +84,7 @@ def services(*words: object) -> dict[str, Manifest]:
     return {m["metadata"]["name"]: m["spec"] for m in render(*words) if m["kind"] == "Service"}
 
 
-@pytest.mark.parametrize(("kind", "mode"), product(("LoadBalancer", "NodePort"), ("statefulset", "daemonset")))
+@pytest.mark.parametrize(("kind", "mode"), [*product(("LoadBalancer", "NodePort"), ("statefulset", "daemonset"))])
 def test_http_is_never_published(kind: str, mode: str) -> None:
     found = services("--set", f"service.type={kind},mode={mode},tls.existingSecret=tls")
     published = [spec for spec in found.values() if spec.get("type") == kind]

@@ -80,6 +80,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{- end }}
 
+{{- /* Whom the NetworkPolicy lets in, in words. */}}
+{{- define "histospec.peers" -}}
+{{- if .Values.networkPolicy.sameNamespace }}the pods of this namespace{{ if .Values.networkPolicy.from }}, and {{ end }}{{ end }}
+{{- if .Values.networkPolicy.from }}the peers that networkPolicy.from names
+{{- else if not .Values.networkPolicy.sameNamespace }}no pods but the chart's own
+{{- end }}
+{{- end }}
+
 {{- /* The Service with the HTTP port, which is never published. */}}
 {{- define "histospec.httpService" -}}
 {{ include "histospec.fullname" . }}{{ if ne .Values.service.type "ClusterIP" }}-http{{ end }}

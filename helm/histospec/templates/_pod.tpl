@@ -76,8 +76,11 @@ spec:
           service: histospec.v1.DraftService
         {{- end }}
         {{- toYaml .Values.readinessProbe | nindent 8 }}
-      {{- $stop := dict "exec" (dict "command" (list "sleep" (toString .Values.preStopSeconds))) }}
-      {{- with merge (deepCopy .Values.lifecycle) (eq (int .Values.preStopSeconds) 0 | ternary dict (dict "preStop" $stop)) }}
+      {{- $hooks := deepCopy .Values.lifecycle }}
+      {{- if and .Values.preStopSeconds (not $hooks.preStop) }}
+      {{- $_ := set $hooks "preStop" (dict "exec" (dict "command" (list "sleep" (toString .Values.preStopSeconds)))) }}
+      {{- end }}
+      {{- with $hooks }}
       lifecycle: {{- toYaml . | nindent 8 }}
       {{- end }}
       securityContext: {{- toYaml .Values.securityContext | nindent 8 }}
