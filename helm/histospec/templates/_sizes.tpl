@@ -18,27 +18,39 @@
 {{- if or (mod $mib 1024) (not $mib) }}{{ $mib }}MiB{{ else }}{{ div $mib 1024 }}GiB{{ end }}
 {{- end }}
 
-{{- /* Bytes that a limit must leave beside the index. Takes root, limit in bytes, and a share of the limit.
-The process needs 2 GiB in any case (half of a limit under 4 GiB), and whatever options.max-backlog has beyond the
-256 MiB that this includes. */}}
-{{- define "histospec.headroom" -}}
+{{- /* Bytes of memory that options.max-backlog may take beyond its default. */}}
+{{- define "histospec.backlog" -}}
+{{- $backlog := index .Values.options "max-backlog" | default "256MiB" | include "histospec.bytes" | float64 }}
+{{- subf $backlog 268435456.0 | maxf 0.0 }}
+{{- end }}
+
+{{- /* Bytes of the index that a memory limit is sized for. Takes root, limit in bytes. */}}
+{{- define "histospec.sizedIndex" -}}
 {{- $limit := float64 .limit }}
-{{- $most := maxf (mulf $limit .share) (minf 2147483648.0 (divf $limit 2.0)) }}
-{{- $backlog := include "histospec.bytes" (index .root.Values.options "max-backlog" | default "256MiB") | float64 }}
-{{- maxf 0.0 (subf $backlog 268435456.0) | addf $most | printf "%.0f" }}
+{{- $most := minf (mulf $limit 0.8) (subf $limit 2147483648.0) }}
+{{- subf (maxf $most (divf $limit 4.0)) (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
+{{- end }}
+
+{{- /* Bytes of the largest index that a memory limit may have: server/settings/budget.py says what the process needs
+beside it, and an alert says that more than 85 % is tight. Takes root, limit in bytes. */}}
+{{- define "histospec.largestIndex" -}}
+{{- $limit := float64 .limit }}
+{{- $fits := divf (subf $limit 536870912.0) 1.15 }}
+{{- $most := minf (mulf $limit 0.85) (maxf $fits (divf $limit 4.0)) }}
+{{- subf $most (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
 {{- end }}
 
 {{- define "histospec.memoryLimit" -}}
 {{- with (.Values.resources.limits).memory }}{{ include "histospec.bytes" . }}{{ end }}
 {{- end }}
 
-{{- /* Budget of the index: as given, or 80 % of the limit at most; nothing where there is no limit. */}}
+{{- /* Budget of the index: as given, or by the limit; nothing where there is none. */}}
 {{- define "histospec.memory" -}}
 {{- $limit := include "histospec.memoryLimit" . }}
 {{- if .Values.options.memory }}
 {{- .Values.options.memory }}
 {{- else if $limit }}
-{{- subf (float64 $limit) (include "histospec.headroom" (dict "root" . "limit" $limit "share" 0.2) | float64) | include "histospec.size" }}
+{{- include "histospec.sizedIndex" (dict "root" . "limit" $limit) | include "histospec.size" }}
 {{- end }}
 {{- end }}
 
@@ -70,16 +82,16 @@ The process needs 2 GiB in any case (half of a limit under 4 GiB), and whatever 
 {{- if $limit }}
 {{- $memory := include "histospec.bytes" (include "histospec.memory" .) | float64 }}
 {{- $said := printf "options.memory is %s, and resources.limits.memory is %v" (include "histospec.memory" .) $v.resources.limits.memory }}
-{{- $headroom := include "histospec.headroom" (dict "root" . "limit" $limit "share" 0.15) | float64 }}
-{{- $room := subf $limit $headroom }}
-{{- if le $room 1048576.0 }}
-{{- printf "resources.limits.memory is %v, of which %s must stay free beside the index; raise it, or lower options.max-backlog" $v.resources.limits.memory (include "histospec.size" $headroom) | fail }}
+{{- $most := include "histospec.largestIndex" (dict "root" . "limit" $limit) | float64 }}
+{{- $least := include "histospec.size" (subf $limit $most) }}
+{{- if lt $most 1048576.0 }}
+{{- printf "resources.limits.memory is %v, and the process needs that much beside its index; raise it, or lower options.max-backlog" $v.resources.limits.memory | fail }}
 {{- end }}
 {{- if ge $memory $limit }}
-{{- printf "%s: the index alone would not fit; give it at most %s, or leave options.memory empty" $said (include "histospec.size" $room) | fail }}
+{{- printf "%s: the index alone would fill the container. Give it at most %s, leave options.memory empty, or raise the limit" $said (include "histospec.size" $most) | fail }}
 {{- end }}
-{{- if and (gt $memory $room) (not $v.sizing.allowTight) }}
-{{- printf "%s: %s must stay free beside the index, or the kernel may kill the shard. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight" $said (include "histospec.size" $headroom) (include "histospec.size" $room) | fail }}
+{{- if and (gt $memory $most) (not $v.sizing.allowTight) }}
+{{- printf "%s: the process needs %s beside its index, or the kernel may end it. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight to true" $said $least (include "histospec.size" $most) | fail }}
 {{- end }}
 {{- end }}
 {{- if and (ne $v.store.kind "sqlite") $v.options.disk }}
