@@ -16,6 +16,7 @@ from tests.support.servers import Server
 
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"),
+     *ROOT.glob("helm/*/README.md"),
      *ROOT.glob("examples/*/README.md")]
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
