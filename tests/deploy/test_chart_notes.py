@@ -59,7 +59,8 @@ def test_workers_mount_the_token_that_the_chart_made(tmp_path: Path) -> None:
     assert item["key"] in made["data"]
     assert f"{mount['mountPath']}/{item['path']}" == environment(text)["HISTOSPEC_TOKEN_FILE"]
     assert mount["name"] == volume["name"]
-    assert "get secret run-histospec-tokens -o jsonpath='{.data.worker-token}' | base64 -d" in text
+    shown = "get secret run-histospec-tokens -o jsonpath='{.data.worker-token}' | base64 -d"
+    assert text.count(shown) == text.count("get secret") == 2, "to see it, and to copy it"
     assert "name it in tokens.existingSecret" in text
     assert "WARNING: without TLS, tokens and responses travel in the clear" in text
 

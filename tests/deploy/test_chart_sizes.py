@@ -10,7 +10,7 @@ from tests.support.charts import CHART, container, one, options, refusal, render
 from tests.support.quantities import exact, size
 
 QUANTITIES = ["10Gi", "10G", "0.5Ti", "1.5e10", "15E9", "2e+10", "10737418240", "128974848000m", "12345Mi", "99999999Ki",
-              ".25Ti", "20.G", "30000000k", "0.00005P"]  # fmt: skip
+              ".25Ti", "20.G", "30000000k", "0.00005P", "0.00000001E"]  # fmt: skip
 GIB = 2**30
 
 

@@ -50,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "histospec.endpoint" -}}
 {{- if eq .Values.mode "statefulset" }}
 {{- printf "discover://%s" (include "histospec.shards" .) }}
-{{- else if .Values.daemonset.hostPort }}
+{{- else if int .Values.daemonset.hostPort }}
 {{- printf "$(HISTOSPEC_HOST_IP):%v" .Values.daemonset.hostPort }}
 {{- else }}
 {{- printf "%s:6378" (include "histospec.service" .) }}

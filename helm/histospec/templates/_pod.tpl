@@ -48,7 +48,7 @@ spec:
       ports:
         - name: grpc
           containerPort: 6378
-          {{- if and (eq .Values.mode "daemonset") .Values.daemonset.hostPort }}
+          {{- if and (eq .Values.mode "daemonset") (int .Values.daemonset.hostPort) }}
           hostPort: {{ .Values.daemonset.hostPort }}
           {{- end }}
         - name: http
@@ -77,7 +77,7 @@ spec:
         {{- end }}
         {{- toYaml .Values.readinessProbe | nindent 8 }}
       {{- $hooks := deepCopy .Values.lifecycle }}
-      {{- if and .Values.preStopSeconds (not $hooks.preStop) }}
+      {{- if and (int .Values.preStopSeconds) (not $hooks.preStop) }}
       {{- $_ := set $hooks "preStop" (dict "exec" (dict "command" (list "sleep" (toString .Values.preStopSeconds)))) }}
       {{- end }}
       {{- with $hooks }}
