@@ -173,7 +173,11 @@ def test_one_service_is_scraped() -> None:
 
 def test_shards_are_named_by_what_survives_a_restart() -> None:
     def name_from(mode: str) -> Any:
-        (variable,) = [entry for entry in container(render("--set", f"mode={mode}"))["env"] if entry["name"] == "HISTOSPEC_SHARD_NAME"]
+        (variable,) = [
+            entry
+            for entry in container(render("--set", f"mode={mode}"))["env"]
+            if entry["name"] == "HISTOSPEC_SHARD_NAME"
+        ]
         return variable["valueFrom"]["fieldRef"]["fieldPath"]
 
     assert name_from("statefulset") == "metadata.name"

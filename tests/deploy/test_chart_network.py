@@ -113,5 +113,9 @@ def test_publishing_needs_tls_and_callers_with_names(kind: str) -> None:
     assert f"service.type {kind} publishes the shards beyond the cluster, where tokens and responses need TLS" in said
     said = refusal("--set", f"service.type={kind},security.insecure=true,tls.existingSecret=tls")
     assert "security.insecure must be false there" in said
-    for guard in ("tokens.create=true", "tokens.existingSecret=ours", "tls.clientCA.existingSecret=ca,tokens.create=false"):
+    for guard in (
+        "tokens.create=true",
+        "tokens.existingSecret=ours",
+        "tls.clientCA.existingSecret=ca,tokens.create=false",
+    ):
         render("--set", f"service.type={kind},tls.existingSecret=tls,{guard}")

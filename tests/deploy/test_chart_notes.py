@@ -89,7 +89,9 @@ def test_notes_say_aloud_what_is_not_safe(tmp_path: Path) -> None:
 
 def test_notes_say_that_a_policy_keeps_outside_callers_out(tmp_path: Path) -> None:
     text = notes(tmp_path, "--set", "service.type=LoadBalancer,tls.existingSecret=tls")
-    assert "WARNING: service.type is LoadBalancer, and the NetworkPolicy lets in only the pods of this namespace." in text
+    assert (
+        "WARNING: service.type is LoadBalancer, and the NetworkPolicy lets in only the pods of this namespace." in text
+    )
     assert "WARNING" not in notes(tmp_path, "--values", VALUES / "published.yaml")
 
 

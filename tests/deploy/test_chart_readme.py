@@ -38,7 +38,7 @@ def test_the_table_is_up_to_date(tmp_path: Path) -> None:
     generator = tool("readme-generator")
     copy = tmp_path / "README.md"
     shutil.copy(README, copy)
-    command = [generator, "--values", CHART / "values.yaml", "--readme", copy]
+    command = [generator, "--values", str(CHART / "values.yaml"), "--readme", str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert copy.read_text() == README.read_text(), "helm/histospec/README.md is old; make manifests"
@@ -72,7 +72,13 @@ def test_the_schema_refuses_what_it_does_not_know_at_every_depth() -> None:
     """An object of values with a default is closed: a typo in it is refused."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    open_objects = {"podSecurityContext", "securityContext", "dashboard.labels", "resources.requests", "resources.limits"}
+    open_objects = {
+        "podSecurityContext",
+        "securityContext",
+        "dashboard.labels",
+        "resources.requests",
+        "resources.limits",
+    }
 
     def check(schema: dict[str, Any], values: dict[str, Any], name: str) -> None:
         if "$ref" in schema:

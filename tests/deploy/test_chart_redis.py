@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.charts import container, options, refusal, render, shard, template
+from tests.support.charts import container, one, options, refusal, render, shard, template
+from tests.support.redis_processes import RedisProcess
+from tests.support.servers import Starter
 
 VALUES = Path(__file__).parent / "values"
 
@@ -34,6 +36,20 @@ def test_the_url_of_a_secret_is_a_file_that_the_server_reads() -> None:
     assert not any("STORE" in entry["name"] for entry in container(manifests)["env"])
 
 
+def test_the_server_reads_the_mounted_url(redis_server: RedisProcess, start_server: Starter, tmp_path: Path) -> None:
+    mounted = tmp_path / "store"
+    mounted.mkdir()
+    (mounted / "url").write_text(f"{redis_server.url}\n")
+    text = one(render("--values", VALUES / "redis.yaml", "--set", "security.insecure=true"), "ConfigMap")
+    file = tmp_path / "histospec.toml"
+    file.write_text(
+        text["data"]["histospec.toml"].replace("/etc/histospec/store", str(mounted)).replace("64GiB", "1GiB")
+    )
+    server = start_server("--config", str(file), "--log-level", "info")
+    server.terminate()
+    assert server.wait() == 0
+
+
 def test_the_authority_of_redis_can_be_mounted() -> None:
     manifests = render("--values", VALUES / "redis-ca.yaml")
     assert {"name": "redis-ca", "mountPath": "/etc/histospec/redis-ca", "readOnly": True} in container(manifests)[
@@ -56,8 +72,5 @@ def test_a_url_without_a_password_may_be_a_value() -> None:
 def test_no_value_of_the_chart_holds_a_secret() -> None:
     """What users give is names of Secrets; made tokens are in a Secret alone."""
     text = template("--values", VALUES / "redis.yaml").stdout
-    secret, others = [], []
-    for document in text.split("\n---\n"):
-        (secret if "\nkind: Secret\n" in document else others).append(document)
-    assert len(secret) == 1
-    assert not any("worker-token: " in document for document in others)
+    documents = text.split("\n---\n")
+    assert ["\nkind: Secret\n" in document for document in documents if "worker-token: " in document] == [True]

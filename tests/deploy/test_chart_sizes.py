@@ -9,8 +9,8 @@ import yaml
 from tests.support.charts import CHART, container, one, options, refusal, render, shard
 from tests.support.quantities import exact, size
 
-QUANTITIES = ["10Gi", "10G", "0.5Ti", "1.5e10", "15E9", "2e+10", "10737418240", "128974848000m", "12345Mi", "99999999Ki",
-              ".25Ti", "20.G", "30000000k", "0.00005P", "0.00000001E"]  # fmt: skip
+QUANTITIES = ["10Gi", "10G", "0.5Ti", "1.5e10", "15E9", "2e+10", "10737418240", "128974848000m", "12345Mi",
+              "99999999Ki", ".25Ti", "20.G", "30000000k", "0.00005P", "0.00000001E"]  # fmt: skip
 GIB = 2**30
 
 
@@ -20,7 +20,7 @@ def memory(limit: str, *words: object) -> int:
 
 @pytest.mark.parametrize("limit", QUANTITIES)
 def test_every_quantity_of_kubernetes_is_read(limit: str) -> None:
-    headroom = min(max(exact(limit) / 5, 2 * GIB), exact(limit) * Fraction(3, 4))
+    headroom = min(max(exact(limit) / 5, Fraction(2 * GIB)), exact(limit) * Fraction(3, 4))
     assert 0 <= exact(limit) - headroom - memory(limit) < 2**20, "rounded down to a MiB"
 
 
@@ -55,7 +55,8 @@ def test_an_index_larger_than_its_container_is_refused_with_both_numbers() -> No
 
 
 @pytest.mark.parametrize(
-    ("index", "limit", "most"), [("64GiB", "68Gi", "59187MiB"), ("9GiB", "10Gi", "8459MiB"), ("1600MiB", "2Gi", "1335MiB")]
+    ("index", "limit", "most"),
+    [("64GiB", "68Gi", "59187MiB"), ("9GiB", "10Gi", "8459MiB"), ("1600MiB", "2Gi", "1335MiB")],
 )
 def test_a_tight_index_needs_consent(index: str, limit: str, most: str) -> None:
     words = ("--set", f"options.memory={index},resources.limits.memory={limit}")

@@ -61,7 +61,7 @@ def container(manifests: list[Manifest]) -> Manifest:
 
 def options(manifests: list[Manifest]) -> Manifest:
     """The options that the chart gives the server."""
-    return tomllib.loads(one(manifests, "ConfigMap")["data"]["histospec.toml"])
+    return dict(tomllib.loads(one(manifests, "ConfigMap")["data"]["histospec.toml"]))
 
 
 def refusal(*words: object) -> str:

@@ -112,7 +112,7 @@ class _Api(BaseHTTPRequestHandler):
         self._objects[path] = value
         self._answer(status, value)
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         url = urlsplit(self.path)
         path = url.path.rstrip("/")
         if (found := _discovery(path)) is not None:
@@ -120,7 +120,9 @@ class _Api(BaseHTTPRequestHandler):
         elif path in self._objects:
             self._answer(200, self._objects[path])
         elif _kind(path):
-            wanted = dict(pair.split("=") for pair in parse_qs(url.query).get("labelSelector", [""])[0].split(",") if pair)
+            wanted = dict(
+                pair.split("=") for pair in parse_qs(url.query).get("labelSelector", [""])[0].split(",") if pair
+            )
             items = [
                 value for key, value in sorted(self._objects.items())
                 if key.startswith(f"{path}/") and wanted.items() <= value["metadata"].get("labels", {}).items()
@@ -129,18 +131,18 @@ class _Api(BaseHTTPRequestHandler):
         else:
             self._missing()
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         value = self._body()
         self._stored(f"{urlsplit(self.path).path}/{value['metadata']['name']}", value, 201)
 
-    def do_PUT(self) -> None:  # noqa: N802
+    def do_PUT(self) -> None:
         self._stored(urlsplit(self.path).path, self._body(), 200)
 
-    def do_PATCH(self) -> None:  # noqa: N802
+    def do_PATCH(self) -> None:
         path = urlsplit(self.path).path
         self._stored(path, cast(Object, merged(self._objects[path], self._body())), 200)
 
-    def do_DELETE(self) -> None:  # noqa: N802
+    def do_DELETE(self) -> None:
         self._body()
         if self._objects.pop(urlsplit(self.path).path, None) is None:
             self._missing()
