@@ -6,7 +6,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,40 @@ def require(program: str, where: str = "scripts/install-tools") -> None:
         pytest.skip(f"{program} is not installed ({where})")
 
 
-class Prometheus:
-    """A process that scrapes these "host:port" and evaluates these rules; `close` ends it."""
+def promtool(*arguments: str) -> None:
+    """Runs promtool, and fails with what it says where it fails; skips the test where it is absent."""
+    require("promtool")
+    ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
-    def __init__(self, directory: Path, targets: Iterable[str], rules: Path) -> None:
+
+def as_the_operator_does(pods: Mapping[str, str], *, honor_labels: bool) -> dict[str, Any]:
+    """What the Prometheus operator makes of the chart's ServiceMonitor: labels of the pod and its Service on each target.
+
+    pods: "host:port" by the name of the pod.
+    """
+    labels = {"namespace": "rl", "service": "histospec-headless", "container": "histospec", "endpoint": "http"}
+    return {
+        "job_name": "rl/histospec",
+        "honor_labels": honor_labels,
+        "static_configs": [{"targets": [at], "labels": labels | {"pod": pod}} for pod, at in pods.items()],
+    }
+
+
+class Prometheus:
+    """A process that scrapes and evaluates rules; `close` ends it.
+
+    targets: "host:port" of each server, or a whole scrape configuration. rules: a file of rules.
+    """
+
+    def __init__(self, directory: Path, targets: Iterable[str] | dict[str, Any], rules: Path) -> None:
         self._address = f"127.0.0.1:{free_port()}"
+        if not isinstance(targets, dict):
+            targets = {"job_name": "histospec", "static_configs": [{"targets": list(targets)}]}
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)],
-            "scrape_configs": [{"job_name": "histospec", "static_configs": [{"targets": list(targets)}]}],
+            "scrape_configs": [targets],
         }
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         with (directory / "prometheus.log").open("wb") as log:
