@@ -58,7 +58,9 @@ def test_every_selector_names_its_release(releases: Path, name: str) -> None:
             selectors = re.findall(r"\b(up|(?:histospec|process|kube)_[a-z_]+)(?:\{(.*?)\})?", rule["expr"])
             assert selectors
             for metric, labels in selectors:
-                mine = f'namespace="{namespace}"' if metric.startswith("kube_") else f'"{namespace}/{release}-histospec"'
+                mine = (
+                    f'namespace="{namespace}"' if metric.startswith("kube_") else f'"{namespace}/{release}-histospec"'
+                )
                 assert mine in labels, f"{rule['alert']}: {metric}{{{labels}}}"
             assert rule["labels"]["namespace"] == namespace
 

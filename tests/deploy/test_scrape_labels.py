@@ -1,4 +1,4 @@
-"""Runs stay apart under a Prometheus that the operator configures, whose targets have a label `namespace` of their own."""
+"""Runs stay apart under a Prometheus that the operator configures: its targets have a label `namespace` of their own."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,9 @@ from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 
 RUNS = {"good", "bad"}
-BY_RUN = [(title, t["expr"]) for title, panel in PANELS.items() for t in panel["targets"] if "by (run)" in t["expr"]]
+BY_RUN = [
+    (title, t["expr"]) for title, panel in PANELS.items() for t in panel["targets"] if "{{run}}" in t["legendFormat"]
+]
 ADAPTER = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yaml").read_text())
 
 

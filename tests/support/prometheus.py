@@ -31,7 +31,7 @@ def promtool(*arguments: str) -> None:
 
 
 def as_the_operator_does(pods: Mapping[str, str], *, honor_labels: bool) -> dict[str, Any]:
-    """What the Prometheus operator makes of the chart's ServiceMonitor: labels of the pod and its Service on each target.
+    """What the Prometheus operator makes of the chart's ServiceMonitor: each target has labels of its pod and Service.
 
     pods: "host:port" by the name of the pod.
     """
