@@ -1,4 +1,4 @@
-"""Runs stay apart under a Prometheus that the operator configures: its targets have a label `namespace` of their own."""
+"""Runs stay apart under a Prometheus that the operator configures, whose targets have a label `namespace`, too."""
 
 import re
 from collections.abc import Iterator
