@@ -10,7 +10,8 @@ import yaml
 
 from histospec.client import DraftClient
 from tests.support.busy import Rollouts, Strangers
-from tests.support.dashboard import PANELS, ROOT, RULES, samples
+from tests.support.charts import Manifest, one, render
+from tests.support.dashboard import PANELS, ROOT, samples
 from tests.support.prometheus import Prometheus, as_the_operator_does, require
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -38,25 +39,26 @@ def shards(start_shared: Starter) -> Iterator[list[Server]]:
             run.stop()
 
 
-def at_once(folder: Path) -> Path:
-    """The alert rules, with windows and patience of seconds instead of hours."""
-    rules = yaml.safe_load(RULES.read_text())
-    for rule in rules["groups"][0]["rules"]:
+def at_once(rules: Manifest, folder: Path) -> Path:
+    """The rules of a PrometheusRule, with windows and patience of seconds instead of hours."""
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
         rule["expr"] = re.sub(r"\[\d+[mhd]\]", "[10s]", rule["expr"])
         rule.pop("for", None)
     path = folder / "rules.yaml"
-    path.write_text(yaml.safe_dump(rules))
+    path.write_text(yaml.safe_dump(rules["spec"]))
     return path
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["honor_labels", "labels_renamed"])
+@pytest.fixture(scope="module", params=[False, True], ids=["honored", "overridden"])
 def prometheus(
     shards: list[Server], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Prometheus]:
+    """As the chart's ServiceMonitor and PrometheusRule have it; or as an operator that honors no labels of targets."""
     require("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
-    scrape = as_the_operator_does(pods(*shards), honor_labels=request.param)
-    prometheus = Prometheus(folder, scrape, at_once(folder))
+    chart = render("--set", "serviceMonitor.enabled=true,prometheusRule.enabled=true")
+    scrape = as_the_operator_does(one(chart, "ServiceMonitor"), pods(*shards), override_honor_labels=request.param)
+    prometheus = Prometheus(folder, scrape, at_once(one(chart, "PrometheusRule"), folder))
     yield prometheus
     prometheus.close()
 
@@ -69,9 +71,8 @@ def test_the_label_namespace_is_not_to_be_relied_on(prometheus: Prometheus, requ
     """What these tests are for: the namespace of a series is the run's or the pod's, as the scrape has it."""
     metric = "histospec_drafts_total"
     eventually(lambda: prometheus.query(metric), f"{metric} is not scraped")
-    (honored,) = {"exported_namespace" not in sample["metric"] for sample in prometheus.query(metric)}
-    assert {s["metric"]["namespace"] for s in prometheus.query(metric)} == (RUNS if honored else {"rl"})
-    assert honored == ("honor_labels" in request.node.callspec.id)
+    found = {series["metric"]["namespace"] for series in prometheus.query(metric)}
+    assert found == (RUNS if "honored" in request.node.callspec.id else {"rl"})
 
 
 @pytest.mark.parametrize(("title", "expression"), BY_RUN, ids=[title for title, _ in BY_RUN])
@@ -79,6 +80,18 @@ def test_panels_keep_runs_apart(prometheus: Prometheus, title: str, expression: 
     shown = {"good"} if "twin" in expression else RUNS  # the other one has no seeds
     eventually(lambda: runs_of(samples(prometheus, expression)) == shown, f"{title}: not every run has a line")
     eventually(lambda: runs_of(samples(prometheus, expression, run="good")) == {"good"}, title)
+
+
+def test_every_selector_has_the_variables_that_its_series_know(prometheus: Prometheus) -> None:
+    eventually(lambda: prometheus.query('histospec_drafts_total{run="bad"}'))
+    by_run = {series["metric"]["__name__"] for series in prometheus.query('{run!=""}')}
+    for title, panel in PANELS.items():
+        for target in panel["targets"]:
+            selectors = re.findall(r"\b((?:histospec|process)_[a-z_]+)\{(.*?)\}", target["expr"])
+            assert selectors
+            for metric, labels in selectors:
+                assert 'instance=~"$instance"' in labels, title
+                assert ('run=~"$run"' in labels) == (metric in by_run), f"{title}: {metric}"
 
 
 def test_the_variable_offers_the_runs(prometheus: Prometheus) -> None:

@@ -1,6 +1,7 @@
 """A real Prometheus that looks at real servers every second."""
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.charts import NAMESPACE
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -30,16 +32,29 @@ def promtool(*arguments: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def as_the_operator_does(pods: Mapping[str, str], *, honor_labels: bool) -> dict[str, Any]:
-    """What the Prometheus operator makes of the chart's ServiceMonitor: each target has labels of its pod and Service.
+def as_the_operator_does(
+    monitor: dict[str, Any], pods: Mapping[str, str], *, override_honor_labels: bool = False
+) -> dict[str, Any]:
+    """The scrape configuration that the Prometheus operator makes of a ServiceMonitor.
 
+    Each target has labels of its pod and Service, which the operator reads from Kubernetes; then come the relabelings.
+
+    monitor: the manifest, with one endpoint.
     pods: "host:port" by the name of the pod.
+    override_honor_labels: as `overrideHonorLabels` of the Prometheus object, which wins over the ServiceMonitor.
     """
-    labels = {"namespace": "rl", "service": "histospec-headless", "container": "histospec", "endpoint": "http"}
+    (endpoint,) = monitor["spec"]["endpoints"]
+    service = f"{monitor['metadata']['name']}-headless"
+    labels = {"namespace": NAMESPACE, "service": service, "job": service, "container": "histospec", "endpoint": "http"}
     return {
-        "job_name": "rl/histospec",
-        "honor_labels": honor_labels,
+        "job_name": f"serviceMonitor/{NAMESPACE}/{monitor['metadata']['name']}/0",
+        "metrics_path": endpoint["path"],
+        "honor_labels": endpoint.get("honorLabels", False) and not override_honor_labels,
         "static_configs": [{"targets": [at], "labels": labels | {"pod": pod}} for pod, at in pods.items()],
+        "relabel_configs": [
+            {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key): value for key, value in relabeling.items()}
+            for relabeling in endpoint["relabelings"]
+        ],
     }
 
 
