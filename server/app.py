@@ -56,6 +56,8 @@ SWITCH_SECONDS = 0.0005
 MOST_THREADS = 2  # where nobody says how many: more were not measured
 OTHER_DESCRIPTORS = 128  # of the store, its readers, logs, the peers' health; 30 are measured
 MOST_CONNECTIONS = (1 << 31) - 1  # an int of gRPC
+AT_ONCE_SECONDS = 0.5
+"""A store that opens so soon is open before the server listens: no caller is refused, and errors come first."""
 NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
 
 
@@ -156,11 +158,15 @@ class Server:
         self._hung_up = -math.inf
 
     async def start(self) -> None:
-        """Listens, then opens and loads the store; ready once that is done."""
+        """Listens, while the store is being opened, and then loads it; ready once that is done. Raises ConfigError."""
         config = self._config
         loop = asyncio.get_running_loop()
         for number in filter(ends, ENDING):
             loop.add_signal_handler(number, self._signalled, number)
+        opened = asyncio.wrap_future(self._store.start())
+        await asyncio.wait((opened,), timeout=AT_ONCE_SECONDS)
+        if opened.done():
+            await self._history.open(opened.result())
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
         if self._specrl is not None:
@@ -201,7 +207,7 @@ class Server:
             descriptors=self._descriptors,
             **about,
         )
-        self._loading = asyncio.create_task(self._load())
+        self._loading = asyncio.create_task(self._load(opened))
         gc.collect()
         gc.freeze()  # what lives as long as the server is not walked again: 60 to 120 ms, in which no step goes on
 
@@ -210,12 +216,13 @@ class Server:
             return self._grpc.add_insecure_port(str(self._config.listen))
         return self._grpc.add_secure_port(str(self._config.listen), self._credentials)
 
-    async def _load(self) -> None:
+    async def _load(self, opened: "asyncio.Future[dict[str, int]]") -> None:
         try:
-            newest = await asyncio.wrap_future(self._store.start())
+            newest = await opened
         except GivenUp:  # the server is to stop
             return
-        await self._history.open(newest)
+        if self._history.opening:
+            await self._history.open(newest)
         await self._history.load()
         if not self._stopping.is_set():
             await self._serving(True)
@@ -255,7 +262,8 @@ class Server:
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._traces is not None:
             await self._traces.close()
-        log.info("stopped")
+        if self._loading is not None:
+            log.info("stopped")
 
     def _signalled(self, number: int) -> None:
         hung_up, now = self._hung_up, time.monotonic()

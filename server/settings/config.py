@@ -54,7 +54,8 @@ class StoreConfig(BaseSettings):
     )
     upgrade_copy: bool = Field(
         True,
-        description="keep a copy of the SQLite file before a change of its schema that older servers could not read",
+        description="keep a copy of the SQLite file before a change of its schema that older servers could not read; "
+        "--no-upgrade-copy does without",
     )
     max_backlog: Bytes = Field(
         MAX_BACKLOG,
