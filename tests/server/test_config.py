@@ -96,9 +96,7 @@ def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monk
     by_environment = load([])
     assert by_flag == by_file == by_environment
     assert by_flag.peers == (ShardAddress("a:1", Address("a", 1)), ShardAddress("x", Address("b", 2)))
-    assert all(
-        getattr(by_flag, name) != Config.model_fields[name].default for name in values if name != "store"
-    )
+    assert all(getattr(by_flag, name) != Config.model_fields[name].default for name in values if name != "store")
 
 
 def test_the_store_may_be_named_by_a_file_in_every_way(

@@ -25,6 +25,7 @@ log = structlog.get_logger()
 
 SLICE_SECONDS = 0.1  # that one transaction of a filling is to take
 FIRST_SLICE = 64  # prompts
+BUSY_MILLISECONDS = 500  # that a transaction waits for the lock of another program, before it looks whether to go on
 SAID_EVERY = 5.0  # seconds between two log lines about one filling
 
 
@@ -55,7 +56,7 @@ def open_file(
             version = version_of(reader, path, len(versions))
         if version == 0:
             with closing(connect(path)) as connection:
-                _make(connection, versions)
+                _make(connection, versions, progress)
         elif version < len(versions):
             if copy and versions[-1].readable_from > version:
                 keep_copy(path, version, len(versions), progress)
@@ -64,10 +65,10 @@ def open_file(
         return connect(path, disk)
 
 
-def _make(connection: sqlite3.Connection, versions: Sequence[Version]) -> None:
+def _make(connection: sqlite3.Connection, versions: Sequence[Version], progress: Progress) -> None:
     """All versions in one transaction: a crash leaves an empty file."""
     changes = "".join(_change(number, version) for number, version in enumerate(versions, 1))
-    connection.executescript(f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; {changes} COMMIT;")
+    _transact(connection, f"PRAGMA application_id = {APPLICATION_ID}; {changes}", "making the file", progress)
 
 
 def _update(
@@ -81,7 +82,7 @@ def _update(
         progress.tell(text)
         if version.filling:
             _fill(connection, version.filling, text, progress)
-        connection.executescript(f"BEGIN IMMEDIATE; {_change(number, version)} COMMIT;")
+        _transact(connection, _change(number, version), text, progress)
     log.info("the store is up to date", schema=len(versions), seconds=round(time.monotonic() - started, 3))
 
 
@@ -102,10 +103,8 @@ def _change(number: int, version: Version) -> str:
 
 def _fill(connection: sqlite3.Connection, filling: Filling, text: str, progress: Progress) -> None:
     """Derives the rows of all prompts that there are, a slice at a time."""
-    connection.executescript(
-        f"BEGIN IMMEDIATE; {FILLING} {filling.tables} "
-        "INSERT OR IGNORE INTO filling SELECT 1, 0, (SELECT coalesce(max(id), 0) FROM responses); COMMIT;"
-    )
+    begin = "INSERT OR IGNORE INTO filling SELECT 1, 0, (SELECT coalesce(max(id), 0) FROM responses);"
+    _transact(connection, f"{FILLING} {filling.tables} {begin}", text, progress)
     ((above,),) = connection.execute("SELECT prompt FROM filling").fetchall()
     ((last,),) = connection.execute("SELECT coalesce(max(id), 0) FROM prompts").fetchall()
     size, said = FIRST_SLICE, time.monotonic()
@@ -118,10 +117,21 @@ def _fill(connection: sqlite3.Connection, filling: Filling, text: str, progress:
             log.info(text, done=done)
         end = "SELECT id FROM prompts WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?"
         upto = (connection.execute(end, (above, size - 1)).fetchone() or (last,))[0]
-        connection.execute("BEGIN IMMEDIATE")
-        for step in filling.steps:
-            connection.execute(step, {"above": above, "upto": upto})
-        connection.execute("UPDATE filling SET prompt = ?", (upto,))
-        connection.execute("COMMIT")
+        steps = "".join(step.format(above=above, upto=upto) for step in filling.steps)
+        _transact(connection, f"{steps} UPDATE filling SET prompt = {upto};", text, progress)
         above = upto
         size = 2 * size if time.monotonic() - began < SLICE_SECONDS / 2 else max(1, size // 2)
+
+
+def _transact(connection: sqlite3.Connection, script: str, text: str, progress: Progress) -> None:
+    """Runs a script in one transaction, once no other program has the file locked."""
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+    while True:
+        try:
+            connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
+        except sqlite3.OperationalError as error:  # noqa: PERF203 - the lock will be let go
+            if connection.in_transaction or "locked" not in str(error):
+                raise
+            progress.tell(f"{text}; another program has the file locked")
+        else:
+            return

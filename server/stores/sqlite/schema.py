@@ -25,7 +25,7 @@ class Filling(NamedTuple):
     tables: str
     """Made where they do not exist."""
     steps: tuple[str, ...]
-    """Statements that take in the prompts whose id is above :above and not above :upto."""
+    """Statements that take in the prompts whose id is above {above} and not above {upto}."""
 
 
 class Version(NamedTuple):
@@ -102,12 +102,12 @@ CREATE TABLE IF NOT EXISTS writes (  -- beside the prompts, whose rows are long
                 """
 INSERT INTO namespaces
     SELECT namespace, max(epoch) FROM prompts JOIN responses ON prompt = prompts.id
-    WHERE prompts.id > :above AND prompts.id <= :upto GROUP BY namespace
-    ON CONFLICT (namespace) DO UPDATE SET newest_epoch = max(newest_epoch, excluded.newest_epoch)
+    WHERE prompts.id > {above} AND prompts.id <= {upto} GROUP BY namespace
+    ON CONFLICT (namespace) DO UPDATE SET newest_epoch = max(newest_epoch, excluded.newest_epoch);
 """,
                 """
 INSERT OR REPLACE INTO writes
-    SELECT id, strftime('%s', 'now') FROM prompts WHERE id > :above AND id <= :upto
+    SELECT id, strftime('%s', 'now') FROM prompts WHERE id > {above} AND id <= {upto};
 """,
             ),
         ),

@@ -317,6 +317,6 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) 
     history = History(engine, store, 4096)
     with capture_logs() as logs:
         await history.load()
-    assert [entry["event"] for entry in logs][0] == "what was learned cannot be read; drafting starts anew"
+    assert next(entry["event"] for entry in logs) == "what was learned cannot be read; drafting starts anew"
     assert engine.stats()["namespaces"] == {}
     await history.close()

@@ -57,7 +57,12 @@ def test_whatever_a_store_can_be_asked_goes_to_the_one_that_was_opened() -> None
 def test_nothing_is_kept_before_the_store_is_open(store: OpeningStore, gate: Gate) -> None:
     store.start()
     eventually(lambda: store.opening == "waiting for the test")
-    for later in (store.append(batch(b"1234")), store.drop("run"), store.rewind("run", 1), store.save_estimator("a", b"")):
+    for later in (
+        store.append(batch(b"1234")),
+        store.drop("run"),
+        store.rewind("run", 1),
+        store.save_estimator("a", b""),
+    ):
         with pytest.raises(StoreOpening, match=r"store: it is not open yet \(waiting for the test\); try later"):
             later.result(0)
     for read in (store.newest_epochs, store.count, store.estimators, lambda: list(store.load())):

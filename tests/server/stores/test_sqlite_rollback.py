@@ -116,7 +116,9 @@ def test_a_newer_file_that_cannot_be_used_names_the_way_back(
     before = content(store := open_store())
     store.close()
     newer(path, NOT_ADDITIVE)
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5, and the file needs 6\)") as no:
+    with pytest.raises(
+        ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5, and the file needs 6\)"
+    ) as no:
         open_store()
     with pytest.raises(ConfigError, match="the file needs 6"):
         SQLiteSnapshot(path.parent)
@@ -178,7 +180,9 @@ def test_an_update_for_whose_copy_there_is_no_room_changes_nothing(tmp_path: Pat
         old = OldFile(directory / FILE_NAME)
         old.add(100)
         expected = old.expected()
-        with pytest.raises(ConfigError, match=r"a copy for them needs 1\d MiB, but 1 MiB are free: make room, or give --no"):
+        with pytest.raises(
+            ConfigError, match=r"a copy for them needs 1\d MiB, but 1 MiB are free: make room, or give --no"
+        ):
             SQLiteStore(directory, 8)
         assert (old.version(), old.expected()) == (OLD, expected)
         assert sorted(path.name for path in directory.glob("*.v*")) == []
