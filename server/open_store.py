@@ -98,7 +98,7 @@ def open_reader(config: StoreConfig) -> Reader:
 def _open_sqlite(config: StoreConfig, progress: Progress) -> SQLiteStore:
     disk = config.disk
     if disk is None:
-        disk = int(DISK_SHARE * volume_bytes(config.data_dir))
+        disk = int(DISK_SHARE * volume_bytes(config.data_dir)) >> 20 << 20  # whole MiB
     return SQLiteStore(
         config.data_dir,
         config.history_epochs,
