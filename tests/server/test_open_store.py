@@ -29,8 +29,7 @@ def test_the_file_may_fill_nine_tenths_of_its_volume_unless_told(tmp_path: Path)
     """What lies beside it, such as the write-ahead log, has the rest."""
     with small_disk(tmp_path / "data") as directory:
         for given, limit in ((None, 1 << 20), (3 << 20, 3 << 20), (0, None)):
-            options = {} if given is None else {"disk": given}
-            with closing(open_store(Config(data_dir=directory, **options), "me")) as store:
+            with closing(open_store(Config(data_dir=directory, disk=given), "me")) as store:
                 assert store.limit == limit
 
 

@@ -60,7 +60,7 @@ class Servers:
         """
         with self._lock:
             location = self._look()
-            client = self._together() if location.cluster else self._alone()
+            client: Any = self._together() if location.cluster else self._alone()
         wait = location.replicas if replicas else 0
         if not location.cluster:
             return self._pipeline(client, commands, wait)
