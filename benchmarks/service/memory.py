@@ -1,6 +1,6 @@
 """What a server needs beside its index: budgets that fill up and overflow while callers ingest, commit and step.
 
-Each budget gets a server of its own. Two processes ingest 64 responses of 1,500 tokens a call, in problems of their own,
+Each budget gets a server of its own. Two processes ingest 64 responses of 1,500 tokens a call, each call a new problem,
 until half as much again as the budget holds has come. Another process steps 256 sessions and commits them. Prints a
 Markdown table with the peak of what the server held: anonymous memory, sampled every 20 ms. Libraries and files come on
 top, and the kernel takes those back when it must.
