@@ -40,12 +40,13 @@ class OldFile:
                 self._respond(connection, prompt, range(epochs))
 
     def change(self) -> None:
-        """What a server of that version may do beside adding: newer epochs of old problems, and problems dropped."""
+        """What a server of that version may do beside adding: newer epochs of old problems, and drops."""
         with closing(sqlite3.connect(self.path)) as connection, connection:
             prompts = [prompt for (prompt,) in connection.execute("SELECT id FROM prompts ORDER BY id")]
-            for prompt in prompts[:: len(prompts) // 3]:
-                self._respond(connection, prompt, range(4, 4 + int(self._random.integers(1, 9))))
-            for prompt in [prompts[1], prompts[len(prompts) // 2], prompts[-1]]:
+            ((newest,),) = connection.execute("SELECT max(epoch) FROM responses").fetchall()
+            for prompt in prompts[:10]:
+                self._respond(connection, prompt, range(newest + 1, newest + 9))
+            for prompt in [prompts[10], prompts[len(prompts) // 2], prompts[-1]]:
                 connection.execute("DELETE FROM responses WHERE prompt = ?", (prompt,))
                 connection.execute("DELETE FROM prompts WHERE id = ?", (prompt,))
 

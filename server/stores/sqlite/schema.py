@@ -18,8 +18,9 @@ APPLICATION_ID = 0x48495354  # "HIST"
 class Filling(NamedTuple):
     """Rows that are derived from those of all prompts: made some at a time, in a file that is of the version before.
 
-    A server of that version may write in between. So the script of the version must add what is missing: of prompts
-    above `filling.prompt`, and of responses above `filling.response`, which is the newest when the filling began.
+    A server of that version may write in between, if this one is killed. Prompts that it adds have their turn. The
+    script of the version must make up for the rest: prompts that left, and responses of prompts that had their turn.
+    Those are above `filling.response`, the newest when the filling began.
     """
 
     tables: str
@@ -80,7 +81,6 @@ INSERT INTO namespaces
     ON CONFLICT (namespace) DO UPDATE SET newest_epoch = max(newest_epoch, excluded.newest_epoch);
 INSERT OR IGNORE INTO namespaces SELECT namespace, 0 FROM estimators;
 DELETE FROM writes WHERE prompt NOT IN (SELECT id FROM prompts);
-INSERT OR IGNORE INTO writes SELECT id, strftime('%s', 'now') FROM prompts WHERE id > (SELECT prompt FROM filling);
 CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
     DELETE FROM responses WHERE prompt = old.id;
     DELETE FROM writes WHERE prompt = old.id;
