@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._given_up = threading.Event()
-        self.text = "not started"
+        self.text = "being opened"
 
     def tell(self, text: str) -> None:
         """Says what is being done now. Call it between slices of long work."""
