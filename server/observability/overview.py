@@ -121,7 +121,7 @@ class Overview:
             "cpu_seconds": time.process_time(),
             "ready": not waiting,
             "waiting": waiting,
-            "store": self._config.store.partition(":")[0],  # its kind alone: the rest may hold a password
+            "store": self._config.kind,  # the rest may hold a password
             "memory_bytes": self._config.memory,
             "totals": totals,
             "recent": recent,

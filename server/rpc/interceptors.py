@@ -20,6 +20,7 @@ from histospec.server.errors import (
     InvalidRequest,
     LimitExceeded,
     PermissionDenied,
+    StoreOpening,
     Unauthenticated,
     Unavailable,
     status_of,
@@ -41,7 +42,7 @@ log = structlog.get_logger()
 DRAFTS = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
 SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
 METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
-EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)
+EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]

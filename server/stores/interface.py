@@ -114,6 +114,16 @@ class Store(Reader):
     """Whether the server indexes everything when it starts. If not, problems are read when they are asked for."""
 
     @property
+    def opening(self) -> str:
+        """What is still to be done before anything can be stored or read, or nothing."""
+        return ""
+
+    @property
+    def limit(self) -> int | None:
+        """How large it may become, in bytes; None where the store sets no limit."""
+        return None
+
+    @property
     @abstractmethod
     def waiting_bytes(self) -> int:
         """How much of what was asked for is not written yet."""

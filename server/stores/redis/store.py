@@ -84,7 +84,8 @@ class _Append:
 
 
 class RedisStore(Store):
-    """See the module. `shard` names this server among those that share the store.
+    """See the module. `location` says where it is, once or whenever it is asked; `shard` names this server among those
+    that share the store.
 
     A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0. Of a problem the newest
     `history_responses` are read, and an eighth more may be held.
@@ -94,7 +95,7 @@ class RedisStore(Store):
 
     def __init__(
         self,
-        location: Location,
+        location: Location | Callable[[], Location],
         history_epochs: int,
         shard: str,
         *,
@@ -103,7 +104,7 @@ class RedisStore(Store):
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self._retention = int(1000 * retention)  # milliseconds
-        self._servers = Servers(location)
+        self._servers = Servers(location if callable(location) else lambda: location)
         self._history_epochs = history_epochs
         self._history_responses = history_responses
         # Which responses are the oldest Redis tells only with the names of all: so not with every write.

@@ -19,6 +19,8 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, total_size
+from histospec.server.stores.opening import Progress
+from histospec.server.stores.sqlite.copies import say_kept
 from histospec.server.stores.sqlite.file import (
     DAMAGE,
     FILE_NAME,
@@ -27,9 +29,9 @@ from histospec.server.stores.sqlite.file import (
     connect,
     connect_to_read,
     is_damage,
-    open_file,
     recover,
 )
+from histospec.server.stores.sqlite.migration import open_file
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.salvage import replace, resume
@@ -44,8 +46,9 @@ class SQLiteStore(SQLiteReader, Store):
     """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
 
     The file grows to `disk` bytes at most. A problem that nobody wrote to for `retention` seconds is forgotten, never
-    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. Raises
-    ConfigError where the directory or the file in it cannot be used.
+    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. One of
+    an older version is brought up to date; `progress` is told how far that is, `upgrade_copy`: whether a copy stays.
+    Raises ConfigError where the directory or the file in it cannot be used, and GivenUp as `progress` does.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class SQLiteStore(SQLiteReader, Store):
         retention: float = 0.0,
         disk: int | None = None,
         max_backlog: int = MAX_BACKLOG,
+        upgrade_copy: bool = True,
+        progress: Progress | None = None,
     ) -> None:
         self._disk = disk
         self._connection: sqlite3.Connection
@@ -67,7 +72,7 @@ class SQLiteStore(SQLiteReader, Store):
         try:
             resume(path)
             try:
-                connection = open_file(path, disk)
+                connection = open_file(path, disk, copy=upgrade_copy, progress=progress)
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
                 connection = open_file(path, disk)
@@ -77,6 +82,7 @@ class SQLiteStore(SQLiteReader, Store):
         except BaseException:
             self._lock.release()
             raise
+        say_kept(path)
         self._damage.lost(lost)
         self._repairs = 0
         self._trouble = ""
@@ -89,6 +95,11 @@ class SQLiteStore(SQLiteReader, Store):
         if retention:
             self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
             self._retention.start()
+
+    @property
+    def limit(self) -> int | None:
+        """See Store."""
+        return self._disk
 
     @property
     def waiting_bytes(self) -> int:
@@ -138,7 +149,7 @@ class SQLiteStore(SQLiteReader, Store):
         """See Store."""
 
         def run(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR IGNORE INTO namespaces VALUES (?, 0)", (namespace,))
+            connection.execute("INSERT OR IGNORE INTO namespaces (namespace, newest_epoch) VALUES (?, 0)", (namespace,))
             connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
 
         return self._writer.submit(run, len(state))
