@@ -81,6 +81,17 @@ class Servers:
             raise
         return answers
 
+    def memory(self) -> list[dict[str, Any]]:
+        """`INFO memory` of every server that takes writes.
+
+        Raises:
+            redis.RedisError: one does not answer, or does not let this user ask.
+        """
+        if not self.location.cluster:
+            return [self._alone().info("memory")]
+        cluster = self._together()
+        return [cluster.get_redis_connection(node).info("memory") for node in cluster.get_primaries()]
+
     def _pipeline(self, server: Any, commands: Iterable[Command], wait: int) -> list[Any]:
         pipeline = server.pipeline(transaction=False)
         for command in commands:
