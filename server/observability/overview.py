@@ -87,15 +87,16 @@ class Overview:
             file.look()
         metrics = self._metrics
         counted = metrics.engine.read()
-        values = {name: float(counted.total(name)) for name in COUNTED if name in counted.columns}
+        totals = counted.totals()
+        values = {name: float(totals[name]) for name in COUNTED if name in totals}
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
             "store_errors": metrics.counts.store_errors,
             "streams": _value(metrics.streams.collect()),
-            "sessions": counted.total("sessions"),
+            "sessions": totals["sessions"],
             "index_bytes": metrics.engine.index_bytes(),
-            "history_tokens": counted.total("history_tokens"),
+            "history_tokens": totals["history_tokens"],
         }
         buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
