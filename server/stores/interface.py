@@ -57,6 +57,19 @@ class ResponseBatch(NamedTuple):
         return sum(len(record.tokens) for record in self.records) // INT32.itemsize
 
 
+class StoreSize(NamedTuple):
+    """How much room a store takes and has, in bytes; None where that is not known, or does not exist."""
+
+    held: int | None = None
+    """What it holds: of SQLite the file without its free pages, and the write-ahead log; of Redis all of its memory."""
+    limit: int | None = None
+    """How much that may become: --disk, or the `maxmemory` of Redis."""
+    disk_free: int | None = None
+    """Of the volume that holds its files: what the server may still write."""
+    disk_size: int | None = None
+    """Of that volume."""
+
+
 class Reader(ABC):
     """What was stored. All methods may be called from any thread; they block, and raise StoreError."""
 
@@ -119,14 +132,14 @@ class Store(Reader):
         return ""
 
     @property
-    def limit(self) -> int | None:
-        """How large it may become, in bytes; None where the store sets no limit."""
-        return None
-
-    @property
     @abstractmethod
     def waiting_bytes(self) -> int:
         """How much of what was asked for is not written yet."""
+
+    @property
+    def size(self) -> StoreSize:
+        """How much room it takes and has. Never waits for another machine, and raises nothing."""
+        return StoreSize()
 
     @property
     def trouble(self) -> str:

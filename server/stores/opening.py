@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
 from histospec.server.errors import StoreOpening
-from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
+from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store, StoreSize
 
 T = TypeVar("T")
 
@@ -111,9 +111,9 @@ class OpeningStore(Store):
         return "" if self._store is not None else self._progress.text
 
     @property
-    def limit(self) -> int | None:
+    def size(self) -> StoreSize:
         """See Store."""
-        return None if self._store is None else self._store.limit
+        return StoreSize() if self._store is None else self._store.size
 
     @property
     def waiting_bytes(self) -> int:

@@ -30,7 +30,7 @@ def test_the_file_may_fill_nine_tenths_of_its_volume_unless_told(tmp_path: Path)
     with small_disk(tmp_path / "data") as directory:
         for given, limit in ((None, 1 << 20), (3 << 20, 3 << 20), (0, None)):
             with closing(open_store(Config(data_dir=directory, disk=given), "me")) as store:
-                assert store.limit == limit
+                assert store.size.limit == limit
 
 
 def test_the_limit_that_nobody_gave_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

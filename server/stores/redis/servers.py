@@ -58,9 +58,7 @@ class Servers:
         Raises:
             redis.RedisError: the first failure; any of the commands may have been carried out.
         """
-        with self._lock:
-            location = self._look()
-            client: Any = self._together() if location.cluster else self._alone()
+        location, client = self._client()
         wait = location.replicas if replicas else 0
         if not location.cluster:
             return self._pipeline(client, commands, wait)
@@ -78,6 +76,23 @@ class Servers:
             self._forget_cluster()  # who owns what may have changed
             raise
         return answers
+
+    def memory(self) -> list[dict[str, Any]]:
+        """`INFO memory` of every server that takes writes.
+
+        Raises:
+            redis.RedisError: one does not answer, or does not let this user ask.
+        """
+        location, client = self._client()
+        if not location.cluster:
+            return [client.info("memory")]
+        return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
+
+    def _client(self) -> tuple[Location, Any]:
+        """Where the store is now, and the client of redis-py for it."""
+        with self._lock:
+            location = self._look()
+            return location, self._together() if location.cluster else self._alone()
 
     def _pipeline(self, server: Any, commands: Iterable[Command], wait: int) -> list[Any]:
         pipeline = server.pipeline(transaction=False)

@@ -30,6 +30,7 @@ from histospec.server.stores.interface import (
     Record,
     ResponseBatch,
     Store,
+    StoreSize,
     total_size,
     within,
 )
@@ -51,6 +52,7 @@ from histospec.server.stores.redis.keys import (
     same,
 )
 from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.memory import Memory
 from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers
 
 log = structlog.get_logger()
@@ -105,6 +107,7 @@ class RedisStore(Store):
     ) -> None:
         self._retention = int(1000 * retention)  # milliseconds
         self._servers = Servers(location if callable(location) else lambda: location)
+        self._memory = Memory(self._servers.memory)
         self._history_epochs = history_epochs
         self._history_responses = history_responses
         # Which responses are the oldest Redis tells only with the names of all: so not with every write.
@@ -128,6 +131,11 @@ class RedisStore(Store):
     def waiting_bytes(self) -> int:
         """See Store."""
         return self._writer.backlog
+
+    @property
+    def size(self) -> StoreSize:
+        """See Store. As the look before found it; Redis is asked at most every ten seconds."""
+        return StoreSize(*self._memory.look())
 
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -115,6 +116,37 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def written_bytes(path: Path) -> int | None:
+    """Bytes of a database and of its write-ahead log; None where there is none."""
+    database, log, _ = besides(path)
+    try:
+        size = database.stat().st_size
+    except OSError:
+        return None
+    with suppress(OSError):  # between two connections there is no log
+        size += log.stat().st_size
+    return size
+
+
+def free_bytes(connection: sqlite3.Connection) -> int:
+    """Bytes of the file that hold nothing: what left made room for as much again. 0 where they cannot be counted."""
+    try:
+        (pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+    except sqlite3.Error:  # of a damaged file; what was committed stays committed
+        return 0
+    return int(pages * page)
+
+
+def room(directory: Path) -> tuple[int, int] | None:
+    """Of the volume of a directory, in bytes: what may still be written, and all; None where that is not known."""
+    try:
+        total, _, free = shutil.disk_usage(directory)
+    except OSError:
+        return None
+    return free, total
 
 
 def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:

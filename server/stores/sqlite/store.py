@@ -18,7 +18,7 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, total_size
+from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, StoreSize, total_size
 from histospec.server.stores.opening import Progress
 from histospec.server.stores.sqlite.copies import say_kept
 from histospec.server.stores.sqlite.file import (
@@ -28,8 +28,11 @@ from histospec.server.stores.sqlite.file import (
     Lock,
     connect,
     connect_to_read,
+    free_bytes,
     is_damage,
     recover,
+    room,
+    written_bytes,
 )
 from histospec.server.stores.sqlite.migration import open_file
 from histospec.server.stores.sqlite.reader import SQLiteReader
@@ -97,14 +100,17 @@ class SQLiteStore(SQLiteReader, Store):
             self._retention.start()
 
     @property
-    def limit(self) -> int | None:
-        """See Store."""
-        return self._disk
-
-    @property
     def waiting_bytes(self) -> int:
         """See Store."""
         return self._writer.backlog
+
+    @property
+    def size(self) -> StoreSize:
+        """See Store."""
+        volume = room(self._path.parent)
+        written = written_bytes(self._path)
+        held = None if written is None else max(0, written - self._free_bytes)
+        return StoreSize(held, self._disk, *(volume or (None, None)))
 
     @property
     def trouble(self) -> str:
@@ -188,6 +194,7 @@ class SQLiteStore(SQLiteReader, Store):
         self._slice.begin()
         results = [work.what(connection) for work in group]
         connection.execute("COMMIT")
+        self._free_bytes = free_bytes(connection)
         self._require_files()  # what was written to a file that is gone must not be acknowledged
         return results
 
@@ -271,6 +278,7 @@ class SQLiteStore(SQLiteReader, Store):
     def _open(self) -> None:
         """Connects, and notes which files these are."""
         self._connection = connect(self._path, self._disk)  # of the writer
+        self._free_bytes = free_bytes(self._connection)
         self._reader = connect_to_read(self._path)
         with suppress(*DAMAGE):
             self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it

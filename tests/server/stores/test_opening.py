@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from histospec.server.errors import ConfigError, StoreOpening
-from histospec.server.stores.interface import Problem, Store
+from histospec.server.stores.interface import Problem, Store, StoreSize
 from histospec.server.stores.opening import GivenUp, Opened, OpeningStore, Progress
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch
@@ -74,7 +74,7 @@ def test_nothing_is_kept_before_the_store_is_open(store: OpeningStore, gate: Gat
     with pytest.raises(StoreOpening):
         store.history(Problem("run", b"prompt.."))
     assert (store.waiting_bytes, store.trouble, store.retention_paused) == (0, "", "")
-    assert (store.damaged_responses, store.limit) == (0, None)
+    assert (store.damaged_responses, store.size) == (0, StoreSize())
 
 
 def test_what_it_holds_once_open_is_what_the_opened_one_holds(store: OpeningStore, gate: Gate) -> None:
