@@ -5,6 +5,7 @@ AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL.
 """
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -51,23 +52,10 @@ class Bucket(Place):
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         """See Place. An upload that was not finished is no object."""
-        failed: list[BaseException] = []
-
-        def watched() -> Iterator[bytes]:
-            try:
-                yield from pieces
-            except BaseException as error:
-                failed.append(error)
-                raise
-
         try:
-            self._obstore.put(self._store, name, watched(), use_multipart=True, chunk_size=PART, max_concurrency=PARTS)
-        except BaseException as error:
-            if failed:
-                raise failed[0] from None
-            if isinstance(error, self._failures):
-                raise TargetError(f"{self.path(name)}: {_words(error)}; nothing was written") from None
-            raise
+            self._obstore.put(self._store, name, pieces, use_multipart=True, chunk_size=PART, max_concurrency=PARTS)
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            raise TargetError(f"{self.path(name)}: {_words(error)}; nothing was written") from None
 
     def remove(self, names: Sequence[str]) -> None:
         """See Place. What was left of unfinished uploads is for the bucket's own rules to remove."""
@@ -116,6 +104,8 @@ class _Stream(io.RawIOBase):
 
 
 def _words(error: BaseException) -> str:
-    """One line, of some length."""
-    text = " ".join(str(error).split())
+    """One line, of some length: what the store answered, where it did, or what the library says."""
+    text = " ".join(str(error).partition("Debug source:")[0].split())
+    if answer := re.search("<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", text):
+        text = f"{answer[1]}: {answer[2]}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

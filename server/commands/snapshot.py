@@ -55,13 +55,14 @@ def main(argv: Sequence[str]) -> int:
     counts: Counter[str] = Counter()
     with _source(asked, flags) as (problems, damaged):
         name = _write(asked, where, _counted(problems, counts))
-        (sys.stderr if is_stdout(name) else sys.stdout).write(f"{name}: {summary(counts)}\n")
+        told = summary(counts) if name else "nothing is stored, so nothing was written or removed"
+        (sys.stderr if is_stdout(asked.target) else sys.stdout).write(f"{name or asked.target}: {told}\n")
         if damaged():
             raise SnapshotError(
-                f"{damaged()} responses or more of the store are damaged and left out; {name} has all others "
-                "(docs/operations.md#histospecstoredamaged)"
+                f"{damaged()} responses or more of the store are damaged and left out; {name or 'no file'} has all "
+                "others (docs/operations.md#histospecstoredamaged)"
             )
-    if asked.keep and where and counts:
+    if asked.keep and where and name:
         removed = where[0].keep(asked.keep)
         sys.stdout.writelines(f"{where[0].path(old)}: removed\n" for old in removed)
     return 0
@@ -115,22 +116,23 @@ def _source(
         yield exported, lambda: exported.damaged
 
 
-def _write(asked: argparse.Namespace, where: tuple[Place, str] | None, problems: Iterator[Stored]) -> str:
+def _write(asked: argparse.Namespace, where: tuple[Place, str] | None, problems: Iterator[Stored]) -> str | None:
     """Writes them where they are to be. -> what that is called.
 
-    Of nothing no dated snapshot is written: those of a service that has lost its volumes must not push older ones out.
+    None: there are none, and no dated snapshot is written of nothing. Those of a service that has lost its volumes must
+    not push older ones out.
     """
     if where is None:
         with written(asked.target, force=asked.force, private=True) as file:
             file.writelines(_pieces(asked.target, problems))
         return str(asked.target)
     folder, name = where
-    if name:
-        folder.write(name, _pieces(name, problems))
-    elif first := list(islice(problems, 1)):
-        name = now()
-        folder.write(name, _pieces(name, chain(first, problems)))
-    return folder.path(name or "no snapshot")
+    first = list(islice(problems, 1))
+    if not (name or first):
+        return None
+    name = name or now()
+    folder.write(name, _pieces(name, chain(first, problems)))
+    return folder.path(name)
 
 
 def _pieces(name: str, problems: Iterable[Stored]) -> Iterator[bytes]:
