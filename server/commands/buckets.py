@@ -79,7 +79,8 @@ class Bucket(Place):
             return ask()
         except self._failures as error:
             what = self.path(name) if name else self.where
-            raise ConfigError(f"{what}: {_words(error)}; give the URL and the credentials of a bucket") from None
+            advice = "a snapshot" if isinstance(error, FileNotFoundError) else "the URL and the credentials of a bucket"
+            raise ConfigError(f"{what}: {_words(error)}; give {advice}") from None
 
 
 class _Stream(io.RawIOBase):
@@ -107,5 +108,5 @@ def _words(error: BaseException) -> str:
     """One line, of some length: what the store answered, where it did, or what the library says."""
     text = " ".join(str(error).partition("Debug source:")[0].split())
     if answer := re.search("<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", text):
-        text = f"{answer[1]}: {answer[2]}"
+        text = f"{answer[1]}: {answer[2].rstrip('.')}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,6 +1,5 @@
 """Dated snapshots in a folder and in a real object store: whole or not at all, the newest N of them."""
 
-import json
 import os
 import signal
 import subprocess
@@ -113,7 +112,7 @@ def test_one_object_may_be_named(
     assert object_store.names(tmp_path.name) == ["mine.jsonl", "mine.jsonl.gz"]
     code, said = run("restore", f"{object_store.bucket}/{tmp_path.name}/other.jsonl", "--data-dir", tmp_path / "new")
     assert code == 2
-    assert "other.jsonl: Object at location" in said
+    assert "other.jsonl: NoSuchKey: The specified key does not exist; give a snapshot" in said
 
 
 def test_what_cannot_be_reached_is_said_in_one_sentence(
@@ -235,4 +234,4 @@ def test_a_dated_snapshot_is_for_its_owner_alone_and_can_be_replayed(
     assert file.stat().st_mode & 0o777 == 0o600
     code, said = run("replay", file, "--no-plot", "--json", "-")
     assert code == 0
-    assert json.loads(said[said.index("{") :])["recording"]["problems"] == 4
+    assert '"problems": 4' in said
