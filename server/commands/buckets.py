@@ -68,7 +68,7 @@ class Bucket(Place):
         answer = self._asked(lambda: self._obstore.get(self._store, name), name)
         try:
             with io.BufferedReader(_Stream(answer.stream(min_chunk_size=READ)), READ) as file:
-                yield file  # type: ignore[misc]
+                yield file
         except RecordingError as error:
             raise ConfigError(f"{self.path(name)}: {error}") from None
         except self._obstore.exceptions.BaseError as error:
