@@ -13,7 +13,10 @@ import pytest
 
 from histospec.protocol import placement
 from histospec.server.commands import shards
+from histospec.server.commands.exported import Exported
+from histospec.server.commands.shards import ShardsError
 from histospec.server.stores.interface import Problem, ResponseBatch
+from histospec.v1 import draft_pb2 as pb
 from tests.support import children
 from tests.support.batches import batch
 from tests.support.contents import BATCHES, STATE, content, on_disk, tokens
@@ -280,3 +283,26 @@ def test_nonsense_is_refused(run: Run, words: tuple[str, ...], said: str) -> Non
     code, text = run(*words)
     assert code == 2
     assert said in text
+
+
+class Cut:
+    """Shards of which one sends less than it says, or does not say that it is done."""
+
+    names = ("cut",)
+
+    def __init__(self, *messages: pb.ExportResponse) -> None:
+        self._messages = messages
+
+    def stream(self, name: str, request: pb.ExportRequest) -> tuple[object, pb.ExportStart]:
+        return iter(self._messages), pb.ExportStart(shard=name)
+
+
+@pytest.mark.parametrize("end", [None, pb.ExportEnd(problems=1, responses=2), pb.ExportEnd(problems=2, responses=1)])
+def test_an_export_that_is_cut_short_is_not_taken_for_the_whole(end: pb.ExportEnd | None) -> None:
+    problem = pb.StoredProblem(prompt=tokens(1), responses=[pb.Response(tokens=tokens(2))])
+    sent = [pb.ExportResponse(namespace="run", problems=[problem])]
+    sent += [pb.ExportResponse(end=end)] if end else []
+    with pytest.raises(ShardsError, match="Export on cut: 1 responses came, and not all that were sent; try again"):
+        list(Exported(Cut(*sent), "*"))  # type: ignore[arg-type]
+    whole = pb.ExportResponse(end=pb.ExportEnd(problems=1, responses=1))
+    assert len(list(Exported(Cut(sent[0], whole), "*"))) == 1  # type: ignore[arg-type]
