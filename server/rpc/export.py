@@ -55,6 +55,7 @@ class Exports:
         if self._running >= MOST:
             raise Unavailable(f"{MOST} exports are running, the limit of this shard; try again when one has ended")
         self._running += 1
+        peer = context.peer()  # gRPC frees the call behind the context when its caller leaves
         end, done = pb.ExportEnd(), False
         try:
             newest = await self._history.read(lambda store: store.newest_epochs())
@@ -78,7 +79,7 @@ class Exports:
             self._running -= 1
             log.info(
                 "exported" if done else "an export ended early",
-                peer=context.peer(),
+                peer=peer,
                 namespaces=pattern,
                 problems=end.problems,
                 responses=end.responses,

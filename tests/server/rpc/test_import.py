@@ -8,7 +8,7 @@ import pytest
 
 from histospec.client import DraftClient, Response
 from histospec.server.rpc import wire as messages
-from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import texts
 from tests.support.contents import content, logprobs, on_disk, tokens
@@ -48,6 +48,18 @@ def test_the_same_request_again_adds_nothing(wire: Wire) -> None:
     assert (answer.responses, answer.tokens) == (2, 102)
     assert wire.stub.Import(request(RECORDS)).responses == 0
     assert problems(export(wire.stub)) == {Problem("run", tokens(1, 2)): RECORDS}
+
+
+def test_a_reward_that_is_stored_with_more_digits_is_the_same(
+    start_server: Starter, tmp_path: Path, connect: Connector
+) -> None:
+    """A snapshot that was restored beside the file has them; over the network a reward is a float32."""
+    store = on_disk(tmp_path, "exact")
+    store.append(ResponseBatch(Problem("run", tokens(1, 2)), [Record(tokens(5), 0, 0.1)])).result()
+    store.close()
+    stub = connect(start_server(name="exact").endpoint).stub
+    assert stub.Import(request([Record(tokens(5), 0, 0.1)])).responses == 0
+    assert stub.Import(request([Record(tokens(5), 0, 0.2)])).responses == 1
 
 
 def test_the_same_request_side_by_side_adds_nothing_twice(wire: Wire) -> None:
