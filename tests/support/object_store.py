@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,12 @@ class ObjectStore:
 
     def names(self, prefix: str = "") -> list[str]:
         """All objects under a prefix of the bucket."""
-        import obstore
-
-        return sorted(one["path"] for page in obstore.list(self._store(prefix)) for one in page)
+        pages = import_module("obstore").list(self._store(prefix))
+        return sorted(one["path"] for page in pages for one in page)
 
     def put(self, name: str, data: bytes, prefix: str = "") -> None:
         """Puts an object there."""
-        import obstore
-
-        obstore.put(self._store(prefix), name, data)
+        import_module("obstore").put(self._store(prefix), name, data)
 
     def kill(self) -> None:
         """Ends it."""
@@ -68,10 +66,9 @@ class ObjectStore:
         self._process.wait()
 
     def _store(self, prefix: str) -> Any:
-        import obstore.store
-
         keys = {name.lower(): value for name, value in self.environment.items()}
-        return obstore.store.from_url(f"{self.bucket}/{prefix}", config=keys, client_options={"allow_http": True})
+        url, http = f"{self.bucket}/{prefix}", {"allow_http": True}
+        return import_module("obstore.store").from_url(url, config=keys, client_options=http)
 
     def _takes(self) -> bool:
         self.put("first", b"first")
