@@ -88,7 +88,7 @@ def fill(server: DraftServer, responses: int, length: int) -> None:
             for start in range(0, len(problems), TOGETHER):
                 prompts = [[problem, 1] for problem in problems[start : start + TOGETHER]]
                 texts = random.integers(0, 150_000, (len(prompts), GROUP, length), np.int32)
-                logprobs = np.log(random.random((len(prompts), GROUP, length), np.float32))
+                logprobs = -random.standard_exponential((len(prompts), GROUP, length), np.float32)
                 groups = [
                     [Response(text, logprobs=known) for text, known in zip(some, whose, strict=True)]
                     for some, whose in zip(texts, logprobs, strict=True)

@@ -58,7 +58,7 @@ class Bucket(Place):
             raise TargetError(f"{self.path(name)}: {_words(error)}; nothing was written") from None
 
     def remove(self, names: Sequence[str]) -> None:
-        """See Place. What was left of unfinished uploads is for the bucket's own rules to remove."""
+        """See Place. The bucket's lifecycle rules remove unfinished uploads."""
         if names:
             self._asked(lambda: self._obstore.delete(self._store, list(names)))
 

@@ -1,4 +1,4 @@
-"""How a command reaches a running service: what it shows, whom it trusts, and the shards behind an address."""
+"""Options and look-ups that commands share to reach a running service: token, certificates, and the list of shards."""
 
 import argparse
 import asyncio
@@ -20,7 +20,7 @@ SERVICE = "HOST:PORT[,...], or discover://HOST:PORT for all that are found there
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a caller: what it shows, and whom it trusts."""
+    """Adds the options for the token and the certificates."""
     parser.add_argument(
         "--token-file", metavar="FILE", help="file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)"
     )
@@ -33,7 +33,7 @@ OPTIONS = ("token_file", "tls_ca", "tls_cert", "tls_key")
 
 
 def caller(endpoint: str, options: argparse.Namespace) -> Config:
-    """How to reach shards, as a client would. Raises ConfigError."""
+    """The client configuration for an endpoint and these options. Raises ConfigError."""
     given = {name: getattr(options, name, None) for name in OPTIONS}
     try:
         ca, certificate = given["tls_ca"], given["tls_cert"]
@@ -50,9 +50,9 @@ def caller(endpoint: str, options: argparse.Namespace) -> Config:
 
 
 async def find(config: Config, timeout: float) -> tuple[list[Endpoint], list[Endpoint]]:
-    """All shards of a service: those listed that answer, with those that they know; and those that do not answer.
+    """Asks the endpoints for the shards that they know. -> (the shards, the endpoints that do not answer).
 
-    Waits `timeout` seconds for each. Raises Unavailable where no shard answers.
+    Waits `timeout` seconds for each endpoint. Raises Unavailable if none answers.
     """
     listed = list(config.endpoints)
     reasons = []

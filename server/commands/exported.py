@@ -1,4 +1,4 @@
-"""What the stores hold, as problems: of one that can be opened, or of all shards of a running service."""
+"""The problems in a store, or in all shards of a running service."""
 
 import heapq
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""A place for snapshots that are named by the time at which they were begun."""
+"""A place that holds snapshots. Each is named by the time at which it was begun."""
 
 import re
 import time
@@ -13,14 +13,14 @@ DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ\.jsonl\.gz")
 
 
 class Place(ABC):
-    """Holds snapshots by name. Methods raise ConfigError, or TargetError where writing fails half way."""
+    """Holds snapshots by name. Methods raise ConfigError, or TargetError if writing fails half way."""
 
     where: str
-    """What people call it."""
+    """Its name in messages: a folder or a URL."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """What is there and dated, oldest first."""
+        """The dated snapshots, oldest first."""
 
     @abstractmethod
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
@@ -28,14 +28,14 @@ class Place(ABC):
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
-        """Removes some, and what was left of older ones that were never finished."""
+        """Removes these snapshots, and the remains of older ones that were never finished."""
 
     @abstractmethod
     def opened(self, name: str) -> AbstractContextManager[BinaryIO]:
         """The bytes of one, for reading from its beginning, as often as wanted."""
 
     def path(self, name: str) -> str:
-        """What people call one."""
+        """The full name of a snapshot in messages."""
         return f"{self.where.rstrip('/')}/{name}"
 
     def newest(self) -> str:

@@ -1,4 +1,4 @@
-"""The shards of a running service, for commands that move its whole history: who they are, and calls to them."""
+"""The shards of a running service, and calls to them that are retried, for commands that move a whole history."""
 
 import asyncio
 import time

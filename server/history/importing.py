@@ -19,7 +19,7 @@ class Imported(NamedTuple):
 
 
 class Importing:
-    """Lives on the event loop. One import at a time: it must not miss what another one is storing."""
+    """Lives on the event loop. Runs one import at a time: an import must see what the one before it stored."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -28,10 +28,10 @@ class Importing:
     async def add(
         self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes = b""
     ) -> Imported:
-        """Adds what is lacking. A caller that leaves may ask again: nothing is added twice.
+        """Adds the responses that the store lacks. The same call again adds nothing, even after a cancelled one.
 
-        Raises LimitExceeded and InvalidRequest where the namespace cannot be made, and StoreError; then some of the
-        responses may be stored.
+        Raises LimitExceeded or InvalidRequest if the namespace cannot be created, and StoreError, after which some of
+        the responses may be stored.
         """
         self._history.namespaces.admit(namespace)
         return await self._history.finish(self._add(namespace, problems, estimator))

@@ -1,8 +1,8 @@
-"""Export: what the store holds of some namespaces, in pieces, for a reader who may take its time.
+"""Export: streams what the store holds of some namespaces, at the pace of the reader.
 
-A piece is read and encoded in a thread, then written; the next one is read when gRPC has taken it. So an export holds
-one piece and the problem that it is part of, however slow its reader is, and the steps of other streams have their turn
-between.
+A thread reads and encodes one piece; the event loop writes it; the thread reads the next piece when gRPC has taken this
+one. So an export holds one piece and the problem that it is part of, however slow its reader is, and other streams step
+between two pieces.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -59,7 +59,7 @@ class Exports:
         end, done = pb.ExportEnd(), False
         try:
             newest = await self._history.read(lambda store: store.newest_epochs())
-            # A pattern that another one covers as text may still match more names.
+            # `require` compared two patterns as text; what counts is each name.
             names = [n for n in sorted(newest) if fnmatchcase(n, pattern) and permit.allows("admin", n)]
             held = [pb.StoredNamespace(namespace=name, newest_epoch=newest[name]) for name in names]
             start = pb.ExportStart(shard=shard, shared=self._history.shared, namespaces=held)

@@ -222,7 +222,15 @@ def test_a_token_that_is_taken_back_ends_its_export(start_server: Starter, tmp_p
     call = begin(stub, "", "operator-secret-0123456789")
     next(call)
     (tmp_path / "tokens.toml").write_text(TOKENS.replace("operator-secret", "another-secret"))
-    eventually(lambda: refused(begin(stub, "", "operator-secret-0123456789"))[0] is grpc.StatusCode.UNAUTHENTICATED)
+
+    def gone() -> bool:
+        try:
+            stub.Topology(pb.TopologyRequest(), metadata=(("authorization", "Bearer operator-secret-0123456789"),))
+        except grpc.RpcError as error:
+            return error.code() is grpc.StatusCode.UNAUTHENTICATED
+        return False
+
+    eventually(gone, "the server does not read its tokens again")
     assert refused(call)[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
