@@ -1,8 +1,9 @@
 """Keeps the store and the index in step: what is durable is indexed, and after a restart indexed again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from histospec.native import Engine
 from histospec.server.errors import StoreFull, StoreOpening
@@ -18,7 +19,9 @@ from histospec.server.history.namespaces import Namespaces
 from histospec.server.history.read_through import WAITING, ReadThrough
 from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
-from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store, total_size
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, total_size
+
+T = TypeVar("T")
 
 
 class History:
@@ -133,6 +136,23 @@ class History:
         self.require_open()
         with self.counts.store_request():
             return await asyncio.to_thread(self._store.history, problem, limit, room)
+
+    async def read(self, work: Callable[[Reader], T]) -> T:
+        """What `work` makes of the store, in a thread; the store stays open for so long. Raises StoreError."""
+        return await self.finish(asyncio.to_thread(work, self._store))
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns what the work does. It goes on where its caller leaves, and the store stays open until it ends."""
+        return await self._unfinished.run(work)
+
+    async def learn(self, namespace: str, state: bytes) -> bool:
+        """Goes on from what the drafter of a namespace had learned elsewhere; False where it has learned here."""
+        return await self._learning.take(namespace, state)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other shards have the same store."""
+        return not self._store.whole_at_start
 
     async def drop(self, namespace: str) -> int:
         """Forgets a namespace in the store and in the index; returns how many responses were stored."""

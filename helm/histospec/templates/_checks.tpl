@@ -75,7 +75,7 @@
 {{- /* A service that is stopped, and keeps its volumes, loses nothing. */}}
 {{- $stops := and (eq $wanted 0) $kept }}
 {{- if and (lt $wanted $now) (not $stops) (ne (toString .Values.scaleDown.confirmReplicas) (toString $wanted)) }}
-{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the shards that stay know nothing of the problems of those that go%s. Export the histories first (`histospec snapshot`), import them afterwards (`histospec restore`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", and what they stored is deleted") $wanted $now | fail }}
+{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the shards that stay know nothing of the problems of those that go%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", and what they stored is deleted") $wanted $now | fail }}
 {{- end }}
 {{- end }}
 {{- end }}
