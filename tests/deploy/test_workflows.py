@@ -1,6 +1,4 @@
-"""The workflows of GitHub: actionlint and zizmor find nothing, every action is pinned, and no name of a registry's owner
-is fixed.
-"""  # fmt: skip
+"""The workflows of GitHub: actionlint and zizmor find nothing, actions are pinned, the registry is the repository's."""
 
 import re
 import shutil
