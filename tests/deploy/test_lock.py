@@ -4,29 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts import lock
+from tests.support.pins import pins, version
 
 FILES = [lock.IMAGE, lock.BUILD]
-
-
-def pins(file: Path) -> dict[str, tuple[Requirement, list[str]]]:
-    """The requirements of a file by name, each with its hashes."""
-    text = re.sub(r"^\s*#.*$", "", file.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    found = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
-        words, *hashes = re.split(r"\s+--hash=", line)
-        requirement = Requirement(words)
-        found[canonicalize_name(requirement.name)] = (requirement, hashes)
-    return found
-
-
-def version(requirement: Requirement) -> str:
-    (pinned,) = requirement.specifier
-    assert pinned.operator == "==", requirement
-    return pinned.version
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

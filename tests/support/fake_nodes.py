@@ -95,7 +95,13 @@ class FakeNodes:
             "storageClassName": wanted.get("storageClassName", ""),
             "persistentVolumeReclaimPolicy": "Retain",
             "hostPath": {"path": f"/var/{namespace}/{name}"},
-            "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": name, "namespace": namespace, "uid": claim["metadata"]["uid"]},
+            "claimRef": {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "name": name,
+                "namespace": namespace,
+                "uid": claim["metadata"]["uid"],
+            },
         }
         volume = {"metadata": {"name": f"{namespace}-{name}"}, "spec": spec}
         self._api.call("POST", "/api/v1/persistentvolumes", volume)
