@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.charts import RELEASE
-from tests.support.clusters import Cluster, asked_for, running
 from tests.support.kubernetes_api import Refused
+from tests.support.real_cluster import Cluster, asked_for, running
 from tests.support.releases import HELMS, NEWEST_3, Release, values_of
 from tests.support.waiting import eventually
 

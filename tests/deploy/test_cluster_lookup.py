@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.charts import RELEASE
-from tests.support.clusters import Cluster, asked_for, running
 from tests.support.kubernetes_api import Object
+from tests.support.real_cluster import Cluster, asked_for, running
 from tests.support.releases import HELMS, Release
 from tests.support.waiting import eventually
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.support.charts import CHART, RELEASE, ROOT, Manifest, render, tool
-from tests.support.clusters import Cluster
 from tests.support.fake_nodes import references
 from tests.support.kubernetes_api import Object, Refused
+from tests.support.real_cluster import Cluster
 from tests.support.waiting import eventually
 
 HELMS = ("3.6", "3.18", "4.1")
