@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "requirements" / "image.txt"
@@ -59,7 +59,7 @@ def pin(requirements: list[Requirement], to: Path, *options: str) -> None:
         subprocess.CalledProcessError: uv found no versions that fit together; it has printed why.
 
     """
-    command = [
+    command: list[str | Path] = [
         "uv", "pip", "compile", "-", "--output-file", to, "--universal", "--python-version", PYTHON, "--only-binary",
         ":all:", "--generate-hashes", "--no-config", "--quiet", "--custom-compile-command", "make lock", *options,
     ]  # fmt: skip
@@ -75,7 +75,7 @@ def check(pinned: Path, platform: str) -> None:
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [
+        command: list[str | Path] = [
             "uv", "pip", "install", "--dry-run", "--target", folder, "--require-hashes", "--requirements", pinned,
             "--python-platform", platform, "--python-version", PYTHON, "--only-binary", ":all:", "--no-config",
             "--quiet",

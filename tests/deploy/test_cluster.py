@@ -76,7 +76,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluste
     assert claims.items() <= release.claims().items(), "a shard has lost its volume"
 
     release.does("uninstall", RELEASE)
-    eventually(lambda: not release.list("pods"), "pods are left")
+    eventually(lambda: not release.objects("pods"), "pods are left")
     kept = {
         f"{manifest['kind']} {manifest['metadata']['name']}"
         for manifest in manifests
@@ -97,14 +97,14 @@ def test_other_versions_of_helm_do_the_same(cluster: Cluster, helm: str) -> None
     assert len(release.shards()) == 2
     assert "Succeeded" in release.does("test", RELEASE)
     release.does("uninstall", RELEASE)
-    eventually(lambda: not release.list("pods"), "pods are left")
+    eventually(lambda: not release.objects("pods"), "pods are left")
 
 
 def test_restricted_namespaces_refuse_what_is_of_the_node_and_nothing_else(cluster: Cluster) -> None:
     release = Release(cluster, "restricted", "--set", "mode=daemonset,daemonset.hostPort=6378")
     release.begin()
     eventually(
-        lambda: any("hostPort" in event["message"] for event in release.list("events")),
+        lambda: any("hostPort" in event["message"] for event in release.objects("events")),
         "Pod Security lets the port of a node through",
     )
     assert release.shards() == {}
@@ -121,9 +121,9 @@ def test_a_drain_of_nodes_takes_one_shard_at_a_time(cluster: Cluster) -> None:
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
         cluster.api.call("POST", f"{path}/eviction", eviction)
 
-    (budget,) = release.list("policy/poddisruptionbudgets")
+    (budget,) = release.objects("policy/poddisruptionbudgets")
     eventually(
-        lambda: release.list("policy/poddisruptionbudgets")[0]["status"].get("disruptionsAllowed") == 1, f"{budget}"
+        lambda: release.objects("policy/poddisruptionbudgets")[0]["status"].get("disruptionsAllowed") == 1, f"{budget}"
     )
     first, second, _ = sorted(release.shards())
     before = release.shards()
@@ -147,7 +147,7 @@ def test_a_volume_s_size_changes_as_the_docs_say(cluster: Cluster) -> None:
     workload = release.workload()["metadata"]["name"]
     orphan = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"}
     cluster.api.call("DELETE", f"/apis/apps/v1/namespaces/size/statefulsets/{workload}", orphan)
-    eventually(lambda: release.list("apps/statefulsets") == [], "the StatefulSet is still there")
+    eventually(lambda: release.objects("apps/statefulsets") == [], "the StatefulSet is still there")
     assert release.shards() == shards, "a shard has ended with its StatefulSet"
     release.upgrade(*larger)
     assert release.claims() == claims
@@ -161,7 +161,7 @@ def test_a_release_that_comes_back_finds_its_volumes(cluster: Cluster) -> None:
     release.install()
     claims = release.claims()
     release.does("uninstall", RELEASE)
-    eventually(lambda: not release.list("pods"), "pods are left")
+    eventually(lambda: not release.objects("pods"), "pods are left")
     release.install()
     assert release.claims() == claims
     assert len(release.shards()) == 2

@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def tokens(release: Release) -> dict[str, str]:
     """The content of the Secret that the chart makes; {} where there is none."""
-    found = [secret["data"] for secret in release.list("secrets") if secret["metadata"]["name"] == TOKENS]
+    found = [secret["data"] for secret in release.objects("secrets") if secret["metadata"]["name"] == TOKENS]
     return {key: base64.b64decode(value).decode() for key, value in found[0].items()} if found else {}
 
 
@@ -43,7 +43,7 @@ def test_tokens_are_made_once_and_kept(cluster: Cluster, helm: str) -> None:
     release.does("rollback", RELEASE, "1", "--wait", "--timeout", "4m")
     assert tokens(release) == made
     release.does("uninstall", RELEASE)
-    eventually(lambda: not release.list("pods"), "pods are left")
+    eventually(lambda: not release.objects("pods"), "pods are left")
     assert tokens(release) == made, "an uninstall has taken the tokens from the workers"
     release.install()
     assert tokens(release) == made
@@ -101,4 +101,4 @@ def test_volumes_of_shards_that_go_stay_or_go_as_told(cluster: Cluster, policy: 
     release.install()
     release.upgrade("--set", "replicas=1,scaleDown.confirmReplicas=1")
     eventually(lambda: len(release.shards()) == 1, "the shard is still there")
-    eventually(lambda: len(release.list("persistentvolumeclaims")) == left, "the volumes are not as told")
+    eventually(lambda: len(release.objects("persistentvolumeclaims")) == left, "the volumes are not as told")

@@ -155,7 +155,7 @@ def test_it_runs_as_nobody_on_a_root_that_cannot_be_written(container: Container
 def test_what_is_installed_is_what_is_pinned(container: Container) -> None:
     eventually(container.well, "the health check never passed")
     listed = container.run("pip", "list", "--format", "json")
-    installed = {canonicalize_name(found["name"]): found["version"] for found in json.loads(listed.stdout)}
+    installed = {str(canonicalize_name(found["name"])): found["version"] for found in json.loads(listed.stdout)}
     del installed["pip"], installed["histospec"]
     pinned = {name: version(requirement) for name, (requirement, _) in pins(lock.IMAGE).items()}
     assert installed == pinned

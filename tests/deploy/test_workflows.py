@@ -86,7 +86,7 @@ def test_a_packaged_chart_installs_the_image_of_its_release(tmp_path: Path) -> N
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
     def package(version: str) -> "subprocess.CompletedProcess[str]":
-        command = [ROOT / "scripts" / "package-chart", version, IMAGE, tmp_path]
+        command = [str(ROOT / "scripts" / "package-chart"), version, IMAGE, str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     done = package("99.0.0")

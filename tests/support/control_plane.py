@@ -104,7 +104,7 @@ class ControlPlane:
 
     def _is_ready(self) -> bool:
         for process in self._processes:
-            assert process.poll() is None, f"{process.args} ended with {process.returncode}"
+            assert process.poll() is None, f"{process.args!r} ended with {process.returncode}"
         try:
             return self.api.call("GET", "/version") is not None and self.api.exists("/api/v1/namespaces/kube-system")
         except (OSError, Refused):

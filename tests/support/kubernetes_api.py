@@ -54,7 +54,7 @@ class Api:
 
     def get(self, path: str, **query: str) -> Object:
         """An object."""
-        return self.call("GET", path, **query)
+        return self.call("GET", path, None, **query)
 
     def items(self, path: str, **query: str) -> list[Object]:
         """The objects of a list."""

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 def pins(file: Path) -> dict[str, tuple[Requirement, list[str]]]:
     """The requirements of a file by name, each with its hashes."""
     text = re.sub(r"^\s*#.*$", "", file.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    found = {}
+    found: dict[str, tuple[Requirement, list[str]]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         words, *hashes = re.split(r"\s+--hash=", line)
         requirement = Requirement(words)

@@ -103,7 +103,7 @@ class Release:
         assert done.returncode != 0, done.stdout
         return done.stderr
 
-    def list(self, kind: str, **query: str) -> list[Object]:
+    def objects(self, kind: str, **query: str) -> list[Object]:
         """Objects of the namespace by what they are called in addresses, such as pods or apps/statefulsets."""
         group, _, plural = kind.rpartition("/")
         root = f"/apis/{group}/v1" if group else "/api/v1"
@@ -111,7 +111,7 @@ class Release:
 
     def shards(self) -> dict[str, str]:
         """The uid of each ready pod by its name."""
-        pods = self.list("pods", labelSelector=SHARDS)
+        pods = self.objects("pods", labelSelector=SHARDS)
         ready = [p for p in pods if {"type": "Ready", "status": "True"}.items() <= condition(p, "Ready").items()]
         return {
             pod["metadata"]["name"]: pod["metadata"]["uid"]
@@ -121,7 +121,7 @@ class Release:
 
     def workload(self) -> Object:
         """The StatefulSet or DaemonSet."""
-        (found,) = [*self.list("apps/statefulsets"), *self.list("apps/daemonsets")]
+        (found,) = [*self.objects("apps/statefulsets"), *self.objects("apps/daemonsets")]
         return found
 
     def options(self) -> str:
@@ -129,12 +129,12 @@ class Release:
         (name,) = [
             v["configMap"]["name"] for v in self.workload()["spec"]["template"]["spec"]["volumes"] if "configMap" in v
         ]
-        (found,) = [c for c in self.list("configmaps") if c["metadata"]["name"] == name]
+        (found,) = [c for c in self.objects("configmaps") if c["metadata"]["name"] == name]
         return str(found["data"]["histospec.toml"])
 
     def claims(self) -> dict[str, str]:
         """The volume of each bound claim by the claim's name."""
-        return {c["metadata"]["name"]: c["spec"]["volumeName"] for c in self.list("persistentvolumeclaims")
+        return {c["metadata"]["name"]: c["spec"]["volumeName"] for c in self.objects("persistentvolumeclaims")
                 if c["status"].get("phase") == "Bound"}  # fmt: skip
 
     def left(self, kinds: list[Manifest]) -> set[str]:
