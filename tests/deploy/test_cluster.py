@@ -69,7 +69,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluste
         eventually(lambda: len(release.shards()) == count + 1, "no shard more")
         assert second.items() < release.shards().items()
 
-    release.does("rollback", RELEASE, "1", "--wait", "--timeout", "4m")
+    release.roll_back()
     eventually(lambda: len(release.shards()) == count, "the shards of the first revision are not back")
     assert release.workload()["spec"]["template"] == template
     assert "drain-seconds = 7" not in release.options()
@@ -93,7 +93,7 @@ def test_other_versions_of_helm_do_the_same(cluster: Cluster, helm: str) -> None
     first = release.shards()
     release.upgrade("--set", "options.threads=2")
     assert not set(release.shards().values()) & set(first.values())
-    release.does("rollback", RELEASE, "1", "--wait", "--timeout", "4m")
+    release.roll_back()
     assert len(release.shards()) == 2
     assert "Succeeded" in release.does("test", RELEASE)
     release.does("uninstall", RELEASE)

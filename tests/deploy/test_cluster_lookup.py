@@ -40,7 +40,7 @@ def test_tokens_are_made_once_and_kept(cluster: Cluster, helm: str) -> None:
     assert tokens(release) == made
     assert release.shards() == shards, "an upgrade that changes nothing has rolled the shards"
     release.upgrade("--set", "options.threads=2")
-    release.does("rollback", RELEASE, "1", "--wait", "--timeout", "4m")
+    release.roll_back()
     assert tokens(release) == made
     release.does("uninstall", RELEASE)
     eventually(lambda: not release.objects("pods"), "pods are left")

@@ -16,6 +16,7 @@ from tests.support.waiting import eventually
 HELMS = ("3.6", "3.18", "4.1")
 """Versions of helm that the chart is tried with. The first is that of build/tools."""
 NEWEST_3 = "3.18"
+WAIT = ("--wait", "--timeout", "4m")
 SHARDS = "app.kubernetes.io/component=shard"
 MADE_UP = "made-up"
 
@@ -91,11 +92,33 @@ class Release:
 
     def install(self, *more: object) -> str:
         """-> the notes, after all pods are ready."""
-        return self.does("install", RELEASE, CHART, *self._words, *more, "--wait", "--timeout", "4m")
+        notes = self.does("install", RELEASE, CHART, *self._words, *more, *WAIT)
+        eventually(self.is_settled, "the shards of the installation are not ready")
+        return notes
 
     def upgrade(self, *more: object) -> str:
-        """To the same values and some more. -> the notes, after all pods are ready."""
-        return self.does("upgrade", RELEASE, CHART, *self._words, *more, "--wait", "--timeout", "4m")
+        """To the same values and some more. -> the notes, after all pods are of this revision, and ready."""
+        notes = self.does("upgrade", RELEASE, CHART, *self._words, *more, *WAIT)
+        eventually(self.is_settled, "the shards of the upgrade are not ready")
+        return notes
+
+    def roll_back(self) -> None:
+        """To the first revision; returns when all pods are of it, and ready."""
+        self.does("rollback", RELEASE, "1", *WAIT)
+        eventually(self.is_settled, "the shards of the first revision are not back")
+
+    def is_settled(self) -> bool:
+        """Whether as many shards as wanted are there, of the latest revision and ready; old helms wait for less."""
+        workload = self.workload()
+        spec, status = workload["spec"], workload["status"]
+        if status.get("observedGeneration") != workload["metadata"]["generation"]:
+            return False
+        if "replicas" not in spec:
+            counts = [status.get(of) for of in ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady")]
+            return len(set(counts)) == 1
+        # A StatefulSet leaves out what is 0.
+        counts = [status.get(of, 0) for of in ("replicas", "readyReplicas")]
+        return counts == [spec["replicas"]] * 2 and status.get("currentRevision") == status.get("updateRevision")
 
     def refuses(self, *more: object) -> str:
         """An upgrade that must fail. -> what helm said"""
