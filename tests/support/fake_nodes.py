@@ -1,7 +1,8 @@
 """Nodes without machines: pods that the scheduler gives them run, are ready and end, as far as the API server can tell.
 
-They also stand for a provisioner of volumes. A pod waits, as under a kubelet, while a Secret, ConfigMap, key or claim
-that it names is missing. Nothing of a pod is executed: probes pass, and a pod that should end has succeeded.
+They also stand for a provisioner of volumes and a cloud's load balancer. A pod waits, as under a kubelet, while a Secret,
+ConfigMap, key or claim that it names is missing. Nothing of a pod is executed: probes pass, and a pod that should end has
+succeeded.
 """
 
 import base64
@@ -63,6 +64,9 @@ class FakeNodes:
                 for claim in self._api.items("/api/v1/persistentvolumeclaims"):
                     if claim["status"].get("phase") == "Pending":
                         self._quietly(self._provide, claim)
+                for service in self._api.items("/api/v1/services"):
+                    if service["spec"]["type"] == "LoadBalancer" and not service["status"]["loadBalancer"]:
+                        self._quietly(self._expose, service)
                 for pod in self._api.items("/api/v1/pods"):
                     if pod["spec"].get("nodeName") in self.names:
                         self._quietly(self._look_after, pod)
@@ -105,6 +109,10 @@ class FakeNodes:
         }
         volume = {"metadata": {"name": f"{namespace}-{name}"}, "spec": spec}
         self._api.call("POST", "/api/v1/persistentvolumes", volume)
+
+    def _expose(self, service: Object) -> None:
+        path = f"/api/v1/namespaces/{service['metadata']['namespace']}/services/{service['metadata']['name']}"
+        self._api.call("PATCH", f"{path}/status", {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.3"}]}}})
 
     def _look_after(self, pod: Object) -> None:
         meta, phase = pod["metadata"], pod["status"].get("phase")

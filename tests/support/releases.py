@@ -107,18 +107,28 @@ class Release:
         self.does("rollback", RELEASE, "1", *WAIT)
         eventually(self.is_settled, "the shards of the first revision are not back")
 
+    def rolls(self) -> bool:
+        """Whether an upgrade replaces all pods, or leaves that to people, wholly or in part."""
+        strategy = self.workload()["spec"]["updateStrategy"]
+        return strategy["type"] == "RollingUpdate" and not strategy.get("rollingUpdate", {}).get("partition")
+
     def is_settled(self) -> bool:
-        """Whether as many shards as wanted are there, of the latest revision and ready; old helms wait for less."""
+        """Whether all shards are there and ready, and of the latest revision where the release rolls.
+
+        Old versions of helm wait for less.
+        """
         workload = self.workload()
         spec, status = workload["spec"], workload["status"]
         if status.get("observedGeneration") != workload["metadata"]["generation"]:
             return False
         if "replicas" not in spec:
-            counts = [status.get(of) for of in ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady")]
+            counts = [status["desiredNumberScheduled"], status["numberReady"]]
+            counts += [status.get("updatedNumberScheduled")] if self.rolls() else []
             return len(set(counts)) == 1
         # A StatefulSet leaves out what is 0.
         counts = [status.get(of, 0) for of in ("replicas", "readyReplicas")]
-        return counts == [spec["replicas"]] * 2 and status.get("currentRevision") == status.get("updateRevision")
+        latest = status.get("currentRevision") == status.get("updateRevision") or not self.rolls()
+        return latest and counts == [spec["replicas"]] * 2
 
     def refuses(self, *more: object) -> str:
         """An upgrade that must fail. -> what helm said"""
