@@ -10,9 +10,17 @@ FROM ${BASE} AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY . .
+# What is installed is pinned with hashes (make lock), so that the same commit is the same image.
+COPY requirements requirements
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    python -m venv /opt/histospec && /opt/histospec/bin/pip install --no-cache-dir ".[otel]"
+    python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir --only-binary :all: \
+        --require-hashes -r requirements/build.txt && \
+    python -m venv /opt/histospec && /opt/histospec/bin/pip install --no-cache-dir --only-binary :all: \
+        --require-hashes -r requirements/image.txt
+COPY . .
+RUN /opt/build/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . && \
+    /opt/histospec/bin/pip install --no-cache-dir --no-index --no-deps /wheels/*.whl && \
+    /opt/histospec/bin/pip check
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="HistoSpec" \

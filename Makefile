@@ -5,8 +5,10 @@
 # make study   RL runs by method and seed: exact drafts, SPEC-RL, both; hours
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
 # make manifests   deploy/kubernetes from the chart
+# make lock    the versions and hashes that the image installs; make lock UPGRADE=1 for newer ones
 # make test-verl   rollouts through verl, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
+# make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm
 # make fuzz    the long runs: fuzzers of engine and wire, an hour each
 PYTHON ?= python3
 VENV := .venv
@@ -15,6 +17,7 @@ VENV_VERL := .venv-verl
 VERL := 0.9.1
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
+UV := 0.13.9
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of their names. xdist's own order has files with few tests last, among them the slowest.
@@ -28,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check check-types check-locks check-style bench study chaos fuzz setup clean manifests test-image test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -120,8 +123,18 @@ manifests:
 	scripts/install-tools
 	scripts/render-manifests
 
+lock: setup
+	$(BIN)/pip install -q uv==$(UV)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
+
 test-image: setup
 	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q tests/deploy/test_image.py
+
+# Two control planes at most: on two cores more are late.
+test-cluster: setup
+	scripts/install-tools
+	scripts/install-control-plane
+	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py
 
 fuzz: setup
 	scripts/fuzz

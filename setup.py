@@ -52,7 +52,6 @@ if not CLIENT_ONLY:
         "cryptography>=42",
         "grpcio-health-checking>=1.71.2",
         "grpcio-reflection>=1.71.2",
-        "matplotlib>=3.8",
         "prometheus-client>=0.20",
         "pydantic-settings>=2.7",
         "redis>=6",
@@ -66,7 +65,7 @@ COMMAND = "histospec.client.doctor.__main__:client_only" if CLIENT_ONLY else "hi
 EXTRAS = {
     "backup": ["obstore>=0.8"],  # snapshots in object stores
     "otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"],
-    "replay": ["pyarrow>=17", "transformers>=4.45"],  # Parquet, and text with a tokenizer
+    "replay": ["matplotlib>=3.8", "pyarrow>=17", "transformers>=4.45"],  # plots, Parquet, and text with a tokenizer
 }
 
 

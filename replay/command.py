@@ -57,7 +57,9 @@ def main(argv: Sequence[str]) -> int:
     )
     file = _called(args.file[0]) + (f" and {len(args.file) - 1} more" if len(args.file) > 1 else "")
     name = re.sub(r"(\.(jsonl|parquet|gz))+(?=$| and )", "", file)
-    plot = None if args.no_plot else args.plot or f"{name}.replay.png"
+    plot = args.plot
+    if plot is None and not args.no_plot and replay_plot.possible():
+        plot = f"{name}.replay.png"
     if plot is not None:
         replay_plot.require(plot)
     if args.json is not None and plot is not None and is_stdout(args.json) and is_stdout(plot):
@@ -86,6 +88,8 @@ def main(argv: Sequence[str]) -> int:
             replay_plot.save(replay_plot.plot(result, options, name), picture, plot)
     if plot is not None:
         out.print(f"plot: {plot}", markup=False, highlight=False, soft_wrap=True)
+    elif not args.no_plot:
+        out.print(f"no plot: {replay_plot.MISSING}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -27,6 +27,12 @@ WIDTH = 12  # columns of the grid that panels are laid on
 
 
 FORMATS = ("png", "pdf", "svg", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")
+MISSING = 'a plot needs matplotlib: pip install "histospec[replay]"'
+
+
+def possible() -> bool:
+    """Whether matplotlib is installed; servers have no need of it."""
+    return find_spec("matplotlib") is not None
 
 
 def require(target: str) -> None:
@@ -38,8 +44,8 @@ def require(target: str) -> None:
     """
     if _format(target) not in FORMATS:
         raise ConfigError(f"--plot {target}: there is no plot format {_format(target)!r}; use {', '.join(FORMATS)}")
-    if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib: pip install matplotlib, or give --no-plot")
+    if not possible():
+        raise ConfigError(f"--plot {target}: {MISSING}")
 
 
 def save(figure: "Figure", file: BinaryIO, target: str) -> None:

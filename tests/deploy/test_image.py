@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
+from scripts import lock
 from tests.support.charts import ROOT
+from tests.support.pins import pins, version
 from tests.support.waiting import eventually
 
 BASE = "localhost/histospec-base"
 IMAGE = "localhost/histospec"
-# What the official image has, as Debian packages.
+# What the official image has, as Debian packages. Debian has no Python 3.12; what is pinned is for 3.12 and later.
+SUITE = "trixie"
 PACKAGES = "python3,python3-venv,python3-dev,ca-certificates"
 PROGRAMS = ("buildah", "podman", "crun", "debootstrap", "unshare", "nsenter")
 PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
@@ -103,7 +107,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine = Engine(folder)
     try:
         root = folder / "root"
-        subprocess.run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", root], check=True)
+        subprocess.run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, root], check=True)
         (root / "usr/local/bin/python").symlink_to("/usr/bin/python3")
         base = engine.buildah("from", "scratch")
         engine.buildah("add", "--quiet", base, root, "/")
@@ -144,6 +148,19 @@ def test_it_runs_as_nobody_on_a_root_that_cannot_be_written(container: Container
     status = container.run("histospec", "status", "127.0.0.1:6378")
     assert status.returncode == 0, status.stderr
     assert "SERVING" in status.stdout
+
+
+@asked_for
+@pytest.mark.timeout(3600)
+def test_what_is_installed_is_what_is_pinned(container: Container) -> None:
+    eventually(container.well, "the health check never passed")
+    listed = container.run("pip", "list", "--format", "json")
+    installed = {str(canonicalize_name(found["name"])): found["version"] for found in json.loads(listed.stdout)}
+    del installed["pip"], installed["histospec"]
+    pinned = {name: version(requirement) for name, (requirement, _) in pins(lock.IMAGE).items()}
+    assert installed == pinned
+    refused = container.run("histospec", "replay", "absent.jsonl", "--plot", "x.png")
+    assert 'a plot needs matplotlib: pip install "histospec[replay]"' in refused.stderr
 
 
 WORKER = """

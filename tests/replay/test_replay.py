@@ -146,6 +146,22 @@ def test_table_plot_and_json_are_written(
     assert (tmp_path / "rollouts.replay.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_matplotlib_the_tables_are_the_same_and_the_plot_names_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = recorded(tmp_path / "rollouts.jsonl")
+    assert cli.main(["replay", str(file), "--no-plot"]) == 0
+    tables = capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    assert cli.main(["replay", str(file)]) == 0
+    missing = 'a plot needs matplotlib: pip install "histospec[replay]"'
+    assert capsys.readouterr().out == f"{tables}no plot: {missing}\n"
+    assert cli.main(["replay", str(file), "--plot", "x.png"]) == 2
+    assert capsys.readouterr().err == f"histospec replay: --plot x.png: {missing}\n"
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_a_bad_file_ends_with_a_sentence_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rollouts.jsonl"
     file.write_text('{"prompt": [1], "responses": [{"epoch": 0, "tokens": [1, -5]}]}\n')

@@ -1,0 +1,104 @@
+"""What the chart asks a real API server while it renders: tokens that are there stay, and fewer shards need consent."""
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.charts import RELEASE
+from tests.support.kubernetes_api import Object
+from tests.support.real_cluster import Cluster, asked_for, running
+from tests.support.releases import HELMS, Release
+from tests.support.waiting import eventually
+
+TOKENS = "run-histospec-tokens"
+
+pytestmark = [asked_for, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("control-plane")) as cluster:
+        yield cluster
+
+
+def tokens(release: Release) -> dict[str, str]:
+    """The content of the Secret that the chart makes; {} where there is none."""
+    found = [secret["data"] for secret in release.objects("secrets") if secret["metadata"]["name"] == TOKENS]
+    return {key: base64.b64decode(value).decode() for key, value in found[0].items()} if found else {}
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_tokens_are_made_once_and_kept(cluster: Cluster, helm: str) -> None:
+    release = Release(cluster, f"tokens-{helm.replace('.', '-')}", helm=helm)
+    release.install()
+    made = tokens(release)
+    assert {"tokens.toml", "worker-token", "admin-token"} <= made.keys()
+    assert len({made["worker-token"], made["admin-token"]}) == 2
+    shards = release.shards()
+    release.upgrade()
+    assert tokens(release) == made
+    assert release.shards() == shards, "an upgrade that changes nothing has rolled the shards"
+    release.upgrade("--set", "options.threads=2")
+    release.roll_back()
+    assert tokens(release) == made
+    release.does("uninstall", RELEASE)
+    eventually(lambda: not release.objects("pods"), "pods are left")
+    assert tokens(release) == made, "an uninstall has taken the tokens from the workers"
+    release.install()
+    assert tokens(release) == made
+
+
+def test_tokens_that_were_rotated_are_not_put_back(cluster: Cluster) -> None:
+    release = Release(cluster, "rotated")
+    release.install()
+    path = f"/api/v1/namespaces/{release.namespace}/secrets/{TOKENS}"
+    cluster.api.call("PATCH", path, {"stringData": {"worker-token": "another", "mine": "added"}})
+    release.upgrade("--set", "options.threads=2")
+    assert tokens(release)["worker-token"] == "another"
+    assert tokens(release)["mine"] == "added"
+
+
+def test_tokens_of_one_s_own_take_over_and_the_made_ones_stay(cluster: Cluster) -> None:
+    release = Release(cluster, "own")
+    release.install()
+    made = tokens(release)
+    secret: Object = {"metadata": {"name": "mine"}, "stringData": {"tokens.toml": "[[token]]"}}
+    cluster.api.call("POST", f"/api/v1/namespaces/{release.namespace}/secrets", secret)
+    release.upgrade("--set", "tokens.existingSecret=mine")
+    volumes = release.workload()["spec"]["template"]["spec"]["volumes"]
+    assert "mine" in [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
+    assert tokens(release) == made
+
+
+def test_fewer_shards_with_sqlite_need_consent(cluster: Cluster) -> None:
+    release = Release(cluster, "fewer", "--set", "replicas=3")
+    release.install()
+    refused = release.refuses("--set", "replicas=2")
+    assert "replicas is 2, and 3 shards run, each with its own history in SQLite" in refused
+    assert "scaleDown.confirmReplicas to 2" in refused
+    assert len(release.shards()) == 3
+    assert "scaleDown.confirmReplicas to 1" in release.refuses("--set", "replicas=1,scaleDown.confirmReplicas=2")
+    release.upgrade("--set", "options.threads=2")
+    release.upgrade("--set", "replicas=4")
+    assert "replicas is 3, and 4 shards run" in release.refuses("--set", "options.threads=2")
+    release.upgrade("--set", "replicas=2,scaleDown.confirmReplicas=2")
+    eventually(lambda: len(release.shards()) == 2, "the shards are still there")
+    assert len(release.claims()) == 4, "a volume of a shard that went is gone, too"
+
+
+def test_shards_with_redis_go_without_being_asked(cluster: Cluster) -> None:
+    release = Release(cluster, "shared", "--set", "replicas=3,store.kind=redis,store.url=redis://redis:6379")
+    release.install()
+    release.upgrade("--set", "replicas=1")
+    eventually(lambda: len(release.shards()) == 1, "the shards are still there")
+
+
+@pytest.mark.parametrize(("policy", "left"), [("Retain", 2), ("Delete", 1)])
+def test_volumes_of_shards_that_go_stay_or_go_as_told(cluster: Cluster, policy: str, left: int) -> None:
+    words = f"replicas=2,persistence.retentionPolicy.whenScaled={policy}"
+    release = Release(cluster, f"scaled-{policy.lower()}", "--set", words)
+    release.install()
+    release.upgrade("--set", "replicas=1,scaleDown.confirmReplicas=1")
+    eventually(lambda: len(release.shards()) == 1, "the shard is still there")
+    eventually(lambda: len(release.objects("persistentvolumeclaims")) == left, "the volumes are not as told")

