@@ -55,18 +55,20 @@ class Release:
         """Makes the Secrets, ConfigMaps, service account and priority that users bring themselves."""
         manifests = self.rendered()
         own = {manifest["metadata"]["name"] for manifest in manifests}
+        wanted: dict[tuple[str, str], dict[str, str]] = {}
         for spec in filter(None, map(pod_of, manifests)):
             for resource, name, keys in references(spec):
                 if name not in own and resource != "persistentvolumeclaims":
-                    content = "stringData" if resource == "secrets" else "data"
-                    made = {"metadata": {"name": name}, content: dict.fromkeys(keys or ["token"], MADE_UP)}
-                    self._make(f"/api/v1/namespaces/{self.namespace}/{resource}", made)
+                    wanted.setdefault((resource, name), {}).update(dict.fromkeys(keys or ["token"], MADE_UP))
             if "priorityClassName" in spec:
                 priority = {"metadata": {"name": spec["priorityClassName"]}, "value": 1000}
                 self._make("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
             if "serviceAccountName" in spec:
                 account = {"metadata": {"name": spec["serviceAccountName"]}}
                 self._make(f"/api/v1/namespaces/{self.namespace}/serviceaccounts", account)
+        for (resource, name), content in wanted.items():
+            made = {"metadata": {"name": name}, "stringData" if resource == "secrets" else "data": content}
+            self._make(f"/api/v1/namespaces/{self.namespace}/{resource}", made)
 
     def helm(self, *words: object) -> "subprocess.CompletedProcess[str]":
         """Runs helm in the namespace; also where it fails."""
