@@ -32,8 +32,7 @@ class SQLiteSnapshot(SQLiteReader):
                 raise
             connection = connect_to_read(path)
             damaged = True
-        super().__init__(Readers(lambda: self._connection, 1), path, history_responses)
-        self._connection = connection
+        super().__init__(Readers([connection]), path, history_responses)
         if damaged and not self._salvage():
             raise StoreError(f"store: {path} is damaged, and nothing can be read of it")
 
@@ -49,16 +48,14 @@ class SQLiteSnapshot(SQLiteReader):
         except DAMAGE as error:
             log.error("the damaged store cannot be read", file=str(self._path), reason=str(error))
             return False
-        with self._readers.away() as close:
-            close()
-            self._connection.close()
-            self._connection = open_existing(copy)
+        with self._readers.away():
+            self._readers.end()
+            self._readers.add(open_existing(copy))
         self._damage.lost(salvaged.lost)
         return True
 
     def close(self) -> None:
         """See Reader."""
         super().close()
-        self._connection.close()
         if self._copy:
             self._copy.cleanup()

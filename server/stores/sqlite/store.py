@@ -6,6 +6,7 @@ callers share the price of an fsync and each is told only after the bytes are on
 
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, total_size
+from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, total_size
 from histospec.server.stores.sqlite.file import (
     DAMAGE,
     FILE_NAME,
@@ -38,7 +39,7 @@ from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write,
 
 log = structlog.get_logger()
 
-MOST_READERS = 8  # connections that read side by side
+READERS = 8  # connections that read side by side
 # Bytes of a file whose structure is looked through before anything is written to it: a moment, also on a slow disk.
 SMALL = 64 << 20
 MAX_REPAIRS = 3  # of one process: more are not damage to a file, but a disk that damages files
@@ -75,7 +76,7 @@ class SQLiteStore(SQLiteReader, Store):
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
                 connection = open_file(path, disk)
-            super().__init__(Readers(lambda: connect_to_read(path), MOST_READERS), path, history_responses)
+            super().__init__(Readers(), path, history_responses)
             self._open()
             connection.close()
         except BaseException:
@@ -224,6 +225,12 @@ class SQLiteStore(SQLiteReader, Store):
         for departure in departures(connection):  # that a crash left
             self._writer.submit(partial(work_off, self._slice, departure), 0)
 
+    def wanted_first(self) -> Iterator[list[Problem]]:
+        """See Store. Begins when the structure of a small file has been looked through."""
+        with suppress(StoreError):
+            self._checked.result()
+        yield from super().wanted_first()
+
     def look_for_damage(self) -> None:
         """See Store. The structure of a large file is looked through; that of a small one was before."""
         generation = self._readers.generation
@@ -247,11 +254,10 @@ class SQLiteStore(SQLiteReader, Store):
         self._repairs += 1
         if self._repairs > MAX_REPAIRS or self._look():
             return False
-        with self._readers.away() as close_readers:
+        with self._readers.away():
             # A connection that reads is the last to close: it does not move the write-ahead log into the file.
             self._connection.close()
-            close_readers()
-            self._keeper.close()
+            self._readers.end()
             try:
                 self._damage.lost(replace(self._path, self._disk, reason).lost)
                 done = True
@@ -264,9 +270,11 @@ class SQLiteStore(SQLiteReader, Store):
     def _open(self) -> None:
         """Connects, and notes which files these are."""
         self._connection = connect(self._path, self._disk)  # of the writer
-        self._keeper = connect_to_read(self._path)
-        with suppress(*DAMAGE):
-            self._keeper.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+        for _ in range(READERS):
+            reader = connect_to_read(self._path)
+            with suppress(*DAMAGE):
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+            self._readers.add(reader)
         self._files = Files(self._path)
 
     def close(self) -> None:
@@ -274,7 +282,6 @@ class SQLiteStore(SQLiteReader, Store):
         if self._retention:
             self._retention.close()
         self._structure.close()
-        self._keeper.close()
         super().close()  # before the writer, whose end moves the write-ahead log into the file
         self._writer.close()
         self._lock.release()

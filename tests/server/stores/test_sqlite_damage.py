@@ -18,6 +18,7 @@ from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import put
+from tests.support.contents import to_load
 
 PAGE = 4096
 PROBLEMS, EACH = 40, 3
@@ -85,7 +86,7 @@ def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Pat
         store = SQLiteStore(directory, 8)
         assert store.newest_epochs().get("run", 3) >= 0
         store.estimators()
-        found = [(r.tokens, b.problem.prompt) for b in store.load() for r in b.records]
+        found = [(r.tokens, b.problem.prompt) for b in to_load(store) for r in b.records]
         assert kept.issuperset(found)
         counted = len(found) + store.damaged_responses
         assert counted == PROBLEMS * EACH or (kind == "bytes" and counted > 0.8 * PROBLEMS * EACH)
@@ -93,7 +94,7 @@ def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Pat
         assert all(path.read_bytes() == data for path in aside(directory))
         store.close()
         store = SQLiteStore(directory, 8)
-        again = len([r for b in store.load() for r in b.records])
+        again = len([r for b in to_load(store) for r in b.records])
         assert again == len(found) + 1 or (kind == "bytes" and again > len(found))  # a repair may find more
         store.close()
 
@@ -111,7 +112,7 @@ def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
         directory.mkdir()
         (directory / FILE_NAME).write_bytes(data)
         store = SQLiteStore(directory, 8)
-        read += sum(len(b.records) for b in store.load())
+        read += sum(len(b.records) for b in to_load(store))
         put(store, b"next", prompt=b"another.")
         assert all(path.read_bytes() == data for path in aside(directory))
         store.close()
@@ -121,7 +122,7 @@ def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
 def loaded(directory: Path) -> list[ResponseBatch]:
     store = SQLiteStore(directory, 8)
     try:
-        return list(store.load())
+        return list(to_load(store))
     finally:
         store.close()
 
@@ -132,7 +133,7 @@ def test_a_flipped_bit_in_a_response_is_found_when_it_is_read(tmp_path: Path) ->
     whole[whole.index(victim[400:600]) + 7] ^= 4
     (tmp_path / FILE_NAME).write_bytes(whole)
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     assert len(store.history(Problem("run", prompt(0)))) == EACH - 1
     assert store.damaged_responses == 1  # counted once, however often it is read
     assert aside(tmp_path) == []
@@ -152,7 +153,7 @@ def test_every_column_is_covered_by_the_checksum(tmp_path: Path, column: str, va
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute(f"UPDATE responses SET {column} = {value} WHERE id = 5")
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     assert store.damaged_responses == 1
     store.close()
 
@@ -162,7 +163,7 @@ def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE prompts SET tokens = zeroblob(8) WHERE id = 1")
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - EACH
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - EACH
     assert sum(len(records) for _, records in store.problems("run")) == PROBLEMS * EACH - EACH
     assert store.damaged_responses == EACH
     store.close()
@@ -175,7 +176,7 @@ def test_a_response_without_a_checksum_must_at_least_be_one(tmp_path: Path, valu
         connection.execute("UPDATE responses SET checksum = NULL")
         connection.execute(f"UPDATE responses SET tokens = {value} WHERE id = 5")
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     store.close()
 
 
@@ -224,7 +225,7 @@ def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path: Path)
     (data / FILE_NAME).write_bytes(whole)
     (data / f"{FILE_NAME}-wal").write_bytes(log)
     store = SQLiteStore(data, 8)
-    found = [r.tokens for b in store.load() for r in b.records]
+    found = [r.tokens for b in to_load(store) for r in b.records]
     assert b"last" in found
     assert len(found) + store.damaged_responses == PROBLEMS * EACH + 1
     store.close()
@@ -262,7 +263,7 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(
             sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
     assert (tmp_path / FILE_NAME).exists() == (at == "rename")
     store = SQLiteStore(tmp_path, 8)
-    found = sum(len(b.records) for b in store.load())
+    found = sum(len(b.records) for b in to_load(store))
     assert 0 < PROBLEMS * EACH - found < 10
     store.close()
 
@@ -281,7 +282,7 @@ def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path: Path) -> None:
     result = sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
     assert result == (PROBLEMS * EACH, 0, True, False)
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH
     assert store.newest_epochs() == {"run": 3}
     store.close()
 
