@@ -86,9 +86,7 @@ def wanted(folder: Path) -> tuple[Wanted, Wanted, int]:
         ends = []
         for problem in (pages[0][0], pages[-1][-1]):
             records = reader.history(problem)
-            ends.append(
-                Wanted(np.frombuffer(problem.prompt, np.int32), np.frombuffer(records[-1].tokens, np.int32))
-            )
+            ends.append(Wanted(np.frombuffer(problem.prompt, np.int32), np.frombuffer(records[-1].tokens, np.int32)))
         (total,) = reader._read("SELECT total(length(tokens)) / 4 FROM responses")[0]  # noqa: SLF001
         tokens = int(total)
     finally:
