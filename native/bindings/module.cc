@@ -36,7 +36,7 @@ std::string id_of(const std::optional<std::string>& problem) {
 void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::sequence& responses, std::int64_t epoch,
             const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
             const std::optional<py::sequence>& generated, const std::optional<py::sequence>& seeds,
-            const std::optional<py::sequence>& epochs, bool stored) {
+            const std::optional<py::sequence>& epochs, bool stored, bool ahead) {
   const Tokens head = tokens_of("prompt", prompt);
   const std::size_t n = py::len(responses);
   const auto require_one_each = [n](const char* field, const std::optional<py::sequence>& values) {
@@ -49,6 +49,9 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   require_one_each("generated", generated);
   require_one_each("seeds", seeds);
   require_one_each("epochs", epochs);
+  if (ahead && !stored) throw py::value_error("ahead: is True, and stored is not; only stored responses are read ahead");
+  using histospec::Arrival;
+  const auto arrival = ahead ? Arrival::kAhead : stored ? Arrival::kStored : Arrival::kNew;
   std::vector<Tokens> tokens;
   std::vector<histospec::bindings::Mask> masks;
   std::vector<histospec::ResponseView> views;
@@ -68,7 +71,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   }
   const std::string id = id_of(problem), namespace_ = name;
   py::gil_scoped_release release;
-  engine.ingest(namespace_, head.span(), views, id, stored);
+  engine.ingest(namespace_, head.span(), views, id, arrival);
 }
 
 histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
@@ -251,7 +254,7 @@ PYBIND11_MODULE(_core, m) {
            "history_responses"_a = kDefaults.history_responses)
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none(),
-           "epochs"_a = py::none(), "stored"_a = false)
+           "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false)
       .def(
           "open",
           [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,

@@ -108,6 +108,7 @@ class Engine:
         seeds: Sequence[int | None] | None = None,
         epochs: Sequence[int] | None = None,
         stored: bool = False,
+        ahead: bool = False,
     ) -> None:
         """Adds finished responses to the history of a problem; on return, drafts are made from them.
 
@@ -122,11 +123,13 @@ class Engine:
         epochs: one a response, in place of `epoch`.
         stored: they come from a store, oldest first, and are older than whatever the index has of the problem. They
             then stand in front of it, replace no twin of their own epoch, and drive nothing newer out of what the
-            problems of the namespace share. A problem that is new with them is the least recently used one, so a store
-            is best read from the most wanted problem to the least wanted.
+            problems of the namespace share.
+        ahead: stored responses of a problem that nobody uses yet: if it is new, it is the least recently used one. So a
+            store is read ahead from the most wanted problem to the least wanted.
 
         Raises ValueError, naming the argument, for a wrong dtype, shape, length or token, an empty namespace, prompt
-        or problem, a seed or epoch that is no int of 64 bits, or stored responses whose epochs descend.
+        or problem, a seed or epoch that is no int of 64 bits, stored responses whose epochs descend, or `ahead`
+        without `stored`.
         """
 
     def open(

@@ -62,13 +62,14 @@ class Indexing:
         """`build_stored` in the indexing thread, in the order of the calls."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self.build_stored, problem, records)
 
-    def build_stored(self, problem: Problem, records: list[Record]) -> None:
+    def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
         """Indexes responses that the store had before whatever the index has of the problem, oldest first.
 
-        In the caller's thread, in pieces, the newest first: each stands before those that are there.
+        In the caller's thread, in pieces, the newest first: each stands before those that are there. `ahead`: nobody
+        has asked for the problem.
         """
         for some in reversed(list(self._pieces(records))):
-            self._ingest(problem, some, stored=True)
+            self._ingest(problem, some, stored=True, ahead=ahead)
 
     def _pieces(self, records: list[Record]) -> Iterator[list[Record]]:
         some: list[Record] = []
@@ -82,7 +83,7 @@ class Indexing:
         if some:
             yield some
 
-    def _ingest(self, problem: Problem, records: list[Record], stored: bool = False) -> None:
+    def _ingest(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
         masks = [np.frombuffer(r.generated, np.uint8) if r.generated else None for r in records]
         self._engine.ingest(
             problem.namespace,
@@ -94,6 +95,7 @@ class Indexing:
             generated=masks,
             seeds=[record.seed for record in records],
             stored=stored,
+            ahead=ahead,
         )
 
     def held(self, problem: Problem) -> Held:

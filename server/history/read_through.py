@@ -71,7 +71,7 @@ class _Batch:
     def _load(self, problem: Problem, held: Held | None) -> None:
         for records in self._store.pages(problem):
             if some := lacking(held, records):
-                self._indexing.build_stored(problem, some)
+                self._indexing.build_stored(problem, some, ahead=True)
                 so_far = self.loaded
                 tokens = sum(len(record.tokens) for record in some) // INT32.itemsize
                 self.loaded = Loaded(so_far.responses + len(some), so_far.tokens + tokens, some[-1].epoch)

@@ -205,6 +205,15 @@ struct SharedPrompts {
   std::vector<std::pair<std::string, std::size_t>> namespaces;
 };
 
+// Where ingested responses come from. Those of a store, oldest first, are older than whatever the index has of the
+// problem. So they stand in front of it, replace no twin of their epoch, and leave the text that problems share, and
+// the lengths, of newer responses alone.
+enum class Arrival : std::uint8_t {
+  kNew,
+  kStored,  // read because the problem is in use
+  kAhead,   // read ahead, from the most wanted problem on: one that is new to the index is the first to go
+};
+
 class Engine {
  public:
   explicit Engine(EngineOptions options = {});
@@ -217,12 +226,8 @@ class Engine {
   // std::invalid_argument and changes nothing if a token is negative, the prompt is empty, or a mask has another length
   // than its response.
   //
-  // `stored` responses come from a store, oldest first: they are older than whatever the index has of the problem. So
-  // they stand in front of it, replace no twin of their epoch, and leave the text that problems share, and the lengths,
-  // of newer responses alone. A problem that they bring is the least recently used one: whoever reads a store begins
-  // with the problem that is most likely wanted.
   void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
-              const std::string& id = {}, bool stored = false);
+              const std::string& id = {}, Arrival arrival = Arrival::kNew);
 
   // Starts a session behind `prompt`; `generated` is what it generated before. Without an id, a prompt that is not
   // known may be a later turn of a problem: it begins with the prompt of the problem, and goes on as one of its

@@ -34,7 +34,8 @@ Engine::Engine(EngineOptions options) {
 Engine::~Engine() = default;
 
 void Engine::ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
-                    const std::string& id, bool stored) {
+                    const std::string& id, Arrival arrival) {
+  const bool stored = arrival != Arrival::kNew;
   ProblemKey key = checked_key(name, prompt, id);
   std::vector<ResponseView> views;
   std::vector<std::shared_ptr<const Twin>> twins;  // one a view, or null
@@ -57,7 +58,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   std::shared_ptr<Problem> problem;
   while (true) {  // both anew each time: they may have been dropped while the lock was released
     namespace_ = state_->registry.namespace_named(name);
-    problem = state_->registry.problem(*namespace_, std::move(key), stored);
+    problem = state_->registry.problem(*namespace_, std::move(key), arrival != Arrival::kAhead);
     if (state_->merger.add_segment(lock, *problem, fresh, stored)) break;
     key = ProblemKey(id, prompt);
   }
@@ -65,7 +66,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   for (std::size_t n = 0; n < views.size(); ++n) {
     const std::size_t i = stored ? views.size() - 1 - n : n;  // the newest of a seed stays
     if (!twins[i]) continue;
-    state_->contents.add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]), stored);
+    state_->contents.add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]), arrival);
   }
   if (stored) {
     if (problem->shares(views.back().epoch, views.size())) state_->merger.show_stored(lock, namespace_, views);

@@ -27,9 +27,9 @@ class Registry {
   // What namespaces had counted that are gone.
   const NamespaceStats& erased_counters() const REQUIRES(engine_lock) { return erased_; }
 
-  // The problem, as the most recently used one; if it is new, it is made and takes the key. One that comes from the
-  // store is used by nobody yet: if it is new, it is the least recently used one, else it stays where it is.
-  std::shared_ptr<Problem> problem(Namespace& namespace_, ProblemKey&& key, bool stored = false) REQUIRES(engine_lock);
+  // The problem, as the most recently used one; if it is new, it is made and takes the key. If nobody
+  // uses it now, a new one is the least recently used one, and another one stays where it is.
+  std::shared_ptr<Problem> problem(Namespace& namespace_, ProblemKey&& key, bool used = true) REQUIRES(engine_lock);
   // The problem of a session: the one that is known by this key, else the one of which this is a later turn, else new.
   std::shared_ptr<Problem> problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt) REQUIRES(engine_lock);
   // Null: there is none.

@@ -21,9 +21,9 @@ class Contents {
   static std::size_t work_to_forget(const Problem& problem) { return 1 + problem.key.prompt.size() / kPromptSlice; }
 
   void publish(Problem& problem, std::shared_ptr<const Segments> segments) REQUIRES(engine_lock);
-  // Keeps the response that is named so as a twin, if there is memory for that; `stored`: see Twins::add().
+  // Keeps the response that is named so as a twin, if there is memory for that.
   void add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin,
-                bool stored = false) REQUIRES(engine_lock);
+                Arrival arrival = Arrival::kNew) REQUIRES(engine_lock);
   void end_twins(Problem& problem) REQUIRES(engine_lock);
   // Changes the live text of a problem; it is made if there is none.
   template <typename Change>

@@ -54,7 +54,7 @@ class World:
     async def restore(self, problem: Problem, records: list[Record]) -> None:
         self.build_stored(problem, records)
 
-    def build_stored(self, problem: Problem, records: list[Record]) -> None:
+    def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
         self.indexed[problem.identity] = records + self.indexed.get(problem.identity, [])
 
     def evicted(self) -> bool:
@@ -136,7 +136,7 @@ async def test_what_waits_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
 
 async def test_a_named_problem_is_read_once_whatever_its_prompts(world: World) -> None:
     named = [Problem("run", prompt, "name") for prompt in (b"1234", b"5678")]
-    world.stored = dict.fromkeys(named, [Record(b"aaaa", 0)])
+    world.stored = {problem: [Record(b"aaaa", 0)] for problem in named}
     for problem in named:
         world.through.want(problem)
     await settle(world)
