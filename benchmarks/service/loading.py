@@ -300,7 +300,7 @@ def _compare(options: argparse.Namespace) -> None:
             found = start(options.folder, path, end, not options.warm)
             speed = found["tokens"] / 1e6
             cells = [f"{found['newest']:.1f}, {found['oldest']:.1f}", f"{found['loaded']:.1f}"]
-            cells += [f"{speed / (found['loaded'] - found['ready'] if False else found['loaded']):.1f}"]
+            cells += [f"{speed / found['loaded']:.1f}"]
             cells += [f"{speed / found['cpu']:.1f}", f"{found['memory'] / (1 << 30):.1f}", f"{found['stop']:.1f}"]
             print(line([name, end.name, f"{found['ready']:.1f}", *cells]), end="", flush=True)
 
