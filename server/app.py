@@ -158,7 +158,10 @@ class Server:
         self._hung_up = -math.inf
 
     async def start(self) -> None:
-        """Listens, while the store is being opened, and then loads it; ready once that is done. Raises ConfigError."""
+        """Listens while the store is being opened; then is ready, and loads the store in the background.
+
+        Raises ConfigError.
+        """
         config = self._config
         loop = asyncio.get_running_loop()
         for number in filter(ends, ENDING):
@@ -228,7 +231,7 @@ class Server:
             await self._serving(True)
 
     async def until_asked_to_stop(self) -> None:
-        """Returns when a signal arrives. Raises ConfigError or StoreError when the store cannot be opened or loaded."""
+        """Returns when a signal arrives. Raises ConfigError or StoreError where the store cannot be opened."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         assert self._loading is not None
         await asyncio.wait((stopping, self._loading), return_when=asyncio.FIRST_COMPLETED)
@@ -239,6 +242,7 @@ class Server:
     async def drain(self) -> None:
         """Takes nothing new; gives open streams time to end, at most `drain_seconds`."""
         log.info("draining", seconds=self._config.drain_seconds)
+        self._history.loading.give_up()
         await self._serving(False)
         # Nothing new from here on. gRPC must not cut off by itself what is cut off below: where the one has just ended
         # the server, the other crashes the process.
@@ -280,14 +284,14 @@ class Server:
 
     def _readiness(self) -> dict[str, str]:
         return {
-            "store": self._store.opening
-            or ("" if self._history.loading.done.is_set() else self._history.loading.progress),
+            "store": self._store.opening or ("" if self._history.loading.ready else self._history.loading.progress),
             "drain": "draining" if self._stopping.is_set() else "",
         }
 
     def _troubles(self) -> dict[str, str]:
         """Parts that cannot do all of their work; drafts are made all the same, so the server stays ready."""
-        return {"store": self._store.trouble}
+        loading = self._history.loading
+        return {"store": self._store.trouble or ("" if loading.done.is_set() else loading.progress)}
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())
