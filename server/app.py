@@ -166,10 +166,10 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in filter(ends, ENDING):
             loop.add_signal_handler(number, self._signalled, number)
-        opened = asyncio.wrap_future(self._store.start())
-        await asyncio.wait((opened,), timeout=AT_ONCE_SECONDS)
-        if opened.done():
-            await self._history.open(opened.result())
+        opening = asyncio.create_task(self._open())
+        await asyncio.wait((opening,), timeout=AT_ONCE_SECONDS)
+        if opening.done():
+            opening.result()
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
         if self._specrl is not None:
@@ -210,7 +210,7 @@ class Server:
             descriptors=self._descriptors,
             **about,
         )
-        self._loading = asyncio.create_task(self._load(opened))
+        self._loading = asyncio.create_task(self._load(opening))
         gc.collect()
         gc.freeze()  # what lives as long as the server is not walked again: 60 to 120 ms, in which no step goes on
 
@@ -219,13 +219,18 @@ class Server:
             return self._grpc.add_insecure_port(str(self._config.listen))
         return self._grpc.add_secure_port(str(self._config.listen), self._credentials)
 
-    async def _load(self, opened: "asyncio.Future[dict[str, int]]") -> None:
+    async def _open(self) -> bool:
+        """Opens the store. -> whether it is open; not where the server is to stop before. Raises ConfigError."""
         try:
-            newest = await opened
-        except GivenUp:  # the server is to stop
+            newest = await asyncio.wrap_future(self._store.start())
+        except GivenUp:
+            return False
+        await self._history.open(newest)
+        return True
+
+    async def _load(self, opening: "asyncio.Task[bool]") -> None:
+        if not await opening:
             return
-        if self._history.opening:
-            await self._history.open(newest)
         await self._history.load()
         if not self._stopping.is_set():
             await self._serving(True)
