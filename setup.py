@@ -63,6 +63,7 @@ if not CLIENT_ONLY:
     ]
 COMMAND = "histospec.client.doctor.__main__:client_only" if CLIENT_ONLY else "histospec.server.cli:main"
 EXTRAS = {
+    "backup": ["obstore>=0.8"],  # snapshots in object stores
     "otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"],
     "replay": ["matplotlib>=3.8", "pyarrow>=17", "transformers>=4.45"],  # plots, Parquet, and text with a tokenizer
 }

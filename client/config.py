@@ -7,6 +7,8 @@ HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or name
                         or where to find them: `discover://host:6378`
 HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; histories of two namespaces never mix
 HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told, at most 60
+HISTOSPEC_LEAVE_SECONDS seconds after which the problems of a shard that `discover://` no longer finds go to the others,
+                        30 unless told, at most 86400. Longer than a shard takes to restart
 HISTOSPEC_TOKEN         bearer token
 HISTOSPEC_TOKEN_FILE    file that holds it, read for every connection, so that it may change
 HISTOSPEC_TLS_CA        file with the authorities that may sign the server's certificate; switches TLS on
@@ -70,8 +72,9 @@ class Timeouts:
     discovery: float = 10.0
     """Between two looks at which shards there are, where they are found by `discover://`."""
     leave: float = 30.0
-    """A shard that nobody has named for so long is one no more, and its problems go to the others. Longer than a
-    restart takes: moving problems away and back costs more than doing without their drafts for a moment."""
+    """Where shards are found by `discover://`: a shard that neither DNS nor another shard has named for so long has
+    left, and its problems go to the others. Longer than a restart takes: moving problems away and back costs more than
+    doing without their drafts for a moment. HISTOSPEC_LEAVE_SECONDS."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -207,7 +210,11 @@ def configure(
     ):
         if value is not None:
             _checked(arguments.instance, name, value, kind, f"give histospec.client.{kind.__name__}(...)")
-    timeouts = timeouts or Timeouts()
+    if timeouts is None:
+        timeouts = Timeouts()
+        if text := os.environ.get("HISTOSPEC_LEAVE_SECONDS"):
+            seconds = _checked(arguments.seconds, "HISTOSPEC_LEAVE_SECONDS", _as_number(text))
+            timeouts = replace(timeouts, leave=seconds)
     if deadline is not None:
         timeouts = replace(timeouts, step=_deadline("deadline", deadline))
     elif text := os.environ.get("HISTOSPEC_DEADLINE"):

@@ -50,7 +50,11 @@ def page() -> str:
     text = SERVER
     for name, field in Config.model_fields.items():
         flag = "--" + name.replace("_", "-")
-        default = "off" if field.annotation is bool else f"`{default_of(name)}`" if default_of(name) else "none"
+        default = default_of(name) or "none"
+        if field.annotation is bool:
+            default = "on" if field.default else "off"
+        elif default != "none" and not field.json_schema_extra:
+            default = f"`{default}`"
         text += f"| `{flag}` | `{PREFIX}{name.upper()}` | {default} | {_cell(str(field.description))} |\n"
     for head, module in ((CLIENT, "client/config.py"), (ADAPTER, "client/vllm/config.py")):
         source = (ROOT / module).read_text()  # not imported, which would import all of vLLM

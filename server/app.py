@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import metadata
 
 import grpc
@@ -26,13 +27,13 @@ from histospec.server.history.history import History
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
 from histospec.server.logs.output import log_output
-from histospec.server.machine import cpu_limit, raise_descriptor_limit
+from histospec.server.machine import cpu_limit, group_memory_limit, memory_limit, raise_descriptor_limit
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.traces import open_traces
 from histospec.server.observability.vitals import Vitals
 from histospec.server.observability.web import Web, application, most_connections
-from histospec.server.open_store import open_store
+from histospec.server.open_store import location_of, open_patiently
 from histospec.server.process import ENDING, TOGETHER, ends
 from histospec.server.rpc.interceptors import SPECRL, Accounting
 from histospec.server.rpc.service import DraftService
@@ -41,7 +42,9 @@ from histospec.server.security.access import Access
 from histospec.server.security.tls import Certificates
 from histospec.server.settings import options
 from histospec.server.settings.addresses import Address, ShardAddress
+from histospec.server.settings.budget import check_budget
 from histospec.server.settings.config import Config
+from histospec.server.stores.opening import GivenUp, OpeningStore
 from histospec.specrl import rollout_cache_pb2_grpc as specrl_grpc
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -53,6 +56,8 @@ SWITCH_SECONDS = 0.0005
 MOST_THREADS = 2  # where nobody says how many: more were not measured
 OTHER_DESCRIPTORS = 128  # of the store, its readers, logs, the peers' health; 30 are measured
 MOST_CONNECTIONS = (1 << 31) - 1  # an int of gRPC
+AT_ONCE_SECONDS = 0.5
+"""A store that opens so soon is open before the server listens: no caller is refused, and errors come first."""
 NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
 
 
@@ -95,12 +100,17 @@ class Server:
         if config.tls_cert is not None and config.tls_key is not None:
             certificates = Certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
         self._credentials = certificates.credentials() if certificates else None
-        self._watched = [file for file in (access.file, certificates and certificates.files) if file]
+        location = location_of(config)
+        self._watched = [file for file in (access.file, certificates and certificates.files, location) if file]
         if config.tokens is not None and certificates is None and not config.listen.is_loopback:
             log.warning("tokens travel in the clear: give --tls-cert and --tls-key", listen=str(config.listen))
         self._name = config.shard_name or str(config.listen)
         self._traces = open_traces(config.traces, self._name)
-        self._store = store = open_store(config, self._name)
+        if warning := check_budget(
+            config.memory, "memory" in config.model_fields_set, group_memory_limit(), memory_limit()
+        ):
+            log.warning(warning)
+        self._store = store = OpeningStore(partial(open_patiently, config, self._name, location))
         self._threads = config.threads or min(MOST_THREADS, cpu_limit())
         engine = Engine(
             config.memory,
@@ -148,11 +158,15 @@ class Server:
         self._hung_up = -math.inf
 
     async def start(self) -> None:
-        """Listens, then loads the store; ready once that is done."""
+        """Listens, while the store is being opened, and then loads it; ready once that is done. Raises ConfigError."""
         config = self._config
         loop = asyncio.get_running_loop()
         for number in filter(ends, ENDING):
             loop.add_signal_handler(number, self._signalled, number)
+        opened = asyncio.wrap_future(self._store.start())
+        await asyncio.wait((opened,), timeout=AT_ONCE_SECONDS)
+        if opened.done():
+            await self._history.open(opened.result())
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
         if self._specrl is not None:
@@ -193,7 +207,7 @@ class Server:
             descriptors=self._descriptors,
             **about,
         )
-        self._loading = asyncio.create_task(self._load())
+        self._loading = asyncio.create_task(self._load(opened))
         gc.collect()
         gc.freeze()  # what lives as long as the server is not walked again: 60 to 120 ms, in which no step goes on
 
@@ -202,13 +216,19 @@ class Server:
             return self._grpc.add_insecure_port(str(self._config.listen))
         return self._grpc.add_secure_port(str(self._config.listen), self._credentials)
 
-    async def _load(self) -> None:
+    async def _load(self, opened: "asyncio.Future[dict[str, int]]") -> None:
+        try:
+            newest = await opened
+        except GivenUp:  # the server is to stop
+            return
+        if self._history.opening:
+            await self._history.open(newest)
         await self._history.load()
         if not self._stopping.is_set():
             await self._serving(True)
 
     async def until_asked_to_stop(self) -> None:
-        """Returns when a signal arrives. Raises StoreError when the store cannot be loaded."""
+        """Returns when a signal arrives. Raises ConfigError or StoreError when the store cannot be opened or loaded."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         assert self._loading is not None
         await asyncio.wait((stopping, self._loading), return_when=asyncio.FIRST_COMPLETED)
@@ -242,7 +262,8 @@ class Server:
         self._aside.shutdown(wait=False, cancel_futures=True)
         if self._traces is not None:
             await self._traces.close()
-        log.info("stopped")
+        if self._loading is not None:
+            log.info("stopped")
 
     def _signalled(self, number: int) -> None:
         hung_up, now = self._hung_up, time.monotonic()
@@ -259,7 +280,8 @@ class Server:
 
     def _readiness(self) -> dict[str, str]:
         return {
-            "store": "" if self._history.loading.done.is_set() else self._history.loading.progress,
+            "store": self._store.opening
+            or ("" if self._history.loading.done.is_set() else self._history.loading.progress),
             "drain": "draining" if self._stopping.is_set() else "",
         }
 

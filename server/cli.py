@@ -9,18 +9,17 @@ from histospec.server import process
 
 
 class Command(NamedTuple):
-    """A word of the command line and the module whose `main(argv) -> int`, or another function, it runs."""
+    """A word of the command line and the module whose `main(argv) -> int` it runs."""
 
     module: str
     summary: str
-    function: str = "main"
 
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
     "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?"),
-    "snapshot": Command("histospec.server.commands.snapshot", "write what a store holds to a file", "snapshot"),
-    "restore": Command("histospec.server.commands.snapshot", "bring such a file back into a store", "restore"),
+    "snapshot": Command("histospec.server.commands.snapshot", "write what a store or a service holds to a file"),
+    "restore": Command("histospec.server.commands.restore", "bring such a file back into a store or a service"),
     "forget": Command("histospec.server.commands.forget", "forget what is old, and end a pause of --retention"),
     "bench": Command("histospec.server.commands.bench", "load a running service and say what it takes"),
     "doctor": Command("histospec.client.doctor.command", "find out why a worker gets no drafts"),
@@ -69,6 +68,6 @@ def _run(words: list[str]) -> int:
     if command is None:
         process.say(f"histospec: there is no command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
         return 2
-    function = getattr(import_module(command.module), command.function)
+    module = import_module(command.module)
     process.imported(logs=words[0] == "serve")
-    return int(function(words[1:]))
+    return int(module.main(words[1:]))

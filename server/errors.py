@@ -11,6 +11,7 @@
     ├── Unavailable          not now: loading or draining; the same request may succeed later
     └── StoreError           the store could not do it
         ├── StoreFull        ... because there is no room left
+        ├── StoreOpening     ... because it is not open yet: the same request may succeed later
         └── Damaged          ... because what is stored there is not what was written
 
 Every message names the field, flag or file that it is about.
@@ -53,6 +54,10 @@ class StoreError(HistoSpecError):
 
 class StoreFull(StoreError):  # noqa: N818
     """The store has no room left, on disk or in its queue."""
+
+
+class StoreOpening(StoreError):  # noqa: N818
+    """The store is not open yet; the same request may succeed later."""
 
 
 class Damaged(StoreError):  # noqa: N818

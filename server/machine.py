@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +16,20 @@ def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """Bytes that it may hold."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(min([machine, *_limits("memory.max", int, cgroups, membership)]))
+
+
+def group_memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
+    """The same by its control groups alone, in bytes; None where none of them has a limit."""
+    limits = list(_limits("memory.max", int, cgroups, membership))
+    return int(min(limits)) if limits else None
+
+
+def volume_bytes(path: Path) -> int:
+    """The size of the volume that a path is on, or will be once it is made; 0 where nobody knows."""
+    for place in (path.absolute(), *path.absolute().parents):
+        with suppress(OSError):
+            return shutil.disk_usage(place).total
+    return 0
 
 
 def cpu_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:

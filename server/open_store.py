@@ -1,40 +1,87 @@
-"""Which store a configuration means."""
+"""Which store a configuration means, and how it is opened."""
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from histospec.server.errors import ConfigError, StoreError
+from histospec.server.failures import reason
+from histospec.server.machine import volume_bytes
+from histospec.server.security.small_files import read_text
+from histospec.server.security.watched import Watched
 from histospec.server.settings.config import StoreConfig
 from histospec.server.stores.interface import Reader, Store
+from histospec.server.stores.opening import Opened, Progress
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 
+if TYPE_CHECKING:
+    from histospec.server.stores.redis.store import RedisStore
+
 DAY = 86_400.0  # seconds
+DISK_SHARE = 0.9
+"""Of the volume, what the SQLite file may become unless told. The rest is for the write-ahead log and other files."""
+
+
+def location_of(config: StoreConfig) -> "Watched[Location] | None":
+    """Where --store-file says that the store is; None without that option. Raises ConfigError."""
+    path = config.store_file
+    if path is None:
+        return None
+
+    def words(error: Exception) -> str:
+        return f"{path}: {reason(error)}"  # parsing repeats no password
+
+    try:
+        return Watched("store", (path,), lambda: Location.parse(read_text(path).strip()), words)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--store-file {words(error)}; give a file that holds the URL of the store") from None
 
 
 def open_store(config: StoreConfig, shard: str) -> Store:
-    """The store, opened and reached. `shard` names who opens it among those that share it.
+    """The store, opened and reached at the first try. `shard` names who opens it among those that share it.
 
     Raises:
         ConfigError: it cannot be used; the message says what to change.
     """
-    common: dict[str, Any] = {
-        "history_responses": config.history_responses,
-        "retention": config.retention * DAY,
-        "max_backlog": config.max_backlog,
-    }
-    if config.store == "sqlite":
-        return SQLiteStore(config.data_dir, config.history_epochs, disk=config.disk, **common)
-    from histospec.server.stores.redis.store import RedisStore  # a sixth of what a server imports, and few need it
-
-    location = Location.parse(config.store)
-    store = RedisStore(location, config.history_epochs, shard, **common)
+    if config.kind == "sqlite":
+        return _open_sqlite(config, Progress())
+    store, where = _redis(config, shard, location_of(config))
     try:
         store.newest_epochs()
     except StoreError as error:
         store.close()
-        raise ConfigError(f"--store {location}: {error}; give the address of a server that answers") from None
+        raise ConfigError(f"--store {where()}: {error}; give the address of a server that answers") from None
     return store
+
+
+def open_patiently(config: StoreConfig, shard: str, watched: "Watched[Location] | None", progress: Progress) -> Opened:
+    """The same for a server: where the store is away and may come back, it is tried again until it does.
+
+    Args:
+        config: says which store.
+        shard: names who opens it among those that share it.
+        watched: the file with the store's URL, as `location_of` gives it.
+        progress: is told what is being done.
+
+    Raises:
+        ConfigError: the store can never be used as configured; the message says what to change.
+        GivenUp: as `progress` does.
+
+    """
+    if config.kind == "sqlite":
+        progress.tell("being opened")
+        sqlite = _open_sqlite(config, progress)
+        return Opened(sqlite, sqlite.newest_epochs())
+    store, where = _redis(config, shard, watched)
+    from histospec.server.stores.redis.reaching import reach
+
+    try:
+        return Opened(store, reach(store, where, watched is not None, progress))
+    except BaseException:
+        store.close()
+        raise
 
 
 def open_reader(config: StoreConfig) -> Reader:
@@ -43,6 +90,50 @@ def open_reader(config: StoreConfig) -> Reader:
     Raises:
         ConfigError: as `open_store`, or there is none.
     """
-    if config.store == "sqlite":
+    if config.kind == "sqlite":
         return SQLiteSnapshot(config.data_dir, config.history_responses)
     return open_store(config, "")
+
+
+def _open_sqlite(config: StoreConfig, progress: Progress) -> SQLiteStore:
+    disk = config.disk
+    if disk is None:
+        disk = int(DISK_SHARE * volume_bytes(config.data_dir)) >> 20 << 20  # whole MiB
+    return SQLiteStore(
+        config.data_dir,
+        config.history_epochs,
+        disk=disk or None,
+        upgrade_copy=config.upgrade_copy,
+        progress=progress,
+        **_common(config),
+    )
+
+
+def _common(config: StoreConfig) -> dict[str, Any]:
+    return {
+        "history_responses": config.history_responses,
+        "retention": config.retention * DAY,
+        "max_backlog": config.max_backlog,
+    }
+
+
+def _redis(
+    config: StoreConfig, shard: str, watched: "Watched[Location] | None"
+) -> "tuple[RedisStore, Callable[[], Location]]":
+    from histospec.server.stores.redis.store import RedisStore  # a sixth of what a server imports, and few need it
+
+    if watched is not None:
+        where = watched.look
+    else:
+        fixed = Location.parse(config.store)
+
+        def where() -> Location:
+            return fixed
+
+    ca = where().ca
+    if ca is not None:
+        try:
+            read_text(Path(ca))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--store {where()}: ca: {ca}: {reason(error)}; give a file of certificates") from None
+    return RedisStore(where, config.history_epochs, shard, **_common(config)), where

@@ -33,6 +33,7 @@ SERVER = [
     "histospec.server.stores",
     "histospec.server.settings.addresses",
     "histospec.server.settings.option_types",
+    "histospec.server.settings.budget",
     "histospec.server.settings.config",
     "histospec.server.settings.options",
     "histospec.server.open_store",

@@ -1,5 +1,6 @@
 """How a connection to a shard is made, for the streams and for single calls."""
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,17 +19,17 @@ _OPTIONS = [
 ]
 
 
-def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config) -> Any:
-    """A channel of `grpc` or `grpc.aio`.
+def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config, more: Sequence[tuple[str, Any]] = ()) -> Any:
+    """A channel of `grpc` or `grpc.aio`; `more`: options of gRPC beside the usual ones.
 
     Raises:
         Unavailable: the process was forked from one that had connected.
     """
     fork.refuse()
     fork.connecting()
+    options: list[tuple[str, Any]] = [*_OPTIONS, *more]
     if config.tls is None:
-        return kind.insecure_channel(endpoint.address, options=_OPTIONS)
-    options: list[tuple[str, Any]] = list(_OPTIONS)
+        return kind.insecure_channel(endpoint.address, options=options)
     if endpoint.certified is not None:
         options.append(("grpc.ssl_target_name_override", endpoint.certified))
     return kind.secure_channel(endpoint.address, config.tls.credentials(), options=options)

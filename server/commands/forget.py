@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     flags = vars(parser.parse_args(list(argv)))
     days, dry_run = _days(flags.pop("older_than")), flags.pop("dry_run", False)
     config = options.settle(StoreConfig, flags)
-    if config.store != "sqlite":
+    if config.kind != "sqlite":
         raise ConfigError("--store: Redis forgets problems when their keys expire; this is for --store sqlite")
     now = time.time()
     try:

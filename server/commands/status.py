@@ -6,19 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
-import grpc
 import grpc.aio
 from rich.console import Console
 
-from histospec.client.config import Config, Endpoint, Tls, configure
-from histospec.client.errors import ConfigurationError
+from histospec.client.config import Config, Endpoint
 from histospec.client.errors import HistoSpecError as ClientError
-from histospec.client.transport.channel import metadata, open_channel
-from histospec.client.transport.discovery import resolve, topology
+from histospec.client.transport.channel import open_channel
 from histospec.server.arguments import ArgumentParser, amount
+from histospec.server.commands import connection
 from histospec.server.commands.reader import METRICS_PORT, read_status
 from histospec.server.commands.status_tables import numbers, shard_table
 from histospec.server.errors import ConfigError, Unavailable
@@ -42,11 +39,7 @@ class ShardReport(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Prints the shards, their main numbers and hints; returns 0 when every shard serves, else 1."""
     parser = ArgumentParser(prog="histospec status", description="Show how a draft service is doing.")
-    parser.add_argument(
-        "endpoint",
-        metavar="ENDPOINT",
-        help="gRPC address of any shard, or a list or discover://HOST:PORT as clients are given it",
-    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help=connection.ENDPOINT)
     parser.add_argument(
         "--http", metavar="HOST:PORT[,...]", help=f"their HTTP addresses (default: port {METRICS_PORT} of each shard)"
     )
@@ -54,22 +47,15 @@ def main(argv: Sequence[str]) -> int:
         "--watch", metavar="SECONDS", type=amount(0, 86_400, above=True), help="look again so often, until interrupted"
     )
     parser.add_argument("--json", action="store_true", help="everything, as one JSON value")
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)",
-    )
-    parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; switches TLS on")
-    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, where the server asks for one")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key")
+    connection.add_options(parser)
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=amount(0, 3600, above=True), default=5.0, help="default: 5"
     )
     options = parser.parse_args(list(argv))
+    config = connection.caller(options.endpoint, options)
     try:
-        config = _config(options)
         http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
-    except (ConfigurationError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(str(error)) from None
     return run_loop(_watch(config, http, options))
 
@@ -84,18 +70,6 @@ async def _watch(config: Config, http: Sequence[Address], options: argparse.Name
             return code
         await asyncio.sleep(options.watch)
         console.clear()
-
-
-def _config(options: argparse.Namespace) -> Config:
-    """How to reach shards, as a client would. Raises ConfigurationError."""
-    tls = Tls(options.tls_ca, options.tls_cert, options.tls_key) if options.tls_ca or options.tls_cert else None
-    config = configure(options.endpoint, "any", tls=tls)
-    if options.token_file is not None:
-        config = replace(config, token=None, token_file=options.token_file)
-    metadata(config)  # raises now what it would raise later
-    if config.tls is not None:
-        config.tls.credentials()
-    return config
 
 
 async def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
@@ -127,7 +101,8 @@ async def look(config: Config, http: Sequence[Address], timeout: float) -> list[
 
     http: where to read `/status`; none: at the usual port of each shard. Raises Unavailable where nobody answers.
     """
-    endpoints = await _find(config, timeout)
+    answering, silent = await connection.find(config, timeout)
+    endpoints = [*answering, *silent]
     states = await asyncio.gather(*(_health(endpoint, config, timeout) for endpoint in endpoints))
     places = http or dict.fromkeys(Address.parse(e.address)._replace(port=METRICS_PORT) for e in endpoints)
     told = await asyncio.gather(*(read_status(place, timeout) for place in places), return_exceptions=True)
@@ -141,37 +116,3 @@ async def _health(endpoint: Endpoint, config: Config, timeout: float) -> str:
             return await health(channel, timeout)
     except ClientError as error:
         return str(error)
-
-
-async def _find(config: Config, timeout: float) -> list[Endpoint]:
-    listed = list(config.endpoints)
-    reasons = []
-    if config.discover:
-        found = await asyncio.gather(*map(resolve, listed), return_exceptions=True)
-        reasons = [
-            f"{seed.address} cannot be resolved ({e})"
-            for seed, e in zip(listed, found, strict=True)
-            if isinstance(e, OSError)
-        ]
-        listed = [endpoint for some in found if isinstance(some, list) for endpoint in some]
-    answers = await asyncio.gather(*(topology(end, config, timeout) for end in listed), return_exceptions=True)
-    shards: dict[str, Endpoint] = {}
-    silent = []
-    for endpoint, answer in zip(listed, answers, strict=True):
-        if isinstance(answer, list):
-            shards |= {shard.name: shard for shard in answer}
-        elif isinstance(answer, grpc.RpcError | ClientError):
-            silent.append(endpoint)
-            reasons.append(f"{endpoint.address} cannot be reached ({_words(answer)})")
-        elif isinstance(answer, BaseException):
-            raise answer
-    if not shards:
-        raise Unavailable(f"{' and '.join(reasons)}")
-    known = {shard.address for shard in shards.values()}
-    return [*shards.values(), *(endpoint for endpoint in silent if endpoint.address not in known)]
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)

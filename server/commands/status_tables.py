@@ -90,7 +90,20 @@ def _held(status: Mapping[str, Any]) -> list[Row]:
         _row("open sessions", f"{totals['sessions']:,.0f} on {totals['streams']:,.0f} streams"),
         _row("tokens of history", f"{totals['history_tokens']:,.0f}"),
         _row("index", f"{_mib(totals['index_bytes'])} of {_mib(status['memory_bytes'])}"),
+        *_room(status),
     ]
+
+
+def _room(status: Mapping[str, Any]) -> list[Row]:
+    """What the store holds and what is left on its disk, where the shard says so."""
+    held, limit = status.get("store_bytes"), status.get("store_limit_bytes")
+    free, size = status.get("disk_free_bytes"), status.get("disk_size_bytes")
+    rows = []
+    if held is not None:
+        rows.append(_row("store", _mib(held) if limit is None else f"{_mib(held)} of {_mib(limit)}"))
+    if free is not None and size is not None:
+        rows.append(_row("free on the disk of the store", f"{_mib(free)} of {_mib(size)}"))
+    return rows
 
 
 def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:

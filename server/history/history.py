@@ -1,11 +1,12 @@
 """Keeps the store and the index in step: what is durable is indexed, and after a restart indexed again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from histospec.native import Engine
-from histospec.server.errors import StoreFull
+from histospec.server.errors import StoreFull, StoreOpening
 from histospec.server.history.back_pressure import CROWDED, BackPressure
 from histospec.server.history.counts import Counts
 from histospec.server.history.epoch_watch import EpochWatch
@@ -15,24 +16,24 @@ from histospec.server.history.indexing import Indexing
 from histospec.server.history.learning import Learning
 from histospec.server.history.loading import Loading
 from histospec.server.history.namespaces import Namespaces
-from histospec.server.history.read_through import ReadThrough
+from histospec.server.history.read_through import WAITING, ReadThrough
 from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
-from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store, total_size
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, total_size
+
+T = TypeVar("T")
 
 
 class History:
     """The finished responses of all problems of this shard: in which order the store and the index learn of them."""
 
     def __init__(self, engine: Engine, store: Store, max_namespaces: int) -> None:
-        newest = store.newest_epochs()
         self.counts = Counts()
-        self.epochs = Epochs(newest)
-        self.namespaces = Namespaces(newest, max_namespaces)
+        self.epochs = Epochs({})
+        self.namespaces = Namespaces(max_namespaces)
         self.back_pressure = BackPressure(engine)
         self._store = store
         self._learning = Learning(engine, store, self.counts)
-        self._learning.restore()
         self._indexing = Indexing(engine)
         self.loading = Loading(store, self._indexing, self.counts)
         self._read_through = ReadThrough(store, self._indexing, self.counts)
@@ -40,9 +41,30 @@ class History:
         self._gaps = Gaps(engine)
         self._stored_lines = StoredLines()
         self._unfinished = Unfinished()
+        self._open = False
+        self._wanted: set[Problem] = set()  # while the store is not open
+
+    @property
+    def opening(self) -> str:
+        """Why nothing can be stored yet, as a sentence for callers, or nothing."""
+        if self._open:
+            return ""
+        return f"store: it is not open yet ({self._store.opening or 'its namespaces are being read'}); try later"
+
+    async def open(self, newest: dict[str, int]) -> None:
+        """The store is open, and has these namespaces, each with its newest epoch: takes up what it knows."""
+        self.epochs.merge(newest, self.epochs.setbacks)
+        self.namespaces.know(newest)
+        await asyncio.to_thread(self._learning.restore)
+        self._open = True
+        wanted, self._wanted = self._wanted, set()
+        for problem in wanted:
+            self.want(problem)
 
     async def load(self) -> None:
         """Indexes everything that the store holds; from now on, what is learned is saved. Raises StoreError."""
+        if not self._open:
+            await self.open(await asyncio.to_thread(self._store.newest_epochs))
         self._learning.start()
         self._epoch_watch.start()
         await self.loading.run()
@@ -54,6 +76,7 @@ class History:
 
     async def add(self, batch: ResponseBatch) -> None:
         """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
+        self.require_open()
         if not await self.back_pressure.room():
             raise StoreFull(CROWDED)
         self.back_pressure.took(total_size(batch.records))  # before other callers look for room
@@ -78,8 +101,17 @@ class History:
 
     def want(self, problem: Problem) -> None:
         """Begins to bring the problem into the index, where that does not hold it. Never waits."""
+        if not self._open:
+            if len(self._wanted) < WAITING:
+                self._wanted.add(problem)
+            return
         if not self._store.whole_at_start or (self.loading.done.is_set() and self._gaps.possible(problem.namespace)):
             self._read_through.want(problem)
+
+    def require_open(self) -> None:
+        """Raises StoreOpening while the store is not open."""
+        if not self._open:
+            raise StoreOpening(self.opening)
 
     def life(self, namespace: str) -> object:
         """What `store` is to be given for what the index gets from now on."""
@@ -87,6 +119,7 @@ class History:
 
     async def store(self, batch: ResponseBatch, life: object) -> None:
         """Stores responses that the index already has, and did not have before `life`. Raises StoreError."""
+        self.require_open()
         await self._append(batch)
         self._gaps.stored(batch.problem.namespace, life)
 
@@ -100,11 +133,30 @@ class History:
 
     async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
         """The stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
+        self.require_open()
         with self.counts.store_request():
             return await asyncio.to_thread(self._store.history, problem, limit, room)
 
+    async def read(self, work: Callable[[Reader], T]) -> T:
+        """What `work` makes of the store, in a thread; the store stays open for so long. Raises StoreError."""
+        return await self.finish(asyncio.to_thread(work, self._store))
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns what the work does. It goes on where its caller leaves, and the store stays open until it ends."""
+        return await self._unfinished.run(work)
+
+    async def learn(self, namespace: str, state: bytes) -> bool:
+        """Goes on from what the drafter of a namespace had learned elsewhere; False where it has learned here."""
+        return await self._learning.take(namespace, state)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other shards have the same store."""
+        return not self._store.whole_at_start
+
     async def drop(self, namespace: str) -> int:
         """Forgets a namespace in the store and in the index; returns how many responses were stored."""
+        self.require_open()
         await self.loading.done.wait()  # else what is being loaded would come back
         return await self._unfinished.run(self._drop(namespace))
 
@@ -120,6 +172,7 @@ class History:
 
     async def rewind(self, namespace: str, epoch: int) -> int:
         """Forgets the responses of newer epochs; returns how many were stored. The index reads the rest when asked."""
+        self.require_open()
         await self.loading.done.wait()
         return await self._unfinished.run(self._rewind(namespace, epoch))
 
@@ -146,7 +199,8 @@ class History:
         await self._unfinished.wait()
         await self._read_through.close()
         try:
-            await self._learning.close()
+            if self._open:  # else what was learned since the start would replace what was learned before
+                await self._learning.close()
         finally:
             await asyncio.to_thread(self._close)
             self._stored_lines.flush()

@@ -88,6 +88,22 @@ class Learning:
                     return
                 self._saved[namespace] = hash(state)
 
+    async def take(self, namespace: str, state: bytes) -> bool:
+        """Goes on from a state of elsewhere, and saves it, unless the namespace has learned something here.
+
+        False where it has, or where the state cannot be used. Raises StoreError: it is used, and not saved.
+        """
+        async with self._lock:
+            if self._engine.estimator_state(namespace):
+                return False
+            if reason := self._restore(namespace, state):
+                log.warning("what was learned cannot be used; drafting starts anew", namespace=namespace, reason=reason)
+                return False
+            del self._saved[namespace]  # until the store has it
+            await asyncio.wrap_future(self._store.save_estimator(namespace, state))
+            self._saved[namespace] = hash(state)
+            return True
+
     @asynccontextmanager
     async def forgetting(self, namespace: str) -> AsyncIterator[None]:
         """Nothing is saved while the store and the engine forget a namespace."""

@@ -18,9 +18,15 @@ def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
 class Namespaces:
     """Decides which namespaces a caller may create. Lives on the event loop."""
 
-    def __init__(self, stored: Iterable[str], limit: int) -> None:
-        self._admitted = set(stored)
+    def __init__(self, limit: int) -> None:
+        self._admitted: set[str] = set()
         self._limit = limit
+        self._known = False
+
+    def know(self, stored: Iterable[str]) -> None:
+        """These are in the store. Until this call, any name may be one of them."""
+        self._admitted.update(stored)
+        self._known = True
 
     def admit(self, namespace: str) -> None:
         """Makes room for a namespace.
@@ -30,7 +36,7 @@ class Namespaces:
         """
         if namespace in self._admitted:
             return
-        if wrong := white_space(namespace):
+        if self._known and (wrong := white_space(namespace)):
             raise InvalidRequest(f"namespace: {wrong}")
         if len(self._admitted) >= self._limit:
             text = f"namespace: the server has its limit of {self._limit} namespaces; drop one, or raise "

@@ -5,8 +5,10 @@ from typing import Literal, NamedTuple
 
 from histospec.protocol.costs import DEFAULT_DEADLINE, NOTHING_PAYS
 from histospec.server.history.namespaces import look_alikes
+from histospec.server.stores.interface import StoreSize
 
-FULL_SHARE = 0.9  # of the memory budget
+FULL_SHARE = 0.9  # of the memory budget, of the limit of the store
+SCARCE_SHARE = 0.1  # of the disk
 MISSED_SHARE = 0.2  # of the lookups
 HARDLY_ANY = 0.05  # of the lookups
 LOW_ACCEPTANCE = 0.2  # of the drafted tokens
@@ -71,6 +73,7 @@ class Facts(NamedTuple):
     """Stored responses that were left out since the start."""
     retention_paused: str = ""
     """Why retention waits for a person."""
+    store_size: StoreSize = StoreSize()
     draft_p99: float | None = None
     """Seconds."""
     away: Sequence[str] = ()
@@ -145,6 +148,7 @@ def _limits(facts: Facts) -> list[Hint]:
             "to the run's name where vLLM runs, and start it with the two HistoSpec options."
         )
         found.append(Hint("info", "Nothing is connected", text))
+    found += _room(facts.store_size)
     if facts.draft_p99 is not None and facts.draft_p99 > DEFAULT_DEADLINE:
         text = (
             f"One step in a hundred takes {1e3 * facts.draft_p99:,.0f} ms or more in the engine, and workers wait "
@@ -165,6 +169,26 @@ def _limits(facts: Facts) -> list[Hint]:
             "fewer --history-epochs."
         )
         found.append(Hint("warn", "History is evicted", text))
+    return found
+
+
+def _room(size: StoreSize) -> list[Hint]:
+    """Whether writes will fail soon."""
+    found = []
+    if size.disk_free is not None and size.disk_size and size.disk_free < SCARCE_SHARE * size.disk_size:
+        text = (
+            f"{_gib(size.disk_free)} of {_gib(size.disk_size)} are free on the volume of --data-dir. When it is full, "
+            "ingests and commits are refused, and drafting goes on. Make room, enlarge the volume, or keep fewer "
+            "--history-epochs."
+        )
+        found.append(Hint("warn", "The disk fills up", text))
+    if size.held is not None and size.limit and size.held > FULL_SHARE * size.limit:
+        text = (
+            f"The store holds {_gib(size.held)} of the {_gib(size.limit)} that it may (--disk, or the maxmemory of "
+            "Redis). At the limit, ingests and commits are refused, and drafting goes on. Raise the limit, or keep "
+            "fewer --history-epochs."
+        )
+        found.append(Hint("warn", "The store fills up", text))
     return found
 
 
@@ -250,3 +274,7 @@ def _meant(mine: NamespaceFacts, facts: Facts) -> str:
 
 def _count(number: float, what: str) -> str:
     return f"{number:,.0f} {what}{'' if number == 1 else 's'}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / (1 << 30):,.1f} GiB"

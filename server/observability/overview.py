@@ -8,12 +8,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
 
 from histospec.native import SOURCES
+from histospec.server.errors import StoreError
 from histospec.server.logs.recent import RecentLines
 from histospec.server.observability.gains import gain
 from histospec.server.observability.health_hints import Facts, hints
@@ -25,7 +27,7 @@ from histospec.server.observability.web import Readiness
 from histospec.server.security.watched import Watched
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
-from histospec.server.stores.interface import Store
+from histospec.server.stores.interface import Store, StoreSize
 
 Counters = Mapping[str, Mapping[str, float]]
 
@@ -58,6 +60,7 @@ class Overview:
         self._peers = ShardHealth([peer for peer in config.peers if peer.name != me.name], config)
         self._samples = Samples()
         self._runs = Runs(newest_epoch)
+        self._size = StoreSize()
         self._started = time.monotonic()  # the time of day may jump
         self._task: asyncio.Task[None] | None = None
 
@@ -84,19 +87,22 @@ class Overview:
             file.look()
         metrics = self._metrics
         counted = metrics.engine.read()
-        values = {name: float(counted.total(name)) for name in COUNTED if name in counted.columns}
+        totals = counted.totals()
+        values = {name: float(totals[name]) for name in COUNTED if name in totals}
         values |= {
             "ingested_responses": metrics.counts.stored_responses,
             "ingested_tokens": metrics.counts.stored_tokens,
             "store_errors": metrics.counts.store_errors,
             "streams": _value(metrics.streams.collect()),
-            "sessions": counted.total("sessions"),
+            "sessions": totals["sessions"],
             "index_bytes": metrics.engine.index_bytes(),
-            "history_tokens": counted.total("history_tokens"),
+            "history_tokens": totals["history_tokens"],
         }
         buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
         self._runs.add(now, counted)
+        with suppress(StoreError):  # it is not open yet
+            self._size = self._store.size
 
     async def show(self) -> dict[str, Any]:
         """The value. Counters of `totals` are since the start, those of `recent` of the last ten minutes.
@@ -121,8 +127,12 @@ class Overview:
             "cpu_seconds": time.process_time(),
             "ready": not waiting,
             "waiting": waiting,
-            "store": self._config.store.partition(":")[0],  # its kind alone: the rest may hold a password
+            "store": self._config.kind,  # the rest may hold a password
             "memory_bytes": self._config.memory,
+            "store_bytes": self._size.held,
+            "store_limit_bytes": self._size.limit,
+            "disk_free_bytes": self._size.disk_free,
+            "disk_size_bytes": self._size.disk_size,
             "totals": totals,
             "recent": recent,
             "gains": {"recent": gain(lately, None)._asdict(), "totals": gain(totals, None)._asdict()},
@@ -171,6 +181,7 @@ class Overview:
             store_trouble=self._store.trouble,
             damaged=self._store.damaged_responses,
             retention_paused=self._store.retention_paused,
+            store_size=self._size,
             draft_p99=recent["draft_p99"],
             away=[shard["name"] for shard in shards if not shard["me"] and shard["state"] not in well],
             namespaces=self._runs.facts(),

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from histospec.server.observability.engine_counters import EngineCounters
 from histospec.server.observability.gains import ENOUGH, gain, why_not_more
 from histospec.server.observability.health_hints import NamespaceFacts
-from histospec.server.observability.metrics import EngineCounters
 from histospec.server.observability.samples import RECENT
 
 MAX_NAMESPACES = 50  # that are kept and listed: the largest

@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from histospec.server.errors import StoreError
 from histospec.server.logs.output import dropped
 from histospec.server.machine import memory_limit
 from histospec.server.security.tls import Certificates
@@ -55,29 +57,8 @@ class Vitals(Collector):
             "What the process may hold: the limit of its control group, or the memory of the machine.",
             self._memory_limit,
         )
-        yield GaugeMetricFamily(
-            "histospec_store_waiting_bytes", "Bytes that wait to be stored.", self._store.waiting_bytes
-        )
-        yield GaugeMetricFamily(
-            "histospec_store_waiting_limit_bytes",
-            "How many may wait before ingests and commits are refused (--max-backlog).",
-            self._config.max_backlog,
-        )
-        yield GaugeMetricFamily(
-            "histospec_store_usable",
-            "Whether the store takes responses: 0 where its files are gone or are no longer those that it opened.",
-            not self._store.trouble,
-        )
-        yield CounterMetricFamily(
-            "histospec_store_damaged_responses",
-            "Stored responses that were found damaged, or could not be read, and are left out.",
-            self._store.damaged_responses,
-        )
-        yield GaugeMetricFamily(
-            "histospec_retention_paused",
-            "Whether --retention waits for a person because the clock may have jumped.",
-            bool(self._store.retention_paused),
-        )
+        with suppress(StoreError):  # one that is not open yet has no numbers
+            yield from list(self._of_store())
         yield CounterMetricFamily(
             "histospec_event_loop_cpu_seconds",
             "CPU time of the thread that answers and drafts: one second a second is all there is.",
@@ -101,3 +82,40 @@ class Vitals(Collector):
         yield CounterMetricFamily(
             "histospec_log_lines_dropped", "Lines of the log that could not be written.", dropped()
         )
+
+    def _of_store(self) -> Iterator[Metric]:
+        store = self._store
+        yield GaugeMetricFamily("histospec_store_waiting_bytes", "Bytes that wait to be stored.", store.waiting_bytes)
+        yield GaugeMetricFamily(
+            "histospec_store_waiting_limit_bytes",
+            "How many may wait before ingests and commits are refused (--max-backlog).",
+            self._config.max_backlog,
+        )
+        yield GaugeMetricFamily(
+            "histospec_store_usable",
+            "Whether the store takes responses: 0 where its files are gone or are no longer those that it opened.",
+            not store.trouble,
+        )
+        yield CounterMetricFamily(
+            "histospec_store_damaged_responses",
+            "Stored responses that were found damaged, or could not be read, and are left out.",
+            store.damaged_responses,
+        )
+        yield GaugeMetricFamily(
+            "histospec_retention_paused",
+            "Whether --retention waits for a person because the clock may have jumped.",
+            bool(store.retention_paused),
+        )
+        size = store.size
+        for name, text, value in (
+            (
+                "histospec_store_bytes",
+                "What the store holds: its file less free pages, or Redis' memory.",
+                size.held,
+            ),
+            ("histospec_store_limit_bytes", "What the store may hold: --disk, or Redis' maxmemory.", size.limit),
+            ("histospec_disk_free_bytes", "Room that is left on the volume of --data-dir.", size.disk_free),
+            ("histospec_disk_size_bytes", "Size of the volume of --data-dir.", size.disk_size),
+        ):
+            if value is not None:  # no number is better than a wrong one
+                yield GaugeMetricFamily(name, text, value)

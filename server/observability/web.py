@@ -118,22 +118,23 @@ def application(
     def aside_of_loop(compute: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(aside, compute)
 
-    def exposition(accept: str) -> tuple[OnceASecond[bytes], str]:
+    def exposition(accept: str) -> tuple[OnceASecond[Packed], str]:
         encode, content_type = choose_encoder(accept)
-        return OnceASecond(lambda: aside_of_loop(partial(encode, metrics.registry))), content_type
+        text = partial(metrics.exposition, encode, accept == OPEN_METRICS)
+        return OnceASecond(lambda: aside_of_loop(lambda: _packed(text()))), content_type
 
     expositions = {name: exposition(name) for name in (OPEN_METRICS, "")}
 
     async def summed_up() -> Packed:
         value = await overview()
-        return await aside_of_loop(partial(_packed, value))
+        return await aside_of_loop(lambda: _packed(json.dumps(value).encode()))
 
     packed_status = OnceASecond(summed_up)
 
     async def show_metrics(request: web.Request) -> web.Response:
         accepted = request.headers.get("Accept", "")
         text, content_type = expositions[OPEN_METRICS if OPEN_METRICS in accepted else ""]
-        return web.Response(body=await text(), headers={"Content-Type": content_type})
+        return _answer(request, await text(), {"Content-Type": content_type})
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -155,11 +156,7 @@ def application(
         )
 
     async def status(request: web.Request) -> web.Response:
-        answer = await packed_status()
-        headers = {**GUARD, "Content-Type": "application/json; charset=utf-8", "Vary": "Accept-Encoding"}
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            return web.Response(body=answer.gzipped, headers=headers | {"Content-Encoding": "gzip"})
-        return web.Response(body=answer.plain, headers=headers)
+        return _answer(request, await packed_status(), GUARD | {"Content-Type": "application/json; charset=utf-8"})
 
     async def page(request: web.Request) -> web.Response:
         text, content_type = files[request.path]
@@ -188,9 +185,15 @@ class Packed(NamedTuple):
     gzipped: bytes
 
 
-def _packed(value: Mapping[str, Any]) -> Packed:
-    plain = json.dumps(value).encode()
-    return Packed(plain, gzip.compress(plain, compresslevel=1))
+def _packed(plain: bytes) -> Packed:
+    return Packed(plain, gzip.compress(plain, compresslevel=1))  # without the interpreter's lock
+
+
+def _answer(request: web.Request, body: Packed, headers: Mapping[str, str]) -> web.Response:
+    headers = {**headers, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        return web.Response(body=body.gzipped, headers=headers | {"Content-Encoding": "gzip"})
+    return web.Response(body=body.plain, headers=headers)
 
 
 _throttle = Throttle()

@@ -151,7 +151,7 @@ class DraftStream:
         self._check_late(message.step)
         commits = any(close.commit for close in message.closes)
         # A client that commits faster than the index takes it waits here, and its stream is not read meanwhile.
-        crowded = commits and not await self._history.back_pressure.room()
+        later = self._history.opening or (CROWDED if commits and not await self._history.back_pressure.room() else "")
         answer = self._answers.begin(message.sequence, started)
         for opening in message.opens:
             await self._open_session(opening, answer)
@@ -159,7 +159,7 @@ class DraftStream:
         if message.step is not None:
             await self._step(message.step, answer, pacer)
         for close in message.closes:
-            self._close_session(close, answer, crowded)
+            self._close_session(close, answer, later)
             await pacer.after(close.generated + slices.SESSION_WORK)
         self._counts["messages"] += 1
         await self._answers.finish(answer, wanted=message.step is not None or commits)
@@ -263,8 +263,11 @@ class DraftStream:
             else:
                 answer.unknown.append(session)
 
-    def _close_session(self, close: wire.Close, answer: Answer, crowded: bool) -> None:
-        """Closes one session; its response, if it commits one, waits in the answer for the store."""
+    def _close_session(self, close: wire.Close, answer: Answer, later: str) -> None:
+        """Closes one session; its response, if it commits one, waits in the answer for the store.
+
+        `later`: why nothing can be committed now, or nothing.
+        """
         origin = self._sessions.origin(close.session)
         if close.commit and not self._sessions.has(close.session, close.generated):
             answer.unknown.append(close.session)
@@ -273,8 +276,8 @@ class DraftStream:
             if not self._permit.allows("write", namespace):
                 reason = f"closes: the token has no right to write in namespace {namespace!r}"
                 self._answers.refuse(answer, "commit", close.session, reason)
-            elif crowded:
-                self._answers.refuse(answer, "commit", close.session, CROWDED, later=True)
+            elif later:
+                self._answers.refuse(answer, "commit", close.session, later, later=True)
             else:
                 answer.commits.append(self._sessions.commit(close, self._epoch(namespace, close)))
                 self._counts["committed"] += 1

@@ -22,6 +22,7 @@ async def ingest(history: History, batch: ResponseBatch, peer: str, explicit_epo
     and StoreError; then nothing of it is kept.
     """
     started = time.perf_counter()
+    history.require_open()
     if batch.records:
         history.namespaces.admit(batch.problem.namespace)
         if explicit_epoch:

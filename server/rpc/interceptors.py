@@ -20,6 +20,7 @@ from histospec.server.errors import (
     InvalidRequest,
     LimitExceeded,
     PermissionDenied,
+    StoreOpening,
     Unauthenticated,
     Unavailable,
     status_of,
@@ -41,7 +42,7 @@ log = structlog.get_logger()
 DRAFTS = draft_pb2.DESCRIPTOR.services_by_name["DraftService"]
 SPECRL = rollout_cache_pb2.DESCRIPTOR.services_by_name["RolloutCacheService"]
 METHODS = {service.full_name: service.methods_by_name for service in (DRAFTS, SPECRL)}
-EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, Unauthenticated, Unavailable)
+EXPECTED = (InvalidRequest, LimitExceeded, PermissionDenied, StoreOpening, Unauthenticated, Unavailable)
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -105,12 +106,11 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         if service not in METHODS:
             return self._strangers.serve(handler)
         decode, encode = self._decoder(service, method, handler), unless_encoded(handler.response_serializer)
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(
-                self._traced(self._reported(handler.stream_stream, method), service, method),  # type: ignore[arg-type]
-                decode,
-                encode,
-            )
+        if handler.response_streaming:
+            both = handler.request_streaming
+            make = grpc.stream_stream_rpc_method_handler if both else grpc.unary_stream_rpc_method_handler
+            behaviour = self._reported(handler.stream_stream if both else handler.unary_stream, method)  # type: ignore[arg-type]
+            return make(self._traced(behaviour, service, method), decode, encode)
         return grpc.unary_unary_rpc_method_handler(
             self._traced(self._timed(self._reported(handler.unary_unary, method), method), service, method),  # type: ignore[arg-type]
             decode,

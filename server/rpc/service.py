@@ -13,9 +13,11 @@ from histospec.native import Engine
 from histospec.protocol.names import LIMITS
 from histospec.server.errors import Unavailable
 from histospec.server.history.history import History
+from histospec.server.history.importing import Importing
 from histospec.server.observability.metrics import Metrics
 from histospec.server.rpc import wire
 from histospec.server.rpc.draft_stream import DraftStream
+from histospec.server.rpc.export import Exports
 from histospec.server.rpc.ingest import ingest
 from histospec.server.rpc.inspection import inspect
 from histospec.server.security.access import Access, Permit
@@ -36,6 +38,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._metrics = metrics
         self._config = config
         self._access = access
+        self._exports = Exports(history)
+        self._importing = Importing(history)
         self._streams: set[DraftStream] = set()
         self._draining = False
         self.shards: list[ShardAddress] = []
@@ -153,3 +157,18 @@ class DraftService(pb_grpc.DraftServiceServicer):
         namespace = wire.namespace("namespace", request.namespace)
         epoch = wire.epoch("epoch", request.epoch)
         return pb.RewindResponse(responses=await self._history.rewind(namespace, epoch))
+
+    async def Export(  # type: ignore[override]  # noqa: N802 - the writer style, see Draft
+        self, request: pb.ExportRequest, context: Context
+    ) -> None:
+        """See draft.proto."""
+        if self._draining:
+            raise Unavailable("the server is draining; export again when it is back")
+        await self._exports.run(request, self._permit(context), context, self.name, lambda: self._draining)
+
+    async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:  # noqa: N802
+        """See draft.proto."""
+        self._permit(context).require("admin", request.namespace)
+        problems = await asyncio.to_thread(wire.imported, request, self._config)
+        added = await self._importing.add(request.namespace, problems, request.estimator)
+        return pb.ImportResponse(responses=added.responses, tokens=added.tokens, learned=added.learned)

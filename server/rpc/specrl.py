@@ -84,6 +84,7 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         """See rollout_cache.proto."""
         namespace = self._config.specrl_namespace
         self._access.permit(dict(context.invocation_metadata() or ())).require("write", namespace)
+        self._history.require_open()  # before the visit is noted
         translated = await self._translated(request)
         epoch = self._visits.epoch(request.prompt_hash, self._history.epochs.newest(namespace))
         batch, _ = wire.ingest(translated, self._config, epoch)

@@ -106,22 +106,20 @@ def history(records: Iterable[Record]) -> bytes:
 
     One response at a time, so that other threads have their turn between: as a whole, 45 MiB stop them for 0.1 s.
     """
-    encoded = (
-        pb.HistoryResponse(
-            responses=[
-                pb.Response(
-                    tokens=record.tokens,
-                    logprobs=record.logprobs,
-                    reward=record.reward,
-                    epoch=record.epoch,
-                    generated=record.generated,
-                    seed=record.seed,
-                )
-            ]
-        ).SerializeToString()
-        for record in records
-    )
+    encoded = (pb.HistoryResponse(responses=[stored(record)]).SerializeToString() for record in records)
     return b"".join(encoded)  # messages one behind the other are one message with the elements of all
+
+
+def stored(record: Record) -> pb.Response:
+    """A stored response as a message."""
+    return pb.Response(
+        tokens=record.tokens,
+        logprobs=record.logprobs,
+        reward=record.reward,
+        epoch=record.epoch,
+        generated=record.generated,
+        seed=record.seed,
+    )
 
 
 class Message(NamedTuple):
@@ -163,12 +161,20 @@ def problem(
 ) -> tuple[Problem, NDArray[np.int32]]:
     """The problem of a request, and its prompt as tokens."""
     namespace(f"{field}namespace", request.namespace)
+    return _problem(field, request.namespace, request)
+
+
+def _problem(
+    field: str,
+    run: str,
+    request: pb.OpenSession | pb.IngestRequest | pb.HistoryRequest | pb.PredictLengthRequest | pb.StoredProblem,
+) -> tuple[Problem, NDArray[np.int32]]:
     if len(request.problem) > MAX_PROBLEM:
         raise InvalidRequest(f"{field}problem: {len(request.problem)} characters are more than {MAX_PROBLEM}")
     prompt = token_array(f"{field}prompt", request.prompt)
     if not prompt.size:
         raise InvalidRequest(f"{field}prompt: must not be empty")
-    return Problem(request.namespace, request.prompt, request.problem), prompt
+    return Problem(run, request.prompt, request.problem), prompt
 
 
 def message(request: pb.DraftRequest | Undecodable, config: Config) -> Message:
@@ -244,8 +250,7 @@ def _close(field: str, request: pb.CloseSession) -> Close:
 def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[ResponseBatch, NDArray[np.int32]]:
     """What an IngestRequest adds, and the prompt as tokens."""
     who, prompt = problem("", request)
-    if prompt.size > config.max_prompt_tokens:
-        raise LimitExceeded(f"prompt: {prompt.size} tokens are more than the limit of {config.max_prompt_tokens}")
+    _check_prompt("prompt", prompt, config)
     _check_number("responses", len(request.responses), config)
     epoch = min(newest_epoch, LAST_EPOCH)  # which may be one that was counted
     if request.HasField("epoch"):
@@ -254,6 +259,24 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
     return ResponseBatch(
         who, [_record(f"responses[{i}].", r, epoch, config) for i, r in enumerate(request.responses)]
     ), prompt
+
+
+def imported(request: pb.ImportRequest, config: Config) -> list[tuple[Problem, list[Record]]]:
+    """The problems of an ImportRequest."""
+    namespace("namespace", request.namespace)
+    _check_number("problems", len(request.problems), config)
+    return [_imported(f"problems[{i}].", p, request.namespace, config) for i, p in enumerate(request.problems)]
+
+
+def _imported(field: str, problem: pb.StoredProblem, run: str, config: Config) -> tuple[Problem, list[Record]]:
+    who, prompt = _problem(field, run, problem)
+    _check_prompt(f"{field}prompt", prompt, config)
+    _check_number(f"{field}responses", len(problem.responses), config)
+    records = []
+    for i, response in enumerate(problem.responses):
+        place = f"{field}responses[{i}]."
+        records.append(_record(place, response, epoch(f"{place}epoch", response.epoch), config))
+    return who, records
 
 
 def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Record:
@@ -269,6 +292,11 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
     reward = response.reward if response.HasField("reward") else None
     _check_reward(f"{field}reward", reward)
     return Record(response.tokens, epoch, reward, response.logprobs, response.generated, _seed(response))
+
+
+def _check_prompt(field: str, prompt: NDArray[np.int32], config: Config) -> None:
+    if prompt.size > config.max_prompt_tokens:
+        raise LimitExceeded(f"{field}: {prompt.size} tokens are more than the limit of {config.max_prompt_tokens}")
 
 
 def _check_number(field: str, number: int, config: Config) -> None:

@@ -6,12 +6,14 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT, MAX_DRAFT, MAX_NAMESPACE
 from histospec.protocol.names import white_space
+from histospec.server.machine import memory_limit
 from histospec.server.settings.addresses import Address
+from histospec.server.settings.budget import default_budget
 from histospec.server.settings.option_types import Bytes, Collector, Count, File, Shards, Where
 from histospec.server.stores.group_commit import MAX_BACKLOG
 from histospec.server.stores.interface import HISTORY_RESPONSES
@@ -30,7 +32,12 @@ class StoreConfig(BaseSettings):
     store: str = Field(
         "sqlite",
         description="where responses survive a restart: sqlite, or redis://HOST:PORT, or redis+cluster://HOST:PORT,... "
-        "(rediss for TLS; ?replicas=1 waits for a replica)",
+        "(rediss for TLS; ?replicas=1 waits for a replica; ?ca=FILE names who signed its certificate)",
+    )
+    store_file: File = Field(
+        None,
+        description="file that holds the URL of the store, in place of --store: for a password, which the server reads "
+        "again when the file changes",
     )
     history_epochs: Count = Field(8, description="newest epochs kept for each problem")
     history_responses: Count = Field(HISTORY_RESPONSES, description="newest responses kept for each problem")
@@ -41,8 +48,14 @@ class StoreConfig(BaseSettings):
     )
     disk: Bytes | None = Field(
         None,
-        description="how large the SQLite file may become, for example 100GiB; the write-ahead log beside it comes on "
-        "top, usually less than 100MiB",
+        description="how large the SQLite file may become, for example 100GiB, 0 for no limit; the write-ahead log "
+        "beside it comes on top, usually less than 100MiB",
+        json_schema_extra={"default": "90 % of the volume of --data-dir"},
+    )
+    upgrade_copy: bool = Field(
+        True,
+        description="keep a copy of the SQLite file before a change of its schema that older servers could not read; "
+        "--no-upgrade-copy does without",
     )
     max_backlog: Bytes = Field(
         MAX_BACKLOG,
@@ -69,16 +82,24 @@ class StoreConfig(BaseSettings):
 
     @field_validator("disk", "max_backlog")
     @classmethod
-    def _some_room(cls, value: int | None) -> int | None:
-        if value is not None and value < 1 << 20:
+    def _some_room(cls, value: int | None, info: ValidationInfo) -> int | None:
+        unlimited = info.field_name == "disk" and value == 0
+        if value is not None and value < 1 << 20 and not unlimited:
             raise ValueError("give the store at least 1MiB")
         return value
 
     @model_validator(mode="after")
-    def _a_file(self) -> "StoreConfig":
-        if self.disk is not None and self.store != "sqlite":
+    def _one_store(self) -> "StoreConfig":
+        if self.store_file is not None and "store" in self.model_fields_set:
+            raise ValueError("--store and --store-file: both say where the store is; give one of them")
+        if self.disk is not None and self.kind != "sqlite":
             raise ValueError("--disk: limits the file of --store sqlite; what Redis holds is limited by its maxmemory")
         return self
+
+    @property
+    def kind(self) -> str:
+        """What the store is, without where: sqlite, or the scheme of a URL; redis where a file holds the URL."""
+        return "redis" if self.store_file is not None else self.store.partition(":")[0]
 
     @classmethod
     def settings_customise_sources(
@@ -130,7 +151,11 @@ class Config(StoreConfig):
     )
 
     # What is kept in the index
-    memory: Bytes = Field(8 << 30, description="budget of the index, for example 8GiB")
+    memory: Bytes = Field(
+        default_factory=lambda: default_budget(memory_limit()),
+        description="budget of the index, for example 8GiB; the process needs more, see docs/operations.md#memory",
+        json_schema_extra={"default": "8GiB, or what fits the memory of the control group or machine"},
+    )
     namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
         1 << 19,
         description="text that the index over all problems of a namespace holds, in tokens of about 15 bytes, within "

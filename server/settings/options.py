@@ -86,8 +86,10 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
 
 
 def default_of(name: str, kind: type[StoreConfig] | None = None) -> str:
-    """The default of an option as it would be written on a command line; "" where there is none."""
+    """The default of an option as it would be written on a command line, or in words; "" where there is none."""
     field = (kind or Config).model_fields[name]
+    if isinstance(field.json_schema_extra, dict):
+        return str(field.json_schema_extra["default"])
     if field.default in ("", (), None):
         return ""
     if is_size(field):

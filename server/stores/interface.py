@@ -57,6 +57,19 @@ class ResponseBatch(NamedTuple):
         return sum(len(record.tokens) for record in self.records) // INT32.itemsize
 
 
+class StoreSize(NamedTuple):
+    """How much room a store takes and has, in bytes; None where that is not known, or does not exist."""
+
+    held: int | None = None
+    """What it holds: of SQLite the file without its free pages, and the write-ahead log; of Redis all of its memory."""
+    limit: int | None = None
+    """How much that may become: --disk, or the `maxmemory` of Redis."""
+    disk_free: int | None = None
+    """Of the volume that holds its files: what the server may still write."""
+    disk_size: int | None = None
+    """Of that volume."""
+
+
 class Reader(ABC):
     """What was stored. All methods may be called from any thread; they block, and raise StoreError."""
 
@@ -114,9 +127,19 @@ class Store(Reader):
     """Whether the server indexes everything when it starts. If not, problems are read when they are asked for."""
 
     @property
+    def opening(self) -> str:
+        """What is still to be done before anything can be stored or read, or nothing."""
+        return ""
+
+    @property
     @abstractmethod
     def waiting_bytes(self) -> int:
         """How much of what was asked for is not written yet."""
+
+    @property
+    def size(self) -> StoreSize:
+        """How much room it takes and has. Never waits for another machine, and raises nothing."""
+        return StoreSize()
 
     @property
     def trouble(self) -> str:

@@ -183,6 +183,18 @@ def test_configuration_from_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert (config.namespace, config.timeouts.step, config.token) == ("given", 0.1, "t")
 
 
+def test_when_a_shard_leaves_is_said_by_the_environment_or_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(timeouts: Timeouts | None = None) -> float:
+        return DraftClient("discover://a:1", "run", deadline=0.5, timeouts=timeouts).config.timeouts.leave
+
+    assert leave() == 30
+    monkeypatch.setenv("HISTOSPEC_LEAVE_SECONDS", "")
+    assert leave() == 30
+    monkeypatch.setenv("HISTOSPEC_LEAVE_SECONDS", "600")
+    assert leave() == 600
+    assert leave(Timeouts(leave=5)) == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -296,6 +296,9 @@ def test_values_that_cannot_work_are_named_where_they_are_made(make: Callable[[]
     ("variable", "value", "sentence"),
     [
         ("HISTOSPEC_DEADLINE", "20ms", f"HISTOSPEC_DEADLINE: {DEADLINE} '20ms'"),
+        ("HISTOSPEC_LEAVE_SECONDS", "30s", f"HISTOSPEC_LEAVE_SECONDS: {DEADLINE} '30s'"),
+        ("HISTOSPEC_LEAVE_SECONDS", "0", f"HISTOSPEC_LEAVE_SECONDS: {DEADLINE} 0.0"),
+        ("HISTOSPEC_LEAVE_SECONDS", "86401", f"HISTOSPEC_LEAVE_SECONDS: {DEADLINE} 86401.0"),
         ("HISTOSPEC_NAMESPACE", "run ", "HISTOSPEC_NAMESPACE: 'run ' begins or ends with white space; give 'run'"),
         ("HISTOSPEC_TOKEN", "abc\n", "HISTOSPEC_TOKEN: begins or ends with white space or a line break; remove it"),
         ("HISTOSPEC_TLS_KEY", "k.pem", "tls: a client certificate needs its key, and a key its certificate"),

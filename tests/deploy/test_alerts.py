@@ -1,71 +1,92 @@
 """Alert rules: each does what it says, is tested, and leads to a runbook."""
 
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.servers import Server
-from tests.support.wires import Wire
+from tests.support.dashboard import RULES
+from tests.support.prometheus import promtool
+from tests.support.servers import Starter
+from tests.support.wires import Connector
 
 ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
-TESTS = Path(__file__).with_name("alerts.test.yaml")
-ALERTS = {rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+KUBERNETES = ROOT / "helm" / "histospec" / "files" / "alerts-kubernetes.yaml"
+CASES = sorted(Path(__file__).parent.glob("alerts*.test.yaml"))
+RUNBOOK = ("Means:", "Look at:", "Do:")
 
 
-@pytest.fixture
-def promtool() -> Callable[..., None]:
-    if not shutil.which("promtool"):
-        pytest.skip("promtool is not installed (scripts/install-tools)")
-
-    def run(*arguments: str) -> None:
-        ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=120)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-
-    return run
+def alerts(path: Path) -> dict[str, dict[str, Any]]:
+    """The rules of a file by the names of their alerts."""
+    return {rule["alert"]: rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]}
 
 
-def test_rules_are_well_formed(promtool: Callable[..., None]) -> None:
-    promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+def cases(path: Path) -> list[dict[str, Any]]:
+    """What a file of tests expects: checks of one alert at one time each."""
+    return [check for test in yaml.safe_load(path.read_text())["tests"] for check in test["alert_rule_test"]]
 
 
-def test_alerts_fire_when_they_should_and_only_then(promtool: Callable[..., None]) -> None:
-    promtool("test", "rules", str(TESTS))
+ALERTS = [(path, name) for path in (RULES, KUBERNETES) for name in alerts(path)]
+each_alert = pytest.mark.parametrize(("path", "name"), ALERTS, ids=[f"{p.stem}-{name}" for p, name in ALERTS])
 
 
-@pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_is_tested_both_ways(name: str) -> None:
-    checks = [
-        check
-        for test in yaml.safe_load(TESTS.read_text())["tests"]
-        for check in test["alert_rule_test"]
-        if check["alertname"] == name
-    ]
-    assert any(check["exp_alerts"] for check in checks)
-    assert any(not check["exp_alerts"] for check in checks)
+@pytest.mark.parametrize("path", [RULES, KUBERNETES], ids=lambda path: path.stem)
+def test_rules_are_well_formed(path: Path) -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", str(path))
 
 
-@pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
-    alert = ALERTS[name]
-    assert alert["labels"]["severity"] in ("critical", "warning")
+@pytest.mark.parametrize("path", [path for path in CASES if "kubernetes" not in path.name], ids=lambda path: path.name)
+def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
+    """Those of alerts-kubernetes.test.yaml are about rules that the chart renders, see test_alerts_kubernetes.py."""
+    promtool("test", "rules", str(path))
+
+
+@each_alert
+def test_every_alert_is_tested_both_ways(path: Path, name: str) -> None:
+    files = [case for case in CASES if ("kubernetes" in case.name) == (path == KUBERNETES)]
+    expected = [check["exp_alerts"] for case in files for check in cases(case) if check["alertname"] == name]
+    assert any(expected)
+    assert not all(expected)
+
+
+@each_alert
+def test_every_alert_says_how_bad_it_is_and_what_to_do(path: Path, name: str) -> None:
+    alert = alerts(path)[name]
+    assert alert["labels"] in ({"severity": "critical"}, {"severity": "warning"})
     assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
     page, anchor = alert["annotations"]["runbook_url"].split("#")
-    headings = re.findall(r"^### (.+)$", (ROOT / page).read_text(), re.MULTILINE)
-    assert anchor in [heading.lower() for heading in headings]
+    sections = re.split(r"^#+ ", (ROOT / page).read_text(), flags=re.MULTILINE)
+    (runbook,) = [section for section in sections if section.partition("\n")[0].lower() == anchor]
+    assert [part for part in RUNBOOK if f"\n{part}" in runbook] == list(RUNBOOK)
 
 
-def test_alerts_ask_for_metrics_that_a_server_has(server: Server, wire: Wire) -> None:
-    wire.ingest([1], [[2]])
+def test_no_runbook_is_left_over() -> None:
+    section = (ROOT / "docs" / "operations.md").read_text().partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    urls = {alerts(path)[name]["annotations"]["runbook_url"] for path, name in ALERTS}
+    assert {f"docs/operations.md#{heading.lower()}" for heading in re.findall(r"^### (.+)$", section, re.M)} == urls
+
+
+@pytest.mark.parametrize("name", alerts(RULES))
+def test_no_rule_depends_on_a_label_that_prometheus_may_rename(name: str) -> None:
+    assert not re.search(r"\bnamespace\b", alerts(RULES)[name]["expr"]), "a run is named by the label `run`"
+
+
+@pytest.mark.parametrize("name", alerts(RULES))
+def test_a_rule_that_adds_up_series_of_a_shard_keeps_its_pod(name: str) -> None:
+    """An address alone says little in a cluster."""
+    by = re.match(r"(?:histogram_quantile\(0\.\d+, )?sum by \((.*?)\)", alerts(RULES)[name]["expr"])
+    assert by is None or "instance" not in by[1] or "pod" in by[1]
+
+
+def test_alerts_ask_for_metrics_that_a_server_has(start_server: Starter, connect: Connector) -> None:
+    server = start_server("--disk", "1GiB")
+    connect(server.endpoint).ingest([1], [[2]])
     names = set(re.findall(r"^([a-z_]+)[ {]", server.get("/metrics")[1], re.MULTILINE))
     names |= {"histospec_certificate_expiry_timestamp_seconds"}  # with TLS alone
     names |= {"histospec_watched_file_unreadable"}  # with tokens or TLS
-    expressions = " ".join(alert["expr"] for alert in ALERTS.values())
+    expressions = " ".join(alerts(path)[name]["expr"] for path, name in ALERTS)
     asked = set(re.findall(r"\b(?:histospec|process)_[a-z_]+", expressions))
     assert asked
-    assert not asked - names
+    assert asked - names == set()

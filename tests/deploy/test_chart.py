@@ -3,15 +3,17 @@
 import json
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.charts import CHART, TOOLS, Manifest, helm, one, render
+from tests.support.charts import CHART, TOOLS, Manifest, container, helm, one, render, shard
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
+PUBLISHED = Path(__file__).parent / "values" / "published.yaml"
 VERSIONS = ("1.28.0", "1.30.0", "1.33.0")
 OPERATOR = "monitoring.coreos.com/v1"
 
@@ -84,8 +86,8 @@ def test_every_pod_is_hardened(values: Path) -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] == 65532
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in spec["containers"]:
-            context = container["securityContext"]
+        for entry in spec["containers"] + spec.get("initContainers", []):
+            context = entry["securityContext"]
             assert context["readOnlyRootFilesystem"] is True
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}
@@ -93,16 +95,59 @@ def test_every_pod_is_hardened(values: Path) -> None:
 
 @pytest.mark.parametrize(("words", "seconds"), [((), 35), (("--values", EVERYTHING), 51)])
 def test_the_grace_period_is_longer_than_the_drain(words: tuple[object, ...], seconds: int) -> None:
-    assert one(render(*words), "StatefulSet")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+    assert shard(render(*words))["terminationGracePeriodSeconds"] == seconds
 
 
 def test_probes_go_over_http_under_tls() -> None:
     def probe(*words: str) -> Any:
-        (container,) = one(render(*words), "StatefulSet")["spec"]["template"]["spec"]["containers"]
-        return container["readinessProbe"]
+        return container(render(*words))["readinessProbe"]
 
     assert probe()["grpc"] == {"port": 6378, "service": "histospec.v1.DraftService"}
     assert probe("--set", "tls.existingSecret=certificate")["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def test_probes_have_the_numbers_of_the_values() -> None:
+    server = container(render("--values", PUBLISHED))
+    for name, words in (
+        ("startupProbe", {"failureThreshold": 90, "periodSeconds": 2}),
+        ("livenessProbe", {"initialDelaySeconds": 5, "terminationGracePeriodSeconds": 10}),
+        ("readinessProbe", {"successThreshold": 2}),
+    ):
+        assert words.items() <= server[name].items(), name
+        assert server[name]["httpGet"]["path"] in ("/livez", "/readyz")
+
+
+def test_hooks_stand_beside_the_wait_or_replace_it() -> None:
+    wait = {"exec": {"command": ["sleep", "5"]}}
+    assert container(render())["lifecycle"] == {"preStop": wait}
+    started = {"exec": {"command": ["true"]}}
+    assert container(render("--values", PUBLISHED))["lifecycle"] == {"preStop": wait, "postStart": started}
+    own = container(render("--set", "lifecycle.preStop.sleep.seconds=3"))["lifecycle"]
+    assert own["preStop"]["sleep"] == {"seconds": 3}
+    assert "exec" not in own["preStop"]
+    assert "lifecycle" not in container(render("--set", "preStopSeconds=0"))
+
+
+def test_pods_are_replaced_as_the_values_say() -> None:
+    spec = one(render("--values", PUBLISHED), "StatefulSet")["spec"]
+    assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"partition": 1}}
+    assert spec["minReadySeconds"] == 10
+    assert spec["podManagementPolicy"] == "Parallel"
+    spec = one(render("--set", "mode=daemonset,updateStrategy.type=OnDelete"), "DaemonSet")["spec"]
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_containers_of_the_user_stand_beside_the_server() -> None:
+    spec = shard(render("--values", VALUES[0].parent / "redis-ca.yaml"))
+    assert [entry["name"] for entry in spec["containers"]] == ["histospec", "logs"]
+    assert [entry["name"] for entry in spec["initContainers"]] == ["wait"]
+    assert spec["containers"][0]["envFrom"] == [{"configMapRef": {"name": "proxies"}}]
+
+
+def test_common_labels_are_on_every_object() -> None:
+    for manifest in render("--values", PUBLISHED):
+        if "helm.sh/hook" not in manifest["metadata"].get("annotations", {}):
+            assert manifest["metadata"]["labels"]["example.com/cost-centre"] == "rl", manifest["kind"]
 
 
 def test_services_find_the_shards_and_nothing_else() -> None:
@@ -117,18 +162,23 @@ def test_services_find_the_shards_and_nothing_else() -> None:
 
 
 def test_one_service_is_scraped() -> None:
-    for mode in ("statefulset", "daemonset"):
-        manifests = render("--set", f"mode={mode},serviceMonitor.enabled=true")
+    for mode, kind in product(("statefulset", "daemonset"), ("ClusterIP", "NodePort")):
+        words = f"mode={mode},service.type={kind},tls.existingSecret=tls,serviceMonitor.enabled=true"
+        manifests = render("--set", words)
         wanted = one(manifests, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items()
         services = [manifest for manifest in manifests if manifest["kind"] == "Service"]
-        assert sum(wanted <= service["metadata"]["labels"].items() for service in services) == 1
+        (scraped,) = [service["spec"] for service in services if wanted <= service["metadata"]["labels"].items()]
+        assert "http" in [port["name"] for port in scraped["ports"]]
 
 
 def test_shards_are_named_by_what_survives_a_restart() -> None:
-    def name_from(mode: str, kind: str) -> Any:
-        (container,) = one(render("--set", f"mode={mode}"), kind)["spec"]["template"]["spec"]["containers"]
-        (variable,) = [entry for entry in container["env"] if entry["name"] == "HISTOSPEC_SHARD_NAME"]
+    def name_from(mode: str) -> Any:
+        (variable,) = [
+            entry
+            for entry in container(render("--set", f"mode={mode}"))["env"]
+            if entry["name"] == "HISTOSPEC_SHARD_NAME"
+        ]
         return variable["valueFrom"]["fieldRef"]["fieldPath"]
 
-    assert name_from("statefulset", "StatefulSet") == "metadata.name"
-    assert name_from("daemonset", "DaemonSet") == "spec.nodeName"
+    assert name_from("statefulset") == "metadata.name"
+    assert name_from("daemonset") == "spec.nodeName"

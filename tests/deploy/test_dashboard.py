@@ -3,25 +3,21 @@
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trustme
 
-from histospec.client import Draft, DraftClient, Response
+from histospec.client import DraftClient
 from histospec.client.config import Tls
-from histospec.server.commands.bench_worker import generated
+from tests.support.busy import Rollouts
 from tests.support.dashboard import DASHBOARD, PANELS, RULES, chosen, samples
 from tests.support.prometheus import Prometheus, require
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
-
-EPOCHS = 6
 
 # What Grafana itself calls a dashboard. Its types have enums where JSON has their values.
 TYPES = """\
@@ -30,48 +26,6 @@ type Plain<T> = T extends string ? `${T}` : T extends number | boolean | null | 
   : T extends (infer U)[] ? Plain<U>[] : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
 export const dashboard: Plain<Partial<Dashboard>> = %s;
 """
-
-
-class Rollouts:
-    """Sessions that write what is written in their texts, epoch after epoch, until stopped."""
-
-    def __init__(self, client: DraftClient) -> None:
-        self._client = client
-        self._tasks = [generated(number, EPOCHS + 1, 1, 300) for number in range(8)]
-        for task in self._tasks:
-            for epoch in range(EPOCHS):
-                client.ingest(task.prompt, [Response(task.history[epoch])], epoch=epoch)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            texts = [text for task in self._tasks for text in (task.history[EPOCHS], *task.texts)]
-            sessions = self._client.open([t.prompt for t in self._tasks for _ in range(2)], seeds=range(len(texts)))
-            done = [0] * len(sessions)
-            new = [text[:1] for text in texts]
-            while any(map(len, new)) and not self._stop.is_set():
-                drafts = self._client.step(sessions, new, verify_cost=0.05)
-                done = [at + len(tokens) for at, tokens in zip(done, new, strict=True)]
-                new = [
-                    text[at : at + right(draft, text[at:]) + 1]
-                    for text, at, draft in zip(texts, done, drafts, strict=True)
-                ]
-                self._stop.wait(0.02)
-            self._client.close(sessions, commit=True, epochs=EPOCHS)
-
-    def stop(self) -> None:
-        """Ends them."""
-        self._stop.set()
-        self._thread.join()
-
-
-def right(draft: Draft, text: Any) -> int:
-    """How many tokens of a draft the text begins with."""
-    drafted = draft.tokens[: len(text)]
-    wrong = np.flatnonzero(drafted != text[: len(drafted)])
-    return int(wrong[0]) if wrong.size else len(drafted)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +70,8 @@ def _busy(prometheus: Prometheus, expression: str) -> bool:
 
 
 def test_the_load_is_what_the_server_is_for(prometheus: Prometheus) -> None:
-    """Else a panel could be full of zeros, and nobody would know whether it can show anything else."""
-    shown = ("Sessions with history", "Drafted tokens accepted", "Tokens per step", "Speed-up", "Tokens saved a second")
+    """A panel of zeros would prove nothing."""
+    shown = ("Cache hit rate", "Acceptance rate", "Tokens per step", "Speed-up", "Tokens saved per second")
     for title in shown:
         (target,) = PANELS[title]["targets"]
         eventually(partial(_busy, prometheus, chosen(target["expr"])), title)
@@ -128,7 +82,7 @@ def test_variables_offer_what_there_is(prometheus: Prometheus, loaded: Server, v
     asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
     assert asked is not None
     metric, label = asked.groups()
-    expected = {"instance": loaded.http, "namespace": "run"}[label]
+    expected = {"job": "histospec", "instance": loaded.http, "run": "run"}[label]
     eventually(lambda: prometheus.ask(f"label/{label}/values", **{"match[]": chosen(metric)}) == [expected])
 
 

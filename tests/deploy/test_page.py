@@ -143,7 +143,7 @@ def view(browser: "Browser") -> Iterator[Callable[..., View]]:
 @pytest.fixture(scope="module")
 def busy(start_shared: Starter) -> Iterator[Server]:
     """A server that two runs have worked with for some epochs, and that is idle now, with one session still open."""
-    server = start_shared("--shard-name", "shard-0", "--memory", "64MiB", name="busy")
+    server = start_shared("--shard-name", "shard-0", "--memory", "64MiB", "--disk", "1024GiB", name="busy")
     pause = 0.05 if PICTURES else 0.0
     with (
         DraftClient(server.endpoint, namespace="qwen3-8b-math", deadline=5.0) as client,
@@ -178,6 +178,7 @@ def test_a_server_that_nobody_has_found_yet(start_server: Starter, view: Callabl
     assert "Note: Nothing is connected" in shown.text("#hints")
     assert shown.tile("known") == "\u2013 none since the start"
     assert shown.tile("memory").endswith(" 0 % of 8 GiB")
+    assert re.fullmatch(r"[\d.]+ KiB [\d.]+ \w+ free of [\d.]+ \w+", shown.tile("store"))
     assert shown.text("#lines") == "None since the start"
     assert shown.page.locator("#charts svg").count() == 6
     assert shown.errors == []
@@ -192,8 +193,8 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
     after = busy.metrics()
 
     def counted(samples: dict[str, float]) -> dict[str, float]:
-        """What HistoSpec says; the time and the lock that looking takes aside."""
-        looking = ("_cpu_", "_engine_lock_")
+        """What HistoSpec says; the time and the lock that looking takes aside, and what else uses the disk."""
+        looking = ("_cpu_", "_engine_lock_", "_disk_free_")
         ours = (k for k in samples if k.startswith("histospec_") and not any(part in k for part in looking))
         names = {k: k.removeprefix("histospec_") for k in ours}
         return {name: samples[k] for k, name in names.items()}
@@ -220,6 +221,11 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
     size = mine["index_bytes"]
     assert shown.tile("memory").startswith(binary(size))
     assert shown.tile("memory").endswith(f" {percent(size, 64 << 20)} of 64 MiB")
+    stored = mine["store_bytes"]
+    assert shown.tile("store").startswith(f"{binary(stored)} {percent(stored, 1 << 40)} of 1024 GiB; ")
+    full = max(stored / (1 << 40), 1 - after["histospec_disk_free_bytes"] / mine["disk_size_bytes"])
+    meter = shown.page.locator("#tile-store meter")
+    assert float(meter.get_attribute("value") or 0) == pytest.approx(full, abs=0.01)
 
     for source in ("history", "own", "siblings", "namespace", "twin"):
         tried, right = (total(f"source_{n}_tokens_total", f'source="{source}"') for n in ("draft", "accepted"))
@@ -384,6 +390,7 @@ def test_a_server_whose_store_and_peer_are_away(
             errors = server.metrics()["histospec_store_errors_total"]
             assert errors >= 1
             assert shown.text("#state") == "serving, with faults"
+            assert shown.page.locator("#tile-store meter").count() == 0  # Redis has no limit, and no disk that we know
             hints = shown.text("#hints")
             assert "Broken: Not serving: shard-1" in hints
             assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed lately", hints)

@@ -16,6 +16,7 @@ from tests.support.servers import Server
 
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"),
+     *ROOT.glob("helm/*/README.md"),
      *ROOT.glob("examples/*/README.md")]
 )  # fmt: skip
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
@@ -148,4 +149,4 @@ def test_the_quickstart_runs(server: Server, tmp_path: Path) -> None:
     assert said == ["[7, 8, 9]\n3 responses\n"]
     (shown,) = (runs(["bash", "-ec", here(body)], tmp_path) for body in blocks("docs/quickstart.md", "sh"))
     assert "quickstart" in shown  # the namespace
-    assert re.search('draft_tokens_total{namespace="quickstart"} [1-9]', shown)
+    assert re.search('draft_tokens_total{namespace="quickstart",run="quickstart"} [1-9]', shown)

@@ -10,7 +10,9 @@ import pytest
 
 from histospec.client import AsyncDraftClient, Breaker, DraftClient, Response, Timeouts, Unavailable
 from histospec.client.config import configure
+from histospec.client.core.core import Core
 from histospec.client.errors import ConfigurationError
+from histospec.client.transport.discovery import Discovery
 from tests.support.clients import flushed
 from tests.support.ports import free_port
 from tests.support.redis_processes import RedisProcess
@@ -109,6 +111,26 @@ def test_shards_behind_one_name_come_go_and_move(
         eventually(lambda: flushed(client, 1.0).pending_commits == 0, "responses are not acknowledged")
         assert client.stats().dropped_commits == 0
         assert all(sorted(len(r.tokens) for r in client.history(prompt)) == [5, 41] for prompt in PROMPTS)
+
+
+@pytest.mark.asyncio
+async def test_a_shard_that_is_gone_leaves_after_the_time_that_the_environment_says(
+    start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HISTOSPEC_LEAVE_SECONDS", "100")
+    dns["shards.test"] = ["127.0.0.2", "127.0.0.3"]
+    shards = [start_shard(2), start_shard(3)]
+    core = Core(configure(f"discover://shards.test:{port}", "run"), lambda: None)
+    discovery = Discovery(core)
+    await discovery.refresh(0.0)
+    both = ["shard-2", "shard-3"]
+    assert [shard.name for shard in core.shards] == both
+    shards[1].kill()
+    dns["shards.test"].remove("127.0.0.3")
+    await discovery.refresh(100.0)
+    assert [shard.name for shard in core.shards] == both
+    await discovery.refresh(101.0)
+    assert [shard.name for shard in core.shards] == ["shard-2"]
 
 
 def test_one_shard_tells_of_all(start_shard: Callable[..., Server], port: int) -> None:

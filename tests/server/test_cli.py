@@ -74,7 +74,10 @@ def test_serve_help_names_every_option() -> None:
     text = histospec("serve", "--help").stdout
     for flag in ("--listen", "--data-dir", "--memory", "--peers", "--insecure", "--history-epochs", "--drain-seconds"):
         assert flag in text
-    assert "(default: 8GiB)" in text
+    words = " ".join(text.split())
+    assert "(default: 256MiB)" in words
+    assert "(default: 8GiB, or what fits the memory of the control group or machine)" in words
+    assert "(default: 90 % of the volume of --data-dir)" in words
 
 
 def test_status_of_a_running_server(server: Server, wire: Wire) -> None:

@@ -12,7 +12,9 @@ import pytest
 from histospec.native import Engine
 from histospec.protocol.limits import MAX_DRAFT
 from histospec.server.errors import ConfigError
+from histospec.server.machine import memory_limit
 from histospec.server.settings.addresses import Address, ShardAddress
+from histospec.server.settings.budget import default_budget
 from histospec.server.settings.config import Config
 from histospec.server.settings.option_types import MAX_BYTES, MAX_COUNT
 from histospec.server.settings.options import load
@@ -40,7 +42,8 @@ def test_the_defaults_are_safe() -> None:
     config = load([])
     assert str(config.listen) == "127.0.0.1:6378"
     assert str(config.http) == "127.0.0.1:9464"
-    assert (config.memory, config.history_epochs, config.store) == (8 << 30, 8, "sqlite")
+    assert (config.memory, config.history_epochs) == (default_budget(memory_limit()), 8)
+    assert (config.store, config.store_file, config.kind, config.upgrade_copy) == ("sqlite", None, "sqlite", True)
     assert (config.threads, config.namespace_tokens) == (0, 1 << 19)
     assert (config.retention, config.disk, config.max_backlog) == (0, None, 256 << 20)
     assert config.insecure is False
@@ -64,7 +67,7 @@ def test_the_file_may_be_named_in_the_environment(file: Callable[[str], str], mo
 
 def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HISTOSPEC_MEMORY", "")
-    assert load([]).memory == 8 << 30
+    assert load([]).memory == default_budget(memory_limit())
 
 
 def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +75,7 @@ def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monk
         "listen": "127.0.0.1:1",
         "http": "[::1]:2",
         "insecure": "true",
+        "upgrade_copy": "false",
         "shard_name": "s",
         "peers": "a:1,x=b:2",
         "data_dir": "d",
@@ -81,19 +85,35 @@ def test_every_option_may_be_given_in_every_way(file: Callable[[str], str], monk
         "log_level": "error",
         "traces": "otlp://127.0.0.1:4317",
     }
-    values |= {name: "5" for name in Config.model_fields if name not in values}
+    values |= {name: "5" for name in Config.model_fields if name not in (*values, "store_file")}
     values |= dict.fromkeys(("max_message", "max_backlog", "disk"), "5MiB")
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if name != "insecure"]
-    by_flag = load([*flags, "--insecure"])
+    switches = ("insecure", "upgrade_copy")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if name not in switches]
+    by_flag = load([*flags, "--insecure", "--no-upgrade-copy"])
     by_file = load(["--config", file("\n".join(f'{name} = "{value}"' for name, value in values.items()))])
     for name, value in values.items():
         monkeypatch.setenv(f"HISTOSPEC_{name.upper()}", value)
     by_environment = load([])
     assert by_flag == by_file == by_environment
     assert by_flag.peers == (ShardAddress("a:1", Address("a", 1)), ShardAddress("x", Address("b", 2)))
-    assert all(
-        getattr(by_flag, name) != field.default for name, field in Config.model_fields.items() if name != "store"
-    )
+    assert all(getattr(by_flag, name) != Config.model_fields[name].default for name in values if name != "store")
+
+
+def test_the_store_may_be_named_by_a_file_in_every_way(
+    file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(["--store-file", "url"]).store_file == Path("url")
+    assert load(["--config", file("store-file = 'url'")]).store_file == Path("url")
+    monkeypatch.setenv("HISTOSPEC_STORE_FILE", "url")
+    assert load([]).store_file == Path("url")
+    assert load([]).kind == "redis"
+    monkeypatch.setenv("HISTOSPEC_STORE", "sqlite")
+    with pytest.raises(ConfigError, match="--store and --store-file: both say where the store is; give one of them"):
+        load([])
+
+
+def test_no_limit_of_the_file_is_a_limit_of_its_own() -> None:
+    assert load(["--disk", "0"]).disk == 0
 
 
 def test_peers_may_be_a_list_in_the_file(file: Callable[[str], str]) -> None:
@@ -106,6 +126,8 @@ WRONG = {
     "no retention": (["--retention", "-1"], "--retention: input should be greater than or equal to 0, is '-1'"),
     "no disk": (["--disk", "lots"], "--disk: 'lots' is not a size; write a number with a unit, for example 8GiB"),
     "little disk": (["--disk", "1KiB"], "--disk: give the store at least 1MiB"),
+    "disk of a file": (["--disk", "1GiB", "--store-file", "url"], "--disk: limits the file of --store sqlite"),
+    "two stores": (["--store", "sqlite", "--store-file", "url"], "--store and --store-file: both say where the store"),
     "disk of redis": (["--disk", "1GiB", "--store", "redis://a"], "--disk: limits the file of --store sqlite"),
     "little": (["--memory", "1KiB"], "--memory: give the index at least 1MiB"),
     "no port": (["--listen", "localhost"], "--listen: write HOST:PORT"),

@@ -2,11 +2,17 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "histospec"
@@ -39,6 +45,30 @@ def render(*words: object, version: str = "1.30.0", chart: Path = CHART) -> list
     done = template(*words, version=version, chart=chart)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+
+
+def shard(manifests: list[Manifest]) -> Manifest:
+    """The spec of the pods that are shards."""
+    (spec,) = [m["spec"]["template"]["spec"] for m in manifests if m["kind"] in ("StatefulSet", "DaemonSet")]
+    return dict(spec)
+
+
+def container(manifests: list[Manifest]) -> Manifest:
+    """The container of a shard that runs the server."""
+    (found,) = [entry for entry in shard(manifests)["containers"] if entry["name"] == "histospec"]
+    return dict(found)
+
+
+def options(manifests: list[Manifest]) -> Manifest:
+    """The options that the chart gives the server."""
+    return dict(tomllib.loads(one(manifests, "ConfigMap")["data"]["histospec.toml"]))
+
+
+def refusal(*words: object) -> str:
+    """What helm says of values that the chart refuses."""
+    done = template(*words)
+    assert done.returncode != 0, f"the chart takes {words}"
+    return done.stderr
 
 
 def one(manifests: list[Manifest], kind: str) -> Manifest:

@@ -1,18 +1,20 @@
 """A real Prometheus that looks at real servers every second."""
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.charts import NAMESPACE
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -23,15 +25,53 @@ def require(program: str, where: str = "scripts/install-tools") -> None:
         pytest.skip(f"{program} is not installed ({where})")
 
 
-class Prometheus:
-    """A process that scrapes these "host:port" and evaluates these rules; `close` ends it."""
+def promtool(*arguments: str) -> None:
+    """Runs promtool, and fails with what it says where it fails; skips the test where it is absent."""
+    require("promtool")
+    ran = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
-    def __init__(self, directory: Path, targets: Iterable[str], rules: Path) -> None:
+
+def as_the_operator_does(
+    monitor: dict[str, Any], pods: Mapping[str, str], *, override_honor_labels: bool = False
+) -> dict[str, Any]:
+    """The scrape configuration that the Prometheus operator makes of a ServiceMonitor.
+
+    Each target has labels of its pod and Service, which the operator reads from Kubernetes; then come the relabelings.
+
+    monitor: the manifest, with one endpoint.
+    pods: "host:port" by the name of the pod.
+    override_honor_labels: as `overrideHonorLabels` of the Prometheus object, which wins over the ServiceMonitor.
+    """
+    (endpoint,) = monitor["spec"]["endpoints"]
+    service = f"{monitor['metadata']['name']}-headless"
+    labels = {"namespace": NAMESPACE, "service": service, "job": service, "container": "histospec", "endpoint": "http"}
+    return {
+        "job_name": f"serviceMonitor/{NAMESPACE}/{monitor['metadata']['name']}/0",
+        "metrics_path": endpoint["path"],
+        "honor_labels": endpoint.get("honorLabels", False) and not override_honor_labels,
+        "static_configs": [{"targets": [at], "labels": labels | {"pod": pod}} for pod, at in pods.items()],
+        "relabel_configs": [
+            {re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key): value for key, value in relabeling.items()}
+            for relabeling in endpoint["relabelings"]
+        ],
+    }
+
+
+class Prometheus:
+    """A process that scrapes and evaluates rules; `close` ends it.
+
+    targets: "host:port" of each server, or a whole scrape configuration. rules: a file of rules.
+    """
+
+    def __init__(self, directory: Path, targets: Iterable[str] | dict[str, Any], rules: Path) -> None:
         self._address = f"127.0.0.1:{free_port()}"
+        if not isinstance(targets, dict):
+            targets = {"job_name": "histospec", "static_configs": [{"targets": list(targets)}]}
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)],
-            "scrape_configs": [{"job_name": "histospec", "static_configs": [{"targets": list(targets)}]}],
+            "scrape_configs": [targets],
         }
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         with (directory / "prometheus.log").open("wb") as log:

@@ -121,13 +121,17 @@ class Server:
             return 0, ""
 
     def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics by name, with labels in sorted order: `histospec_drafts_total{namespace="a",…}`."""
+        """Every sample of /metrics by name, with labels in sorted order: `histospec_drafts_total{namespace="a",…}`.
+
+        Without `run`, the other name of a namespace.
+        """
         status, text = self.get("/metrics")
         assert status == 200, text
         samples = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+                assert sample.labels.get("run") == sample.labels.get("namespace")
+                labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()) if key != "run")
                 samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return samples
 

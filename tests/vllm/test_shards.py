@@ -45,6 +45,14 @@ def test_every_shard_drafts_its_part(
     assert all(hits(shard) for shard in shards.values())
 
 
+def test_the_environment_of_a_worker_says_when_a_shard_leaves(
+    engine: Callable[..., Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HISTOSPEC_LEAVE_SECONDS", "600")
+    rollouts = engine(f"discover://{server.endpoint}")
+    assert rollouts.scheduler._sessions.client.config.timeouts.leave == 600
+
+
 @pytest.mark.parametrize("fault", ["killed", "hanging"])
 def test_a_shard_fails_half_way(
     engine: Callable[..., Any],

@@ -24,6 +24,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "histospec.image" -}}
@@ -47,51 +50,65 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "histospec.endpoint" -}}
 {{- if eq .Values.mode "statefulset" }}
 {{- printf "discover://%s" (include "histospec.shards" .) }}
-{{- else if .Values.daemonset.hostPort }}
+{{- else if int .Values.daemonset.hostPort }}
 {{- printf "$(HISTOSPEC_HOST_IP):%v" .Values.daemonset.hostPort }}
 {{- else }}
 {{- printf "%s:6378" (include "histospec.service" .) }}
 {{- end }}
 {{- end }}
 
+{{- /* The chart makes tokens unless there are some, or the user wants none. */}}
+{{- define "histospec.makesTokens" -}}
+{{- if and .Values.tokens.create (not .Values.tokens.existingSecret) (not .Values.security.insecure) }}true{{ end }}
+{{- end }}
+
+{{- define "histospec.tokensSecret" -}}
+{{- if include "histospec.makesTokens" . }}
+{{- include "histospec.fullname" . }}-tokens
+{{- else }}
+{{- .Values.tokens.existingSecret }}
+{{- end }}
+{{- end }}
+
+{{- /* Whether callers must say who they are. */}}
 {{- define "histospec.guarded" -}}
-{{- if or .Values.tokens.existingSecret .Values.tls.clientCA.existingSecret }}true{{ end }}
+{{- if or (include "histospec.tokensSecret" .) .Values.tls.clientCA.existingSecret }}true{{ end }}
+{{- end }}
+
+{{- /* Pods of this chart that call the shards. The NetworkPolicy lets them in; no Service selects them. */}}
+{{- define "histospec.callerLabels" -}}
+app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
+{{- end }}
+
+{{- /* Whom the NetworkPolicy lets in, in words. */}}
+{{- define "histospec.peers" -}}
+{{- if .Values.networkPolicy.sameNamespace }}the pods of this namespace{{ if .Values.networkPolicy.from }}, and {{ end }}{{ end }}
+{{- if .Values.networkPolicy.from }}the peers that networkPolicy.from names
+{{- else if not .Values.networkPolicy.sameNamespace }}no pods but the chart's own
+{{- end }}
+{{- end }}
+
+{{- /* The Service with the HTTP port, which is never published. */}}
+{{- define "histospec.httpService" -}}
+{{ include "histospec.fullname" . }}{{ if ne .Values.service.type "ClusterIP" }}-http{{ end }}
+{{- end }}
+
+{{- /* Whether each shard has a volume of its own that outlives it. */}}
+{{- define "histospec.claims" -}}
+{{- if and (eq .Values.mode "statefulset") (eq .Values.store.kind "sqlite") .Values.persistence.enabled }}true{{ end }}
+{{- end }}
+
+{{- /* The folder of the node that holds a shard's SQLite file, if any. */}}
+{{- define "histospec.hostPath" -}}
+{{- if and (eq .Values.mode "daemonset") (eq .Values.store.kind "sqlite") }}{{ .Values.daemonset.hostPath }}{{ end }}
+{{- end }}
+
+{{- /* Whether `helm test` can get in without being told how. */}}
+{{- define "histospec.tests" -}}
+{{- $open := and (not .Values.tls.existingSecret) (not .Values.tokens.existingSecret) }}
+{{- if and .Values.test.enabled (or .Values.test.args $open) }}true{{ end }}
 {{- end }}
 
 {{- define "histospec.drainSeconds" -}}
 {{ index .Values.options "drain-seconds" | default 20 }}
-{{- end }}
-
-{{- /* Values that are each sound, and make no sense together. */}}
-{{- define "histospec.check" -}}
-{{- $v := .Values }}
-{{- if and (not (include "histospec.guarded" .)) (not $v.security.insecure) }}
-{{- fail "security.insecure is false: give tokens.existingSecret or tls.clientCA.existingSecret" }}
-{{- end }}
-{{- if and $v.tls.clientCA.existingSecret (not $v.tls.existingSecret) }}
-{{- fail "tls.clientCA.existingSecret: clients show certificates only over TLS; give tls.existingSecret, too" }}
-{{- end }}
-{{- if and (eq $v.store.kind "redis") (not $v.store.url) (not $v.store.existingSecret) }}
-{{- fail "store.kind is redis: say where it is with store.url or store.existingSecret" }}
-{{- end }}
-{{- if and $v.store.url $v.store.existingSecret }}
-{{- fail "store.url and store.existingSecret: give one of them" }}
-{{- end }}
-{{- if and (eq $v.store.kind "sqlite") (or $v.store.url $v.store.existingSecret) }}
-{{- fail "store.url and store.existingSecret are for store.kind redis, which is sqlite" }}
-{{- end }}
-{{- if and (ne $v.store.kind "sqlite") (hasKey $v.options "disk") }}
-{{- fail "options.disk limits the file of store.kind sqlite; what Redis holds is limited by its maxmemory" }}
-{{- end }}
-{{- if $v.autoscaling.enabled }}
-{{- if ne $v.mode "statefulset" }}
-{{- fail "autoscaling.enabled: mode daemonset has one shard a node" }}
-{{- end }}
-{{- if ne $v.store.kind "redis" }}
-{{- fail "autoscaling.enabled needs store.kind redis: with sqlite, problems that move to another shard lose their history" }}
-{{- end }}
-{{- if lt (int $v.autoscaling.maxReplicas) (int $v.autoscaling.minReplicas) }}
-{{- fail "autoscaling.maxReplicas is less than autoscaling.minReplicas" }}
-{{- end }}
-{{- end }}
 {{- end }}

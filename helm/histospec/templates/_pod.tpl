@@ -34,13 +34,6 @@ spec:
             fieldRef:
               {{- /* What survives a restart: an ordinal's pod name, or the node. */}}
               fieldPath: {{ eq .Values.mode "statefulset" | ternary "metadata.name" "spec.nodeName" }}
-        {{- with .Values.store.existingSecret }}
-        - name: HISTOSPEC_STORE
-          valueFrom:
-            secretKeyRef:
-              name: {{ . }}
-              key: {{ $.Values.store.existingSecretKey }}
-        {{- end }}
         # Large blocks stay with the process: about twice the steps a second at 16 streams.
         - name: MALLOC_TRIM_THRESHOLD_
           value: "268435456"
@@ -49,29 +42,29 @@ spec:
         - name: MALLOC_TOP_PAD_
           value: "16777216"
         {{- with .Values.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
+      {{- with .Values.extraEnvFrom }}
+      envFrom: {{- toYaml . | nindent 8 }}
+      {{- end }}
       ports:
         - name: grpc
           containerPort: 6378
-          {{- if and (eq .Values.mode "daemonset") .Values.daemonset.hostPort }}
+          {{- if and (eq .Values.mode "daemonset") (int .Values.daemonset.hostPort) }}
           hostPort: {{ .Values.daemonset.hostPort }}
           {{- end }}
         - name: http
           containerPort: 9464
-      # Alive while it still reads its store, so that a large one is not killed for being large.
+      # /livez answers as soon as the process listens, whatever state its store is in.
       startupProbe:
         httpGet:
           path: /livez
           port: http
-        periodSeconds: 2
-        failureThreshold: 60
+        {{- toYaml .Values.startupProbe | nindent 8 }}
       livenessProbe:
         httpGet:
           path: /livez
           port: http
-        periodSeconds: 10
-        timeoutSeconds: 5
-        failureThreshold: 6
-      # Both go the moment that a drain begins.
+        {{- toYaml .Values.livenessProbe | nindent 8 }}
+      # Both fail the moment that a drain begins.
       readinessProbe:
         {{- if .Values.tls.existingSecret }}
         httpGet:
@@ -82,14 +75,13 @@ spec:
           port: 6378
           service: histospec.v1.DraftService
         {{- end }}
-        periodSeconds: 5
-        timeoutSeconds: 3
-        failureThreshold: 2
-      {{- if .Values.preStopSeconds }}
-      lifecycle:
-        preStop:
-          exec:
-            command: [sleep, {{ .Values.preStopSeconds | quote }}]
+        {{- toYaml .Values.readinessProbe | nindent 8 }}
+      {{- $hooks := deepCopy .Values.lifecycle }}
+      {{- if and (int .Values.preStopSeconds) (not $hooks.preStop) }}
+      {{- $_ := set $hooks "preStop" (dict "exec" (dict "command" (list "sleep" (toString .Values.preStopSeconds)))) }}
+      {{- end }}
+      {{- with $hooks }}
+      lifecycle: {{- toYaml . | nindent 8 }}
       {{- end }}
       securityContext: {{- toYaml .Values.securityContext | nindent 8 }}
       resources: {{- toYaml .Values.resources | nindent 8 }}
@@ -101,35 +93,43 @@ spec:
           mountPath: /data
         - name: tmp
           mountPath: /tmp
-        {{- range list "tokens" "tls" "client-ca" }}
+        {{- range list "tokens" "tls" "client-ca" "store" }}
         {{- if include (printf "histospec.secret.%s" .) $ }}
         - name: {{ . }}
           mountPath: /etc/histospec/{{ . }}
           readOnly: true
         {{- end }}
         {{- end }}
+        {{- with .Values.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
+    {{- with .Values.extraContainers }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with .Values.initContainers }}
+  initContainers: {{- toYaml . | nindent 4 }}
+  {{- end }}
   volumes:
     - name: config
       configMap:
         name: {{ include "histospec.fullname" . }}
     - name: tmp
-      emptyDir: {}
+      emptyDir:
+        sizeLimit: {{ toString .Values.emptyDir.tmpSize | quote }}
     {{- if not (include "histospec.claims" .) }}
     - name: data
-      {{- if and (eq .Values.mode "daemonset") .Values.daemonset.hostPath (eq .Values.store.kind "sqlite") }}
+      {{- if include "histospec.hostPath" . }}
       hostPath:
-        path: {{ .Values.daemonset.hostPath }}
+        path: {{ include "histospec.hostPath" . }}
         type: DirectoryOrCreate
       {{- else }}
-      emptyDir: {}
+      emptyDir:
+        sizeLimit: {{ toString .Values.emptyDir.dataSize | quote }}
       {{- end }}
     {{- end }}
-    {{- /* Whole folders, not single files: so a new token or certificate arrives without a restart. */}}
-    {{- range list "tokens" "tls" "client-ca" }}
+    {{- /* Whole folders, not single files: so a new token, certificate or password arrives without a restart. */}}
+    {{- range list "tokens" "tls" "client-ca" "store" }}
     {{- with include (printf "histospec.secret.%s" .) $ }}
     {{- . | nindent 4 }}
     {{- end }}
     {{- end }}
+    {{- with .Values.extraVolumes }}{{ toYaml . | nindent 4 }}{{ end }}
   {{- if and (eq .Values.mode "statefulset") .Values.topologySpreadConstraints }}
   topologySpreadConstraints:
     {{- range .Values.topologySpreadConstraints }}
@@ -148,18 +148,23 @@ spec:
   {{- end }}
 {{- end }}
 
-{{- /* Whether each shard has a volume of its own that outlives it. */}}
-{{- define "histospec.claims" -}}
-{{- if and (eq .Values.mode "statefulset") (eq .Values.store.kind "sqlite") .Values.persistence.enabled }}true{{ end }}
-{{- end }}
-
 {{- define "histospec.secret.tokens" -}}
-{{- with .Values.tokens.existingSecret -}}
+{{- with include "histospec.tokensSecret" . -}}
 - name: tokens
   secret:
     secretName: {{ . }}
     defaultMode: 0440
-    items: [{key: {{ $.Values.tokens.key }}, path: tokens.toml}]
+    items: [{key: {{ include "histospec.makesTokens" $ | empty | ternary $.Values.tokens.key "tokens.toml" }}, path: tokens.toml}]
+{{- end }}
+{{- end }}
+
+{{- define "histospec.secret.store" -}}
+{{- with .Values.store.existingSecret -}}
+- name: store
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: {{ $.Values.store.existingSecretKey }}, path: url}]
 {{- end }}
 {{- end }}
 
@@ -188,10 +193,18 @@ spec:
 listen = "0.0.0.0:6378"
 http = "0.0.0.0:9464"
 data-dir = "/data"
-{{- if not .Values.store.existingSecret }}
+{{- if .Values.store.existingSecret }}
+store-file = "/etc/histospec/store/url"
+{{- else }}
 store = {{ .Values.store.url | default "sqlite" | quote }}
 {{- end }}
-{{- if .Values.tokens.existingSecret }}
+{{- with include "histospec.disk" . }}
+disk = {{ . | quote }}
+{{- end }}
+{{- with include "histospec.memory" . }}
+memory = {{ . | quote }}
+{{- end }}
+{{- if include "histospec.tokensSecret" . }}
 tokens = "/etc/histospec/tokens/tokens.toml"
 {{- end }}
 {{- if .Values.tls.existingSecret }}
@@ -204,7 +217,7 @@ tls-client-ca = "/etc/histospec/client-ca/ca.crt"
 {{- if not (include "histospec.guarded" .) }}
 insecure = true
 {{- end }}
-{{- range $key, $value := .Values.options }}
+{{- range $key, $value := omit .Values.options "disk" "memory" }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}
 {{- end }}

@@ -42,11 +42,28 @@ function tiles(status) {
     ["sessions", "Running sessions", count(totals.sessions), `on ${count(totals.streams)} stream${totals.streams === 1 ? "" : "s"}`],
     ["memory", "Memory of the index", bytes(totals.index_bytes),
       `${percent(totals.index_bytes / status.memory_bytes)} of ${bytes(status.memory_bytes)}`],
+    ["store", "Store", bytes(status.store_bytes), room(status)],
   ].map(([id, name, value, note]) => {
     const tile = element("div", "", element("dt", "", name), element("dd", "", value), element("dd", "quiet", note));
     tile.id = `tile-${id}`;
     return tile;
   });
+}
+
+// What the store may become, and what its disk has left; Redis may have no limit, and has no disk that we know.
+function room(status) {
+  const { store_bytes: held, store_limit_bytes: limit, disk_free_bytes: free, disk_size_bytes: size } = status;
+  const parts = [];
+  if (held !== null && limit !== null) parts.push(`${percent(held / limit)} of ${bytes(limit)}`);
+  if (free !== null) parts.push(`${bytes(free)} free of ${bytes(size)}`);
+  return parts.join("; ") || (held === null ? "not known" : "no limit");
+}
+
+// The worst of both: the part of the limit that is used, and that of the disk. null: there is neither.
+function fullness(status) {
+  const { store_bytes: held, store_limit_bytes: limit, disk_free_bytes: free, disk_size_bytes: size } = status;
+  const parts = [held !== null && limit !== null ? held / limit : null, free !== null ? 1 - free / size : null];
+  return parts.reduce((most, part) => (part !== null && (most === null || part > most) ? part : most), null);
 }
 
 function meter(value, label, high = 1) {
@@ -99,6 +116,8 @@ function show(status) {
   if (!status.hints.length) at("hints").append(element("li", "good", element("strong", "", "All is well")));
   at("tiles").replaceChildren(...tiles(status));
   at("tile-memory").children[1].after(meter(status.totals.index_bytes / status.memory_bytes, "Share of the budget", 0.9));
+  const full = fullness(status);
+  if (full !== null) at("tile-store").children[1].after(meter(full, "Share of the limit, or of the disk", 0.9));
   for (const chart of charts) chart.show(status.series, status.now);
   at("sources").replaceChildren(...Object.entries(status.sources).map(source));
   at("shards").replaceChildren(...status.shards.map(shard));

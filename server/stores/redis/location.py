@@ -4,7 +4,8 @@
     redis+cluster://[user:password@]host:port,host:port Cluster, found from any of its nodes; rediss+cluster:// over TLS
 
 `?replicas=1` has a write count only once so many replicas have it, so that it survives the loss of their master.
-`?ca=FILE` is who may have signed the servers' certificates, where that is not one of the system's.
+`?ca=FILE` is who may have signed the servers' certificates, where that is not one of the system's; it is read again for
+each connection.
 """
 
 from typing import NamedTuple
@@ -27,10 +28,16 @@ class Location(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "Location":
-        """Raises ValueError with a sentence that does not repeat the password."""
-        parts = urlsplit(url)
+        """Raises ValueError with a sentence that repeats no part of a password."""
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # quotes the URL
+            raise ValueError("the URL cannot be read; write redis://HOST:PORT") from None
         if parts.scheme not in SCHEMES:
             raise ValueError(f"a Redis store starts with one of {', '.join(f'{s}://' for s in SCHEMES)}")
+        rest = [parts.path, parts.fragment, *(part for part in parts.query.split("&") if not part.startswith("ca="))]
+        if any("@" in part for part in rest):
+            raise ValueError("the password holds one of / ? # [ ]; write %2F %3F %23 %5B %5D for it")
         who, _, where = parts.netloc.rpartition("@")
         username, _, password = who.partition(":")
         options = parse_qs(parts.query)

@@ -1,6 +1,7 @@
 """Connections to Redis or Valkey, alone or as a Cluster: many commands in one round trip."""
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -37,20 +38,15 @@ class TooFewReplicas(redis.ConnectionError):
 
 
 class Servers:
-    """Where commands go. Thread-safe; connects when it is first used."""
+    """Where commands go. Thread-safe; connects when it is first used.
 
-    def __init__(self, location: Location) -> None:
-        self.location = location
-        options: dict[str, Any] = {
-            "username": location.username,
-            "password": location.password,
-            "socket_connect_timeout": CONNECT_SECONDS,
-            "socket_timeout": ANSWER_SECONDS,
-            "retry": Retry(NoBackoff(), 0),  # who asks knows how patient to be
-        }
-        if location.tls:
-            options |= {"ssl": True, "ssl_ca_certs": location.ca}
-        self._options = options
+    `where` is asked before every command. Once it says something else, such as a new password, new connections use it.
+    """
+
+    def __init__(self, where: Callable[[], Location]) -> None:
+        self._where = where
+        self._location = where()
+        self._lock = threading.Lock()
         self._cluster: Any = None  # of redis.cluster.RedisCluster, which is typed in part
         self._single: redis.Redis | None = None
 
@@ -62,24 +58,41 @@ class Servers:
         Raises:
             redis.RedisError: the first failure; any of the commands may have been carried out.
         """
-        wait = self.location.replicas if replicas else 0
-        if not self.location.cluster:
-            return self._pipeline(self._alone(), commands, wait)
-        cluster = self._together()
+        location, client = self._client()
+        wait = location.replicas if replicas else 0
+        if not location.cluster:
+            return self._pipeline(client, commands, wait)
         by_node: dict[str, list[int]] = {}
         try:
             for i, command in enumerate(commands):
-                by_node.setdefault(cluster.get_node_from_key(command[1]).name, []).append(i)
+                by_node.setdefault(client.get_node_from_key(command[1]).name, []).append(i)
             answers: list[Any] = [None] * len(commands)
             for name, mine in by_node.items():
-                node = cluster.get_node(node_name=name)
-                some = self._pipeline(cluster.get_redis_connection(node), [commands[i] for i in mine], wait)
+                node = client.get_node(node_name=name)
+                some = self._pipeline(client.get_redis_connection(node), [commands[i] for i in mine], wait)
                 for i, answer in zip(mine, some, strict=True):
                     answers[i] = answer
         except TRANSIENT:
             self._forget_cluster()  # who owns what may have changed
             raise
         return answers
+
+    def memory(self) -> list[dict[str, Any]]:
+        """`INFO memory` of every server that takes writes.
+
+        Raises:
+            redis.RedisError: one does not answer, or does not let this user ask.
+        """
+        location, client = self._client()
+        if not location.cluster:
+            return [client.info("memory")]
+        return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
+
+    def _client(self) -> tuple[Location, Any]:
+        """Where the store is now, and the client of redis-py for it."""
+        with self._lock:
+            location = self._look()
+            return location, self._together() if location.cluster else self._alone()
 
     def _pipeline(self, server: Any, commands: Iterable[Command], wait: int) -> list[Any]:
         pipeline = server.pipeline(transaction=False)
@@ -92,18 +105,46 @@ class Servers:
             raise TooFewReplicas(f"{have} replicas have the write, {wait} were asked for")
         return answers
 
+    def _look(self) -> Location:
+        location = self._where()
+        if location != self._location:
+            self._location = location
+            single, self._single = self._single, None
+            if single is not None:
+                single.connection_pool.disconnect(inuse_connections=False)  # the others finish what they are doing
+            self._forget_cluster()
+        return location
+
+    def _options(self) -> dict[str, Any]:
+        location = self._location
+        options: dict[str, Any] = {
+            "username": location.username,
+            "password": location.password,
+            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_timeout": ANSWER_SECONDS,
+            "retry": Retry(NoBackoff(), 0),  # who asks knows how patient to be
+        }
+        if location.tls:
+            options |= {"ssl": True, "ssl_ca_certs": location.ca}
+        return options
+
     def _alone(self) -> redis.Redis:
-        if self._single is None:
-            ((host, port),) = self.location.nodes
-            self._single = redis.Redis(host, port, self.location.database, **self._options)
-        return self._single
+        single = self._single
+        if single is None:
+            ((host, port),) = self._location.nodes
+            single = self._single = redis.Redis(host, port, self._location.database, **self._options())
+        return single
 
     def _together(self) -> Any:
         cluster = self._cluster
         if cluster is None:
             node: Any = redis.cluster.ClusterNode
-            nodes = [node(host, port) for host, port in self.location.nodes]
-            cluster = self._cluster = redis.cluster.RedisCluster(startup_nodes=nodes, **self._options)
+            nodes = [node(host, port) for host, port in self._location.nodes]
+            try:
+                cluster = redis.cluster.RedisCluster(startup_nodes=nodes, **self._options())
+            except redis.exceptions.RedisClusterException as error:  # no RedisError
+                raise _told(error) from error
+            self._cluster = cluster
         return cluster
 
     def _forget_cluster(self) -> None:
@@ -116,3 +157,13 @@ class Servers:
         self._forget_cluster()
         if self._single is not None:
             self._single.close()
+
+
+def _told(error: BaseException) -> redis.RedisError:
+    """What kept a client from finding its Cluster: the answer of a node, or that none answered as one of a Cluster."""
+    cause = error.__cause__
+    if isinstance(cause, redis.AuthenticationError):
+        return redis.AuthenticationError(str(cause))
+    if cause is not None and "mode is not enabled" in str(cause):
+        return redis.ResponseError("this server is not part of a Cluster")
+    return redis.ConnectionError(str(cause or error))

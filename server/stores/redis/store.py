@@ -30,6 +30,7 @@ from histospec.server.stores.interface import (
     Record,
     ResponseBatch,
     Store,
+    StoreSize,
     total_size,
     within,
 )
@@ -51,6 +52,7 @@ from histospec.server.stores.redis.keys import (
     same,
 )
 from histospec.server.stores.redis.location import Location
+from histospec.server.stores.redis.memory import Memory
 from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers
 
 log = structlog.get_logger()
@@ -84,7 +86,8 @@ class _Append:
 
 
 class RedisStore(Store):
-    """See the module. `shard` names this server among those that share the store.
+    """See the module. `location` says where it is, once or whenever it is asked; `shard` names this server among those
+    that share the store.
 
     A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0. Of a problem the newest
     `history_responses` are read, and an eighth more may be held.
@@ -94,7 +97,7 @@ class RedisStore(Store):
 
     def __init__(
         self,
-        location: Location,
+        location: Location | Callable[[], Location],
         history_epochs: int,
         shard: str,
         *,
@@ -103,7 +106,8 @@ class RedisStore(Store):
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
         self._retention = int(1000 * retention)  # milliseconds
-        self._servers = Servers(location)
+        self._servers = Servers(location if callable(location) else lambda: location)
+        self._memory = Memory(self._servers.memory)
         self._history_epochs = history_epochs
         self._history_responses = history_responses
         # Which responses are the oldest Redis tells only with the names of all: so not with every write.
@@ -127,6 +131,11 @@ class RedisStore(Store):
     def waiting_bytes(self) -> int:
         """See Store."""
         return self._writer.backlog
+
+    @property
+    def size(self) -> StoreSize:
+        """See Store. As the look before found it; Redis is asked at most every ten seconds."""
+        return StoreSize(*self._memory.look())
 
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""

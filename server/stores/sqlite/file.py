@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from histospec.server.errors import ConfigError
 from histospec.server.security import private
-from histospec.server.stores.sqlite.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from histospec.server.stores.sqlite.schema import APPLICATION_ID, SCHEMA_VERSION
 
 FILE_NAME = "histospec.sqlite"
 LOCK_NAME = "lock"
@@ -116,6 +118,37 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def written_bytes(path: Path) -> int | None:
+    """Bytes of a database and of its write-ahead log; None where there is none."""
+    database, log, _ = besides(path)
+    try:
+        size = database.stat().st_size
+    except OSError:
+        return None
+    with suppress(OSError):  # between two connections there is no log
+        size += log.stat().st_size
+    return size
+
+
+def free_bytes(connection: sqlite3.Connection) -> int:
+    """Bytes of the file that hold nothing: what left made room for as much again. 0 where they cannot be counted."""
+    try:
+        (pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+    except sqlite3.Error:  # of a damaged file; what was committed stays committed
+        return 0
+    return int(pages * page)
+
+
+def room(directory: Path) -> tuple[int, int] | None:
+    """Of the volume of a directory, in bytes: what may still be written, and all; None where that is not known."""
+    try:
+        total, _, free = shutil.disk_usage(directory)
+    except OSError:
+        return None
+    return free, total
+
+
 def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
     """A connection that writes durably, and lets the file grow to `disk` bytes at most."""
     connection = _plain(path)
@@ -133,23 +166,6 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     return _plain(f"{path.absolute().as_uri()}?mode=ro")
 
 
-def open_file(path: Path, disk: int | None = None) -> sqlite3.Connection:
-    """Connects to the file, which is made where there is none, and brings its schema up to date."""
-    with _usable(path):
-        private.create(path)
-        private.tighten(besides(path))
-        connection = connect_to_read(path)  # closing one that writes would move the write-ahead log into the file
-        version = _version(connection, path)
-        connection.close()
-        connection = connect(path, disk)
-        if version < SCHEMA_VERSION:
-            connection.executescript(
-                f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-                f"{''.join(SCHEMA[version:])} COMMIT;"
-            )
-        return connection
-
-
 def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
     """Connects to the file of a store that exists, also while a server writes to it.
 
@@ -158,11 +174,11 @@ def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
     """
     if not path.exists():
         raise ConfigError(f"--data-dir: there is no store at {path}; give the directory of one")
-    with _usable(path):
+    with usable(path):
         connection = connect(path) if write else connect_to_read(path)
         if not write:
             connection.execute("BEGIN")
-        version = _version(connection, path)
+        version = version_of(connection, path)
     if version < SCHEMA_VERSION:
         connection.close()  # it would keep a server from bringing the file up to date
         raise ConfigError(
@@ -173,12 +189,15 @@ def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
 
 
 @contextmanager
-def _usable(path: Path) -> Iterator[None]:
+def usable(path: Path) -> Iterator[None]:
+    """Turns what SQLite says of the file into a ConfigError, but for damage to a file of ours."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_damage(error) and is_ours(path):
             raise
+        if "full" in str(error):
+            raise ConfigError(f"--data-dir: {path} cannot be opened: {error}; free some room") from None
         raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
 
 
@@ -209,8 +228,12 @@ def _plain(path: Path | str) -> sqlite3.Connection:
     return connection
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the schema; 0 where there is nothing yet. Raises ConfigError where the file is not for us."""
+def version_of(connection: sqlite3.Connection, path: Path, known: int = SCHEMA_VERSION) -> int:
+    """The version of the schema; 0 where there is nothing yet.
+
+    Raises ConfigError where the file is not for us: another program's, or one that servers which know the versions up
+    to `known` cannot use.
+    """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -218,12 +241,41 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         return 0
     if application != APPLICATION_ID:
         raise ConfigError(f"--data-dir: {path} is another program's database; give another directory")
-    if version > SCHEMA_VERSION:
+    if version > known and (least := _readable_from(connection, version)) > known:
+        copy = max((copy for copy in copies_of(path).items() if copy[0] <= known), default=None)
+        back = (
+            f"or go back to the copy from before the upgrade, without what was stored since: {_put_back(copy[1], path)}"
+            if copy
+            else "or give another directory"
+        )
         raise ConfigError(
-            f"--data-dir: {path} was written by a newer HistoSpec (schema {version}, this one knows {SCHEMA_VERSION}); "
-            "upgrade this server or give another directory"
+            f"--data-dir: {path} was written by a newer HistoSpec (schema {version}, this one knows {known}, and the "
+            f"file needs {least}); upgrade this server, {back}"
         )
     return version
+
+
+def _readable_from(connection: sqlite3.Connection, version: int) -> int:
+    """The oldest version whose servers can use the file, as a newer server noted; its own where none did."""
+    with suppress(sqlite3.OperationalError):  # no such table
+        for (least,) in connection.execute("SELECT readable_from FROM compatibility WHERE version = ?", (version,)):
+            return int(least)
+    return version
+
+
+def copies_of(path: Path) -> dict[int, Path]:
+    """The copies that were kept for servers of older versions, by the version of their schema."""
+    found = {}
+    for file in path.parent.glob(f"{path.name}.v*"):
+        if match := re.fullmatch(r".*\.v([0-9]+)", file.name):
+            found[int(match[1])] = file
+    return found
+
+
+def _put_back(copy: Path, path: Path) -> str:
+    """The commands for it; the write-ahead log of the newer file is none of the copy's."""
+    _, log, index = besides(path)
+    return f"rm -f {log} {index} && mv {copy} {path}"
 
 
 def recover(connection: sqlite3.Connection, path: Path, disk: int | None) -> sqlite3.Connection:

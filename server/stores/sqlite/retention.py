@@ -136,7 +136,7 @@ def note_down(trust: Trust, paused_before: str, connection: sqlite3.Connection) 
     """Writes it down, unless a person has ended the pause that was written down before."""
     held = noted(connection)
     if not (paused_before and trust.paused and held is not None and not held.paused):
-        connection.execute("REPLACE INTO clock VALUES (1, ?, ?, ?, ?)", trust)
+        connection.execute("REPLACE INTO clock (one, seen, since, forgotten, paused) VALUES (1, ?, ?, ?, ?)", trust)
 
 
 def each_old(until: float, connection: sqlite3.Connection) -> Iterator[int]:

@@ -18,7 +18,8 @@ import structlog
 
 from histospec.server.errors import ConfigError, Damaged, StoreError
 from histospec.server.security.private import sync_folder
-from histospec.server.stores.sqlite.file import DAMAGE, besides, connect_to_read, open_file
+from histospec.server.stores.sqlite.file import DAMAGE, besides, connect_to_read
+from histospec.server.stores.sqlite.migration import open_file
 from histospec.server.stores.sqlite.reader import COLUMNS, digest_of, record_of
 
 log = structlog.get_logger()

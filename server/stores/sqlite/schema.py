@@ -1,10 +1,48 @@
-"""The schema of the SQLite store, version by version."""
+"""The schema of the SQLite store, version by version, and which servers can use a file of each.
+
+A server uses a file of its own version, brings an older one up to date, and uses a newer one if the file says that it
+may: `compatibility.readable_from` is the oldest version whose servers can read the file and write to it. So a server of
+the version before can take over (`helm rollback`). To add a version, decide which it is:
+
+- additive: new tables, indexes and columns that older servers need not know. Each row that an older server writes is
+  right without them: a new column has a default, and NULL means that nobody knows. `readable_from` stays.
+- not additive: older servers would read something wrong, or leave out what newer ones rely on. `readable_from` is the
+  new version, and a file of an older one is copied first.
+"""
+
+from typing import NamedTuple
 
 APPLICATION_ID = 0x48495354  # "HIST"
 
-# One script a version: a new file takes them all, an older one those that it has not seen.
-SCHEMA = (
+
+class Filling(NamedTuple):
+    """Rows that are derived from those of all prompts: made some at a time, in a file that is of the version before.
+
+    A server of that version may write in between, if this one is killed. Prompts that it adds have their turn. The
+    script of the version must make up for the rest: prompts that left, and responses of prompts that had their turn.
+    Those are above `filling.response`, the newest when the filling began.
     """
+
+    tables: str
+    """Made where they do not exist."""
+    steps: tuple[str, ...]
+    """Statements that take in the prompts whose id is above {above} and not above {upto}."""
+
+
+class Version(NamedTuple):
+    """What a version changes."""
+
+    script: str
+    """Run in one transaction."""
+    readable_from: int
+    """The oldest version whose servers can use a file of this one, and which know that they may: none before 5 does."""
+    filling: Filling | None = None
+
+
+# A new file takes all of them, an older one those that it has not seen.
+VERSIONS = (
+    Version(
+        """
 CREATE TABLE prompts (
     id INTEGER PRIMARY KEY,
     namespace TEXT NOT NULL,
@@ -24,34 +62,64 @@ CREATE TABLE responses (
 );
 CREATE INDEX responses_by_prompt ON responses (prompt, epoch);
 """,
-    """
+        readable_from=1,
+    ),
+    Version(
+        """
 CREATE TABLE estimators (
     namespace TEXT PRIMARY KEY,
     state BLOB NOT NULL
 );
 """,
-    """
-CREATE TABLE namespaces (
-    namespace TEXT PRIMARY KEY,
-    newest_epoch INTEGER NOT NULL
-);
+        readable_from=1,
+    ),
+    Version(  # not additive: retention and epochs rely on rows that older servers do not write
+        """
 INSERT INTO namespaces
-    SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt GROUP BY namespace;
+    SELECT namespace, max(epoch) FROM responses JOIN prompts ON prompts.id = prompt
+    WHERE responses.id > (SELECT response FROM filling) GROUP BY namespace
+    ON CONFLICT (namespace) DO UPDATE SET newest_epoch = max(newest_epoch, excluded.newest_epoch);
 INSERT OR IGNORE INTO namespaces SELECT namespace, 0 FROM estimators;
-CREATE TABLE writes (  -- beside the prompts, whose rows are long
-    prompt INTEGER PRIMARY KEY REFERENCES prompts (id),
-    latest REAL NOT NULL  -- seconds since 1970
-);
-INSERT INTO writes SELECT id, strftime('%s', 'now') FROM prompts;
+DELETE FROM writes WHERE prompt NOT IN (SELECT id FROM prompts);
 CREATE TRIGGER prompts_leave AFTER DELETE ON prompts BEGIN
     DELETE FROM responses WHERE prompt = old.id;
     DELETE FROM writes WHERE prompt = old.id;
 END;
 """,
-    """
+        readable_from=3,
+        filling=Filling(
+            tables="""
+CREATE TABLE IF NOT EXISTS namespaces (
+    namespace TEXT PRIMARY KEY,
+    newest_epoch INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS writes (  -- beside the prompts, whose rows are long
+    prompt INTEGER PRIMARY KEY REFERENCES prompts (id),
+    latest REAL NOT NULL  -- seconds since 1970
+);
+""",
+            steps=(
+                """
+INSERT INTO namespaces
+    SELECT namespace, max(epoch) FROM prompts JOIN responses ON prompt = prompts.id
+    WHERE prompts.id > {above} AND prompts.id <= {upto} GROUP BY namespace
+    ON CONFLICT (namespace) DO UPDATE SET newest_epoch = max(newest_epoch, excluded.newest_epoch);
+""",
+                """
+INSERT OR REPLACE INTO writes
+    SELECT id, strftime('%s', 'now') FROM prompts WHERE id > {above} AND id <= {upto};
+""",
+            ),
+        ),
+    ),
+    Version(  # additive
+        """
 ALTER TABLE responses ADD COLUMN seed INTEGER;  -- NULL where nobody knows it
 """,
-    """
+        readable_from=3,
+    ),
+    Version(  # not additive: older servers would bring back what is leaving
+        """
 ALTER TABLE responses ADD COLUMN checksum INTEGER;  -- NULL where it was stored before there were checksums
 CREATE TABLE leaving (  -- responses that a drop or a rewind takes out, a few at a time
     id INTEGER PRIMARY KEY,
@@ -67,5 +135,21 @@ CREATE TABLE clock (  -- one row: how far the times in `writes` can be trusted
     paused TEXT NOT NULL      -- why retention waits for a person, or ''
 );
 """,
+        readable_from=5,
+    ),
 )
-SCHEMA_VERSION = len(SCHEMA)
+SCHEMA_VERSION = len(VERSIONS)
+
+COMPATIBILITY = """
+CREATE TABLE IF NOT EXISTS compatibility (  -- one row; absent in files that servers before it wrote
+    version INTEGER PRIMARY KEY,    -- of the schema: the row says nothing about another one
+    readable_from INTEGER NOT NULL  -- servers of this version and newer can use the file
+);
+"""
+FILLING = """
+CREATE TABLE IF NOT EXISTS filling (  -- one row, while rows of a new version are being derived
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    prompt INTEGER NOT NULL,   -- prompts up to this one have theirs ...
+    response INTEGER NOT NULL  -- ... from the responses up to this one
+);
+"""

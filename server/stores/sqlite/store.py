@@ -18,7 +18,9 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, total_size
+from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, StoreSize, total_size
+from histospec.server.stores.opening import Progress
+from histospec.server.stores.sqlite.copies import say_kept
 from histospec.server.stores.sqlite.file import (
     DAMAGE,
     FILE_NAME,
@@ -26,10 +28,13 @@ from histospec.server.stores.sqlite.file import (
     Lock,
     connect,
     connect_to_read,
+    free_bytes,
     is_damage,
-    open_file,
     recover,
+    room,
+    written_bytes,
 )
+from histospec.server.stores.sqlite.migration import open_file
 from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.salvage import replace, resume
@@ -44,8 +49,9 @@ class SQLiteStore(SQLiteReader, Store):
     """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
 
     The file grows to `disk` bytes at most. A problem that nobody wrote to for `retention` seconds is forgotten, never
-    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. Raises
-    ConfigError where the directory or the file in it cannot be used.
+    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. One of
+    an older version is brought up to date; `progress` is told how far that is, `upgrade_copy`: whether a copy stays.
+    Raises ConfigError where the directory or the file in it cannot be used, and GivenUp as `progress` does.
     """
 
     def __init__(
@@ -57,6 +63,8 @@ class SQLiteStore(SQLiteReader, Store):
         retention: float = 0.0,
         disk: int | None = None,
         max_backlog: int = MAX_BACKLOG,
+        upgrade_copy: bool = True,
+        progress: Progress | None = None,
     ) -> None:
         self._disk = disk
         self._connection: sqlite3.Connection
@@ -67,7 +75,7 @@ class SQLiteStore(SQLiteReader, Store):
         try:
             resume(path)
             try:
-                connection = open_file(path, disk)
+                connection = open_file(path, disk, copy=upgrade_copy, progress=progress)
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
                 connection = open_file(path, disk)
@@ -77,6 +85,7 @@ class SQLiteStore(SQLiteReader, Store):
         except BaseException:
             self._lock.release()
             raise
+        say_kept(path)
         self._damage.lost(lost)
         self._repairs = 0
         self._trouble = ""
@@ -94,6 +103,14 @@ class SQLiteStore(SQLiteReader, Store):
     def waiting_bytes(self) -> int:
         """See Store."""
         return self._writer.backlog
+
+    @property
+    def size(self) -> StoreSize:
+        """See Store."""
+        volume = room(self._path.parent)
+        written = written_bytes(self._path)
+        held = None if written is None else max(0, written - self._free_bytes)
+        return StoreSize(held, self._disk, *(volume or (None, None)))
 
     @property
     def trouble(self) -> str:
@@ -138,7 +155,7 @@ class SQLiteStore(SQLiteReader, Store):
         """See Store."""
 
         def run(connection: sqlite3.Connection) -> None:
-            connection.execute("INSERT OR IGNORE INTO namespaces VALUES (?, 0)", (namespace,))
+            connection.execute("INSERT OR IGNORE INTO namespaces (namespace, newest_epoch) VALUES (?, 0)", (namespace,))
             connection.execute("REPLACE INTO estimators (namespace, state) VALUES (?, ?)", (namespace, state))
 
         return self._writer.submit(run, len(state))
@@ -177,6 +194,7 @@ class SQLiteStore(SQLiteReader, Store):
         self._slice.begin()
         results = [work.what(connection) for work in group]
         connection.execute("COMMIT")
+        self._free_bytes = free_bytes(connection)
         self._require_files()  # what was written to a file that is gone must not be acknowledged
         return results
 
@@ -260,6 +278,7 @@ class SQLiteStore(SQLiteReader, Store):
     def _open(self) -> None:
         """Connects, and notes which files these are."""
         self._connection = connect(self._path, self._disk)  # of the writer
+        self._free_bytes = free_bytes(self._connection)
         self._reader = connect_to_read(self._path)
         with suppress(*DAMAGE):
             self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it

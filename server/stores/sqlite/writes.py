@@ -144,7 +144,7 @@ class Appender:
         return True
 
     def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
-        connection.execute("REPLACE INTO writes VALUES (?, ?)", (prompt, time.time()))
+        connection.execute("REPLACE INTO writes (prompt, latest) VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
             "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -156,7 +156,7 @@ class Appender:
         epoch = max(record.epoch for record in records)
         if epoch > self._newest.get(namespace, -1):
             connection.execute(
-                "INSERT INTO namespaces VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "
+                "INSERT INTO namespaces (namespace, newest_epoch) VALUES (?, ?) ON CONFLICT (namespace) DO UPDATE "
                 "SET newest_epoch = excluded.newest_epoch WHERE excluded.newest_epoch > newest_epoch",
                 (namespace, epoch),
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from histospec.server.commands import snapshot
+from histospec.server.commands import into_store
 from histospec.server.errors import StoreFull
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.writes import Appender
@@ -61,7 +61,7 @@ def test_restored_responses_obey_the_window(run: Callable[..., tuple[int, str]],
 def test_a_restore_of_more_than_fits_at_once_arrives(
     run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "BYTES", 1000)
+    monkeypatch.setattr(into_store, "BYTES", 1000)
     store = on_disk(tmp_path)
     for future in [store.append(batch(bytes(400), prompt=tokens(n))) for n in range(500)]:
         future.result()

@@ -24,6 +24,7 @@ HEADINGS = (
     "speed-up", "tokens per step", "accepted", "empty drafts", "known problems", "verify cost", "Is my run helped?",
     "sessions", "problems", "responses", "tokens", "newest epoch", "namespace", "last ten minutes", "since the start",
     "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted for want of memory",
+    "store", "free on the disk of the store",
 )  # fmt: skip
 
 

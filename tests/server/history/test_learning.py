@@ -314,9 +314,9 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) 
     store = SQLiteStore(tmp_path, 8)
     store._writer.submit(lambda connection: connection.execute("ALTER TABLE estimators RENAME TO gone"), 0).result()
     engine = Engine(1 << 26)
+    history = History(engine, store, 4096)
     with capture_logs() as logs:
-        history = History(engine, store, 4096)
-    assert [entry["event"] for entry in logs] == ["what was learned cannot be read; drafting starts anew"]
+        await history.load()
+    assert next(entry["event"] for entry in logs) == "what was learned cannot be read; drafting starts anew"
     assert engine.stats()["namespaces"] == {}
-    await history.load()
     await history.close()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from histospec.server.observability.health_hints import Facts, NamespaceFacts, hints
+from histospec.server.stores.interface import StoreSize
 
 WELL = NamespaceFacts(
     "run", hits=900, misses=100, history_responses=5000, hits_ever=9000, lookups_ever=9999, drafted=9000, accepted=6000
@@ -43,6 +44,18 @@ CASES = {
         "warn",
         "Retention is paused",
         "The time of day jumped. Nothing is forgotten meanwhile",
+    ),
+    "a disk that fills up": (
+        BUSY._replace(store_size=StoreSize(held=5, disk_free=9 << 30, disk_size=100 << 30)),
+        "warn",
+        "The disk fills up",
+        "9.0 GiB of 100.0 GiB are free on the volume of --data-dir",
+    ),
+    "a store that fills up": (
+        BUSY._replace(store_size=StoreSize(held=91 << 30, limit=100 << 30, disk_free=50, disk_size=100)),
+        "warn",
+        "The store fills up",
+        "The store holds 91.0 GiB of the 100.0 GiB that it may",
     ),
     "a shard away": (BUSY._replace(away=["b", "c"]), "bad", "Not serving: b, c", "log"),
     "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "34 ms or more"),
@@ -153,6 +166,8 @@ def test_each_case_is_told_with_what_to_do(case: str) -> None:
         with_namespace(hits=900, misses=100)._replace(evicted=1200, index_bytes=9.5),  # nobody misses it
         BUSY._replace(draft_p99=0.02),
         BUSY._replace(streams=0, draft_p99=None),  # idle, after work
+        BUSY._replace(store_size=StoreSize(held=90, limit=100, disk_free=10, disk_size=100)),
+        BUSY._replace(store_size=StoreSize(held=10**15)),  # without a limit
     ],
 )
 def test_nothing_is_said_below_the_limits(facts: Facts) -> None:

@@ -1,16 +1,22 @@
 """/metrics, counted to the unit."""
 
+import gzip
 import json
+import shutil
 import urllib.request
+from typing import cast
 
 import numpy as np
 import pytest
 from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from histospec.native import Engine
+from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
-from histospec.server.observability.metrics import MAX_NAMESPACE_LABELS, OTHER_NAMESPACES, Metrics
+from histospec.server.observability.metrics import Metrics
+from histospec.server.observability.vitals import Vitals
+from histospec.server.settings.config import Config
+from histospec.server.stores.interface import Store
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -169,6 +175,17 @@ def test_limits_are_shown_beside_what_is_used(start_server: Starter, connect: Co
     assert "histospec_certificate_expiry_timestamp_seconds" not in samples  # no TLS
 
 
+def test_a_store_that_is_not_open_takes_no_other_metric_away() -> None:
+    class Closed:
+        def __getattr__(self, name: str) -> None:
+            raise StoreError("store: it is not open yet")
+
+    vitals = Vitals(Config(), cast(Store, Closed()), None, [], lambda: False)
+    names = {metric.name for metric in vitals.collect()}
+    assert {"histospec_ready", "histospec_memory_limit_bytes", "histospec_log_lines_dropped"} <= names
+    assert not any("store" in name for name in names)
+
+
 def test_a_server_that_drains_is_not_ready(server: Server, wire: Wire) -> None:
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
@@ -261,55 +278,63 @@ def test_names_that_never_existed_use_up_no_label(server: Server, wire: Wire) ->
     assert json.loads(server.get("/status")[1])["namespaces_in_all"] == 0
 
 
-def test_both_formats_are_served(server: Server) -> None:
-    for accept, kind in (("", "text/plain"), ("application/openmetrics-text;version=1.0.0,text/plain", "openmetrics")):
-        request = urllib.request.Request(f"http://{server.http}/metrics", headers={"Accept": accept})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            assert kind in answer.headers["Content-Type"]
-            assert b"histospec_ready 1.0" in answer.read()
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+@pytest.mark.parametrize(
+    ("accept", "kind", "last"),
+    [
+        ("", "text/plain", b"\n"),
+        ("application/openmetrics-text;version=1.0.0,text/plain", "application/openmetrics-text", b"\n# EOF\n"),
+    ],
+)
+def test_both_formats_are_served_compressed_where_that_is_asked_for(
+    shared_server: Server, accept: str, kind: str, last: bytes, encoding: str
+) -> None:
+    headers = {"Accept": accept, "Accept-Encoding": encoding}
+    request = urllib.request.Request(f"http://{shared_server.http}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        body = answer.read()
+        assert answer.headers["Content-Type"].startswith(kind)
+        assert (answer.headers["Content-Encoding"] == "gzip") is (encoding == "gzip")
+        assert answer.headers["Vary"] == "Accept-Encoding"
+    text = gzip.decompress(body) if encoding == "gzip" else body
+    assert b"\nhistospec_ready 1.0\n" in text
+    assert text.endswith(last)
 
 
-def labelled(metrics: Metrics) -> dict[str, float]:
-    """What /metrics says of missed lookups, by label."""
-    text = generate_latest(metrics.registry).decode()
-    [family] = [family for family in text_string_to_metric_families(text) if family.name == "histospec_problem_lookups"]
-    return {s.labels["namespace"]: s.value for s in family.samples if s.labels["result"] == "miss"}
+def test_a_run_is_named_twice(server: Server, wire: Wire) -> None:
+    """By its namespace, and by a label that no scrape configuration overwrites."""
+    wire.ingest([1], [[2]])
+    text = server.get("/metrics")[1]
+    named = [line for line in text.splitlines() if "namespace=" in line or "run=" in line]
+    assert len(named) > 30
+    assert all('namespace="run"' in line and 'run="run"' in line for line in named)
+
+
+def test_the_room_of_the_store_is_shown(start_server: Starter, connect: Connector) -> None:
+    """
+    1. Without --disk there is no limit; the volume is that of the directory, to what others write meanwhile.
+    2. What is stored shows; with --disk, the limit does. /status says the same.
+    """
+    unlimited = start_server("--disk", "0")
+    samples = unlimited.metrics()
+    volume = shutil.disk_usage(unlimited.data_dir)
+    assert "histospec_store_limit_bytes" not in samples
+    assert samples["histospec_disk_size_bytes"] == volume.total
+    assert 0 < samples["histospec_disk_free_bytes"] < volume.total
+    server = start_server("--disk", "64MiB")
+    empty = server.metrics()["histospec_store_bytes"]
+    assert empty > 0
+    connect(server.endpoint).ingest([1], [range(number, number + 50_000) for number in range(20)])
+    samples = server.metrics()
+    assert samples["histospec_store_bytes"] > empty + 4 * 20 * 50_000
+    assert samples["histospec_store_limit_bytes"] == 64 << 20
+    status = json.loads(server.get("/status")[1])
+    assert status["store_bytes"] == samples["histospec_store_bytes"]
+    assert (status["store_limit_bytes"], status["disk_size_bytes"]) == (64 << 20, volume.total)
 
 
 def visit(engine: Engine, namespace: str) -> None:
     engine.close(engine.open(namespace, [1, 2]), commit=False)
-
-
-@pytest.mark.parametrize("beyond", [0, 3])
-def test_namespaces_beyond_the_limit_share_a_label(beyond: int) -> None:
-    engine = Engine(1 << 24)
-    metrics = Metrics(engine, Counts())
-    for i in range(MAX_NAMESPACE_LABELS + beyond):
-        visit(engine, f"namespace {i:04}")
-    labels = labelled(metrics)
-    assert len(labels) == MAX_NAMESPACE_LABELS + bool(beyond)
-    assert labels.get(OTHER_NAMESPACES, 0) == beyond
-
-
-def test_a_label_stays_while_its_namespace_does_and_is_free_after_it() -> None:
-    engine = Engine(1 << 24)
-    metrics = Metrics(engine, Counts())
-    for i in range(MAX_NAMESPACE_LABELS):
-        visit(engine, f"old {i:04}")
-    old = set(labelled(metrics))
-    for i in range(5):
-        visit(engine, f"a new one {i}")  # sorts before the others
-    assert set(labelled(metrics)) == old | {OTHER_NAMESPACES}
-    for i in range(5):
-        engine.drop_namespace(f"old {i:04}")
-    labels = labelled(metrics)
-    assert set(labels) == old - {f"old {i:04}" for i in range(5)} | {f"a new one {i}" for i in range(5)}
-    for i in range(10 * MAX_NAMESPACE_LABELS):
-        visit(engine, f"passing {i}")
-        engine.drop_namespace(f"passing {i}")
-    visit(engine, "last")
-    engine.drop_namespace("a new one 0")
-    assert "last" in labelled(metrics)
 
 
 def test_what_workers_say_is_of_namespaces_that_are_there() -> None:
@@ -322,9 +347,9 @@ def test_what_workers_say_is_of_namespaces_that_are_there() -> None:
         said[name] = 0.5, costs.clock()
     engine.drop_namespace("a")
     assert metrics.engine.read().verify_costs == {"b": 0.5}
-    text = generate_latest(metrics.registry).decode()
+    text = metrics.exposition(generate_latest, open_metrics=False).decode()
     assert [line for line in text.splitlines() if line.startswith("histospec_verify_cost")] == [
-        'histospec_verify_cost{namespace="b"} 0.5'
+        'histospec_verify_cost{namespace="b",run="b"} 0.5'
     ]
 
 

@@ -38,7 +38,8 @@ def test_white_space_is_shown(name: str, wrong: str) -> None:
 
 
 def test_a_name_that_is_stored_stays_until_it_is_dropped() -> None:
-    names = Namespaces(["old "], 8)
+    names = Namespaces(8)
+    names.know(["old "])
     names.admit("old ")
     with pytest.raises(InvalidRequest, match="'new ' begins or ends with white space"):
         names.admit("new ")

@@ -90,7 +90,7 @@ def test_a_file_of_a_newer_version_is_left_alone(open_store: Callable[..., SQLit
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("PRAGMA user_version = 6")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5\)"):
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5, and the file needs 6\)"):
         SQLiteStore(tmp_path, 8)
 
 

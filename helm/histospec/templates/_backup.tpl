@@ -1,0 +1,187 @@
+{{- /* What the backup and the restore have in common: one pod that runs the command line against all shards. */}}
+
+{{- define "histospec.backup.check" -}}
+{{- $v := .Values }}
+{{- $to := $v.backup.destination }}
+{{- if and $to.persistentVolumeClaim $to.url }}
+{{- fail "backup.destination.persistentVolumeClaim and backup.destination.url: give one of them" }}
+{{- end }}
+{{- if not (or $to.persistentVolumeClaim $to.url) }}
+{{- fail "backup.enabled: say where backups go with backup.destination.persistentVolumeClaim or backup.destination.url" }}
+{{- end }}
+{{- if and $to.existingSecret (not $to.url) }}
+{{- fail "backup.destination.existingSecret holds credentials for backup.destination.url; give that, too" }}
+{{- end }}
+{{- if and (eq $v.mode "daemonset") (eq $v.store.kind "sqlite") }}
+{{- fail "backup.enabled: in mode daemonset with store.kind sqlite no address leads to all shards; use store.kind redis, or back up each node's folder" }}
+{{- end }}
+{{- if and $v.tokens.existingSecret (not $v.backup.tokenSecret) }}
+{{- fail "backup.enabled: with tokens.existingSecret, name a Secret that holds a token with the right to admin in backup.tokenSecret and its key in backup.tokenKey" }}
+{{- end }}
+{{- if and $v.tls.clientCA.existingSecret (not $v.backup.tlsSecret) }}
+{{- fail "backup.enabled: the shards ask callers for certificates (tls.clientCA); name a Secret with ca.crt, tls.crt and tls.key in backup.tlsSecret" }}
+{{- end }}
+{{- end }}
+
+{{- /* The Secret with the token to show; none where nobody is asked for one. */}}
+{{- define "histospec.backup.tokenSecret" -}}
+{{- if .Values.backup.tokenSecret }}
+{{- .Values.backup.tokenSecret }}
+{{- else if include "histospec.makesTokens" . }}
+{{- include "histospec.tokensSecret" . }}
+{{- end }}
+{{- end }}
+
+{{- define "histospec.backup.selector" -}}
+app.kubernetes.io/name: {{ include "histospec.name" . }}-backup
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "histospec.backup.labels" -}}
+{{ include "histospec.backup.selector" . }}
+app.kubernetes.io/component: backup
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "histospec.backup.place" -}}
+{{ .Values.backup.destination.url | default "/backups/" }}
+{{- end }}
+
+{{- /* How the command reaches all shards, after --from or --to. */}}
+{{- define "histospec.backup.service" -}}
+{{- $v := .Values }}
+- {{ eq $v.mode "statefulset" | ternary (printf "discover://%s" (include "histospec.shards" .)) (printf "%s:6378" (include "histospec.service" .)) }}
+{{- if eq $v.store.kind "sqlite" }}
+{{- /* Each shard has what no other one has: a backup without one of them is none. */}}
+- --shards
+- {{ max 1 (int $v.replicas) | quote }}
+{{- end }}
+- --namespace
+- {{ $v.backup.namespaces | quote }}
+{{- if include "histospec.backup.tokenSecret" . }}
+- --token-file
+- /etc/histospec/token/{{ $v.backup.tokenKey }}
+{{- end }}
+{{- if $v.tls.existingSecret }}
+- --tls-ca
+- /etc/histospec/tls/ca.crt
+{{- if $v.tls.clientCA.existingSecret }}
+- --tls-cert
+- /etc/histospec/tls/tls.crt
+- --tls-key
+- /etc/histospec/tls/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* A Job's specification; called with the chart's context and the list of arguments. */}}
+{{- define "histospec.backup.job" -}}
+{{- $root := .root }}
+{{- $v := $root.Values -}}
+backoffLimit: 2
+activeDeadlineSeconds: {{ $v.backup.deadlineSeconds }}
+template:
+  metadata:
+    labels:
+      {{- include "histospec.backup.labels" $root | nindent 6 }}
+      {{- with $v.backup.podLabels }}{{ toYaml . | nindent 6 }}{{ end }}
+    {{- with $v.backup.podAnnotations }}
+    annotations: {{- toYaml . | nindent 6 }}
+    {{- end }}
+  spec:
+    restartPolicy: Never
+    automountServiceAccountToken: false
+    enableServiceLinks: false
+    {{- with $v.backup.serviceAccountName }}
+    serviceAccountName: {{ . }}
+    {{- end }}
+    {{- with $v.imagePullSecrets }}
+    imagePullSecrets: {{- toYaml . | nindent 6 }}
+    {{- end }}
+    securityContext: {{- toYaml $v.podSecurityContext | nindent 6 }}
+    containers:
+      - name: {{ .name }}
+        image: {{ include "histospec.image" $root | quote }}
+        imagePullPolicy: {{ $v.image.pullPolicy }}
+        args: {{- .args | nindent 10 }}
+        {{- with $v.backup.destination.existingSecret }}
+        envFrom:
+          - secretRef:
+              name: {{ . }}
+        {{- end }}
+        {{- with $v.backup.extraEnv }}
+        env: {{- toYaml . | nindent 10 }}
+        {{- end }}
+        securityContext: {{- toYaml $v.securityContext | nindent 10 }}
+        resources: {{- toYaml $v.backup.resources | nindent 10 }}
+        volumeMounts:
+          - name: tmp
+            mountPath: /tmp
+          {{- if $v.backup.destination.persistentVolumeClaim }}
+          - name: backups
+            mountPath: /backups
+          {{- end }}
+          {{- if include "histospec.backup.tokenSecret" $root }}
+          - name: token
+            mountPath: /etc/histospec/token
+            readOnly: true
+          {{- end }}
+          {{- if $v.tls.existingSecret }}
+          - name: tls
+            mountPath: /etc/histospec/tls
+            readOnly: true
+          {{- end }}
+    volumes:
+      - name: tmp
+        emptyDir:
+          sizeLimit: 64Mi
+      {{- with $v.backup.destination.persistentVolumeClaim }}
+      - name: backups
+        persistentVolumeClaim:
+          claimName: {{ . }}
+      {{- end }}
+      {{- with include "histospec.backup.tokenSecret" $root }}
+      - name: token
+        secret:
+          secretName: {{ . }}
+          defaultMode: 0440
+          items: [{key: {{ $v.backup.tokenKey }}, path: {{ $v.backup.tokenKey }}}]
+      {{- end }}
+      {{- with $v.tls.existingSecret }}
+      - name: tls
+        secret:
+          secretName: {{ $v.backup.tlsSecret | default . }}
+          defaultMode: 0440
+          items:
+            - {key: ca.crt, path: ca.crt}
+            {{- if $v.tls.clientCA.existingSecret }}
+            - {key: tls.crt, path: tls.crt}
+            - {key: tls.key, path: tls.key}
+            {{- end }}
+      {{- end }}
+    {{- with $v.nodeSelector }}
+    nodeSelector: {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with $v.tolerations }}
+    tolerations: {{- toYaml . | nindent 6 }}
+    {{- end }}
+{{- end }}
+
+{{- define "histospec.backup.snapshot" -}}
+- snapshot
+- {{ include "histospec.backup.place" . }}
+- --keep
+- {{ .Values.backup.keep | quote }}
+- --from
+{{ include "histospec.backup.service" . | trim }}
+{{- end }}
+
+{{- define "histospec.backup.restore" -}}
+- restore
+- {{ include "histospec.backup.place" . }}
+- --merge  # so that a Job that begins again adds nothing twice
+- --to
+{{ include "histospec.backup.service" . | trim }}
+{{- end }}

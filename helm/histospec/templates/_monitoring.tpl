@@ -1,0 +1,38 @@
+{{- /* The label `job` of the shards: what the ServiceMonitor sets and the rules look for. It names the release, so that
+       shards of two releases never count as those of one. */}}
+{{- define "histospec.job" -}}
+{{- .Values.prometheusRule.job | default (printf "%s/%s" .Release.Namespace (include "histospec.fullname" .)) }}
+{{- end }}
+
+{{- /* Names of pods, as a regular expression. */}}
+{{- define "histospec.pods" -}}
+{{- include "histospec.fullname" . }}-{{ eq .Values.mode "statefulset" | ternary "[0-9]+" "[a-z0-9]{5}" }}
+{{- end }}
+
+{{- /* files/alerts.yaml for the shards of this release alone. */}}
+{{- define "histospec.rules" -}}
+{{- $job := printf "job=%q" (include "histospec.job" .) }}
+{{- .Files.Get "files/alerts.yaml" | replace "job=~\".+\"" $job | replace "job=~\".*histospec.*\"" $job }}
+{{- end }}
+
+{{- /* files/alerts-kubernetes.yaml, likewise. */}}
+{{- define "histospec.kubernetesRules" -}}
+{{- $text := .Files.Get "files/alerts-kubernetes.yaml" }}
+{{- $text = replace "\"NAMESPACE\"" (quote .Release.Namespace) $text }}
+{{- $text = replace "\"NAME\"" (include "histospec.fullname" . | quote) $text }}
+{{- $text = replace "\"PODS\"" (include "histospec.pods" . | quote) $text }}
+{{- replace "\"JOB\"" (include "histospec.job" . | quote) $text }}
+{{- end }}
+
+{{- /* Adds what the release knows to each rule of a list, and leaves out those of some names. */}}
+{{- define "histospec.ruleList" -}}
+{{- $kept := list }}
+{{- range .rules }}
+{{- if not (has .alert $.without) }}
+{{- $_ := set .labels "namespace" $.root.Release.Namespace }}
+{{- $_ := set .annotations "runbook_url" (print $.root.Values.prometheusRule.runbookBase .annotations.runbook_url) }}
+{{- $kept = append $kept . }}
+{{- end }}
+{{- end }}
+{{- toYaml $kept }}
+{{- end }}

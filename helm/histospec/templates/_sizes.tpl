@@ -1,0 +1,106 @@
+{{- /* Bytes of a Kubernetes quantity (10Gi, 1.5G, 1e10, 128974848000m) or of a size of the server (8GiB, 32 GB). */}}
+{{- define "histospec.bytes" -}}
+{{- $text := toString . | nospace | trimSuffix "B" }}
+{{- /* An exponent needs digits: 1E is one exa, 1E3 is a thousand. */}}
+{{- $number := regexFind "^[0-9]*[.]?[0-9]*([eE][+-]?[0-9]+)?" $text }}
+{{- $factors := dict "" 1.0 "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18
+  "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 }}
+{{- $suffix := trimPrefix $number $text }}
+{{- if or (not (regexMatch "[0-9]" $number)) (not (hasKey $factors $suffix)) }}
+{{- printf "%v is not a quantity; write a number with a unit, such as 10Gi or 500M" . | fail }}
+{{- end }}
+{{- mulf (float64 $number) (get $factors $suffix) | printf "%.0f" }}
+{{- end }}
+
+{{- /* A size for the server, from bytes: whole GiB where it is some, else MiB, rounded down. */}}
+{{- define "histospec.size" -}}
+{{- $mib := div (. | float64 | int64) 1048576 }}
+{{- if or (mod $mib 1024) (not $mib) }}{{ $mib }}MiB{{ else }}{{ div $mib 1024 }}GiB{{ end }}
+{{- end }}
+
+{{- /* Bytes of memory that options.max-backlog may take beyond its default. */}}
+{{- define "histospec.backlog" -}}
+{{- $backlog := index .Values.options "max-backlog" | default "256MiB" | include "histospec.bytes" | float64 }}
+{{- subf $backlog 268435456.0 | maxf 0.0 }}
+{{- end }}
+
+{{- /* Bytes of the index that a memory limit is sized for. Takes root, limit in bytes. */}}
+{{- define "histospec.sizedIndex" -}}
+{{- $limit := float64 .limit }}
+{{- $most := minf (mulf $limit 0.8) (subf $limit 2147483648.0) }}
+{{- subf (maxf $most (divf $limit 4.0)) (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
+{{- end }}
+
+{{- /* Bytes of the largest index that a memory limit may have: server/settings/budget.py says what the process needs
+beside it, and an alert says that more than 85 % is tight. Takes root, limit in bytes. */}}
+{{- define "histospec.largestIndex" -}}
+{{- $limit := float64 .limit }}
+{{- $fits := divf (subf $limit 536870912.0) 1.15 }}
+{{- $most := minf (mulf $limit 0.85) (maxf $fits (divf $limit 4.0)) }}
+{{- subf $most (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
+{{- end }}
+
+{{- define "histospec.memoryLimit" -}}
+{{- with (.Values.resources.limits).memory }}{{ include "histospec.bytes" . }}{{ end }}
+{{- end }}
+
+{{- /* Budget of the index: as given, or by the limit; nothing where there is none. */}}
+{{- define "histospec.memory" -}}
+{{- $limit := include "histospec.memoryLimit" . }}
+{{- if .Values.options.memory }}
+{{- .Values.options.memory }}
+{{- else if $limit }}
+{{- include "histospec.sizedIndex" (dict "root" . "limit" $limit) | include "histospec.size" }}
+{{- end }}
+{{- end }}
+
+{{- /* The size of what /data is on, as the values give it; nothing where the node decides. */}}
+{{- define "histospec.volumeSize" -}}
+{{- if include "histospec.claims" . }}
+{{- .Values.persistence.size }}
+{{- else if not (include "histospec.hostPath" .) }}
+{{- .Values.emptyDir.dataSize }}
+{{- end }}
+{{- end }}
+
+{{- /* Limit of the SQLite file: as given, or 90 % of the volume: the write-ahead log comes on top. */}}
+{{- define "histospec.disk" -}}
+{{- if eq .Values.store.kind "sqlite" }}
+{{- $volume := include "histospec.volumeSize" . }}
+{{- if .Values.options.disk }}
+{{- .Values.options.disk }}
+{{- else if $volume }}
+{{- mulf (include "histospec.bytes" $volume | float64) 0.9 | include "histospec.size" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Sizes that are each sound, and do not fit each other. */}}
+{{- define "histospec.checkSizes" -}}
+{{- $v := .Values }}
+{{- $limit := include "histospec.memoryLimit" . | default "0" | float64 }}
+{{- if $limit }}
+{{- $memory := include "histospec.bytes" (include "histospec.memory" .) | float64 }}
+{{- $said := printf "options.memory is %s, and resources.limits.memory is %v" (include "histospec.memory" .) $v.resources.limits.memory }}
+{{- $most := include "histospec.largestIndex" (dict "root" . "limit" $limit) | float64 }}
+{{- $least := include "histospec.size" (subf $limit $most) }}
+{{- if lt $most 1048576.0 }}
+{{- printf "resources.limits.memory is %v, and the process needs that much beside its index; raise it, or lower options.max-backlog" $v.resources.limits.memory | fail }}
+{{- end }}
+{{- if ge $memory $limit }}
+{{- printf "%s: the index alone would fill the container. Give it at most %s, leave options.memory empty, or raise the limit" $said (include "histospec.size" $most) | fail }}
+{{- end }}
+{{- if and (gt $memory $most) (not $v.sizing.allowTight) }}
+{{- printf "%s: the process needs %s beside its index, or the kernel may end it. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight to true" $said $least (include "histospec.size" $most) | fail }}
+{{- end }}
+{{- end }}
+{{- if and (ne $v.store.kind "sqlite") $v.options.disk }}
+{{- fail "options.disk limits the file of store.kind sqlite; what Redis holds is limited by its maxmemory" }}
+{{- end }}
+{{- $volume := include "histospec.volumeSize" . }}
+{{- if and $volume $v.options.disk }}
+{{- if gt (include "histospec.bytes" $v.options.disk | float64) (include "histospec.bytes" $volume | float64) }}
+{{- printf "options.disk is %s, and the volume has %s (%s): leave options.disk empty for 90 %% of the volume, or enlarge it" $v.options.disk $volume (include "histospec.claims" . | empty | ternary "emptyDir.dataSize" "persistence.size") | fail }}
+{{- end }}
+{{- end }}
+{{- end }}

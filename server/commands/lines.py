@@ -1,0 +1,145 @@
+"""The lines of a snapshot: a problem each, as recorded rollouts have it (docs/replay.md)."""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from histospec.protocol.arrays import FLOAT32, INT32
+from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
+from histospec.replay.recordings import Line, LineResponse, read_as
+from histospec.server.stores.interface import Problem, Record
+from histospec.server.stores.merging import mask
+
+GZIP = 16 + zlib.MAX_WBITS
+LEVEL = 6
+FLUSHED = 16 << 10  # bytes that are compressed before they are handed on
+
+
+class Stored(NamedTuple):
+    """A problem and its responses, oldest first; with the first problem of a namespace what its drafter has learned."""
+
+    problem: Problem
+    records: list[Record]
+    estimator: bytes | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the responses have."""
+        return sum(len(record.tokens) for record in self.records) // INT32.itemsize
+
+
+# Writing
+
+
+def encoded(problems: Iterable[Stored]) -> Iterator[bytes]:
+    """A line each."""
+    for stored in problems:
+        yield json.dumps(_line(stored), separators=(",", ":")).encode() + b"\n"
+
+
+def packed(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The same as a gzip archive, in pieces."""
+    pack = zlib.compressobj(LEVEL, wbits=GZIP)
+    waiting: list[bytes] = []
+    size = 0
+    for line in lines:
+        waiting.append(pack.compress(line))
+        size += len(waiting[-1])
+        if size >= FLUSHED:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join([*waiting, pack.flush()])
+
+
+def _line(stored: Stored) -> dict[str, Any]:
+    problem = stored.problem
+    line: dict[str, Any] = {"namespace": problem.namespace}
+    if problem.name:
+        line["id"] = problem.name
+    line["prompt"] = np.frombuffer(problem.prompt, INT32).tolist()
+    line["responses"] = [_response(record) for record in stored.records]
+    if stored.estimator:
+        line["estimator"] = base64.b64encode(stored.estimator).decode()
+    return line
+
+
+def _response(record: Record) -> dict[str, Any]:
+    tokens = np.frombuffer(record.tokens, INT32).tolist()
+    response: dict[str, Any] = {"epoch": record.epoch}
+    if mask(record.generated):
+        parts = groupby(zip(record.generated, tokens, strict=True), key=lambda pair: pair[0])
+        response["turns"] = [
+            {"role": "assistant" if generated else "environment", "tokens": [token for _, token in part]}
+            for generated, part in parts
+        ]
+    else:
+        response["tokens"] = tokens
+    if record.reward is not None:
+        response["reward"] = record.reward
+    if record.seed is not None:
+        response["seed"] = record.seed
+    if record.logprobs:
+        # As float64, whose shortest decimals lead back to the same float32.
+        response["logprobs"] = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
+    return response
+
+
+# Reading
+
+
+class _StoredResponse(LineResponse):
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    logprobs: list[float] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+
+    @model_validator(mode="after")
+    def _one_a_token(self) -> "_StoredResponse":
+        tokens = sum(len(part) for part, _ in self.parts())
+        if self.logprobs and len(self.logprobs) != tokens:
+            raise PydanticCustomError("text", f"has {len(self.logprobs)} logprobs for {tokens} tokens")
+        return self
+
+    def record(self) -> Record:
+        tokens = [token for part, _ in self.parts() for token in part]
+        generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
+        logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
+        return Record(np.array(tokens, INT32).tobytes(), self.epoch, self.reward, logprobs, mask(generated), self.seed)
+
+
+def _base64(text: object) -> bytes:
+    try:
+        return base64.b64decode(str(text), validate=True)
+    except ValueError:
+        raise PydanticCustomError("text", "should be base64") from None
+
+
+class _StoredLine(Line):
+    namespace: Annotated[str, Field(min_length=1, max_length=MAX_NAMESPACE)]
+    id: Annotated[str, Field(max_length=MAX_PROBLEM)] | None = None
+    responses: Annotated[Sequence[_StoredResponse], Field(min_length=1)]
+    estimator: Annotated[bytes, BeforeValidator(_base64)] | None = None
+
+    def stored(self) -> Stored:
+        problem = Problem(self.namespace, np.array(self.prompt, INT32).tobytes(), self.id or "")
+        records = sorted((response.record() for response in self.responses), key=lambda record: record.epoch)
+        return Stored(problem, records, self.estimator)
+
+
+def namespaces(source: BinaryIO, pattern: str) -> set[str]:
+    """The namespaces of a whole file that match. Raises RecordingError where a line of it is wrong."""
+    return {line.namespace for _, line in read_as(_StoredLine, source) if fnmatchcase(line.namespace, pattern)}
+
+
+def decoded(source: BinaryIO, pattern: str) -> Iterator[Stored]:
+    """What the file holds of namespaces that match. Raises RecordingError."""
+    for _, line in read_as(_StoredLine, source):
+        if fnmatchcase(line.namespace, pattern):
+            yield line.stored()

@@ -1,0 +1,163 @@
+"""Backups by the chart: a CronJob, a restore that waits to be asked for, and what they may do."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.charts import Manifest, render, template
+
+VALUES = Path(__file__).parent / "values" / "backup.yaml"
+VOLUME = "backup.enabled=true,backup.destination.persistentVolumeClaim=backups"
+
+
+def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    """The manifest of a kind and a name."""
+    (found,) = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pod(manifests: list[Manifest], name: str) -> dict[str, Any]:
+    """The pod of a CronJob: metadata and spec."""
+    found: dict[str, Any] = named(manifests, "CronJob", name)["spec"]["jobTemplate"]["spec"]["template"]
+    return found
+
+
+def args(manifests: list[Manifest], name: str) -> list[str]:
+    """What its container runs."""
+    (container,) = pod(manifests, name)["spec"]["containers"]
+    found: list[str] = container["args"]
+    return found
+
+
+def test_nothing_of_it_is_there_unless_it_is_asked_for() -> None:
+    assert not [manifest for manifest in render() if "backup" in str(manifest) or manifest["kind"] == "CronJob"]
+
+
+def test_a_backup_reaches_all_shards_and_one_at_a_time_runs() -> None:
+    manifests = render("--set", VOLUME, "--set", "replicas=3")
+    service = ["discover://run-histospec-headless.rl.svc:6378", "--shards", "3", "--namespace", "*"]
+    words = args(manifests, "run-histospec-backup")
+    assert words[:10] == ["snapshot", "/backups/", "--keep", "14", "--from", *service]
+    words = args(manifests, "run-histospec-restore")
+    assert words[:9] == ["restore", "/backups/", "--merge", "--to", *service]
+    spec = named(manifests, "CronJob", "run-histospec-backup")["spec"]
+    assert (spec["concurrencyPolicy"], spec["schedule"]) == ("Forbid", "0 2 * * *")
+    mounts = pod(manifests, "run-histospec-backup")["spec"]["containers"][0]["volumeMounts"]
+    assert {mount["mountPath"] for mount in mounts} >= {"/tmp", "/backups"}
+
+
+def test_a_restore_never_runs_by_itself() -> None:
+    spec = named(render("--set", VOLUME), "CronJob", "run-histospec-restore")["spec"]
+    assert spec["suspend"] is True
+    assert spec["schedule"] == "0 0 31 2 *"
+
+
+def test_shards_that_share_a_store_need_not_all_be_there() -> None:
+    redis = "store.kind=redis,store.url=redis://redis:6379"
+    assert "--shards" not in args(render("--set", VOLUME, "--set", redis), "run-histospec-backup")
+    manifests = render("--set", VOLUME, "--set", f"{redis},mode=daemonset")
+    assert "run-histospec.rl.svc:6378" in args(manifests, "run-histospec-backup")
+
+
+def test_everything_that_is_given_arrives() -> None:
+    manifests = render("--values", VALUES)
+    words = args(manifests, "run-histospec-backup")
+    assert words[:4] == ["snapshot", "s3://backups/histospec", "--keep", "5"]
+    told = dict(zip(words[4::2], words[5::2], strict=True))
+    assert told == {
+        "--from": "discover://run-histospec-headless.rl.svc:6378",
+        "--shards": "3",
+        "--namespace": "run-*",
+        "--token-file": "/etc/histospec/token/token",
+        "--tls-ca": "/etc/histospec/tls/ca.crt",
+        "--tls-cert": "/etc/histospec/tls/tls.crt",
+        "--tls-key": "/etc/histospec/tls/tls.key",
+    }
+    for name in ("backup", "restore"):
+        found = pod(manifests, f"run-histospec-{name}")
+        (container,) = found["spec"]["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "histospec-backup"}}]
+        assert container["env"] == [{"name": "AWS_ENDPOINT_URL", "value": "https://s3.example.com"}]
+        assert container["resources"]["limits"] == {"memory": "512Mi"}
+        volumes = {volume["name"]: volume for volume in found["spec"]["volumes"]}
+        assert volumes["token"]["secret"]["secretName"] == "histospec-admin"
+        assert volumes["tls"]["secret"]["secretName"] == "histospec-backup-tls"
+        assert found["spec"]["serviceAccountName"] == "histospec-backup"
+        assert found["metadata"]["labels"]["team"] == "rl"
+
+
+def test_the_key_of_the_shards_stays_with_them() -> None:
+    manifests = render("--set", VOLUME, "--set", "tls.existingSecret=histospec-tls")
+    volumes = {volume["name"]: volume for volume in pod(manifests, "run-histospec-backup")["spec"]["volumes"]}
+    assert volumes["tls"]["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert volumes["tls"]["secret"]["secretName"] == "histospec-tls"
+
+
+@pytest.mark.parametrize("name", ["backup", "restore"])
+@pytest.mark.parametrize("words", [("--set", VOLUME), ("--values", VALUES)], ids=["volume", "everything"])
+def test_its_pods_are_hardened_and_belong_to_no_service(words: tuple[object, ...], name: str) -> None:
+    manifests = render(*words)
+    found = pod(manifests, f"run-histospec-{name}")
+    spec, labels = found["spec"], found["metadata"]["labels"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = spec["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for manifest in manifests:
+        if manifest["kind"] in ("Service", "PodDisruptionBudget"):
+            selector = manifest["spec"]["selector"]
+            selector = selector.get("matchLabels", selector)
+            assert not selector.items() <= labels.items(), manifest["metadata"]["name"]
+
+
+def test_the_network_lets_it_in_whoever_else_may_come() -> None:
+    manifests = render("--values", VALUES)
+    policy = named(manifests, "NetworkPolicy", "run-histospec-backup")["spec"]
+    (rule,) = policy["ingress"]
+    assert rule["ports"] == [{"port": "grpc"}]
+    (peer,) = rule["from"]
+    for name in ("backup", "restore"):
+        labels = pod(manifests, f"run-histospec-{name}")["metadata"]["labels"]
+        assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    shards = named(manifests, "StatefulSet", "run-histospec")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= shards.items()
+    off = render("--values", VALUES, "--set", "networkPolicy.enabled=false")
+    assert not [manifest for manifest in off if manifest["kind"] == "NetworkPolicy"]
+
+
+@pytest.mark.parametrize(
+    ("set_", "said"),
+    [
+        (
+            "backup.enabled=true",
+            "backup.enabled: say where backups go with backup.destination.persistentVolumeClaim or",
+        ),
+        (f"{VOLUME},backup.destination.url=s3://b/p", "backup.destination.url: give one of them"),
+        (
+            f"{VOLUME},backup.destination.existingSecret=s",
+            "holds credentials for backup.destination.url; give that, too",
+        ),
+        (f"{VOLUME},mode=daemonset", "in mode daemonset with store.kind sqlite no address leads to all shards"),
+        (
+            f"{VOLUME},tokens.existingSecret=t",
+            "name a Secret that holds a token with the right to admin in backup.token",
+        ),
+        (
+            f"{VOLUME},tls.existingSecret=a,tls.clientCA.existingSecret=b",
+            "name a Secret with ca.crt, tls.crt and tls.key in backup.tlsSecret",
+        ),
+        ("backup.keep=0", "backup.keep: Must be greater than or equal to 1"),
+        ("backup.schedule=nightly", "backup.schedule: Does not match pattern"),
+        ("backup.destination.url=ftp://b/p", "backup.destination.url: Does not match pattern"),
+        ("backup.destination.url=s3://b/all.jsonl.gz", "backup.destination.url: Must not validate the schema (not)"),
+        ("backup.place=s3", "Additional property place is not allowed"),
+    ],
+)
+def test_nonsense_is_refused_by_name(set_: str, said: str) -> None:
+    done = template("--set", set_)
+    assert done.returncode != 0
+    assert said in done.stderr

@@ -1,0 +1,104 @@
+"""NOTES.txt: the lines for this release, and in plain words what is not safe."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.charts import CHART, one, render
+
+VALUES = Path(__file__).parent / "values"
+
+
+def notes(tmp_path: Path, *words: object) -> str:
+    """NOTES.txt, which helm shows only after it has installed, rendered as a manifest."""
+    chart = tmp_path / "chart"
+    if not chart.exists():
+        shutil.copytree(CHART, chart)
+        text = (chart / "templates" / "NOTES.txt").read_text()
+        (chart / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}')
+        (chart / "templates" / "notes.yaml").write_text(
+            'apiVersion: v1\nkind: Notes\ntext: |-\n  .\n  {{- include "notes" . | nindent 2 }}\n'
+        )
+    return str(one(render(*words, chart=chart), "Notes")["text"])
+
+
+def worker(text: str) -> dict[str, Any]:
+    """What the notes want in the pods of workers."""
+    block = text.partition("give their pods:\n")[2].partition("  Start the engine")[0]
+    return dict(yaml.safe_load(block))
+
+
+def environment(text: str) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in worker(text)["env"]}
+
+
+def test_notes_say_the_lines_for_this_release(tmp_path: Path) -> None:
+    text = notes(tmp_path)
+    assert environment(text) == {
+        "HISTOSPEC_ENDPOINT": "discover://run-histospec-headless.rl.svc:6378",
+        "HISTOSPEC_NAMESPACE": "run-1",
+        "HISTOSPEC_TOKEN_FILE": "/etc/histospec/worker-token",
+    }
+    assert "--scheduler-cls histospec.client.vllm.HistoSpecScheduler" in text
+    (line,) = [line for line in text.splitlines() if "--speculative-config" in line]
+    assert json.loads(line.split("'")[1])["model"] == "histospec.client.vllm.HistoSpecProposer"
+    assert "helm -n rl test run" in text
+    assert "port-forward service/run-histospec 9464" in text
+
+
+def test_workers_mount_the_token_that_the_chart_made(tmp_path: Path) -> None:
+    text = notes(tmp_path)
+    (volume,) = worker(text)["volumes"]
+    (mount,) = worker(text)["volumeMounts"]
+    (made,) = [m for m in render() if m["kind"] == "Secret"]
+    assert volume["secret"]["secretName"] == made["metadata"]["name"]
+    (item,) = volume["secret"]["items"]
+    assert item["key"] in made["data"]
+    assert f"{mount['mountPath']}/{item['path']}" == environment(text)["HISTOSPEC_TOKEN_FILE"]
+    assert mount["name"] == volume["name"]
+    shown = "get secret run-histospec-tokens -o jsonpath='{.data.worker-token}' | base64 -d"
+    assert text.count(shown) == text.count("get secret") == 2, "to see it, and to copy it"
+    assert "name it in tokens.existingSecret" in text
+    assert "WARNING: without TLS, tokens and responses travel in the clear" in text
+
+
+def test_notes_of_a_guarded_release_have_no_warning(tmp_path: Path) -> None:
+    text = notes(tmp_path, "--values", VALUES / "everything.yaml")
+    assert "WARNING" not in text
+    assert {"HISTOSPEC_TOKEN_FILE", "HISTOSPEC_TLS_CA", "HISTOSPEC_TLS_CERT"} < environment(text).keys()
+    assert environment(text)["HISTOSPEC_ENDPOINT"] == "discover://drafts-headless.rl.svc:6378"
+    assert "The chart made" not in text
+    assert "port-forward service/drafts-http 9464" in text
+
+
+def test_notes_say_aloud_what_is_not_safe(tmp_path: Path) -> None:
+    text = notes(tmp_path, "--set", "security.insecure=true")
+    assert "WARNING: security.insecure is true. The shards ask no caller for a token or a certificate." in text
+    assert "it lets in the pods of this namespace." in text
+    assert "HISTOSPEC_TOKEN_FILE" not in environment(text)
+    assert "volumes" not in worker(text)
+    text = notes(tmp_path, "--set", "security.insecure=true,networkPolicy.enabled=false")
+    assert "Any pod that reaches the port can read and write every run's history." in text
+    text = notes(tmp_path, "--set", "security.insecure=true,networkPolicy.sameNamespace=false")
+    assert "it lets in no pods but the chart's own." in text
+    assert "WARNING: history ends with each pod" in notes(tmp_path, "--set", "persistence.enabled=false")
+
+
+def test_notes_say_that_a_policy_keeps_outside_callers_out(tmp_path: Path) -> None:
+    text = notes(tmp_path, "--set", "service.type=LoadBalancer,tls.existingSecret=tls")
+    assert (
+        "WARNING: service.type is LoadBalancer, and the NetworkPolicy lets in only the pods of this namespace." in text
+    )
+    assert "WARNING" not in notes(tmp_path, "--values", VALUES / "published.yaml")
+
+
+def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path: Path) -> None:
+    text = notes(tmp_path, "--set", "mode=daemonset")
+    assert environment(text)["HISTOSPEC_ENDPOINT"] == "run-histospec.rl.svc:6378"
+    assert "Give daemonset.hostPath" in text
+    found = environment(notes(tmp_path, "--set", "mode=daemonset,daemonset.hostPort=7000"))
+    assert found["HISTOSPEC_ENDPOINT"] == "$(HISTOSPEC_HOST_IP):7000"
+    assert found["HISTOSPEC_HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}

@@ -1,0 +1,208 @@
+"""A server whose store is not open yet: it listens, drafts from running sessions, and loses nothing."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from histospec.client import DraftClient, Response
+from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.v1 import draft_pb2 as pb
+from tests.support.clients import flushed, texts
+from tests.support.old_files import OldFile
+from tests.support.redis_processes import RedisCluster, RedisProcess, require_redis
+from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
+from tests.support.wires import Connector, Wire
+
+TEXT = list(range(100, 140))
+OLDER = list(range(200, 240))
+EPOCH = 7
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A Redis of the test's own."""
+    require_redis()
+    process = RedisProcess(tmp_path / "redis")
+    yield process
+    process.kill()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else can write to a SQLite file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def waits_for(server: Server, what: str) -> bool:
+    status, text = server.get("/readyz")
+    return status == 503 and text.startswith(f"store: {what}")
+
+
+def health(wire: Wire) -> int:
+    request = health_pb2.HealthCheckRequest(service="histospec.v1.DraftService")
+    return int(health_pb2_grpc.HealthStub(wire.channel).Check(request).status)
+
+
+def assert_it_is_opening(server: Server, wire: Wire) -> None:
+    """It is alive, not ready, refuses for now what the store would have to do, and drafts from siblings."""
+    assert server.get("/livez")[0] == 200
+    assert health(wire) == health_pb2.HealthCheckResponse.NOT_SERVING
+    prompt = wire.i32([1, 2, 3])
+    calls = (
+        lambda: wire.ingest([1, 2, 3], [TEXT]),
+        lambda: wire.history([1, 2, 3]),
+        lambda: wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run")),
+        lambda: wire.stub.Rewind(pb.RewindRequest(namespace="run", epoch=0)),
+    )
+    for call in calls:
+        with pytest.raises(grpc.RpcError, match="not open yet") as refused:
+            call()
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert wire.stub.PredictLength(pb.PredictLengthRequest(namespace="run", prompt=prompt)).observations == 0
+    stream = wire.stream()
+    first = stream.ask(opens=[wire.open(1), wire.open(2)], step=wire.step([1, 2], [TEXT[:20], TEXT[:8]]))
+    assert wire.unknown(first) == []
+    again = stream.ask(step=wire.step([1, 2], [[], TEXT[8:10]], [20, 8]))
+    assert wire.drafts(again)[1][:4] == TEXT[10:14]
+    [refusal] = stream.ask(closes=[wire.commit(1, 20)]).refusals
+    assert (refusal.session, refusal.later) == (1, True)
+    assert "not open yet" in refusal.reason
+    stream.end()
+
+
+def write(client: DraftClient, text: list[int]) -> None:
+    """A session that generates a text and commits it."""
+    sessions = client.open([[1, 2, 3]])
+    client.step(sessions, [text])
+    client.finish(sessions)
+
+
+@pytest.mark.parametrize("kind", ["away", "hangs"])
+def test_a_server_that_starts_while_redis_is_away_waits_for_it(
+    start_server: Starter, connect: Connector, redis: RedisProcess, kind: str
+) -> None:
+    """
+    1. Redis has a response of epoch 7; it ends, or hangs. A server starts.
+    2. The server listens and drafts from siblings. What a client commits is refused for now, and kept by the client.
+    3. Redis is back: the server is ready, reads the problem of a session that was opened before, and takes what the
+       client kept. That counts for epoch 7, though the server did not know of it when the session ended.
+    """
+    with DraftClient(start_server("--store", redis.url).endpoint, "run", deadline=5.0) as client:
+        client.ingest([1, 2, 3], [Response(OLDER)], epoch=EPOCH)
+        client.ingest([9], [Response(OLDER)], epoch=EPOCH)
+    redis.kill() if kind == "away" else redis.pause()
+
+    server = start_server("--store", redis.url, ready=False)
+    wire = connect(server.endpoint)
+    eventually(lambda: waits_for(server, f"{redis.url}/0 does not answer ("), "it does not say what it waits for")
+    assert_it_is_opening(server, wire)
+    waiting = wire.stream()
+    waiting.ask(opens=[wire.open(5, [9])], step=wire.step([5], [OLDER[:10]]))
+    with DraftClient(server.endpoint, "run", deadline=5.0) as client:
+        write(client, TEXT)
+        assert flushed(client, 0.5).pending_commits == 1
+
+        redis.start() if kind == "away" else redis.go_on()
+        eventually(lambda: server.get("/readyz")[0] == 200, "it is not ready with its Redis")
+        assert health(wire) == health_pb2.HealthCheckResponse.SERVING
+        eventually(lambda: flushed(client).commits == 1, "what the client kept does not arrive")
+        assert (client.stats().dropped_commits, client.stats().pending_commits) == (0, 0)
+        stored = client.history([1, 2, 3])
+    assert texts(stored) == [OLDER, TEXT]
+    assert [response.epoch for response in wire.stub.History(
+        pb.HistoryRequest(namespace="run", prompt=wire.i32([1, 2, 3]))
+    ).responses] == [EPOCH, EPOCH]  # fmt: skip
+    eventually(
+        lambda: wire.drafts(waiting.ask(step=wire.step([5], [[]], [10])))[0][:4] == OLDER[10:14],
+        "a session that was opened before does not find its problem",
+    )
+    eventually(lambda: server.metrics()["histospec_history_tokens"] == 3 * len(TEXT), "something is indexed twice")
+    assert server.metrics()["histospec_store_errors_total"] == 0
+    events = [entry["event"] for entry in server.log]
+    assert sum("does not answer" in str(event) for event in events) == 1
+    assert events.count("the store answers") == 1
+
+
+def test_a_cluster_and_a_name_that_are_not_there_yet_are_waited_for(start_server: Starter, tmp_path: Path) -> None:
+    require_redis()
+    cluster = RedisCluster(tmp_path / "cluster")
+    try:
+        for node in cluster.nodes:
+            node.kill()
+        server = start_server("--store", cluster.url, ready=False)
+        nowhere = start_server("--store", "redis://nowhere.invalid", ready=False)
+        eventually(lambda: waits_for(server, "redis+cluster://"))
+        eventually(lambda: "does not answer" in server.get("/readyz")[1])
+        eventually(lambda: "does not answer" in nowhere.get("/readyz")[1])
+        for node in cluster.nodes:
+            node.start()
+        cluster.recovers()
+        eventually(lambda: server.get("/readyz")[0] == 200, "it does not find its Cluster")
+        nowhere.terminate()
+        assert nowhere.wait() == 0
+    finally:
+        cluster.kill()
+
+
+def test_a_server_that_waits_for_its_store_stops_when_told(start_server: Starter, connect: Connector) -> None:
+    server = start_server("--store", "redis://127.0.0.1:1", ready=False)
+    eventually(lambda: waits_for(server, "redis://127.0.0.1:1/0 does not answer"))
+    assert_it_is_opening(server, connect(server.endpoint))
+    server.terminate()
+    assert server.wait() == 0
+    assert [entry["event"] for entry in server.log][-1] == "stopped"
+    # What was learned is not saved: what the store has may be more.
+    [warning] = [entry["event"] for entry in server.log if entry.get("level") in ("warning", "error")]
+    assert "does not answer" in str(warning)
+
+
+def test_a_server_brings_an_old_file_up_to_date_while_it_listens(
+    start_server: Starter, connect: Connector, tmp_path: Path
+) -> None:
+    """
+    1. A server starts on a file of an older version, to which another program writes: the update waits.
+    2. It listens meanwhile, and is killed. The file is still of the older version.
+    3. Another one waits, too, and stops when told. The file is free: a third one finishes the update.
+    """
+    (tmp_path / "old").mkdir()
+    old = OldFile(tmp_path / "old" / FILE_NAME)
+    old.add(300)
+    newest, responses, _ = old.expected()
+    with locked(old.path):
+        server = start_server(name="old", ready=False)
+        wire = connect(server.endpoint)
+        eventually(lambda: waits_for(server, "migrating to schema 3 of 5"), "it does not say what it does")
+        assert_it_is_opening(server, wire)
+        server.kill()
+        server.start(ready=False)
+        eventually(lambda: waits_for(server, "migrating to schema 3 of 5"))
+        server.terminate()
+        assert server.wait() == 0
+    assert old.version() == 2
+    assert old.expected()[0] == newest
+    server.start()
+    for problem, texts_ in responses.items():
+        prompt = np.frombuffer(problem.prompt, "<i4").tolist()
+        held = wire.history(prompt, problem.namespace, wait=True)
+        assert held == [np.frombuffer(text, "<i4").tolist() for _, text in texts_]
+
+
+def test_a_wrong_password_ends_the_server_at_once(start_server: Starter, tmp_path: Path) -> None:
+    require_redis()
+    redis = RedisProcess(tmp_path / "redis", "--requirepass", "right-one", password="right-one")
+    try:
+        with pytest.raises(RuntimeError, match="the server ended with 2") as ended:
+            start_server("--store", f"redis://:wrong-one@{redis.where}")
+        assert f"--store redis://{redis.where}/0: invalid username-password pair" in str(ended.value)
+        assert "wrong-one" not in str(ended.value)
+    finally:
+        redis.kill()

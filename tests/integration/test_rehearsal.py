@@ -1,0 +1,158 @@
+"""The day after: a service is backed up as the chart does it, its machines and volumes are gone, and it comes back."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from histospec.client import DraftClient
+from tests.deploy.test_chart_backup import VALUES, args
+from tests.support import certificates
+from tests.support.charts import render
+from tests.support.histories import Written, expected, found, write, writings
+from tests.support.object_store import ObjectStore
+from tests.support.servers import Starter
+from tests.support.waiting import eventually
+
+SHARDS = 3
+ADMIN, WORKER = "admin-secret-0123456789", "worker-secret-0123456789"
+TOKENS = f"""
+[[token]]
+name = "operator"
+secret = "{ADMIN}"
+rights = ["admin"]
+
+[[token]]
+name = "workers"
+secret = "{WORKER}"
+"""
+
+
+@pytest.fixture(scope="module")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    pytest.importorskip("obstore", reason="needs histospec[backup]")
+    store = ObjectStore(tmp_path_factory.mktemp("seaweedfs"))
+    yield store
+    store.kill()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """What Secrets hold: tokens and certificates, where pods find them."""
+    folder = tmp_path / "etc"
+    for name in ("token", "tls", "server"):
+        (folder / name).mkdir(parents=True)
+    (folder / "server" / "tokens.toml").write_text(TOKENS)
+    (folder / "token" / "token").write_text(ADMIN)
+    issued = certificates.issue(folder / "server", trustme.CA())
+    for ours, theirs in (("ca.pem", "ca.crt"), ("client.pem", "tls.crt"), ("client.key", "tls.key")):
+        shutil.copy(issued / ours, folder / "tls" / theirs)
+    return folder
+
+
+class Cluster:
+    """The shards of a release, and the commands of its CronJobs."""
+
+    def __init__(self, start: Starter, files: Path, store: ObjectStore, name: str) -> None:
+        secrets = files / "server"
+        flags = (*certificates.of_server(secrets), "--tls-client-ca", str(secrets / "ca.pem"))
+        flags = (*flags, "--tokens", str(secrets / "tokens.toml"))
+        self.servers = [start(*flags, name=f"{name}-{number}") for number in range(SHARDS)]
+        self._files = files
+        self._store = store
+        self._rendered = render("--values", VALUES)
+
+    @property
+    def endpoint(self) -> str:
+        """As workers are told of it, by the names of the pods."""
+        return ",".join(f"run-histospec-{number}={server.endpoint}" for number, server in enumerate(self.servers))
+
+    def command(self, name: str) -> list[str]:
+        """What the container of a CronJob runs, with addresses and folders of this machine."""
+        rendered = args(self._rendered, f"run-histospec-{name}")
+        words = [word.replace("/etc/histospec", str(self._files)) for word in rendered]
+        where = words.index("discover://run-histospec-headless.rl.svc:6378")
+        words[where] = self.endpoint
+        return [sys.executable, "-m", "histospec.server", *words]
+
+    def run(self, name: str) -> str:
+        """Runs it as a Job would, to its end; what it said."""
+        done = subprocess.run(
+            self.command(name), cwd="/", env=self.environment(), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def environment(self) -> dict[str, str]:
+        """What a pod has: the Secret of the object store, and nothing of ours."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HISTOSPEC_")}
+        return kept | self._store.environment
+
+    def lose(self) -> None:
+        """Its machines and volumes are gone."""
+        for server in self.servers:
+            server.kill()
+            shutil.rmtree(server.data_dir)
+
+
+@pytest.fixture
+def worker(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a worker: its certificate and its token, which is not good for backups."""
+    for name, file in (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key")):
+        monkeypatch.setenv(f"HISTOSPEC_TLS_{name}", str(files / "tls" / file))
+    monkeypatch.setenv("HISTOSPEC_TOKEN", WORKER)
+
+
+def drafted(endpoint: str, written: Written, text: list[int]) -> list[int]:
+    """What a worker is offered after the beginning of a text."""
+    with DraftClient(endpoint, written.namespace, deadline=10.0) as client:
+        sessions = client.open([written.prompt], [written.name])
+        (draft,) = client.step(sessions, [text])
+        return [int(token) for token in draft.tokens]
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_service_comes_back_from_its_backup(start_server: Starter, files: Path, object_store: ObjectStore) -> None:
+    first = Cluster(start_server, files, object_store, "first")
+    written, later = writings(seed=27), writings(seed=28, namespaces=["run-3"])
+    write(first.endpoint, written)
+    assert f": {len(written)} problems" in first.run("backup")
+    write(first.endpoint, later)
+    said = first.run("backup")
+    assert f": {len(written) + len(later)} problems" in said
+    newest = object_store.names("histospec")[-1]
+    assert said.startswith(f"s3://backups/histospec/{newest}: ")
+    first.lose()
+
+    second = Cluster(start_server, files, object_store, "second")
+    assert not any(found(second.endpoint, written))
+    said = second.run("restore")
+    assert said.startswith(f"s3://backups/histospec/{newest}: {len(written) + len(later)} problems")
+    assert found(second.endpoint, [*written, *later]) == expected([*written, *later])
+    assert " 0 responses, 0 tokens" in second.run("restore"), "a Job that runs again stores things twice"
+    assert found(second.endpoint, [*written, *later]) == expected([*written, *later])
+
+    # The newest epoch is the one to draft from.
+    (one, text) = next(
+        (one, [int(token) for token in response.tokens])
+        for one in written
+        for response in one.responses[2]
+        if len(response.tokens) > 20 and response.generated is None
+    )
+    eventually(lambda: drafted(second.endpoint, one, text[:8])[:4] == text[8:12], "drafts do not come back")
+
+
+@pytest.mark.usefixtures("worker")
+def test_workers_may_not_take_backups(start_server: Starter, files: Path, object_store: ObjectStore) -> None:
+    cluster = Cluster(start_server, files, object_store, "guarded")
+    (files / "token" / "token").write_text(WORKER)
+    done = subprocess.run(
+        cluster.command("backup"), cwd="/", env=cluster.environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "token 'workers' has no right to admin in namespace 'run-*'" in done.stderr

@@ -1,0 +1,61 @@
+"""Which store is opened, and within which limits."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import redis
+
+from histospec.server.errors import StoreFull
+from histospec.server.machine import volume_bytes
+from histospec.server.open_store import open_store
+from histospec.server.settings.config import Config
+from histospec.server.stores.redis.reaching import comes_back
+from tests.support.batches import batch
+from tests.support.disks import small_disk
+
+SMALL = 2 << 20
+
+
+def test_a_volume_is_as_large_as_its_file_system_says(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "data") as directory:
+        assert volume_bytes(directory) == SMALL
+        assert volume_bytes(directory / "not" / "made") == SMALL
+    assert volume_bytes(tmp_path) > SMALL
+    assert volume_bytes(Path("not") / "made") == volume_bytes(Path())
+
+
+def test_the_file_may_fill_nine_tenths_of_its_volume_unless_told(tmp_path: Path) -> None:
+    """What lies beside it, such as the write-ahead log, has the rest."""
+    with small_disk(tmp_path / "data") as directory:
+        for given, limit in ((None, 1 << 20), (3 << 20, 3 << 20), (0, None)):
+            with closing(open_store(Config(data_dir=directory, disk=given), "me")) as store:
+                assert store.size.limit == limit
+
+
+def test_the_limit_that_nobody_gave_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("histospec.server.open_store.volume_bytes", lambda _: 4 << 20)
+    with closing(open_store(Config(data_dir=tmp_path), "me")) as store:
+        writes = [store.append(batch(bytes(100_000), prompt=number.to_bytes(4, "little"))) for number in range(100)]
+        errors = [error for write in writes if (error := write.exception(60))]
+        assert 60 < len(errors) < 75
+        assert all(isinstance(error, StoreFull) for error in errors)
+        assert "the file has reached its limit (--disk 3MiB)" in str(errors[-1])
+
+
+@pytest.mark.parametrize(
+    ("error", "same_url", "other_url"),
+    [
+        (redis.ConnectionError("Connection refused"), True, True),
+        (redis.ConnectionError("Name or service not known"), True, True),
+        (redis.TimeoutError("Timeout reading from socket"), True, True),
+        (redis.BusyLoadingError("Redis is loading the dataset in memory"), True, True),
+        (redis.exceptions.ClusterDownError("The cluster is down"), True, True),
+        (redis.AuthenticationError("invalid username-password pair"), False, True),
+        (redis.exceptions.NoPermissionError("this user has no permissions"), False, True),
+        (redis.ResponseError("DB index is out of range"), False, False),
+        (ValueError("a bug"), False, False),
+    ],
+)
+def test_what_may_come_back_is_tried_again(error: Exception, same_url: bool, other_url: bool) -> None:
+    assert (comes_back(error, False), comes_back(error, True)) == (same_url, other_url)
