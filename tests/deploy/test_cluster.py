@@ -118,6 +118,16 @@ def test_restricted_namespaces_refuse_what_is_of_the_node_and_nothing_else(clust
     assert len(release.shards()) == len(cluster.nodes.names)
 
 
+def test_the_server_is_strict(cluster: Cluster) -> None:
+    release = Release(cluster, "strict")
+    (workload,) = [manifest for manifest in release.rendered() if manifest["kind"] == "StatefulSet"]
+    cluster.api.try_out(workload, release.namespace)
+    workload["spec"]["template"]["spec"]["containers"][0]["readOnly"] = True
+    with pytest.raises(Refused, match=r'unknown field "spec.template.spec.containers\[0\].readOnly"'):
+        cluster.api.try_out(workload, release.namespace)
+    assert release.objects("apps/statefulsets") == []
+
+
 def test_a_drain_of_nodes_takes_one_shard_at_a_time(cluster: Cluster) -> None:
     release = Release(cluster, "drain", "--set", "replicas=3")
     release.install()

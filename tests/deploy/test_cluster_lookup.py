@@ -71,6 +71,18 @@ def test_tokens_of_one_s_own_take_over_and_the_made_ones_stay(cluster: Cluster) 
     assert tokens(release) == made
 
 
+@pytest.mark.parametrize("helm", HELMS)
+def test_a_rollback_returns_to_the_made_tokens(cluster: Cluster, helm: str) -> None:
+    release = Release(cluster, f"back-{helm.replace('.', '-')}", helm=helm)
+    release.install()
+    made = tokens(release)
+    release.upgrade("--set", "security.insecure=true")
+    assert "insecure = true" in release.options()
+    release.roll_back()
+    assert "insecure" not in release.options()
+    assert tokens(release) == made
+
+
 def test_fewer_shards_with_sqlite_need_consent(cluster: Cluster) -> None:
     release = Release(cluster, "fewer", "--set", "replicas=3")
     release.install()

@@ -119,6 +119,7 @@ class ControlPlane:
         authority.issue_cert("accounts.invalid").private_key_pem.write_to_path(self.folder / "accounts.key")
         (self.folder / "tokens.csv").write_text(f"{self._token},admin,admin,system:masters\n")
         here = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority": str(self.folder / "ca.crt")}
+        self.kubeconfig.touch(0o600)  # helm warns of others' eyes
         self.kubeconfig.write_text(
             yaml.safe_dump(
                 {
