@@ -5,7 +5,7 @@
     python -m benchmarks.service.loading index DIR                   # the limit: the index alone, of the same responses
 
 The store is what an RL run leaves: in each epoch every problem is visited once, in another order, and the responses of
-32 problems at a time finish in any order. PATH is a folder with a built `histospec` package, as it stands in PYTHONPATH.
+32 problems at a time finish in any order. PATH is where another version of the package `histospec` is, as in PYTHONPATH.
 Prints Markdown tables.
 """
 
@@ -37,10 +37,13 @@ from histospec.native import Engine
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.v1 import draft_pb2 as pb
 
 NAMESPACE = "run"
 TOGETHER = 32  # problems whose responses are generated at the same time
 KNOWN = 64  # tokens of a stored response after which its next one is to be drafted
+SURE = 12  # drafted tokens that nobody guesses who does not know the problem
+EVERY = 0.005  # seconds between two steps
 PATIENCE = 1800.0  # seconds
 LIMIT = "8GiB"
 
@@ -76,30 +79,27 @@ class Wanted(NamedTuple):
     response: npt.NDArray[np.int32]
 
 
-def wanted(folder: Path) -> tuple[Wanted, Wanted, int]:
-    """The problem that is loaded first, the one that is loaded last, and how many tokens there are."""
+def wanted(folder: Path) -> tuple[Wanted, Wanted]:
+    """The problem that is loaded first, and the one that is loaded last."""
     reader = SQLiteSnapshot(folder)
     try:
         pages = list(reader.wanted_first())
-        tokens = 0
         ends = []
         for problem in (pages[0][0], pages[-1][-1]):
             records = reader.history(problem)
             ends.append(Wanted(np.frombuffer(problem.prompt, np.int32), np.frombuffer(records[-1].tokens, np.int32)))
-        (total,) = reader._read("SELECT total(length(tokens)) / 4 FROM responses")[0]
-        tokens = int(total)
     finally:
         reader.close()
-    return ends[0], ends[1], tokens
+    return ends[0], ends[1]
 
 
 class Run:
     """A server process of one version."""
 
-    def __init__(self, folder: Path, path: str, log: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, path: str, log: Path) -> None:
         self.endpoint, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
         command = [sys.executable, "-m", "histospec.server", "serve", "--listen", self.endpoint, "--http", self.http]
-        command += ["--data-dir", str(folder), "--memory", LIMIT, "--log-format", "json", *flags]
+        command += ["--data-dir", str(folder), "--memory", LIMIT, "--log-format", "json"]
         self.started = time.monotonic()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -135,28 +135,22 @@ class Run:
         raise RuntimeError("it loads for too long")
 
     def until_drafted(self, what: Wanted, session: int) -> float:
-        """Seconds from the start until the stored response is drafted, from the moment on at which gRPC answers."""
+        """Seconds from the start until the stored response is drafted; it is asked for as soon as gRPC answers."""
         with grpc.insecure_channel(self.endpoint) as channel:
             grpc.channel_ready_future(channel).result(PATIENCE)
         stream = Stream(self.endpoint)
-        tokens = what.response
-        answer = stream.ask(opens=[opening(session, what.prompt, NAMESPACE)], step=_step(session, 0, tokens[:KNOWN]))
+        stream.ask(opens=[opening(session, what.prompt, NAMESPACE)], step=_step(session, 0, what.response[:KNOWN]))
         position = KNOWN
         while self.seconds() < PATIENCE:
+            time.sleep(EVERY)
+            answer = stream.ask(step=_step(session, position, what.response[position : position + 1]))
+            position += 1
             drafted = np.frombuffer(answer.tokens, np.int32)
-            if len(drafted) >= 2 and np.array_equal(drafted[:2], tokens[position : position + 2]):
+            if len(drafted) >= SURE and np.array_equal(drafted, what.response[position : position + len(drafted)]):
                 stream.end()
                 return self.seconds()
-            time.sleep(0.005)
-            if position + 20 > len(tokens):
-                position = KNOWN
-                session += 2
-                answer = stream.ask(
-                    opens=[opening(session, what.prompt, NAMESPACE)], step=_step(session, 0, tokens[:KNOWN])
-                )
-                continue
-            answer = stream.ask(step=_step(session, position, tokens[position : position + 1]))
-            position += 1
+            if position + SURE > len(what.response):
+                return self.until_drafted(what, session + 2)
         raise RuntimeError("no draft")
 
     def memory(self) -> int:
@@ -172,7 +166,7 @@ class Run:
         return time.monotonic() - began
 
 
-def _step(session: int, position: int, tokens: npt.NDArray[np.int32]):
+def _step(session: int, position: int, tokens: npt.NDArray[np.int32]) -> pb.Step:
     return step([session], position, tokens[None].astype(np.int64))
 
 
@@ -185,9 +179,9 @@ def forget_pages(folder: Path) -> None:
 
 
 @contextmanager
-def running(*arguments, **options) -> Iterator[Run]:
+def running(folder: Path, path: str) -> Iterator[Run]:
     """A server that is killed in the end."""
-    run = Run(*arguments, **options)
+    run = Run(folder, path, Path(tempfile.gettempdir(), "histospec-loading.log"))
     try:
         yield run
     finally:
@@ -198,15 +192,14 @@ def running(*arguments, **options) -> Iterator[Run]:
 
 def start(folder: Path, path: str, end: int, cold: bool) -> dict[str, float]:
     """One start after an end by a signal."""
-    newest, oldest, tokens = wanted(folder)
-    log = Path(tempfile.gettempdir(), "histospec-loading.log")
-    with running(folder, path, log) as run:
+    newest, oldest = wanted(folder)
+    with running(folder, path) as run:
         run.until("/livez")
         time.sleep(0.5)
         run.end(end)
     if cold:
         forget_pages(folder)
-    with running(folder, path, log) as run, ThreadPoolExecutor(4) as pool:
+    with running(folder, path) as run, ThreadPoolExecutor(4) as pool:
         drafts = [pool.submit(run.until_drafted, what, 1 + n) for n, what in enumerate((newest, oldest))]
         ready = run.until("/readyz")
         loaded = run.until_loaded()
@@ -219,7 +212,6 @@ def start(folder: Path, path: str, end: int, cold: bool) -> dict[str, float]:
             "tokens": metrics["histospec_history_tokens"],
             "cpu": metrics["process_cpu_seconds_total"],
             "memory": run.memory(),
-            "stored": tokens,
         }
         found["stop"] = run.end(signal.SIGTERM)
     return found
@@ -227,8 +219,7 @@ def start(folder: Path, path: str, end: int, cold: bool) -> dict[str, float]:
 
 def steps(folder: Path, path: str) -> tuple[float, float, float, float]:
     """p50 and p99 of a small worker's steps, in ms: while the store is loaded, and afterwards."""
-    log = Path(tempfile.gettempdir(), "histospec-loading.log")
-    with running(folder, path, log) as run:
+    with running(folder, path) as run:
         run.until("/livez")
         time.sleep(1.0)
         worker = Worker(run.endpoint)
