@@ -160,7 +160,7 @@ class Release:
         return found
 
     def delete_workload(self, *, orphan: bool) -> None:
-        """Deletes the StatefulSet, as `kubectl delete` does. orphan: its pods stay; otherwise waits until they are gone."""
+        """Deletes the StatefulSet, as `kubectl delete` does. orphan: its pods stay; else waits until they are gone."""
         path = f"/apis/apps/v1/namespaces/{self.namespace}/statefulsets/{self.workload()['metadata']['name']}"
         policy = "Orphan" if orphan else "Background"
         self.api.call("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy})
