@@ -170,7 +170,8 @@ def test_histories_move_to_another_store_by_steps(empty: Cluster, before: str, a
         ("size=80Gi", "persistence.size is 80Gi, and the volumes of StatefulSet run-histospec have 50Gi",
          """patch pvc data-run-histospec-0 --patch '{"spec":{"resources":{"requests":{"storage":"80Gi"}}}}'"""),
         ("size=20Gi", "persistence.size is 20Gi", "Volumes do not become smaller"),
-        ("storageClass=fast", 'persistence.storageClass is "fast", and the volumes of StatefulSet run-histospec have ""',
+        ("storageClass=fast",
+         'persistence.storageClass is "fast", and the volumes of StatefulSet run-histospec have ""',
          "volumes that exist stay as they are"),
         ("accessModes={ReadWriteOncePod}", 'persistence.accessModes is ["ReadWriteOncePod"]', "--cascade=orphan"),
     ],
@@ -178,7 +179,8 @@ def test_histories_move_to_another_store_by_steps(empty: Cluster, before: str, a
 def test_volumes_change_by_steps(empty: Cluster, change: str, said: str, step: str) -> None:
     assert helm(empty, "install", "replicas=1") == ""
     refused = helm(empty, "upgrade", f"persistence.{change}")
-    assert said in refused and step in refused and "docs/kubernetes.md" in refused
+    for words in (said, step, "docs/kubernetes.md"):
+        assert words in refused
     assert ("delete statefulset run-histospec --cascade=orphan" in refused) == ("smaller" not in refused)
     empty.remove("StatefulSet")
     assert helm(empty, "upgrade", f"persistence.{change}") == ""
@@ -188,7 +190,8 @@ def test_volumes_change_by_steps(empty: Cluster, change: str, said: str, step: s
 def test_two_changes_of_volumes_are_both_named(empty: Cluster) -> None:
     assert helm(empty, "install", "persistence.storageClass=slow") == ""
     refused = helm(empty, "upgrade", "persistence.size=80Gi,persistence.storageClass=fast")
-    assert "persistence.size is 80Gi" in refused and 'persistence.storageClass is "fast"' in refused
+    assert "persistence.size is 80Gi" in refused
+    assert 'persistence.storageClass is "fast"' in refused
 
 
 @pytest.mark.parametrize("size", ["51200Mi", "53687091200", "0.048828125Ti"])

@@ -20,8 +20,13 @@ Object = dict[str, Any]
 VERSION = {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
 # What a release of the chart consists of, by group and version: plural and kind.
 RESOURCES = {
-    "v1": {"secrets": "Secret", "services": "Service", "configmaps": "ConfigMap", "pods": "Pod",
-           "persistentvolumeclaims": "PersistentVolumeClaim"},
+    "v1": {
+        "secrets": "Secret",
+        "services": "Service",
+        "configmaps": "ConfigMap",
+        "pods": "Pod",
+        "persistentvolumeclaims": "PersistentVolumeClaim",
+    },
     "apps/v1": {"statefulsets": "StatefulSet", "daemonsets": "DaemonSet"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},

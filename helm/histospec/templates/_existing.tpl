@@ -39,6 +39,7 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- $value := eq $v.store.kind "sqlite" | ternary "persistence.enabled is false" (printf "store.kind is %s" $v.store.kind) }}
 {{- printf "%s, and the shards of StatefulSet %s have their histories on volumes: Kubernetes takes no volumes from a StatefulSet, and the new shards would not read them. 1. Export the histories: %s. 2. %s. 3. Upgrade again. 4. Import the histories: %s. %s" $value $name $export $orphan $import $docs | fail }}
 {{- else if and $claims (not $had) }}
+{{- /* A new StatefulSet would adopt pods without volumes, and fail to give them some. */}}
 {{- printf "store.kind is sqlite and persistence.enabled is true, and StatefulSet %s has no volumes: Kubernetes adds none to it. 1. Export the histories: %s. 2. `%s delete statefulset %s`, which ends the shards. 3. Upgrade again. 4. Import the histories: %s. %s" $name $export $kubectl $name $import $docs | fail }}
 {{- else if $claims }}
 {{- $size := $had.spec.resources.requests.storage }}
