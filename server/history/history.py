@@ -64,8 +64,9 @@ class History:
     async def load(self) -> None:
         """Begins to index what the store holds, and from now on saves what is learned.
 
-        The history is ready for callers: what a problem has in the store is read when it is asked for. Raises StoreError
-        where the store is not open and cannot be read.
+        The history is ready for callers: what a problem has in the store is read when it is asked for.
+
+        Raises StoreError where the store is not open and cannot be read.
         """
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))

@@ -128,12 +128,12 @@ def test_of_what_is_read_ahead_the_last_goes_first() -> None:
     while not engine.evicted():
         number += 1
         ingest(engine, [(text, 0) for text in range(40)], prompt=[number, 2])
-    known = [engine.knows("run", [problem, 1]) for problem in range(10)]
+    known = [engine.knows("run", np.array([problem, 1], np.int32)) for problem in range(10)]
     assert known == sorted(known, reverse=True)
     assert known[0]
     assert not known[9]
-    assert engine.knows("run", [7, 7])
-    assert engine.knows("run", [8, 8])
+    assert engine.knows("run", np.array([7, 7], np.int32))
+    assert engine.knows("run", np.array([8, 8], np.int32))
     engine.check_integrity()
 
 
@@ -143,10 +143,10 @@ def test_what_is_read_ahead_beyond_the_budget_leaves_again() -> None:
     while not engine.evicted():
         number += 1
         ingest(engine, [(text, 0) for text in range(40)], prompt=[number, 2])
-    there = [p for p in range(1, number + 1) if engine.knows("run", [p, 2])]
+    there = [p for p in range(1, number + 1) if engine.knows("run", np.array([p, 2], np.int32))]
     for problem in range(50):
         ingest(engine, [(text, 0) for text in range(40)], prompt=[problem, 1], stored=True, ahead=True)
-    assert [p for p in range(1, number + 1) if engine.knows("run", [p, 2])] == there
+    assert [p for p in range(1, number + 1) if engine.knows("run", np.array([p, 2], np.int32))] == there
 
 
 def test_the_lengths_of_newer_responses_count() -> None:
