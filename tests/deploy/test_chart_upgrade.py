@@ -121,7 +121,7 @@ def test_volumes_without_a_statefulset_count_too(empty: Cluster) -> None:
 def test_volumes_of_others_do_not_count(empty: Cluster) -> None:
     stop(empty, 1)
     empty.claim(f"{VOLUME}-2")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    for name in ("data-run-histospec-1-0", "data-run-histospec-x", "data-other-histospec-5", "run-histospec-1"):
+    for name in ("data-run-histospec-1-0", "data-run-histospec-0x9", "data-other-histospec-5", "7"):
         empty.claim(name)
     assert helm(empty, "upgrade", "replicas=1") == ""
 

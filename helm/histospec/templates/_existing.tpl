@@ -89,7 +89,7 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- $all := 0 }}
 {{- range (lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace "").items }}
 {{- $ordinal := trimPrefix $prefix .metadata.name }}
-{{- if and (hasPrefix $prefix .metadata.name) (regexMatch "^[0-9]+$" $ordinal) (not .metadata.deletionTimestamp) }}
+{{- if and (regexMatch (printf "^%s[0-9]+$" $prefix) .metadata.name) (not .metadata.deletionTimestamp) }}
 {{- if ge (int $ordinal) $wanted }}
 {{- $unread = append $unread .metadata.name }}
 {{- $all = max $all (add1 (int $ordinal)) }}
