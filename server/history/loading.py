@@ -1,7 +1,7 @@
 """Reads the store into the index after the server has started, in the background, the most wanted problems first.
 
-The server is ready before: a problem that is asked for meanwhile is read at once. Loading ends where the index is nearly
-full, so that it drives nothing out; what is left is read when it is asked for.
+The server is ready before: a problem that is asked for meanwhile is read at once. Loading ends where the index is
+nearly full, so that it drives nothing out; what is left is read when it is asked for.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ ORDER BY max(latest) OVER (PARTITION BY namespace) DESC, namespace, newest DESC,
 
 
 class SQLiteReader(Reader):
-    """Reads through connections that it is lent; of each problem the newest `history_responses`, all where that is 0."""
+    """Borrows a connection to read; of each problem it reads the newest `history_responses`, all where that is 0."""
 
     def __init__(self, readers: Readers, path: Path, history_responses: int = 0) -> None:
         self._readers = readers
