@@ -5,8 +5,7 @@
     python -m benchmarks.service.loading index DIR                   # the limit: the index alone, of the same responses
 
 The store is what an RL run leaves: in each epoch every problem is visited once, in another order, and the responses of
-32 problems at a time finish in any order. PATH is where another version of the package `histospec` is, as in
-PYTHONPATH.
+32 problems at a time finish in any order. PATH is where another version of `histospec` is, as in PYTHONPATH.
 Prints Markdown tables.
 """
 

@@ -72,10 +72,8 @@ def loading(facts: Facts) -> Iterator[Finding]:
     """Has the server loaded its store?"""
     for shard, told in facts.answering:
         if not told.loaded:
-            text = "the server is still loading its store; until then it seems to know fewer prompts than it does"
-            advice = (
-                "wait until its log says `loaded`; sessions need not wait, the server reads what they ask for first"
-            )
+            text = "the server is still loading its store; until then it seems to know less than it does"
+            advice = "wait until its log says `loaded`; sessions need not wait: it reads what they ask for first"
             yield warn("loading", text, advice, shard.endpoint.name)
 
 

@@ -13,8 +13,8 @@ namespace py = pybind11;
 using namespace py::literals;
 using histospec::Engine;
 using histospec::bindings::array_of;
-using histospec::bindings::mask_of;
 using histospec::bindings::int_or_none;
+using histospec::bindings::mask_of;
 using histospec::bindings::Tokens;
 using histospec::bindings::tokens_of;
 
@@ -49,7 +49,8 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   require_one_each("generated", generated);
   require_one_each("seeds", seeds);
   require_one_each("epochs", epochs);
-  if (ahead && !stored) throw py::value_error("ahead: is True, and stored is not; only stored responses are read ahead");
+  if (ahead && !stored)
+    throw py::value_error("ahead: is True, and stored is not; only stored responses are read ahead");
   using histospec::Arrival;
   const auto arrival = ahead ? Arrival::kAhead : stored ? Arrival::kStored : Arrival::kNew;
   std::vector<Tokens> tokens;

@@ -1,12 +1,10 @@
 """Reads the store into the index after the server has started, in the background, the most wanted problems first.
 
-The server is ready before: a problem that is asked for meanwhile is read at once. Loading ends when the index is
+The server is ready before: a problem that is asked for meanwhile is read at once. Loading ends where the index is
 nearly full, so that it drives nothing out; what is left is read when it is asked for.
 """
 
 import asyncio
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +23,9 @@ log = structlog.get_logger()
 
 LOG_SECONDS = 5.0  # between two lines about progress
 FULL = 0.9  # of the memory budget: the rest is for what comes
-MOST_THREADS = 4  # the interpreter's lock is theirs for about a tenth of their time each
+# The interpreter's lock is theirs for about a tenth of their time each. Their priority is that of all threads: one of a
+# lower priority keeps that lock, and the engine's, for as long as other programs keep it from running.
+MOST_THREADS = 4
 PATIENCE = 1.0  # seconds for problems that are asked for to be read first
 
 
@@ -54,7 +54,7 @@ class Loading:
         self._gaps = gaps
         self._counts = counts
         self._share = share
-        self._threads = ThreadPoolExecutor(threads(), thread_name_prefix="load", initializer=_give_way)
+        self._threads = ThreadPoolExecutor(threads(), thread_name_prefix="load")
         self._paging = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._given_up = self._failed = False
@@ -167,9 +167,3 @@ class Loading:
         if self._task is not None:
             await asyncio.wait([self._task])
         await asyncio.to_thread(self._threads.shutdown)
-
-
-def _give_way() -> None:
-    """Threads that draft run first: those that load do not preempt them when they wake up."""
-    with suppress(OSError):
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))

@@ -106,7 +106,7 @@ class Reader(ABC):
         return {namespace: state for namespace, state in states if state is not None}
 
     def pages(self, problem: Problem) -> Iterator[list[Record]]:
-        """What `history` returns, in pieces: the newest responses first, in each piece the oldest first."""
+        """What is to be indexed of `history`, in pieces: the newest responses first, in each piece the oldest first."""
         yield self.history(problem)
 
     def count(self) -> int:

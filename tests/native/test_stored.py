@@ -26,6 +26,10 @@ def history(engine: Engine, prompt: Sequence[int] = PROMPT) -> list[Response]:
     return [(int(np.flatnonzero((t == TEXTS).all(1))[0]), e) for t, e in engine.history("run", list(prompt))]
 
 
+def knows(engine: Engine, *prompt: int) -> bool:
+    return engine.knows("run", np.array(prompt, np.int32))
+
+
 def first_drafted(engine: Engine, seed: int) -> npt.NDArray[np.int32]:
     session = engine.open("run", PROMPT, seed=seed)
     drafted = engine.step(np.array([session]), np.array([], np.int32), np.array([0, 0]))[0]
@@ -128,12 +132,12 @@ def test_of_what_is_read_ahead_the_last_goes_first() -> None:
     while not engine.evicted():
         number += 1
         ingest(engine, [(text, 0) for text in range(40)], prompt=[number, 2])
-    known = [engine.knows("run", np.array([problem, 1], np.int32)) for problem in range(10)]
+    known = [knows(engine, problem, 1) for problem in range(10)]
     assert known == sorted(known, reverse=True)
     assert known[0]
     assert not known[9]
-    assert engine.knows("run", np.array([7, 7], np.int32))
-    assert engine.knows("run", np.array([8, 8], np.int32))
+    assert knows(engine, 7, 7)
+    assert knows(engine, 8, 8)
     engine.check_integrity()
 
 
@@ -143,10 +147,10 @@ def test_what_is_read_ahead_beyond_the_budget_leaves_again() -> None:
     while not engine.evicted():
         number += 1
         ingest(engine, [(text, 0) for text in range(40)], prompt=[number, 2])
-    there = [p for p in range(1, number + 1) if engine.knows("run", np.array([p, 2], np.int32))]
+    there = [p for p in range(1, number + 1) if knows(engine, p, 2)]
     for problem in range(50):
         ingest(engine, [(text, 0) for text in range(40)], prompt=[problem, 1], stored=True, ahead=True)
-    assert [p for p in range(1, number + 1) if engine.knows("run", np.array([p, 2], np.int32))] == there
+    assert [p for p in range(1, number + 1) if knows(engine, p, 2)] == there
 
 
 def test_the_lengths_of_newer_responses_count() -> None:

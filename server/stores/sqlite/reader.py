@@ -44,12 +44,17 @@ ORDER BY max(latest) OVER (PARTITION BY namespace) DESC, namespace, newest DESC,
 
 
 class SQLiteReader(Reader):
-    """Reads through borrowed connections: of each problem the newest `history_responses`, or all where that is 0."""
+    """Borrows a connection to read; of each problem it reads the newest `history_responses`, all where that is 0.
 
-    def __init__(self, readers: Readers, path: Path, history_responses: int = 0) -> None:
+    To be indexed (`pages`), of these only the newest `history_epochs`, all where that is 0: a store may still hold more
+    than are wanted now.
+    """
+
+    def __init__(self, readers: Readers, path: Path, history_responses: int = 0, history_epochs: int = 0) -> None:
         self._readers = readers
         self._path = path
         self._most = history_responses
+        self._epochs = history_epochs
         self._damage = Damage()
 
     def newest_epochs(self) -> dict[str, int]:
@@ -106,7 +111,7 @@ class SQLiteReader(Reader):
 
     def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
         """See Reader."""
-        numbers = self._newest(problem, limit)
+        numbers = [number for number, _ in self._newest(problem, limit)]
         if room is not None:
             size = "SELECT total(length(tokens) + length(logprobs) + length(generated)) FROM responses WHERE id IN "
             within(room, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
@@ -115,15 +120,22 @@ class SQLiteReader(Reader):
 
     def pages(self, problem: Problem) -> Iterator[list[Record]]:
         """See Reader."""
-        for some in _parts(self._newest(problem)):
+        numbers: list[int] = []
+        epochs = set()
+        for number, epoch in self._newest(problem):
+            epochs.add(epoch)
+            if self._epochs and len(epochs) > self._epochs:
+                break
+            numbers.append(number)
+        for some in _parts(numbers):
             yield self._page(some)
 
-    def _newest(self, problem: Problem, limit: int = 0) -> list[int]:
-        """The numbers of a problem's responses that count, newest first. Reads the index alone, not the responses."""
+    def _newest(self, problem: Problem, limit: int = 0) -> list[tuple[int, int]]:
+        """Number and epoch of a problem's responses that count, newest first. Reads the index alone, no response."""
         among, key = prompts_of(problem)
         newest = min(limit or self._most, self._most or limit) or -1
         query = f"FROM responses WHERE prompt IN ({among}) AND {STAYS} ORDER BY epoch DESC, id DESC LIMIT ?"
-        return [number for (number,) in self._read(f"SELECT id {query}", (*key, problem.namespace, newest))]
+        return self._read(f"SELECT id, epoch {query}", (*key, problem.namespace, newest))
 
     def _page(self, numbers: Sequence[int]) -> list[Record]:
         """The responses with these numbers, oldest first, without those that are damaged or left meanwhile."""

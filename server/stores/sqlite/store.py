@@ -84,7 +84,7 @@ class SQLiteStore(SQLiteReader, Store):
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
                 connection = open_file(path, disk)
-            super().__init__(Readers(), path, history_responses)
+            super().__init__(Readers(), path, history_responses, history_epochs)
             self._open()
             connection.close()
         except BaseException:

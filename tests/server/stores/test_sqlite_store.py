@@ -76,6 +76,19 @@ def test_a_problem_is_loaded_with_all_of_its_responses(
     assert found == {p: sorted(records, key=lambda r: r.epoch) for p, records in expected.items()}
 
 
+def test_of_more_epochs_than_are_wanted_now_the_newest_are_loaded(open_store: Callable[..., SQLiteStore]) -> None:
+    """All are answered; the rest leaves the store when the problem's next epoch comes."""
+    store = open_store()
+    for epoch in (0, 3, 5, 5, 9):
+        put(store, b"aaaa", epoch)
+    store.close()
+    store = open_store(history_epochs=2)
+    assert [[r.epoch for r in some.records] for some in to_load(store)] == [[5, 5, 9]]
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [0, 3, 5, 5, 9]
+    put(store, b"aaaa", 10)
+    assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [9, 10]
+
+
 def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(
     open_store: Callable[..., SQLiteStore], tmp_path: Path
 ) -> None:
