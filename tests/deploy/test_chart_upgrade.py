@@ -10,6 +10,7 @@ from tests.support.cluster import Cluster, cluster
 
 SECRET = "run-histospec-tokens"
 SHARDS = "run-histospec"
+VOLUME = "data-run-histospec"
 
 
 @pytest.fixture
@@ -28,6 +29,14 @@ def helm(on: Cluster, verb: str, *set_: str) -> str:
 
 def replicas(on: Cluster) -> int:
     return int(on.objects("StatefulSet")[SHARDS]["spec"]["replicas"])
+
+
+def stop(on: Cluster, shards: int) -> None:
+    """A release whose shards have run, and whose volumes are left."""
+    assert helm(on, "install", f"replicas={shards}") == ""
+    for i in range(shards):
+        on.claim(f"{VOLUME}-{i}")
+    assert helm(on, "upgrade", "replicas=0") == ""
 
 
 def test_tokens_stay_through_upgrade_uninstall_and_the_next_install(empty: Cluster) -> None:
@@ -78,6 +87,165 @@ def test_shards_that_stop_and_keep_their_volumes_lose_nothing(empty: Cluster) ->
     )
     assert helm(empty, "upgrade", "replicas=0") == ""
     assert replicas(empty) == 0
+
+
+def test_shards_that_were_stopped_need_consent_to_stay_away(empty: Cluster) -> None:
+    """Three shards, none, one: the volumes tell that there were three."""
+    stop(empty, 3)
+    said = helm(empty, "upgrade", "replicas=1")
+    assert "replicas is 1, and volumes of further shards exist (data-run-histospec-1, data-run-histospec-2)" in said
+    for step in ("Set replicas to 3", "docs/backup.md", "delete the volumes", "set scaleDown.confirmReplicas to 1"):
+        assert step in said
+    assert replicas(empty) == 0
+    assert "volumes of further shards" in helm(empty, "upgrade", "replicas=1,scaleDown.confirmReplicas=2")
+    assert helm(empty, "upgrade", "replicas=1,scaleDown.confirmReplicas=1") == ""
+    assert helm(empty, "upgrade", "options.threads=2") == "", "it asks again while the shard runs"
+    assert helm(empty, "upgrade", "replicas=2") == ""
+
+
+@pytest.mark.parametrize("count", [0, 3, 4])
+def test_stopped_shards_return_without_a_word(empty: Cluster, count: int) -> None:
+    stop(empty, 3)
+    assert helm(empty, "upgrade", f"replicas={count}") == ""
+    assert replicas(empty) == count
+
+
+def test_volumes_without_a_statefulset_count_too(empty: Cluster) -> None:
+    """After an uninstall, or `kubectl delete statefulset --cascade=orphan`."""
+    stop(empty, 3)
+    assert empty.helm("uninstall", "run", "--namespace", "rl").returncode == 0
+    assert "Set replicas to 3 to have all" in helm(empty, "install", "replicas=2")
+    assert helm(empty, "install", "replicas=3") == ""
+
+
+def test_volumes_of_others_do_not_count(empty: Cluster) -> None:
+    stop(empty, 1)
+    empty.claim(f"{VOLUME}-2")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    for name in ("data-run-histospec-1-0", "data-run-histospec-0x9", "data-other-histospec-5", "7"):
+        empty.claim(name)
+    assert helm(empty, "upgrade", "replicas=1") == ""
+
+
+def test_shards_without_volumes_leave_none_behind(empty: Cluster) -> None:
+    none = "persistence.enabled=false"
+    assert helm(empty, "install", none) == ""
+    for i in range(3):
+        empty.claim(f"{VOLUME}-{i}")
+    assert helm(empty, "upgrade", none, "replicas=0,scaleDown.confirmReplicas=0") == ""
+    assert helm(empty, "upgrade", none, "replicas=1") == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("replicas=1", "store.kind=redis,store.existingSecret=redis", "store.kind is redis, and the shards"),
+        ("replicas=1", "persistence.enabled=false", "persistence.enabled is false, and the shards"),
+        (
+            "store.kind=redis,store.existingSecret=redis,replicas=1",
+            "store.kind=sqlite,store.existingSecret=",
+            "StatefulSet run-histospec has no volumes",
+        ),
+    ],
+)
+def test_histories_move_to_another_store_by_steps(empty: Cluster, before: str, after: str, said: str) -> None:
+    assert helm(empty, "install", before) == ""
+    first = empty.objects("StatefulSet")[SHARDS]
+    refused = helm(empty, "upgrade", before, after)
+    assert said in refused
+    steps = ("histospec snapshot", "kubectl -n rl delete statefulset run-histospec", "3. Upgrade", "histospec restore")
+    places = [refused.index(step) for step in steps]
+    assert places == sorted(places)
+    assert "docs/kubernetes.md" in refused
+    # Shards that would lack their volumes must end; those that have some may go on meanwhile.
+    assert ("--cascade=orphan" in refused) == ("volumeClaimTemplates" in first["spec"])
+    assert empty.objects("StatefulSet")[SHARDS] == first
+    empty.remove("StatefulSet")
+    assert helm(empty, "upgrade", before, after) == ""
+    assert helm(empty, "upgrade", before, after, "options.threads=2") == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "step"),
+    [
+        ("size=80Gi", "persistence.size is 80Gi, and the volumes of StatefulSet run-histospec have 50Gi",
+         """patch pvc data-run-histospec-0 --patch '{"spec":{"resources":{"requests":{"storage":"80Gi"}}}}'"""),
+        ("size=20Gi", "persistence.size is 20Gi", "Volumes do not become smaller"),
+        ("storageClass=fast",
+         'persistence.storageClass is "fast", and the volumes of StatefulSet run-histospec have ""',
+         "volumes that exist stay as they are"),
+        ("accessModes={ReadWriteOncePod}", 'persistence.accessModes is ["ReadWriteOncePod"]', "--cascade=orphan"),
+    ],
+)  # fmt: skip
+def test_volumes_change_by_steps(empty: Cluster, change: str, said: str, step: str) -> None:
+    assert helm(empty, "install", "replicas=1") == ""
+    refused = helm(empty, "upgrade", f"persistence.{change}")
+    for words in (said, step, "docs/kubernetes.md"):
+        assert words in refused
+    assert ("delete statefulset run-histospec --cascade=orphan" in refused) == ("smaller" not in refused)
+    empty.remove("StatefulSet")
+    assert helm(empty, "upgrade", f"persistence.{change}") == ""
+    assert helm(empty, "upgrade", f"persistence.{change}", "options.threads=2") == ""
+
+
+def test_two_changes_of_volumes_are_both_named(empty: Cluster) -> None:
+    assert helm(empty, "install", "persistence.storageClass=slow") == ""
+    refused = helm(empty, "upgrade", "persistence.size=80Gi,persistence.storageClass=fast")
+    assert "persistence.size is 80Gi" in refused
+    assert 'persistence.storageClass is "fast"' in refused
+
+
+@pytest.mark.parametrize("size", ["51200Mi", "53687091200", "0.048828125Ti"])
+def test_a_size_in_other_words_is_no_other_size(empty: Cluster, size: str) -> None:
+    """The API server writes quantities its own way."""
+    assert helm(empty, "install", "replicas=1") == ""
+    kept = empty.objects("StatefulSet")[SHARDS]["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]
+    kept["storage"] = size
+    assert helm(empty, "upgrade", "persistence.size=50Gi") == ""
+
+
+def test_shards_of_a_statefulset_need_consent_to_become_a_daemonset(empty: Cluster) -> None:
+    assert helm(empty, "install", "replicas=3") == ""
+    said = helm(empty, "upgrade", "mode=daemonset")
+    assert "mode is daemonset, and the shards of StatefulSet run-histospec have their histories on volumes" in said
+    for step in ("histospec snapshot", "histospec restore", "docs/kubernetes.md", "scaleDown.confirmReplicas to 0"):
+        assert step in said
+    assert "and its volumes, and" not in said
+    assert "confirmReplicas to 0" in helm(empty, "upgrade", "mode=daemonset,scaleDown.confirmReplicas=3")
+    assert empty.objects("DaemonSet") == {}
+    assert helm(empty, "upgrade", "mode=daemonset,scaleDown.confirmReplicas=0") == ""
+    assert (empty.objects("StatefulSet"), list(empty.objects("DaemonSet"))) == ({}, [SHARDS])
+    assert helm(empty, "upgrade", "mode=daemonset") == "", "it asks although nothing is left to lose"
+
+
+def test_a_daemonset_may_take_the_volumes_along(empty: Cluster) -> None:
+    assert helm(empty, "install", "persistence.retentionPolicy.whenDeleted=Delete") == ""
+    assert "Helm would delete the StatefulSet and its volumes" in helm(empty, "upgrade", "mode=daemonset")
+
+
+def test_shards_with_redis_become_a_daemonset_without_a_word(empty: Cluster) -> None:
+    redis = "store.kind=redis,store.existingSecret=redis"
+    assert helm(empty, "install", redis) == ""
+    assert helm(empty, "upgrade", redis, "mode=daemonset") == ""
+
+
+@pytest.mark.parametrize("change", ["tokens.existingSecret=mine", "security.insecure=true"])
+def test_a_rollback_returns_to_the_made_tokens(empty: Cluster, change: str) -> None:
+    assert helm(empty, "install", "replicas=1") == ""
+    made = empty.objects("Secret")[SECRET]["data"]
+    assert helm(empty, "upgrade", change) == ""
+    assert helm(empty, "upgrade", change, "options.threads=2") == ""
+    done = empty.helm("rollback", "run", "1", "--namespace", "rl")
+    assert done.returncode == 0, done.stderr
+    assert empty.objects("Secret")[SECRET]["data"] == made
+
+
+def test_a_secret_that_the_user_made_is_left_alone(empty: Cluster) -> None:
+    """It has the name that the chart would give its own."""
+    mine = f"tokens.existingSecret={SECRET}"
+    assert helm(empty, "install", "replicas=1") == ""
+    del empty.objects("Secret")[SECRET]["metadata"]["annotations"]
+    assert helm(empty, "upgrade", mine) == ""
+    assert "kind: Secret" not in empty.helm("get", "manifest", "run", "--namespace", "rl").stdout
 
 
 def test_fewer_shards_with_redis_need_no_word(empty: Cluster) -> None:

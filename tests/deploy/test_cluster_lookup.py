@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.charts import RELEASE
+from tests.support.charts import CHART, RELEASE
+from tests.support.fake_nodes import PROVISIONER
 from tests.support.kubernetes_api import Object
 from tests.support.real_cluster import Cluster, asked_for, running
 from tests.support.releases import HELMS, Release
@@ -49,14 +50,17 @@ def test_tokens_are_made_once_and_kept(cluster: Cluster, helm: str) -> None:
     assert tokens(release) == made
 
 
-def test_tokens_that_were_rotated_are_not_put_back(cluster: Cluster) -> None:
+def test_tokens_that_were_rotated_are_put_back_by_a_rollback_alone(cluster: Cluster) -> None:
     release = Release(cluster, "rotated")
     release.install()
+    made = tokens(release)
     path = f"/api/v1/namespaces/{release.namespace}/secrets/{TOKENS}"
     cluster.api.call("PATCH", path, {"stringData": {"worker-token": "another", "mine": "added"}})
     release.upgrade("--set", "options.threads=2")
     assert tokens(release)["worker-token"] == "another"
     assert tokens(release)["mine"] == "added"
+    release.roll_back()
+    assert tokens(release)["worker-token"] == made["worker-token"], "docs/kubernetes.md says otherwise"
 
 
 def test_tokens_of_one_s_own_take_over_and_the_made_ones_stay(cluster: Cluster) -> None:
@@ -97,6 +101,92 @@ def test_fewer_shards_with_sqlite_need_consent(cluster: Cluster) -> None:
     release.upgrade("--set", "replicas=2,scaleDown.confirmReplicas=2")
     eventually(lambda: len(release.shards()) == 2, "the shards are still there")
     assert len(release.claims()) == 4, "a volume of a shard that went is gone, too"
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_shards_that_were_stopped_need_consent_to_stay_away(cluster: Cluster, helm: str) -> None:
+    release = Release(cluster, f"stopped-{helm.replace('.', '-')}", "--set", "replicas=3", helm=helm)
+    release.install()
+    claims = release.claims()
+    release.upgrade("--set", "replicas=0")
+    eventually(lambda: not release.objects("pods"), "the shards are still there")
+    refused = release.refuses("--set", "replicas=1")
+    assert "replicas is 1, and volumes of further shards exist (data-run-histospec-1, data-run-histospec-2)" in refused
+    release.upgrade()
+    eventually(lambda: len(release.shards()) == 3, "the shards are not back")
+    assert release.claims() == claims
+    release.upgrade("--set", "replicas=0")
+    release.upgrade("--set", "replicas=1,scaleDown.confirmReplicas=1")
+    release.upgrade("--set", "replicas=1,options.threads=2")
+    assert release.claims() == claims
+    release.does("uninstall", RELEASE)
+    eventually(lambda: not release.objects("pods"), "pods are left")
+    again = release.helm("install", RELEASE, CHART, "--set", "replicas=2")
+    assert "volumes of further shards exist (data-run-histospec-2)" in again.stderr
+
+
+def test_shards_move_from_volumes_to_redis_and_back_as_the_docs_say(cluster: Cluster) -> None:
+    release = Release(cluster, "moved", "--set", "replicas=2")
+    release.install()
+    claims, shards = release.claims(), release.shards()
+    redis = ("--set", "store.kind=redis,store.url=redis://redis:6379")
+    refused = release.refuses(*redis)
+    assert "store.kind is redis, and the shards of StatefulSet run-histospec have their histories on volumes" in refused
+    assert "delete statefulset run-histospec --cascade=orphan" in refused
+    assert release.shards() == shards
+    release.delete_workload(orphan=True)
+    assert release.shards() == shards, "a shard has ended with its StatefulSet"
+    release.upgrade(*redis)
+    assert release.shards().keys() == shards.keys()
+    assert not set(release.shards().values()) & set(shards.values()), "a shard still has the old store"
+    assert release.claims() == claims
+
+    refused = release.refuses()
+    assert "StatefulSet run-histospec has no volumes" in refused
+    release.delete_workload(orphan=False)
+    release.upgrade()
+    eventually(lambda: release.shards().keys() == shards.keys(), "the shards are not back")
+    assert release.claims() == claims
+
+
+def test_the_class_of_new_volumes_changes_as_the_docs_say(cluster: Cluster) -> None:
+    storage = {"metadata": {"name": "fast"}, "provisioner": PROVISIONER}
+    cluster.api.call("POST", "/apis/storage.k8s.io/v1/storageclasses", storage)
+    release = Release(cluster, "class", "--set", "replicas=1")
+    release.install()
+    fast = "persistence.storageClass=fast"
+    assert 'persistence.storageClass is "fast"' in release.refuses("--set", fast)
+    release.delete_workload(orphan=True)
+    release.upgrade("--set", fast)
+    release.upgrade("--set", f"{fast},replicas=2")
+    classes = {c["metadata"]["name"]: c["spec"]["storageClassName"] for c in release.objects("persistentvolumeclaims")}
+    assert classes == {"data-run-histospec-0": "folders", "data-run-histospec-1": "fast"}
+
+
+@pytest.mark.parametrize(("policy", "left"), [("Retain", 2), ("Delete", 0)])
+def test_a_statefulset_with_volumes_becomes_a_daemonset_with_consent(cluster: Cluster, policy: str, left: int) -> None:
+    words = f"replicas=2,persistence.retentionPolicy.whenDeleted={policy}"
+    release = Release(cluster, f"nodes-{policy.lower()}", "--set", words)
+    release.install()
+    shards = release.shards()
+    refused = release.refuses("--set", "mode=daemonset")
+    assert "mode is daemonset, and the shards of StatefulSet run-histospec have their histories on volumes" in refused
+    assert ("and its volumes, and no shard" in refused) == (policy == "Delete")
+    assert release.shards() == shards
+    release.does("upgrade", RELEASE, CHART, "--set", "mode=daemonset,scaleDown.confirmReplicas=0")
+    eventually(lambda: len(release.shards()) == len(cluster.nodes.names), "not a shard on each node")
+    eventually(lambda: not release.objects("apps/statefulsets"), "the StatefulSet is still there")
+    eventually(lambda: len(release.objects("persistentvolumeclaims")) == left, "the volumes are not as told")
+    release.does("upgrade", RELEASE, CHART, "--set", "mode=daemonset")
+
+
+def test_a_rollback_asks_for_no_consent(cluster: Cluster) -> None:
+    """Helm renders nothing then. docs/kubernetes.md says so."""
+    release = Release(cluster, "unasked", "--set", "replicas=1")
+    release.install()
+    release.upgrade("--set", "replicas=2")
+    release.roll_back()
+    eventually(lambda: len(release.shards()) == 1, "the shard is still there")
 
 
 def test_shards_with_redis_go_without_being_asked(cluster: Cluster) -> None:

@@ -20,7 +20,13 @@ Object = dict[str, Any]
 VERSION = {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
 # What a release of the chart consists of, by group and version: plural and kind.
 RESOURCES = {
-    "v1": {"secrets": "Secret", "services": "Service", "configmaps": "ConfigMap", "pods": "Pod"},
+    "v1": {
+        "secrets": "Secret",
+        "services": "Service",
+        "configmaps": "ConfigMap",
+        "pods": "Pod",
+        "persistentvolumeclaims": "PersistentVolumeClaim",
+    },
     "apps/v1": {"statefulsets": "StatefulSet", "daemonsets": "DaemonSet"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
@@ -47,6 +53,17 @@ class Cluster:
         """Runs helm; also where it fails."""
         command = [tool("helm"), *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, env=self._environment)
+
+    def claim(self, name: str) -> Object:
+        """Makes a claim for a volume, as a StatefulSet's controller does for each shard. -> the claim"""
+        path = f"/api/v1/namespaces/rl/persistentvolumeclaims/{name}"
+        made = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "rl"}}
+        return self._objects.setdefault(path, made)
+
+    def remove(self, kind: str) -> None:
+        """Removes all objects of a kind, as `kubectl delete` does."""
+        for path in [path for path, o in self._objects.items() if o["kind"] == kind]:
+            del self._objects[path]
 
     def objects(self, kind: str) -> dict[str, Object]:
         """The objects of a kind by name, but not what Helm itself remembers."""

@@ -159,6 +159,15 @@ class Release:
         (found,) = [*self.objects("apps/statefulsets"), *self.objects("apps/daemonsets")]
         return found
 
+    def delete_workload(self, *, orphan: bool) -> None:
+        """Deletes the StatefulSet, as `kubectl delete` does. orphan: its pods stay; else waits until they are gone."""
+        path = f"/apis/apps/v1/namespaces/{self.namespace}/statefulsets/{self.workload()['metadata']['name']}"
+        policy = "Orphan" if orphan else "Background"
+        self.api.call("DELETE", path, {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy})
+        eventually(lambda: not self.objects("apps/statefulsets"), "the StatefulSet is still there")
+        if not orphan:
+            eventually(lambda: not self.objects("pods", labelSelector=SHARDS), "its pods are still there")
+
     def options(self) -> str:
         """The configuration file that the shards read."""
         (name,) = [

@@ -5,6 +5,7 @@
 {{- include "histospec.checkStore" . }}
 {{- include "histospec.checkSizes" . }}
 {{- include "histospec.checkScaling" . }}
+{{- include "histospec.checkExisting" . }}
 {{- end }}
 
 {{- /* `helm upgrade --reuse-values` takes all defaults from the chart before, which knew less. */}}
@@ -59,23 +60,6 @@
 {{- end }}
 {{- if lt (int $v.autoscaling.maxReplicas) (int $v.autoscaling.minReplicas) }}
 {{- fail "autoscaling.maxReplicas is less than autoscaling.minReplicas" }}
-{{- end }}
-{{- else if and (eq $v.mode "statefulset") (eq $v.store.kind "sqlite") }}
-{{- include "histospec.checkScaleDown" . }}
-{{- end }}
-{{- end }}
-
-{{- /* Each shard's history is its own. `lookup` finds the shards only where Helm speaks to the cluster. */}}
-{{- define "histospec.checkScaleDown" -}}
-{{- $live := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "histospec.fullname" .) }}
-{{- if $live }}
-{{- $now := int $live.spec.replicas }}
-{{- $wanted := int .Values.replicas }}
-{{- $kept := and (not (empty (include "histospec.claims" .))) (eq .Values.persistence.retentionPolicy.whenScaled "Retain") }}
-{{- /* A service that is stopped, and keeps its volumes, loses nothing. */}}
-{{- $stops := and (eq $wanted 0) $kept }}
-{{- if and (lt $wanted $now) (not $stops) (ne (toString .Values.scaleDown.confirmReplicas) (toString $wanted)) }}
-{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the shards that stay know nothing of the problems of those that go%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", and what they stored is deleted") $wanted $now | fail }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,0 +1,103 @@
+{{- /* What an upgrade would do to the shards that exist, and to their histories. `lookup` finds them only where Helm asks the
+cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
+{{- define "histospec.checkExisting" -}}
+{{- $live := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "histospec.fullname" .) }}
+{{- $with := dict "root" . "live" $live }}
+{{- if ne .Values.mode "statefulset" }}
+{{- include "histospec.checkMode" $with }}
+{{- else }}
+{{- if $live }}
+{{- include "histospec.checkClaims" $with }}
+{{- end }}
+{{- if eq .Values.store.kind "sqlite" }}
+{{- include "histospec.checkScaleDown" $with }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Helm deletes the StatefulSet of a release that becomes a DaemonSet. */}}
+{{- define "histospec.checkMode" -}}
+{{- $live := .live }}
+{{- if and $live ($live.spec).volumeClaimTemplates (ne (toString .root.Values.scaleDown.confirmReplicas) "0") }}
+{{- $deletes := eq (($live.spec.persistentVolumeClaimRetentionPolicy).whenDeleted | default "Retain") "Delete" }}
+{{- printf "mode is daemonset, and the shards of StatefulSet %s have their histories on volumes: Helm would delete the StatefulSet%s, and no shard of a DaemonSet reads its volumes. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/kubernetes.md has the steps under Upgrade. Then set scaleDown.confirmReplicas to 0, too" $live.metadata.name ($deletes | ternary " and its volumes" "") | fail }}
+{{- end }}
+{{- end }}
+
+{{- /* Kubernetes changes no volumeClaimTemplates, and its error says neither why nor what to do. */}}
+{{- define "histospec.checkClaims" -}}
+{{- $v := .root.Values }}
+{{- $name := .live.metadata.name }}
+{{- $kubectl := printf "kubectl -n %s" .root.Release.Namespace }}
+{{- $orphan := printf "`%s delete statefulset %s --cascade=orphan`, which leaves the shards running" $kubectl $name }}
+{{- $export := "`histospec snapshot FILE --from ENDPOINT`" }}
+{{- $import := "`histospec restore FILE --to ENDPOINT --merge`" }}
+{{- $docs := "docs/kubernetes.md has the steps under Upgrade" }}
+{{- $claims := include "histospec.claims" .root }}
+{{- $had := first (.live.spec.volumeClaimTemplates | default (list dict)) }}
+{{- if and $had (not $claims) }}
+{{- $value := eq $v.store.kind "sqlite" | ternary "persistence.enabled is false" (printf "store.kind is %s" $v.store.kind) }}
+{{- printf "%s, and the shards of StatefulSet %s have their histories on volumes: Kubernetes takes no volumes from a StatefulSet, and the new shards would not read them. 1. Export the histories: %s. 2. %s. 3. Upgrade again. 4. Import the histories: %s. %s" $value $name $export $orphan $import $docs | fail }}
+{{- else if and $claims (not $had) }}
+{{- /* A new StatefulSet would adopt pods without volumes, and fail to give them some. */}}
+{{- printf "store.kind is sqlite and persistence.enabled is true, and StatefulSet %s has no volumes: Kubernetes adds none to it. 1. Export the histories: %s. 2. `%s delete statefulset %s`, which ends the shards. 3. Upgrade again. 4. Import the histories: %s. %s" $name $export $kubectl $name $import $docs | fail }}
+{{- else if $claims }}
+{{- $size := $had.spec.resources.requests.storage }}
+{{- $grows := subf (include "histospec.bytes" $v.persistence.size | float64) (include "histospec.bytes" $size | float64) }}
+{{- $class := $had.spec.storageClassName | default "" }}
+{{- $changed := list }}
+{{- if $grows }}
+{{- $changed = append $changed (printf "persistence.size is %v, and the volumes of StatefulSet %s have %v" $v.persistence.size $name $size) }}
+{{- end }}
+{{- if ne $v.persistence.storageClass $class }}
+{{- $changed = append $changed (printf "persistence.storageClass is %q, and the volumes of StatefulSet %s have %q" $v.persistence.storageClass $name $class) }}
+{{- end }}
+{{- if ne (toJson $v.persistence.accessModes) (toJson $had.spec.accessModes) }}
+{{- $changed = append $changed (printf "persistence.accessModes is %s, and the volumes of StatefulSet %s have %s" (toJson $v.persistence.accessModes) $name (toJson $had.spec.accessModes)) }}
+{{- end }}
+{{- if $changed }}
+{{- $patch := printf "1. For each volume of a shard: `%s patch pvc data-%s-0 --patch '{\"spec\":{\"resources\":{\"requests\":{\"storage\":\"%v\"}}}}'`. 2. %s. 3. Upgrade again" $kubectl $name $v.persistence.size $orphan }}
+{{- $keep := printf "1. %s. 2. Upgrade again. The volumes that exist stay as they are; shards that are added get the new ones" $orphan }}
+{{- $shrink := "Volumes do not become smaller: leave persistence.size as it is, or move the histories to new volumes" }}
+{{- $steps := lt $grows 0.0 | ternary $shrink (gt $grows 0.0 | ternary $patch $keep) }}
+{{- printf "%s: Kubernetes does not change that in a StatefulSet. %s. %s" (join "; " $changed) $steps $docs | fail }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Each shard's history is its own. Where no shard runs, volumes tell which shards there were. */}}
+{{- define "histospec.checkScaleDown" -}}
+{{- $v := .root.Values }}
+{{- $now := 0 }}
+{{- if .live }}
+{{- $now = int .live.spec.replicas }}
+{{- end }}
+{{- $wanted := int $v.replicas }}
+{{- $claims := include "histospec.claims" .root }}
+{{- if eq (toString $v.scaleDown.confirmReplicas) (toString $wanted) }}
+{{- /* The user has consented. */}}
+{{- else if $now }}
+{{- $kept := and (not (empty $claims)) (eq $v.persistence.retentionPolicy.whenScaled "Retain") }}
+{{- /* A service that is stopped, and keeps its volumes, loses nothing. */}}
+{{- $stops := and (eq $wanted 0) $kept }}
+{{- if and (lt $wanted $now) (not $stops) }}
+{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the shards that stay know nothing of the problems of those that go%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", and what they stored is deleted") $wanted $now | fail }}
+{{- end }}
+{{- else if and $wanted $claims }}
+{{- $prefix := printf "data-%s-" (include "histospec.fullname" .root) }}
+{{- $unread := list }}
+{{- $all := 0 }}
+{{- range (lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace "").items }}
+{{- $ordinal := trimPrefix $prefix .metadata.name }}
+{{- if and (regexMatch (printf "^%s[0-9]+$" $prefix) .metadata.name) (not .metadata.deletionTimestamp) }}
+{{- if ge (int $ordinal) $wanted }}
+{{- $unread = append $unread .metadata.name }}
+{{- $all = max $all (add1 (int $ordinal)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $unread }}
+{{- printf "replicas is %d, and volumes of further shards exist (%s), each with its own history in SQLite, which no other shard reads. Set replicas to %d to have all histories, and scale down from there as docs/backup.md says; or delete the volumes whose history you do not need; or set scaleDown.confirmReplicas to %d, too, to leave them unread" $wanted (join ", " $unread | trunc 200) $all $wanted | fail }}
+{{- end }}
+{{- end }}
+{{- end }}
