@@ -56,7 +56,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluste
     )
     first, template, claims = release.shards(), release.workload()["spec"]["template"], release.claims()
     if any("helm.sh/hook" in m["metadata"].get("annotations", {}) for m in manifests):
-        assert "Succeeded" in release.does("test", RELEASE)
+        assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
 
     # One option rolls every shard; a shard more leaves the others as they are.
     release.upgrade("--set", "options.threads=3")
@@ -103,7 +103,7 @@ def test_other_versions_of_helm_do_the_same(cluster: Cluster, helm: str) -> None
     assert not set(release.shards().values()) & set(first.values())
     release.roll_back()
     assert len(release.shards()) == 2
-    assert "Succeeded" in release.does("test", RELEASE)
+    assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
     release.does("uninstall", RELEASE)
     eventually(lambda: not release.objects("pods"), "pods are left")
 
