@@ -180,6 +180,6 @@ class Inspection:
     shared: tuple[SharedPrompts, ...]
     """Other namespaces that know prompts of this one, and that this client may read; the one with the most first."""
     loaded: bool
-    """Whether the shard has read all of its store. Until then, problems may look unknown."""
+    """Whether the shard has loaded its store. Until then it seems to know fewer problems than it does."""
     trouble: str = ""
     """Why it can store nothing until a person acts; empty where nothing is wrong, or this client may not write."""

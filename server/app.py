@@ -158,15 +158,18 @@ class Server:
         self._hung_up = -math.inf
 
     async def start(self) -> None:
-        """Listens, while the store is being opened, and then loads it; ready once that is done. Raises ConfigError."""
+        """Listens while the store is being opened; then is ready, and loads the store in the background.
+
+        Raises ConfigError.
+        """
         config = self._config
         loop = asyncio.get_running_loop()
         for number in filter(ends, ENDING):
             loop.add_signal_handler(number, self._signalled, number)
-        opened = asyncio.wrap_future(self._store.start())
-        await asyncio.wait((opened,), timeout=AT_ONCE_SECONDS)
-        if opened.done():
-            await self._history.open(opened.result())
+        opening = asyncio.create_task(self._open())
+        await asyncio.wait((opening,), timeout=AT_ONCE_SECONDS)
+        if opening.done():
+            opening.result()
 
         pb_grpc.add_DraftServiceServicer_to_server(self._service, self._grpc)
         if self._specrl is not None:
@@ -207,7 +210,7 @@ class Server:
             descriptors=self._descriptors,
             **about,
         )
-        self._loading = asyncio.create_task(self._load(opened))
+        self._loading = asyncio.create_task(self._load(opening))
         gc.collect()
         gc.freeze()  # what lives as long as the server is not walked again: 60 to 120 ms, in which no step goes on
 
@@ -216,19 +219,24 @@ class Server:
             return self._grpc.add_insecure_port(str(self._config.listen))
         return self._grpc.add_secure_port(str(self._config.listen), self._credentials)
 
-    async def _load(self, opened: "asyncio.Future[dict[str, int]]") -> None:
+    async def _open(self) -> bool:
+        """Opens the store. -> whether it is open; not where the server is to stop before. Raises ConfigError."""
         try:
-            newest = await opened
-        except GivenUp:  # the server is to stop
+            newest = await asyncio.wrap_future(self._store.start())
+        except GivenUp:
+            return False
+        await self._history.open(newest)
+        return True
+
+    async def _load(self, opening: "asyncio.Task[bool]") -> None:
+        if not await opening:
             return
-        if self._history.opening:
-            await self._history.open(newest)
         await self._history.load()
         if not self._stopping.is_set():
             await self._serving(True)
 
     async def until_asked_to_stop(self) -> None:
-        """Returns when a signal arrives. Raises ConfigError or StoreError when the store cannot be opened or loaded."""
+        """Returns when a signal arrives. Raises ConfigError or StoreError where the store cannot be opened."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         assert self._loading is not None
         await asyncio.wait((stopping, self._loading), return_when=asyncio.FIRST_COMPLETED)
@@ -239,6 +247,7 @@ class Server:
     async def drain(self) -> None:
         """Takes nothing new; gives open streams time to end, at most `drain_seconds`."""
         log.info("draining", seconds=self._config.drain_seconds)
+        self._history.loading.give_up()
         await self._serving(False)
         # Nothing new from here on. gRPC must not cut off by itself what is cut off below: where the one has just ended
         # the server, the other crashes the process.
@@ -280,14 +289,14 @@ class Server:
 
     def _readiness(self) -> dict[str, str]:
         return {
-            "store": self._store.opening
-            or ("" if self._history.loading.done.is_set() else self._history.loading.progress),
+            "store": self._store.opening or ("" if self._history.loading.ready else self._history.loading.progress),
             "drain": "draining" if self._stopping.is_set() else "",
         }
 
     def _troubles(self) -> dict[str, str]:
         """Parts that cannot do all of their work; drafts are made all the same, so the server stays ready."""
-        return {"store": self._store.trouble}
+        loading = self._history.loading
+        return {"store": self._store.trouble or ("" if loading.done.is_set() else loading.progress)}
 
     def _ready(self) -> bool:
         return not any(self._readiness().values())

@@ -34,7 +34,7 @@ def location_of(config: StoreConfig) -> "Watched[Location] | None":
         return f"{path}: {reason(error)}"  # parsing repeats no password
 
     try:
-        return Watched("store", (path,), lambda: Location.parse(read_text(path).strip()), words)
+        return Watched("store-file", (path,), lambda: Location.parse(read_text(path).strip()), words)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--store-file {words(error)}; give a file that holds the URL of the store") from None
 

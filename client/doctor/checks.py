@@ -69,11 +69,14 @@ _LOST = {"read": "no drafts are made", "write": "no response is remembered"}
 
 
 def loading(facts: Facts) -> Iterator[Finding]:
-    """Has the index all that the store has?"""
+    """Has the server loaded its store?"""
     for shard, told in facts.answering:
         if not told.loaded:
-            text = "the server is still reading its store; until then known prompts look new"
-            yield warn("loading", text, "wait until /readyz of its HTTP port answers 200", shard.endpoint.name)
+            text = "the server is still loading its store; until then it seems to know fewer prompts than it does"
+            advice = (
+                "wait until its log says `loaded`; sessions need not wait, the server reads what they ask for first"
+            )
+            yield warn("loading", text, advice, shard.endpoint.name)
 
 
 def store(facts: Facts) -> Iterator[Finding]:

@@ -72,19 +72,19 @@ inline Tokens tokens_of(const std::string& field, py::handle value) {
   return Tokens(std::move(array));
 }
 
-// The seed of coupled sampling: an int of 64 bits. None: no seed.
-inline std::optional<std::int64_t> seed_of(const std::string& field, py::handle value) {
+// An int of 64 bits, such as the seed of coupled sampling, or None.
+inline std::optional<std::int64_t> int_or_none(const std::string& field, py::handle value) {
   if (value.is_none()) return std::nullopt;
   if (!PyIndex_Check(value.ptr()) || py::isinstance<py::bool_>(value)) {
     throw py::value_error(field + ": must be an integer or None, is a " +
                           std::string(py::str(py::type::of(value).attr("__name__"))));
   }
-  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
-  if (!number) throw py::error_already_set();
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  if (!index) throw py::error_already_set();
   int overflow = 0;
-  const long long seed = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow != 0) throw py::value_error(field + ": is outside [-2**63, 2**63 - 1]");
-  return seed;
+  return number;
 }
 
 // A mask of generated tokens: bool or uint8. None: everything was generated.

@@ -14,7 +14,7 @@ using namespace py::literals;
 using histospec::Engine;
 using histospec::bindings::array_of;
 using histospec::bindings::mask_of;
-using histospec::bindings::seed_of;
+using histospec::bindings::int_or_none;
 using histospec::bindings::Tokens;
 using histospec::bindings::tokens_of;
 
@@ -35,7 +35,8 @@ std::string id_of(const std::optional<std::string>& problem) {
 // `name`, like every text that the engine gives back, is a str: pybind11 would take bytes for a std::string.
 void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::sequence& responses, std::int64_t epoch,
             const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
-            const std::optional<py::sequence>& generated, const std::optional<py::sequence>& seeds) {
+            const std::optional<py::sequence>& generated, const std::optional<py::sequence>& seeds,
+            const std::optional<py::sequence>& epochs, bool stored, bool ahead) {
   const Tokens head = tokens_of("prompt", prompt);
   const std::size_t n = py::len(responses);
   const auto require_one_each = [n](const char* field, const std::optional<py::sequence>& values) {
@@ -47,6 +48,10 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   require_one_each("rewards", rewards);
   require_one_each("generated", generated);
   require_one_each("seeds", seeds);
+  require_one_each("epochs", epochs);
+  if (ahead && !stored) throw py::value_error("ahead: is True, and stored is not; only stored responses are read ahead");
+  using histospec::Arrival;
+  const auto arrival = ahead ? Arrival::kAhead : stored ? Arrival::kStored : Arrival::kNew;
   std::vector<Tokens> tokens;
   std::vector<histospec::bindings::Mask> masks;
   std::vector<histospec::ResponseView> views;
@@ -54,12 +59,19 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
     const std::string index = "[" + std::to_string(i) + "]";
     tokens.push_back(tokens_of("responses" + index, responses[i]));
     masks.push_back(generated ? mask_of("generated" + index, (*generated)[i]) : histospec::bindings::Mask());
-    const auto seed = seeds ? seed_of("seeds" + index, (*seeds)[i]) : std::nullopt;
+    const auto seed = seeds ? int_or_none("seeds" + index, (*seeds)[i]) : std::nullopt;
     views.push_back({{}, tokens.back().span(), masks.back().span(), epoch, seed});
+    if (!epochs) continue;
+    const auto its = int_or_none("epochs" + index, (*epochs)[i]);
+    if (!its) throw py::value_error("epochs" + index + ": must be an integer, is None");
+    views.back().epoch = *its;
+    if (stored && i > 0 && views[i - 1].epoch > views[i].epoch) {
+      throw py::value_error("epochs" + index + ": is older than the one before; stored responses come oldest first");
+    }
   }
   const std::string id = id_of(problem), namespace_ = name;
   py::gil_scoped_release release;
-  engine.ingest(namespace_, head.span(), views, id);
+  engine.ingest(namespace_, head.span(), views, id, arrival);
 }
 
 histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
@@ -241,7 +253,8 @@ PYBIND11_MODULE(_core, m) {
            "threads"_a = kDefaults.threads, "namespace_tokens"_a = kDefaults.namespace_tokens,
            "history_responses"_a = kDefaults.history_responses)
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
-           py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none())
+           py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none(),
+           "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false)
       .def(
           "open",
           [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
@@ -249,7 +262,7 @@ PYBIND11_MODULE(_core, m) {
             const Tokens head = tokens_of("prompt", prompt);
             const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
             const std::string id = id_of(problem), namespace_ = name;
-            const std::optional<std::int64_t> its_seed = seed_of("seed", seed);
+            const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
             py::gil_scoped_release release;
             return engine.open(namespace_, head.span(), id, tokens.span(), its_seed);
           },
@@ -318,6 +331,7 @@ PYBIND11_MODULE(_core, m) {
       .def("evicted", &Engine::evicted)
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
+      .def("memory_budget", &Engine::memory_budget)
       .def("running_bytes", &Engine::running_bytes, released)
       .def("stats", &stats)
       .def("lock_times", &lock_times)

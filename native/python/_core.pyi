@@ -106,6 +106,9 @@ class Engine:
         problem: str | None = None,
         generated: Sequence[_Mask | None] | None = None,
         seeds: Sequence[int | None] | None = None,
+        epochs: Sequence[int] | None = None,
+        stored: bool = False,
+        ahead: bool = False,
     ) -> None:
         """Adds finished responses to the history of a problem; on return, drafts are made from them.
 
@@ -117,9 +120,16 @@ class Engine:
         user turns) the token is context: it is matched, but never drafted.
         seeds: one a response, in [-2**63, 2**63 - 1], or None: the seed of coupled sampling that gave it. A session
             with that seed drafts from it first: see open.
+        epochs: one a response, in place of `epoch`.
+        stored: they come from a store, oldest first, and are older than whatever the index has of the problem. They
+            then stand in front of it, replace no twin of their own epoch, and drive nothing newer out of what the
+            problems of the namespace share.
+        ahead: stored responses of a problem that nobody uses yet: if it is new, it is the least recently used one. So a
+            store is read ahead from the most wanted problem to the least wanted.
 
         Raises ValueError, naming the argument, for a wrong dtype, shape, length or token, an empty namespace, prompt
-        or problem, or a seed that is no int of 64 bits.
+        or problem, a seed or epoch that is no int of 64 bits, stored responses whose epochs descend, or `ahead`
+        without `stored`.
         """
 
     def open(
@@ -316,6 +326,9 @@ class Engine:
 
         Committed responses are found before, too; this is for measuring.
         """
+
+    def memory_budget(self) -> int:
+        """What the index may hold, in bytes: the `memory_bytes` that the engine was made with."""
 
     def memory_bytes(self) -> int:
         """What the index holds, in bytes: segments, live text, sessions and their book-keeping."""

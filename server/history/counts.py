@@ -19,6 +19,8 @@ class Counts:
     stored_tokens: int = 0
     loaded_responses: int = 0
     """Indexed from the store since the start."""
+    loading: bool = False
+    """Whether the store is being loaded in the background."""
     store_errors: int = 0
     """Requests that the store could not do."""
     lookups: Counter[str] = field(default_factory=Counter)

@@ -35,10 +35,10 @@ class History:
         self._store = store
         self._learning = Learning(engine, store, self.counts)
         self._indexing = Indexing(engine)
-        self.loading = Loading(store, self._indexing, self.counts)
-        self._read_through = ReadThrough(store, self._indexing, self.counts)
+        self._gaps = Gaps(engine, whole=False)
+        self._read_through = ReadThrough(store, self._indexing, self.counts, self._gaps)
+        self.loading = Loading(store, self._read_through, self._gaps, self.counts, self._indexing.share)
         self._epoch_watch = EpochWatch(store, self.epochs)
-        self._gaps = Gaps(engine)
         self._stored_lines = StoredLines()
         self._unfinished = Unfinished()
         self._open = False
@@ -62,12 +62,17 @@ class History:
             self.want(problem)
 
     async def load(self) -> None:
-        """Indexes everything that the store holds; from now on, what is learned is saved. Raises StoreError."""
+        """Begins to index what the store holds, and from now on saves what is learned.
+
+        The history is ready for callers: what a problem has in the store is read when it is asked for.
+
+        Raises StoreError where the store is not open and cannot be read.
+        """
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
         self._learning.start()
         self._epoch_watch.start()
-        await self.loading.run()
+        self.loading.start()
 
     @property
     def trouble(self) -> str:
@@ -91,11 +96,12 @@ class History:
                 await self._append(batch)
                 self.epochs.saw(batch)
                 try:
-                    await self._indexing.add([batch])
+                    await self._indexing.add(batch)
                 except BaseException:
                     self._gaps.add(namespace)
+                    self._gaps.add_part(batch.problem)
                     raise
-                self._gaps.stored(namespace, life)
+                self._gaps.stored(batch.problem, life)
         finally:
             self.back_pressure.indexed(total_size(batch.records))
 
@@ -105,7 +111,7 @@ class History:
             if len(self._wanted) < WAITING:
                 self._wanted.add(problem)
             return
-        if not self._store.whole_at_start or (self.loading.done.is_set() and self._gaps.possible(problem.namespace)):
+        if self._gaps.possible(problem):
             self._read_through.want(problem)
 
     def require_open(self) -> None:
@@ -121,7 +127,7 @@ class History:
         """Stores responses that the index already has, and did not have before `life`. Raises StoreError."""
         self.require_open()
         await self._append(batch)
-        self._gaps.stored(batch.problem.namespace, life)
+        self._gaps.stored(batch.problem, life)
 
     async def _append(self, batch: ResponseBatch) -> None:
         await self._read_through.settled(batch.problem)
@@ -157,7 +163,6 @@ class History:
     async def drop(self, namespace: str) -> int:
         """Forgets a namespace in the store and in the index; returns how many responses were stored."""
         self.require_open()
-        await self.loading.done.wait()  # else what is being loaded would come back
         return await self._unfinished.run(self._drop(namespace))
 
     async def _drop(self, namespace: str) -> int:
@@ -165,15 +170,14 @@ class History:
             with self.counts.store_request():
                 dropped = await asyncio.wrap_future(self._store.drop(namespace))
             self.epochs.forget(namespace)
-            await self._read_through.forget()
-            await self._indexing.drop(namespace)
+            async with self._read_through.still():
+                await self._indexing.drop(namespace)
         self.namespaces.forget(namespace)
         return dropped
 
     async def rewind(self, namespace: str, epoch: int) -> int:
         """Forgets the responses of newer epochs; returns how many were stored. The index reads the rest when asked."""
         self.require_open()
-        await self.loading.done.wait()
         return await self._unfinished.run(self._rewind(namespace, epoch))
 
     async def _rewind(self, namespace: str, epoch: int) -> int:
@@ -181,8 +185,8 @@ class History:
             with self.counts.store_request():
                 forgotten = await asyncio.wrap_future(self._store.rewind(namespace, epoch))
             self.epochs.rewind(namespace, epoch)
-            await self._read_through.forget()
-            await self._indexing.drop(namespace, keep_learned=True)
+            async with self._read_through.still():
+                await self._indexing.drop(namespace, keep_learned=True)
         self._gaps.add(namespace)  # the rest of it
         return forgotten
 
@@ -194,7 +198,7 @@ class History:
 
     async def close(self) -> None:
         """Finishes what was begun, gives up what is being loaded, saves what was learned, and closes the store."""
-        self.loading.give_up()
+        await self.loading.close()
         await self._epoch_watch.stop()
         await self._unfinished.wait()
         await self._read_through.close()
@@ -207,6 +211,5 @@ class History:
 
     def _close(self) -> None:
         self._indexing.close()
-        self.loading.close()
         self._epoch_watch.close()
         self._store.close()

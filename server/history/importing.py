@@ -33,6 +33,7 @@ class Importing:
         Raises LimitExceeded or InvalidRequest if the namespace cannot be created, and StoreError, after which some of
         the responses may be stored.
         """
+        self._history.require_open()
         self._history.namespaces.admit(namespace)
         return await self._history.finish(self._add(namespace, problems, estimator))
 

@@ -1,7 +1,8 @@
 """Puts stored responses into the engine's index."""
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,8 +10,21 @@ import numpy as np
 from histospec.native import Engine
 from histospec.protocol.arrays import INT32
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.stores.merging import without
 
-INDEX_TOKENS = 1 << 20  # of one call: building takes 48 bytes a token meanwhile
+# Building takes BUILD_BYTES a token meanwhile: one part in INDEX_PART of the memory budget, but these tokens at least
+# and at most.
+INDEX_TOKENS = 1 << 18, 1 << 20
+INDEX_PART = 64
+BUILD_BYTES = 48
+
+Held = Counter[tuple[bytes, int]]
+"""Responses, by tokens and epoch."""
+
+
+def lacking(held: Held | None, records: list[Record]) -> list[Record]:
+    """Those of a problem's stored responses that the index has not; takes those that it has off `held`."""
+    return without(records, held, lambda record: (record.tokens, record.epoch)) if held else records
 
 
 class Indexing:
@@ -18,6 +32,8 @@ class Indexing:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        least, most = INDEX_TOKENS
+        self._piece = min(most, max(least, engine.memory_budget() // INDEX_PART // BUILD_BYTES))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     def holds(self, problem: Problem) -> bool:
@@ -25,38 +41,64 @@ class Indexing:
         prompt = np.frombuffer(problem.prompt, INT32)
         return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
-    async def add(self, batches: Iterable[ResponseBatch]) -> None:
-        """Indexes batches in the indexing thread, in the order of the calls."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._build_all, batches)
-
-    def _build_all(self, batches: Iterable[ResponseBatch]) -> None:
-        for batch in batches:
-            self.build(batch)
+    async def add(self, batch: ResponseBatch) -> None:
+        """Indexes a new batch in the indexing thread, in the order of the calls."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch)
 
     def build(self, batch: ResponseBatch) -> None:
-        """Indexes a batch in the caller's thread, in pieces of INDEX_TOKENS."""
+        """Indexes a new batch in the caller's thread, in pieces."""
+        for some in self._pieces(batch.records):
+            self._ingest(batch.problem, some)
+
+    async def restore(self, problem: Problem, records: list[Record]) -> None:
+        """`build_stored` in the indexing thread, in the order of the calls."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.build_stored, problem, records)
+
+    def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
+        """Indexes responses that the store had before whatever the index has of the problem, oldest first.
+
+        In the caller's thread, in pieces, the newest first: each stands before those that are there. `ahead`: nobody
+        has asked for the problem.
+        """
+        for some in reversed(list(self._pieces(records))):
+            self._ingest(problem, some, stored=True, ahead=ahead)
+
+    def _pieces(self, records: list[Record]) -> Iterator[list[Record]]:
         some: list[Record] = []
         size = 0
-        for record in batch.records:
-            if some and size + len(record.tokens) > INDEX_TOKENS * INT32.itemsize:
-                self._ingest(batch.problem, some)
+        for record in records:
+            if some and size + len(record.tokens) > self._piece * INT32.itemsize:
+                yield some
                 some, size = [], 0
             some.append(record)
             size += len(record.tokens)
-        self._ingest(batch.problem, some)
+        if some:
+            yield some
 
-    def _ingest(self, problem: Problem, records: list[Record]) -> None:
+    def _ingest(self, problem: Problem, records: list[Record], stored: bool = False, ahead: bool = False) -> None:
         masks = [np.frombuffer(r.generated, np.uint8) if r.generated else None for r in records]
         self._engine.ingest(
             problem.namespace,
             np.frombuffer(problem.prompt, INT32),
             [np.frombuffer(record.tokens, INT32) for record in records],
-            epoch=records[0].epoch,
+            epochs=[record.epoch for record in records],
             rewards=[record.reward for record in records],
             problem=problem.name or None,
             generated=masks,
             seeds=[record.seed for record in records],
+            stored=stored,
+            ahead=ahead,
         )
+
+    def held(self, problem: Problem) -> Held:
+        """What the index has of a problem."""
+        prompt = np.frombuffer(problem.prompt, INT32)
+        held = self._engine.history(problem.namespace, prompt, problem=problem.name or None)
+        return Counter((tokens.tobytes(), epoch) for tokens, epoch in held)
+
+    def share(self) -> float:
+        """How much of its memory budget the index holds: 1 is all of it."""
+        return self._engine.memory_bytes() / self._engine.memory_budget()
 
     async def drop(self, namespace: str, *, keep_learned: bool = False) -> None:
         """Drops a namespace after everything that `add` was asked for before."""

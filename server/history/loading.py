@@ -1,61 +1,175 @@
-"""Indexes what the store holds when the server starts."""
+"""Reads the store into the index after the server has started, in the background, the most wanted problems first.
+
+The server is ready before: a problem that is asked for meanwhile is read at once. Loading ends when the index is
+nearly full, so that it drives nothing out; what is left is read when it is asked for.
+"""
 
 import asyncio
+import os
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import structlog
 
+from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
-from histospec.server.history.indexing import Indexing
-from histospec.server.stores.interface import Store
+from histospec.server.history.gaps import Gaps
+from histospec.server.history.read_through import Loaded, ReadThrough
+from histospec.server.machine import cpu_limit
+from histospec.server.stores.interface import Problem, Store
 
 log = structlog.get_logger()
 
 LOG_SECONDS = 5.0  # between two lines about progress
+FULL = 0.9  # of the memory budget: the rest is for what comes
+MOST_THREADS = 4  # the interpreter's lock is theirs for about a tenth of their time each
+PATIENCE = 1.0  # seconds for problems that are asked for to be read first
+
+
+def threads() -> int:
+    """How many load: one CPU is left to the drafts, where there are several."""
+    return max(1, min(MOST_THREADS, cpu_limit() - 1))
 
 
 class Loading:
-    """Knows how far the loading is; `done` is set when everything is indexed that has to be before the first draft."""
+    """Lives on the event loop.
 
-    def __init__(self, store: Store, indexing: Indexing, counts: Counts) -> None:
+    Args:
+        store: loaded only if it says `whole_at_start`.
+        read_through: reads and indexes the problems.
+        gaps: is told when the index has all that the store had.
+        counts: where it is counted that loading is under way.
+        share: how much of its memory budget the index holds.
+
+    """
+
+    def __init__(
+        self, store: Store, read_through: ReadThrough, gaps: Gaps, counts: Counts, share: Callable[[], float]
+    ) -> None:
         self._store = store
-        self._indexing = indexing
+        self._read_through = read_through
+        self._gaps = gaps
         self._counts = counts
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._given_up = False
+        self._share = share
+        self._threads = ThreadPoolExecutor(threads(), thread_name_prefix="load", initializer=_give_way)
+        self._paging = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._given_up = self._failed = False
+        self._total = 0
+        self._loaded = Loaded()
+        self._started = self._said = 0.0
         self.done = asyncio.Event()
+        """Nothing more is loaded."""
+        self.ready = False
+        """Whether callers are served as well as they will be: what is not loaded is read when it is asked for."""
         self.progress = "not started"
+        """How far it is, or how it ended."""
 
-    async def run(self) -> None:
-        """Indexes everything in a thread. Raises StoreError."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
-        self.done.set()
-
-    def _load(self) -> None:
+    def start(self) -> None:
+        """Begins to load. Ready from now on."""
+        self.ready = True
+        self.progress = "read when asked for"
         if not self._store.whole_at_start:
-            self.progress = "read when asked for"
+            self.done.set()
             return
-        started = said = time.monotonic()
-        total, responses, tokens = self._store.count(), 0, 0
-        for batch in self._store.load():
-            if self._given_up:
-                return
-            self._indexing.build(batch)
-            responses += len(batch.records)
-            tokens += batch.tokens
-            self._counts.loaded_responses = responses
-            self.progress = f"loaded {responses} of {total} responses"
-            if time.monotonic() - said > LOG_SECONDS:
-                said = time.monotonic()
-                log.info("loading", responses=responses, of=total, tokens=tokens)
-        self.progress = "loaded"
-        log.info("loaded", responses=responses, tokens=tokens, seconds=round(time.monotonic() - started, 3))
+        self._counts.loading = True
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._load()
+        except StoreError as error:
+            self.progress = "loading stopped; the rest is read when asked for"
+            log.error("loading stopped; problems are read when they are asked for", reason=str(error))
+        except Exception:
+            self.progress = "loading stopped; the rest is read when asked for"
+            log.exception("loading stopped; problems are read when they are asked for")
+        finally:
+            self._counts.loading = False
+            self.done.set()
+        if not self._given_up:
+            self._store.look_for_damage()
+
+    async def _load(self) -> None:
+        self.progress = "loading"
+        self._started = self._said = time.monotonic()
+        run = asyncio.get_running_loop().run_in_executor
+        self._total = await run(self._threads, self._store.count)
+        pages = self._store.wanted_first()
+        for failure in await asyncio.gather(*(self._work(pages) for _ in range(threads())), return_exceptions=True):
+            if failure is not None:
+                raise failure
+        if self._given_up:
+            return
+        about = {"responses": self._loaded.responses, "tokens": self._loaded.tokens, "seconds": self._seconds()}
+        if self._loaded.whole:
+            self._gaps.loaded()
+            self.progress = "loaded"
+            log.info("loaded", **about)
+        else:
+            held = f"{self._loaded.responses} of {self._total} responses"
+            self.progress = f"loaded {held}, as many as --memory holds; the rest is read when asked for"
+            log.info("loaded as much as --memory holds; the rest is read when asked for", of=self._total, **about)
+
+    async def _work(self, pages: Iterator[list[Problem]]) -> None:
+        """Loads page after page; others do the same beside it."""
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            while self._goes_on():
+                async with self._paging:
+                    page = await run(self._threads, next, pages, None)
+                if page is None:
+                    return
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._read_through.calm(), PATIENCE)
+                self._add(await self._read_through.load(page, self._threads, self._goes_on))
+        except BaseException:
+            self._failed = True
+            raise
+        self._loaded = self._loaded._replace(whole=False)
+
+    def _goes_on(self) -> bool:
+        return not (self._given_up or self._failed) and self._share() < FULL
+
+    def _add(self, some: Loaded) -> None:
+        self._loaded = now = Loaded(
+            self._loaded.responses + some.responses,
+            self._loaded.tokens + some.tokens,
+            some.epoch,
+            self._loaded.whole and some.whole,
+        )
+        self.progress = f"loading {now.responses} of {self._total} responses"
+        if time.monotonic() - self._said > LOG_SECONDS:
+            self._said = time.monotonic()
+            speed = round(now.tokens / self._seconds())
+            log.info(
+                "loading",
+                responses=now.responses,
+                of=self._total,
+                tokens=now.tokens,
+                tokens_per_second=speed,
+                epoch=now.epoch,
+            )
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._started, 3)
 
     def give_up(self) -> None:
-        """Ends the loading before the next batch."""
+        """Ends the loading behind the problems that are being read."""
         self._given_up = True
 
-    def close(self) -> None:
-        """Blocks until the thread has ended."""
-        self._thread.shutdown()
+    async def close(self) -> None:
+        """Gives up, and waits until that shows."""
+        self.give_up()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await asyncio.to_thread(self._threads.shutdown)
+
+
+def _give_way() -> None:
+    """Threads that draft run first: those that load do not preempt them when they wake up."""
+    with suppress(OSError):
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))

@@ -1,31 +1,80 @@
-"""Brings a problem from the store into the index when it is asked for and the index does not hold it.
+"""Brings what the store holds into the index: a problem when it is asked for, others in the background.
 
-A shard that starts empty, one that takes over another's problems, and one that had to evict: all find the history of a
+A shard that starts, one that takes over another's problems, and one that had to evict: all find the history of a
 problem again while its first prompt is being prefilled. Nobody waits for it but the problem's own new responses: they
-are stored after it was read, so that none is read back and indexed twice.
+are stored after it was read, so that none is read back and indexed twice. What is read in the background follows the
+same rule, problem by problem.
 """
 
 import asyncio
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
+from histospec.protocol.arrays import INT32
 from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
-from histospec.server.history.indexing import Indexing
-from histospec.server.stores.interface import Problem, Store, by_epoch
+from histospec.server.history.gaps import Gaps
+from histospec.server.history.indexing import Held, Indexing, lacking
+from histospec.server.stores.interface import Problem, Store
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 READERS = 4  # problems read side by side
 WAITING = 4096  # problems that may wait to be read; beyond it they go without, and are asked for at their next session
 ABSENT = 100_000  # problems remembered to have nothing in the store ...
 ABSENT_SECONDS = 30.0  # ... for so long: another shard may have owned them meanwhile
+
+
+class Loaded(NamedTuple):
+    """What became of problems that were to be loaded."""
+
+    responses: int = 0
+    """Indexed."""
+    tokens: int = 0
+    epoch: int = 0
+    """Of the last one."""
+    whole: bool = True
+    """Whether all of them were read."""
+
+
+class _Batch:
+    """Problems that are read and indexed in one thread, one after the other."""
+
+    def __init__(self, store: Store, indexing: Indexing, problems: Sequence[tuple[Problem, bool]]) -> None:
+        """With each problem: whether the index has a part of it."""
+        self._store = store
+        self._indexing = indexing
+        self._problems = problems
+        self.done: list[Problem] = []
+        self.failed: Problem | None = None
+        self.loaded = Loaded()
+
+    def load(self, go_on: Callable[[], bool]) -> None:
+        """Blocks. Raises what the store and the index raise."""
+        for problem, part in self._problems:
+            if not go_on():
+                return
+            self.failed = problem
+            self._load(problem, self._indexing.held(problem) if part else None)
+            self.failed = None
+            self.done.append(problem)
+
+    def _load(self, problem: Problem, held: Held | None) -> None:
+        for records in self._store.pages(problem):
+            if some := lacking(held, records):
+                self._indexing.build_stored(problem, some, ahead=True)
+                so_far = self.loaded
+                tokens = sum(len(record.tokens) for record in some) // INT32.itemsize
+                self.loaded = Loaded(so_far.responses + len(some), so_far.tokens + tokens, some[-1].epoch)
 
 
 class ReadThrough:
@@ -34,74 +83,184 @@ class ReadThrough:
     Args:
         store: read in threads.
         indexing: what is read goes there.
-        counts: where look-ups are counted.
+        counts: where look-ups, and what was indexed, are counted.
+        gaps: says of which problems the index has a part.
 
     """
 
-    def __init__(self, store: Store, indexing: Indexing, counts: Counts) -> None:
+    def __init__(self, store: Store, indexing: Indexing, counts: Counts, gaps: Gaps) -> None:
         self._store = store
         self._indexing = indexing
         self._counts = counts
+        self._gaps = gaps
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
-        self._reading: dict[Problem, asyncio.Task[None]] = {}
+        self._reading: dict[Problem, asyncio.Task[Any]] = {}  # by identity; a task may read several
+        self._wanted = 0  # problems that were asked for and are not read yet
+        self._calm = asyncio.Event()  # there are none
+        self._calm.set()
+        self._running: set[asyncio.Task[Any] | None] = set()  # tasks that read now
+        self._stilled = 0
+        self._go = asyncio.Event()
+        self._go.set()
         self._absent: OrderedDict[Problem, float] = OrderedDict()  # since when
         self._paused: Counter[Problem] = Counter()
 
     def want(self, problem: Problem) -> None:
         """Begins to read the problem unless the index has it, or the store is known to have nothing. Never waits."""
-        if problem in self._reading or self._paused[problem] or self._indexing.holds(problem):
+        which = problem.identity
+        if not self._lacks(problem) or time.monotonic() - self._absent.get(which, -math.inf) < ABSENT_SECONDS:
             return
-        if time.monotonic() - self._absent.get(problem, -math.inf) < ABSENT_SECONDS:
-            return
-        if len(self._reading) >= WAITING:
+        if self._wanted >= WAITING:
             self._counts.lookups["skipped"] += 1
+            self._gaps.add_part(problem)
             return
-        task = asyncio.ensure_future(self._read(problem))
-        self._reading[problem] = task
-        task.add_done_callback(lambda _: self._reading.pop(problem, None))
+        self._wanted += 1
+        self._calm.clear()
+        self._begin([which], self._read(problem))
+
+    def _lacks(self, problem: Problem) -> bool:
+        """Whether it is to be read: the index lacks some of it, and nobody is about to change that."""
+        which = problem.identity
+        if which in self._reading or self._paused[which]:
+            return False
+        return self._gaps.part(problem) or not self._indexing.holds(problem)
+
+    def _begin(self, which: Iterable[Problem], work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Reads these problems, by identity, in a task."""
+        task = asyncio.ensure_future(work)
+        claimed = list(which)
+        self._reading.update(dict.fromkeys(claimed, task))
+
+        def over(_: object) -> None:
+            for one in claimed:
+                del self._reading[one]
+            if not task.cancelled():
+                task.exception()  # whoever loads may have left: asyncio would log one that is never retrieved
+
+        task.add_done_callback(over)
+        return task
 
     @contextmanager
     def paused(self, problem: Problem) -> Iterator[None]:
         """The problem is not read meanwhile, except for what is on its way."""
-        self._paused[problem] += 1
+        which = problem.identity
+        self._paused[which] += 1
         try:
             yield
         finally:
-            self._paused[problem] -= 1
-            if not self._paused[problem]:
-                del self._paused[problem]
+            self._paused[which] -= 1
+            if not self._paused[which]:
+                del self._paused[which]
 
     async def settled(self, problem: Problem) -> None:
         """Waits while the problem is being read; then it is no longer known to be absent."""
-        if task := self._reading.get(problem):
+        which = problem.identity
+        if task := self._reading.get(which):
             await asyncio.wait([task])
-        self._absent.pop(problem, None)
+        self._absent.pop(which, None)
 
     async def _read(self, problem: Problem) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            with self._counts.store_request():
-                records = await loop.run_in_executor(self._readers, self._store.history, problem)
-            batches = list(by_epoch(problem, records))
-            if batches:
-                await self._indexing.add(batches)
-            else:
-                self._absent[problem] = time.monotonic()
-                self._absent.move_to_end(problem)
-                while len(self._absent) > ABSENT:
-                    self._absent.popitem(last=False)
-            self._counts.lookups["hit" if batches else "miss"] += 1
+            async with self._turn():
+                with self._counts.store_request():
+                    found = await self._read_pages(problem)
+                self._gaps.filled(problem)
+            if not found:
+                self._is_absent(problem)
+            self._counts.lookups["hit" if found else "miss"] += 1
         except StoreError as error:
             self._counts.lookups["failed"] += 1
+            self._gaps.add_part(problem)
             log.warning("a problem's history cannot be read; it drafts without", reason=str(error))
+        except Exception:
+            self._gaps.add_part(problem)
+            log.exception("a problem's history cannot be indexed; it drafts without")
+        finally:
+            self._wanted -= 1
+            if not self._wanted:
+                self._calm.set()
 
-    async def forget(self) -> None:
-        """The store has changed: what was absent is asked for again, and nothing read before is indexed after this."""
-        self._absent.clear()
-        if self._reading:
-            await asyncio.wait(self._reading.values())
+    async def _read_pages(self, problem: Problem) -> bool:
+        """Reads in one thread and indexes in another one; returns whether the store had any."""
+        read = partial(asyncio.get_running_loop().run_in_executor, self._readers)
+        held = await read(self._indexing.held, problem) if self._gaps.part(problem) else None
+        pages = self._store.pages(problem)
+        found = False
+        while (records := await read(next, pages, None)) is not None:
+            found |= bool(records)
+            if some := lacking(held, records):
+                await self._indexing.restore(problem, some)
+                self._counts.loaded_responses += len(some)
+        return found
+
+    def _is_absent(self, problem: Problem) -> None:
+        which = problem.identity
+        self._absent[which] = time.monotonic()
+        self._absent.move_to_end(which)
+        while len(self._absent) > ABSENT:
+            self._absent.popitem(last=False)
+
+    # In the background
+
+    async def calm(self) -> None:
+        """Waits while problems that were asked for are being read."""
+        await self._calm.wait()
+
+    async def load(self, problems: Iterable[Problem], threads: Executor, go_on: Callable[[], bool]) -> Loaded:
+        """Reads those of the problems that the index lacks, in one of the threads, while `go_on()`.
+
+        Raises StoreError, and what the index raises; then some of them are not read.
+        """
+        wanted = {problem.identity: problem for problem in problems if self._lacks(problem)}
+        if not wanted:
+            return Loaded()
+        work = self._load(list(wanted.values()), threads, go_on)
+        return await asyncio.shield(self._begin(wanted, work))
+
+    async def _load(self, problems: list[Problem], threads: Executor, go_on: Callable[[], bool]) -> Loaded:
+        async with self._turn():
+            batch = _Batch(self._store, self._indexing, [(one, self._gaps.part(one)) for one in problems])
+            try:
+                await asyncio.get_running_loop().run_in_executor(threads, batch.load, go_on)
+            finally:
+                for problem in batch.done:
+                    self._gaps.filled(problem)
+                if batch.failed is not None:
+                    self._gaps.add_part(batch.failed)
+                self._counts.loaded_responses += batch.loaded.responses
+        return batch.loaded._replace(whole=len(batch.done) == len(problems))
+
+    # While the index forgets
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The caller's task reads during the block, which begins once nothing is stilled."""
+        while self._stilled:
+            await self._go.wait()
+        task = asyncio.current_task()
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """The store has changed: nothing is being read during the block, and what was absent is asked for again."""
+        self._stilled += 1
+        self._go.clear()
+        try:
+            self._absent.clear()
+            if running := [task for task in self._running if task]:
+                await asyncio.wait(running)
+            yield
+        finally:
+            self._stilled -= 1
+            if not self._stilled:
+                self._go.set()
 
     async def close(self) -> None:
         """Finishes what is being read."""
-        await self.forget()
+        while self._reading:
+            await asyncio.wait(set(self._reading.values()))
         await asyncio.to_thread(self._readers.shutdown)

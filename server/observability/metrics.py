@@ -85,6 +85,9 @@ class HistoryCollector(Collector):
         yield GaugeMetricFamily(
             "histospec_loaded_responses", "Responses indexed from the store since the start.", counts.loaded_responses
         )
+        yield GaugeMetricFamily(
+            "histospec_loading", "Whether the store is being loaded in the background.", counts.loading
+        )
         yield CounterMetricFamily(
             "histospec_store_errors", "Requests that the store could not do.", counts.store_errors
         )

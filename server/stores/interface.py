@@ -24,6 +24,11 @@ class Problem(NamedTuple):
     """int32 little-endian."""
     name: str = ""
 
+    @property
+    def identity(self) -> "Problem":
+        """Equal for all prompts of one problem: the problem, without its prompt where it has a name."""
+        return self._replace(prompt=b"") if self.name else self
+
 
 class Record(NamedTuple):
     """One finished response as it is kept. Arrays are little-endian, as on the wire."""
@@ -100,11 +105,9 @@ class Reader(ABC):
         states = ((namespace, self.estimator(namespace)) for namespace in self.newest_epochs())
         return {namespace: state for namespace, state in states if state is not None}
 
-    def load(self) -> Iterator[ResponseBatch]:
-        """Every response, one problem and epoch at a time."""
-        for namespace in self.newest_epochs():
-            for problem, records in self.problems(namespace):
-                yield from by_epoch(problem, records)
+    def pages(self, problem: Problem) -> Iterator[list[Record]]:
+        """What `history` returns, in pieces: the newest responses first, in each piece the oldest first."""
+        yield self.history(problem)
 
     def count(self) -> int:
         """How many responses there are."""
@@ -124,7 +127,17 @@ class Store(Reader):
     """Where responses survive a restart. All methods may be called from any thread."""
 
     whole_at_start: bool = True
-    """Whether the server indexes everything when it starts. If not, problems are read when they are asked for."""
+    """Whether the server loads it in the background when it starts. If not, it reads a problem when it is asked for."""
+
+    def wanted_first(self) -> Iterator[list[Problem]]:
+        """The problems that have responses, some at a time, in the order in which to load them at the start.
+
+        The problems come first that callers will most likely ask for. What is stored after the call may be missing.
+        """
+        return iter(())
+
+    def look_for_damage(self) -> None:
+        """Begins to look for damage that reading does not meet. Returns at once; called when loading is over."""
 
     @property
     def opening(self) -> str:

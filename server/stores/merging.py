@@ -1,11 +1,14 @@
 """Which responses a store lacks, so that what is brought back is not stored twice."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from histospec.server.stores.interface import Record
+
+K = TypeVar("K", bound=Hashable)
 
 
 def mask(generated: bytes) -> bytes:
@@ -15,12 +18,16 @@ def mask(generated: bytes) -> bytes:
 
 def lacking(records: Iterable[Record], held: Sequence[Record]) -> list[Record]:
     """Those that are not held. A response that was sampled twice may be held once."""
-    there = Counter(map(_compared, held))
+    return without(records, Counter(map(_compared, held)), _compared)
+
+
+def without(records: Iterable[Record], held: "Counter[K]", key: Callable[[Record], K]) -> list[Record]:
+    """The records that `held` does not count, by their keys; takes the others off `held`."""
     found = []
     for record in records:
-        same = _compared(record)
-        if there[same]:
-            there[same] -= 1
+        same = key(record)
+        if held[same]:
+            held[same] -= 1
         else:
             found.append(record)
     return found

@@ -155,9 +155,17 @@ class OpeningStore(Store):
         """See Reader."""
         return self._ready().estimators()
 
-    def load(self) -> Iterator[ResponseBatch]:
+    def pages(self, problem: Problem) -> Iterator[list[Record]]:
         """See Reader."""
-        return self._ready().load()
+        return self._ready().pages(problem)
+
+    def wanted_first(self) -> Iterator[list[Problem]]:
+        """See Store."""
+        return self._ready().wanted_first()
+
+    def look_for_damage(self) -> None:
+        """See Store."""
+        self._ready().look_for_damage()
 
     def count(self) -> int:
         """See Reader."""

@@ -264,7 +264,9 @@ def test_a_server_that_is_still_reading_its_store(start_server: Starter, tmp_pat
     facts = asyncio.run(gather(configure(server.endpoint, "run"), Demand(), 60.0))
     (finding,) = [one for one in examine(facts) if one.check == "loading"]
     assert finding.level == "warn"
-    assert finding.text == "the server is still reading its store; until then known prompts look new"
+    assert (
+        finding.text == "the server is still loading its store; until then it seems to know fewer prompts than it does"
+    )
 
 
 def test_a_store_whose_files_are_gone(start_server: Starter, tmp_path: Path) -> None:

@@ -206,3 +206,16 @@ def test_a_wrong_password_ends_the_server_at_once(start_server: Starter, tmp_pat
         assert "wrong-one" not in str(ended.value)
     finally:
         redis.kill()
+
+
+def test_a_store_that_turns_out_to_be_unusable_ends_the_server_later_too(
+    start_server: Starter, redis: RedisProcess
+) -> None:
+    redis.kill()
+    server = start_server("--store", redis.url, ready=False)
+    eventually(lambda: waits_for(server, f"{redis.url}/0 does not answer"))
+    redis.options, redis.password = ("--requirepass", "other"), "other"
+    redis.start()
+    assert server.wait() == 2
+    assert f"--store {redis.url}/0: " in str(server.log[-1]["event"])
+    assert "give the user and password that it takes" in str(server.log[-1]["event"])

@@ -66,11 +66,11 @@ def test_a_password_that_is_rotated_costs_nothing(
     wire.ingest([1], [[7]])
     assert wire.history([1]) == [[5], [6], [7]]
 
-    unreadable = 'histospec_watched_file_unreadable{file="store"}'
+    unreadable = 'histospec_watched_file_unreadable{file="store-file"}'
     assert server.metrics()[unreadable] == 0
     put(file, f"redis://:{WRONG}@")
     eventually(lambda: server.metrics()[unreadable] == 1)
-    assert str(file) in json.loads(server.get("/status")[1])["unreadable_files"]["store"]
+    assert str(file) in json.loads(server.get("/status")[1])["unreadable_files"]["store-file"]
     wire.ingest([1], [[8]])
     assert json.loads(server.get("/status")[1])["store"] == "redis"
     assert server.running

@@ -1,13 +1,18 @@
 """Start, readiness, drain and stop of a real process."""
 
+import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -62,32 +67,101 @@ def test_standard_health_and_reflection(server: Server, wire: Wire) -> None:
     assert database.FindFileContainingSymbol(SERVICE).service[0].method[0].name == "Draft"
 
 
-def test_a_server_is_ready_only_when_its_store_is_loaded(
-    start_server: Starter, connect: Connector, tmp_path: Path
-) -> None:
+@pytest.fixture
+def stored(tmp_path: Path) -> list[list[int]]:
+    """What the store of the server `full` holds: a response each of 400 prompts [0, 1], [1, 1], …"""
+    texts = np.random.default_rng(0).integers(0, 50_000, (400, 500)).astype("<i4")
     store = SQLiteStore(tmp_path / "full", history_epochs=8)
-    tokens = bytes(4 * 2000)
-    written = [
-        store.append(ResponseBatch(Problem("run", i.to_bytes(4, "little")), [Record(tokens, 0)])) for i in range(4000)
-    ]
-    written[-1].result()
+    for number, text in enumerate(texts):
+        problem = Problem("run", np.array([number, 1], "<i4").tobytes())
+        store.append(ResponseBatch(problem, [Record(text.tobytes(), 0)]))
+    store.rewind("none", 0).result()
     store.close()
+    return [text.tolist() for text in texts]
 
+
+@pytest.fixture
+def loads_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Servers load a page of problems a tenth of a second until this file is there; then as fast as they can."""
+    told, slow = tmp_path / "told", tmp_path / "slow"
+    slow.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from histospec.server import cli\n"
+        "from histospec.server.stores.sqlite import reader, store\n"
+        "reader.PROBLEMS_AT_ONCE = 1\n"
+        "pages = store.SQLiteStore.wanted_first\n"
+        "def slowly(self):\n"
+        "    for page in pages(self):\n"
+        f"        time.sleep(0 if Path({str(told)!r}).exists() else 0.1)\n"
+        "        yield page\n"
+        "store.SQLiteStore.wanted_first = slowly\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("HISTOSPEC_TEST_SERVER", str(slow))
+    return told
+
+
+def drafts(wire: Wire, session: int, number: int, text: list[int]) -> Callable[[], bool]:
+    """Whether a session of a stored prompt is drafted what was stored, once its problem is read."""
+    stream, position = wire.stream(), 20
+    stream.ask(opens=[wire.open(session, [number, 1])], step=wire.step([session], [text[:20]]))
+
+    def drafted() -> bool:
+        nonlocal position
+        (draft,) = wire.drafts(stream.ask(step=wire.step([session], [text[position : position + 1]], [position])))
+        position += 1
+        return draft[:3] == text[position : position + 3]
+
+    return drafted
+
+
+def test_a_server_is_ready_before_its_store_is_loaded(
+    start_server: Starter, connect: Connector, stored: list[list[int]], loads_when_told: Path
+) -> None:
+    """
+    1. It is ready, takes responses and says how far it is, while it loads what is wanted most.
+    2. The history of the problem that is loaded last is found by the first session that asks for it.
+    3. When it has loaded, it has everything once, what was read and what was ingested meanwhile, too.
+    """
     server = start_server(name="full", ready=False)
     wire = connect(server.endpoint)
-    status, text = server.get("/readyz")
-    assert status == 503
-    assert text.startswith("store: ")
-    assert server.get("/livez")[0] == 200
-    assert health(wire) == "NOT_SERVING"
-    # It works all the same: only what it remembers is not complete.
-    stream = wire.stream()
-    stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
-    assert wire.ingest([1, 2, 3], [[5, 6]]).responses == 1
-    eventually(lambda: server.get("/readyz")[0] == 200, "it does not become ready")
+    eventually(lambda: server.get("/readyz") == (200, "ok\n"), "it does not become ready")
     assert health(wire) == "SERVING"
-    assert server.metrics()["histospec_loaded_responses"] == 4000
-    assert server.metrics()["histospec_history_tokens"] == 4000 * 2000 + 2
+    assert server.metrics()["histospec_loading"] == 1
+    eventually(drafts(wire, 1, 0, stored[0]), "the history of a problem that is not loaded yet is not found")
+    assert wire.ingest([1, 1], [[5, 6]]).responses == 1
+    assert wire.ingest([999], [[5, 6]]).responses == 1
+    parts = json.loads(server.get("/healthz")[1])["parts"]
+    assert re.fullmatch(r"loading \d+ of 40[0-2] responses", parts["store"])
+    assert server.metrics()["histospec_loading"] == 1
+    assert 0 < server.metrics()["histospec_loaded_responses"] < 400
+    loads_when_told.touch()
+    server.until_loaded()
+    assert server.metrics()["histospec_loaded_responses"] == 400
+    assert server.metrics()["histospec_history_tokens"] == 400 * 500 + 4
+    assert json.loads(server.get("/healthz")[1])["parts"]["store"] == "ok"
+
+
+def test_a_server_that_is_told_to_end_while_it_loads_ends(
+    start_server: Starter, stored: list[list[int]], loads_when_told: Path, connect: Connector
+) -> None:
+    """And the next one has everything, also after a kill amid the loading."""
+    server = start_server(name="full", ready=False)
+    eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")
+    server.terminate()
+    assert server.wait() == 0
+    assert not [line for line in server.log if str(line["event"]).startswith("loaded")]
+    server.start(ready=False)
+    eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")
+    server.kill()
+    loads_when_told.touch()
+    server.start()
+    assert server.metrics()["histospec_loaded_responses"] == 400
+    wire = connect(server.endpoint)
+    assert [wire.history([number, 1]) for number in (0, 200, 399)] == [[stored[n]] for n in (0, 200, 399)]
 
 
 def test_a_drain_lets_running_sessions_finish(start_server: Starter, connect: Connector) -> None:

@@ -1,6 +1,7 @@
 """Stores with a bit of everything, and what they hold."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.store import RedisStore
+from histospec.server.stores.sqlite.reader import SQLiteReader
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.redis_processes import RedisCluster, RedisProcess
 
@@ -62,3 +64,14 @@ def on_disk(tmp_path: Path, name: str = "data") -> SQLiteStore:
 
 def in_redis(server: RedisProcess | RedisCluster) -> RedisStore:
     return RedisStore(Location.parse(server.url), 8, "shard-0")
+
+
+def to_load(store: SQLiteReader) -> Iterator[ResponseBatch]:
+    """What a server loads of a store: each problem once, with all of its responses, in the order of loading."""
+    seen = set()
+    for problem in (problem for page in store.wanted_first() for problem in page):
+        if problem.identity not in seen:
+            seen.add(problem.identity)
+            records = [record for page in reversed(list(store.pages(problem))) for record in page]
+            if records:
+                yield ResponseBatch(problem, records)

@@ -51,7 +51,7 @@ class Server:
         self._reader: threading.Thread | None = None
 
     def start(self, ready: bool = True) -> "Server":
-        """Starts the process; waits until it listens and, unless told otherwise, until /readyz says yes."""
+        """Starts the process; waits until it listens and, unless told otherwise, is ready and has loaded its store."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
         # An environment with the client alone names the server of another one.
         elsewhere = os.environ.get("HISTOSPEC_TEST_SERVER")
@@ -71,7 +71,12 @@ class Server:
         self.endpoint, self.http = str(listening["grpc"]), str(listening["http"])
         if ready:
             self._wait(lambda: self.get("/readyz")[0] == 200)
+            self.until_loaded()
         return self
+
+    def until_loaded(self) -> None:
+        """Waits until nothing more is loaded in the background."""
+        self._wait(lambda: self.metrics().get("histospec_loading") == 0)
 
     @property
     def running(self) -> bool:

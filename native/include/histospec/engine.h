@@ -205,6 +205,15 @@ struct SharedPrompts {
   std::vector<std::pair<std::string, std::size_t>> namespaces;
 };
 
+// Where ingested responses come from. Those of a store, oldest first, are older than whatever the index has of the
+// problem. So they stand in front of it, replace no twin of their epoch, and leave the text that problems share, and
+// the lengths, of newer responses alone.
+enum class Arrival : std::uint8_t {
+  kNew,
+  kStored,  // read because the problem is in use
+  kAhead,   // read ahead, from the most wanted problem on: one that is new to the index is the first to go
+};
+
 class Engine {
  public:
   explicit Engine(EngineOptions options = {});
@@ -216,8 +225,9 @@ class Engine {
   // is empty and the prompt does. One that has a seed becomes the twin of later sessions with that seed. Throws
   // std::invalid_argument and changes nothing if a token is negative, the prompt is empty, or a mask has another length
   // than its response.
+  //
   void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
-              const std::string& id = {});
+              const std::string& id = {}, Arrival arrival = Arrival::kNew);
 
   // Starts a session behind `prompt`; `generated` is what it generated before. Without an id, a prompt that is not
   // known may be a later turn of a problem: it begins with the prompt of the problem, and goes on as one of its
@@ -278,6 +288,8 @@ class Engine {
   void wait_until_built();
   // What the index holds: segments, live text, sessions and their book-keeping.
   std::size_t memory_bytes() const;
+  // What it may hold: `memory_bytes` of the options.
+  std::size_t memory_budget() const;
   // The part of it that cannot be evicted: live text and sessions.
   std::size_t running_bytes() const;
   std::map<std::string, NamespaceStats> stats() const;

@@ -15,7 +15,7 @@ std::shared_ptr<const Twin> Twins::of(const ResponseView& response) {
   return text.empty() ? nullptr : std::make_shared<const Twin>(text.begin(), text.end());
 }
 
-void Twins::add(Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin) {
+void Twins::add(Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin, bool stored) {
   epochs_[epoch];
   while (epochs_.size() > kEpochs) {
     const auto oldest = epochs_.begin();
@@ -24,7 +24,7 @@ void Twins::add(Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin) {
   }
   const auto its = epochs_.find(epoch);
   if (its == epochs_.end()) return;  // it was the oldest
-  for (auto newer = std::next(its); newer != epochs_.end(); ++newer) {
+  for (auto newer = stored ? its : std::next(its); newer != epochs_.end(); ++newer) {
     if (newer->second.contains(key)) return;
   }
   std::shared_ptr<const Twin>& held = its->second[key];

@@ -37,9 +37,9 @@ class Twins {
   // The response as a twin; null if it has no seed, or does not begin with a generated token.
   static std::shared_ptr<const Twin> of(const ResponseView& response);
 
-  // Takes the place of one of the same name and the same or an older epoch. May throw std::bad_alloc; then it is not
-  // there.
-  void add(Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin);
+  // Takes the place of one of the same name and the same or an older epoch; a `stored` one, which is older than any of
+  // its epoch, only of an older epoch. May throw std::bad_alloc; then it is not there.
+  void add(Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin, bool stored = false);
   // Null if there is none.
   std::shared_ptr<const Twin> find(Key key) const;
 

@@ -34,7 +34,8 @@ Engine::Engine(EngineOptions options) {
 Engine::~Engine() = default;
 
 void Engine::ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
-                    const std::string& id) {
+                    const std::string& id, Arrival arrival) {
+  const bool stored = arrival != Arrival::kNew;
   ProblemKey key = checked_key(name, prompt, id);
   std::vector<ResponseView> views;
   std::vector<std::shared_ptr<const Twin>> twins;  // one a view, or null
@@ -57,16 +58,21 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   std::shared_ptr<Problem> problem;
   while (true) {  // both anew each time: they may have been dropped while the lock was released
     namespace_ = state_->registry.namespace_named(name);
-    problem = state_->registry.problem(*namespace_, std::move(key));
-    if (state_->merger.add_segment(lock, *problem, fresh)) break;
+    problem = state_->registry.problem(*namespace_, std::move(key), arrival != Arrival::kAhead);
+    if (state_->merger.add_segment(lock, *problem, fresh, stored)) break;
     key = ProblemKey(id, prompt);
   }
-  for (const ResponseView& r : views) namespace_->saw_response(r.tokens.size(), r.epoch);
-  for (std::size_t i = 0; i < views.size(); ++i) {
+  for (const ResponseView& r : views) namespace_->saw_response(r.tokens.size(), r.epoch, stored);
+  for (std::size_t n = 0; n < views.size(); ++n) {
+    const std::size_t i = stored ? views.size() - 1 - n : n;  // the newest of a seed stays
     if (!twins[i]) continue;
-    state_->contents.add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]));
+    state_->contents.add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]), arrival);
   }
-  if (problem->shares(views.front().epoch, views.size())) state_->merger.show(lock, namespace_, views.front());
+  if (stored) {
+    if (problem->shares(views.back().epoch, views.size())) state_->merger.show_stored(lock, namespace_, views);
+  } else if (problem->shares(views.front().epoch, views.size())) {
+    state_->merger.show(lock, namespace_, views.front());
+  }
   state_->evictor.make_room(lock);
 }
 
@@ -290,6 +296,8 @@ std::size_t Engine::memory_bytes() const {
   Monitor::Lock lock(state_->monitor);
   return state_->ledger.memory_bytes();
 }
+
+std::size_t Engine::memory_budget() const { return state_->budget; }
 
 std::size_t Engine::running_bytes() const {
   Monitor::Lock lock(state_->monitor);

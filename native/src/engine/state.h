@@ -11,13 +11,15 @@ namespace histospec {
 
 struct Engine::State {
   explicit State(const EngineOptions& options)
-      : registry(ledger, options.namespace_tokens),
+      : budget(options.memory_bytes),
+        registry(ledger, options.namespace_tokens),
         evictor(options.memory_bytes, monitor, ledger, registry, contents),
         merger(options, ledger, contents, evictor),
         steps(options.threads, ledger, registry, contents),
         builder(options.memory_bytes, monitor, ledger, registry, contents, evictor, merger),
         housekeeper(monitor, contents, evictor) {}
 
+  const std::size_t budget;
   Monitor monitor;
   MemoryLedger ledger;
   Registry registry;

@@ -23,9 +23,13 @@ bool NamespaceIndex::add(const ResponseView& response) {
   kept.head = tail(kept.head);
   waiting_.push_back(owned(kept));
   waiting_tokens_ += response.tokens.size();
-  std::size_t indexed = 0;
-  for (const auto& segment : *segments_) indexed += segment->tokens();
-  return waiting_tokens_ >= std::max(kWaitingTokens, indexed / kWaitingShare);
+  return waiting_tokens_ >= std::max(kWaitingTokens, indexed_tokens() / kWaitingShare);
+}
+
+std::size_t NamespaceIndex::indexed_tokens() const {
+  std::size_t n = 0;
+  for (const auto& segment : *segments_) n += segment->tokens();
+  return n;
 }
 
 std::size_t NamespaceIndex::Batch::tokens() const {

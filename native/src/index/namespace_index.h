@@ -19,6 +19,8 @@ class NamespaceIndex {
  public:
   explicit NamespaceIndex(std::size_t max_tokens) : max_tokens_(max_tokens) {}
 
+  // Whether so many tokens more leave it within one part in so many of its limit.
+  bool has_room(std::size_t tokens, std::size_t part) const { return held_tokens() + tokens <= max_tokens_ / part; }
   // Keeps a copy of the text. True when there is enough for take().
   bool add(const ResponseView& response);
 
@@ -42,6 +44,8 @@ class NamespaceIndex {
   std::size_t bytes() const;
 
  private:
+  std::size_t indexed_tokens() const;
+  std::size_t held_tokens() const { return indexed_tokens() + waiting_tokens_; }
   void replace(std::shared_ptr<const Segments> segments);
 
   const std::size_t max_tokens_;

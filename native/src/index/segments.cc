@@ -62,25 +62,39 @@ void leave_out_oldest(Segments& segments, std::size_t most, LeftOut& evicted) {
   }
 }
 
+// Takes away the segments that hold nothing of the window; returns the oldest epoch that it keeps.
+std::int64_t slide(Segments& segments, Window window, LeftOut& evicted) {
+  const std::int64_t oldest = oldest_kept(segments, window.epochs);
+  std::erase_if(segments, [&](const auto& segment) {
+    const auto extents = segment->extents();
+    const bool old = std::ranges::all_of(extents, [oldest](const auto& e) { return e.epoch < oldest; });
+    if (old) evicted.epochs += extents.size();
+    return old;
+  });
+  leave_out_oldest(segments, window.responses, evicted);
+  return oldest;
+}
+
 }  // namespace
 
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
                                              Window window, LeftOut& evicted, MergePolicy policy) {
   auto out = std::make_shared<Segments>(segments);
   out->push_back(std::move(fresh));
-  const std::int64_t oldest = oldest_kept(*out, window.epochs);
-  std::erase_if(*out, [&](const auto& segment) {
-    const auto extents = segment->extents();
-    const bool old = std::ranges::all_of(extents, [oldest](const auto& e) { return e.epoch < oldest; });
-    if (old) evicted.epochs += extents.size();
-    return old;
-  });
-  leave_out_oldest(*out, window.responses, evicted);
+  const std::int64_t oldest = slide(*out, window, evicted);
   for (std::size_t run; (run = run_to_merge(*out, policy)) > 1;) {
     auto all = merged(std::span(*out).last(run), oldest, window.responses, evicted);
     out->resize(out->size() - run);
     out->push_back(std::move(all));
   }
+  return out;
+}
+
+std::shared_ptr<const Segments> with_stored(const Segments& segments, std::shared_ptr<const Segment> stored,
+                                            Window window, LeftOut& evicted) {
+  auto out = std::make_shared<Segments>(segments);
+  out->insert(out->begin(), std::move(stored));
+  slide(*out, window, evicted);
   return out;
 }
 

@@ -58,4 +58,9 @@ struct LeftOut {
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
                                              Window window, LeftOut& evicted, MergePolicy policy = {});
 
+// `segments` with `stored` before them, which is older: what is outside of the window is left out where it can be.
+// Nothing is merged: that comes when newer responses do.
+std::shared_ptr<const Segments> with_stored(const Segments& segments, std::shared_ptr<const Segment> stored,
+                                            Window window, LeftOut& evicted);
+
 }  // namespace histospec

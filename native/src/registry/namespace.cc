@@ -8,9 +8,10 @@ std::size_t Namespace::bytes() const {
   return sizeof(Namespace) + estimator.bytes() + index.bytes() + latest_lengths.capacity() * sizeof(std::int64_t);
 }
 
-void Namespace::saw_response(std::size_t tokens, std::int64_t epoch) {
-  if (latest_lengths.size() == kLatestLengths) latest_lengths.erase(latest_lengths.begin());
-  latest_lengths.push_back(static_cast<std::int64_t>(tokens));  // never allocates
+void Namespace::saw_response(std::size_t tokens, std::int64_t epoch, bool stored) {
+  const bool full = latest_lengths.size() == kLatestLengths;
+  if (full && !stored) latest_lengths.erase(latest_lengths.begin());
+  if (!full || !stored) latest_lengths.push_back(static_cast<std::int64_t>(tokens));  // never allocates
   emptied = false;
   counters.newest_epoch = std::max(counters.newest_epoch, epoch);
 }

@@ -42,7 +42,8 @@ struct Namespace {
   bool gone GUARDED_BY(engine_lock) = false;       // erased, though somebody may still hold it
 
   std::size_t bytes() const REQUIRES(engine_lock);
-  void saw_response(std::size_t tokens, std::int64_t epoch) REQUIRES(engine_lock);
+  // `stored`: it is older than those that were seen before.
+  void saw_response(std::size_t tokens, std::int64_t epoch, bool stored = false) REQUIRES(engine_lock);
   // Gives up what its problems taught: all but what was counted.
   void forget() REQUIRES(engine_lock);
 };

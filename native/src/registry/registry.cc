@@ -21,10 +21,10 @@ void Registry::erase_if_empty(Namespace& namespace_) {
   namespaces_.erase(namespaces_.find(namespace_.name));  // may destroy it
 }
 
-std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& key) {
+std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& key, bool used) {
   const auto found = namespace_.problems.find(key);
   if (found != namespace_.problems.end()) {
-    use(**found);
+    if (used) use(**found);
     return *found;
   }
   const auto problem = std::make_shared<Problem>(std::move(key));
@@ -39,7 +39,7 @@ std::shared_ptr<Problem> Registry::problem(Namespace& namespace_, ProblemKey&& k
     throw;
   }
   problem->recency = node.begin();
-  recency_.splice(recency_.end(), node);
+  recency_.splice(used ? recency_.end() : recency_.begin(), node);
   problem->member = member.begin();
   namespace_.members.splice(namespace_.members.end(), member);
   ledger_.enter(*problem);
@@ -79,9 +79,8 @@ void Registry::erase(Problem& problem) {
   namespace_.problems.erase(namespace_.problems.find(problem.key));
 }
 
-void Registry::list_twins(Problem& problem) {
-  twinned_.push_back(&problem);
-  problem.twinned = std::prev(twinned_.end());
+void Registry::list_twins(Problem& problem, bool first) {
+  problem.twinned = twinned_.insert(first ? twinned_.begin() : twinned_.end(), &problem);
 }
 
 void Registry::unlist_twins(Problem& problem) { twinned_.erase(problem.twinned); }

@@ -27,8 +27,9 @@ class Registry {
   // What namespaces had counted that are gone.
   const NamespaceStats& erased_counters() const REQUIRES(engine_lock) { return erased_; }
 
-  // The problem, as the most recently used one; if it is new, it is made and takes the key.
-  std::shared_ptr<Problem> problem(Namespace& namespace_, ProblemKey&& key) REQUIRES(engine_lock);
+  // The problem, as the most recently used one; if it is new, it is made and takes the key. If nobody
+  // uses it now, a new one is the least recently used one, and another one stays where it is.
+  std::shared_ptr<Problem> problem(Namespace& namespace_, ProblemKey&& key, bool used = true) REQUIRES(engine_lock);
   // The problem of a session: the one that is known by this key, else the one of which this is a later turn, else new.
   std::shared_ptr<Problem> problem_of(Namespace& namespace_, ProblemKey&& key, Tokens prompt) REQUIRES(engine_lock);
   // Null: there is none.
@@ -39,7 +40,8 @@ class Registry {
   // Least recently used first: all problems, and those that have twins.
   const std::list<Problem*>& by_recency() const REQUIRES(engine_lock) { return recency_; }
   const std::list<Problem*>& with_twins() const REQUIRES(engine_lock) { return twinned_; }
-  void list_twins(Problem& problem) REQUIRES(engine_lock);
+  // `first`: they are to go before all others.
+  void list_twins(Problem& problem, bool first) REQUIRES(engine_lock);
   void unlist_twins(Problem& problem) REQUIRES(engine_lock);
 
   // The problems of a namespace that a drop with this number has not visited yet, one by one; null after the last.

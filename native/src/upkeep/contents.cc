@@ -10,15 +10,16 @@ void Contents::publish(Problem& problem, std::shared_ptr<const Segments> segment
   monitor_.discard(std::move(segments), booked.before().bytes);
 }
 
-void Contents::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin) {
+void Contents::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin,
+                        Arrival arrival) {
   const MemoryLedger::Change booked(ledger_, problem, Problem::kTwins);
   try {
     if (!problem.twins) {
       auto twins = std::make_unique<Twins>();
-      registry_.list_twins(problem);
+      registry_.list_twins(problem, arrival == Arrival::kAhead && !problem.live);
       problem.twins = std::move(twins);
     }
-    problem.twins->add(key, epoch, std::move(twin));
+    problem.twins->add(key, epoch, std::move(twin), arrival != Arrival::kNew);
   } catch (const std::bad_alloc&) {
     // The history has the response; drafts of it are only shorter.
   }

@@ -22,8 +22,8 @@ class Contents {
 
   void publish(Problem& problem, std::shared_ptr<const Segments> segments) REQUIRES(engine_lock);
   // Keeps the response that is named so as a twin, if there is memory for that.
-  void add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin)
-      REQUIRES(engine_lock);
+  void add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin,
+                Arrival arrival = Arrival::kNew) REQUIRES(engine_lock);
   void end_twins(Problem& problem) REQUIRES(engine_lock);
   // Changes the live text of a problem; it is made if there is none.
   template <typename Change>

@@ -22,7 +22,8 @@ Merger::Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& con
       contents_(contents),
       evictor_(evictor) {}
 
-bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh) {
+bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
+                         bool stored) {
   const std::uint64_t generation = problem.generation;
   while (problem.generation == generation) {
     const std::shared_ptr<const Segments> before = problem.segments;
@@ -34,7 +35,8 @@ bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::share
     std::shared_ptr<const Segments> after;
     {
       const Monitor::Unlocked others(lock);
-      after = with_segment(*before, fresh, window_, evicted, {.largest = largest_segment_});
+      after = stored ? with_stored(*before, fresh, window_, evicted)
+                     : with_segment(*before, fresh, window_, evicted, {.largest = largest_segment_});
     }
     // Somebody else may have added a segment meanwhile: then once more, on top of theirs.
     if (problem.generation == generation && problem.segments == before) {
@@ -45,6 +47,18 @@ bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::share
     }
   }
   return false;
+}
+
+void Merger::show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
+                         std::span<const ResponseView> responses) {
+  const std::int64_t newest = responses.back().epoch;
+  for (std::size_t i = responses.size(); i-- > 0;) {
+    const ResponseView& response = responses[i];
+    if (i + 1 < responses.size() && response.epoch == responses[i + 1].epoch) continue;
+    if (namespace_->index.has_room(response.tokens.size(), response.epoch == newest ? 1 : 2)) {
+      show(lock, namespace_, response);
+    }
+  }
 }
 
 void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response) {

@@ -12,12 +12,17 @@ class Merger {
  public:
   Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& contents, Evictor& evictor);
 
-  // Puts a segment behind the history of a problem. False, with nothing done, if the history was forgotten meanwhile.
-  bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh)
-      REQUIRES(engine_lock);
+  // Puts a segment behind the history of a problem; one of stored responses, before it. False, with nothing done, if
+  // the history was forgotten meanwhile.
+  bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
+                   bool stored = false) REQUIRES(engine_lock);
   // Shows a response to the index of its namespace.
   void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
       REQUIRES(engine_lock);
+  // Shows it the newest of each epoch of these stored responses of a problem, oldest first, where that drives nothing
+  // out: of the newest epoch while there is room, of others in half of it.
+  void show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
+                   std::span<const ResponseView> responses) REQUIRES(engine_lock);
 
  private:
   const Window window_;

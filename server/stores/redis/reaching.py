@@ -42,7 +42,10 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
         except StoreError as error:
             why = error.__cause__ or error
             if not comes_back(why, url_may_change):
-                raise ConfigError(f"--store {where()}: {why}; give the URL of a server that takes it") from None
+                advice = "give the URL of a server that takes it"
+                if isinstance(why, redis.AuthenticationError):
+                    advice = "give the user and password that it takes, redis://USER:PASSWORD@HOST:PORT"
+                raise ConfigError(f"--store {where()}: {why}; {advice}") from None
         else:
             break
         now = time.monotonic()

@@ -3,19 +3,28 @@
 import hashlib
 import sqlite3
 import struct
-import threading
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from histospec.server.errors import Damaged, StoreError
 from histospec.server.stores.damage import Damage
-from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, within
+from histospec.server.stores.interface import Problem, Reader, Record, within
 from histospec.server.stores.records import checksum, sound
 from histospec.server.stores.sqlite.file import is_damage
+from histospec.server.stores.sqlite.readers import Readers
 
 PAGE = 500  # prompts listed at a time
+ROWS = 256  # responses read at a time
+# What `wanted_first` yields at a time: so many problems, until they have so many responses.
+PROBLEMS_AT_ONCE = 64
+RESPONSES_AT_ONCE = 512
 
+T = TypeVar("T")
+
+NAMING = "id, namespace, problem, digest, tokens"  # of prompts
 COLUMNS = "id, prompt, checksum, tokens, epoch, reward, logprobs, generated, seed"
 # What a drop or a rewind has yet to take out is gone already for everybody who reads; the parameter is the namespace.
 STAYS = (
@@ -23,15 +32,24 @@ STAYS = (
     "AND responses.epoch > leaving.epoch AND responses.id <= leaving.response)"
 )
 
+# Every prompt that has responses, and how many. First the namespace that was written to last; in it the prompts with
+# the newest epoch; of these, those that were written to last. Reads indexes and small tables, no response.
+BY_WANT = """
+SELECT held.prompt, held.responses
+FROM (SELECT prompt, max(epoch) AS newest, count(*) AS responses FROM responses GROUP BY prompt) AS held
+LEFT JOIN prompts ON prompts.id = held.prompt
+LEFT JOIN writes ON writes.prompt = held.prompt
+ORDER BY max(latest) OVER (PARTITION BY namespace) DESC, namespace, newest DESC, latest DESC, held.prompt DESC
+"""
+
 
 class SQLiteReader(Reader):
-    """Reads through one connection; of each problem the newest `history_responses`, all where that is 0."""
+    """Reads through borrowed connections: of each problem the newest `history_responses`, or all where that is 0."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, history_responses: int = 0) -> None:
-        self._reader = connection
+    def __init__(self, readers: Readers, path: Path, history_responses: int = 0) -> None:
+        self._readers = readers
         self._path = path
         self._most = history_responses
-        self._reading = threading.Lock()
         self._damage = Damage()
 
     def newest_epochs(self) -> dict[str, int]:
@@ -48,46 +66,70 @@ class SQLiteReader(Reader):
             "ORDER BY problem, digest, id LIMIT ?",
             (namespace, *last, PAGE),
         ):
-            for name, digest, prompt in page:
+            for name, _, prompt in page:
                 if name and name == done:
                     continue
-                tokens = self._prompt(prompt, digest)
-                if tokens is None:
+                found = self._named(prompt, self._read(f"SELECT {NAMING} FROM prompts WHERE id = ?", (prompt,)))
+                if found is None:
                     continue
                 done = name
-                problem = Problem(namespace, tokens, name)
-                if records := self.history(problem):
-                    yield problem, records
+                if records := self.history(found):
+                    yield found, records
             last = page[-1]
 
-    def _prompt(self, prompt: int, digest: object) -> bytes | None:
-        """Its tokens; None where it left meanwhile, or is damaged, which makes its responses useless."""
-        for (tokens,) in self._read("SELECT tokens FROM prompts WHERE id = ?", (prompt,)):
-            if isinstance(tokens, bytes) and digest_of(tokens) == digest:
-                return tokens
-            self._useless(prompt)
-        return None
-
-    def _useless(self, prompt: int) -> None:
-        """Counts the responses of a prompt that is not known."""
+    def _named(self, prompt: int, rows: Sequence[Any]) -> Problem | None:
+        """The problem in its row, NAMING; None where it left meanwhile, or is damaged: its responses are useless."""
+        for _, namespace, name, digest, tokens in rows:
+            named = isinstance(namespace, str) and isinstance(name, str) and isinstance(tokens, bytes)
+            if named and digest_of(tokens) == digest:
+                return Problem(namespace, tokens, name)
         for (response,) in self._read("SELECT id FROM responses WHERE prompt = ?", (prompt,)):
             self._damage.found(response, "store: the prompt of a response is not what was written")
+        return None
+
+    def wanted_first(self) -> Iterator[list[Problem]]:
+        """See Store. A named problem may come several times, once with each of its prompts."""
+        prompts, responses = self._read_as(_columns, BY_WANT)
+        first = 0
+        while first < len(prompts):
+            end, held = first, 0
+            while end < len(prompts) and end - first < PROBLEMS_AT_ONCE and held < RESPONSES_AT_ONCE:
+                held += responses[end]
+                end += 1
+            page = prompts[first:end].tolist()
+            rows: dict[int, list[Any]] = {}
+            for row in self._read(f"SELECT {NAMING} FROM prompts WHERE id IN ({_marks(page)})", page):
+                rows[row[0]] = [row]
+            found = (self._named(prompt, rows.get(prompt, [])) for prompt in page)
+            yield [problem for problem in found if problem is not None]
+            first = end
 
     def history(self, problem: Problem, limit: int = 0, room: int | None = None) -> list[Record]:
         """See Reader."""
+        numbers = self._newest(problem, limit)
+        if room is not None:
+            size = "SELECT total(length(tokens) + length(logprobs) + length(generated)) FROM responses WHERE id IN "
+            within(room, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
+        pages = [self._page(some) for some in _parts(numbers)]
+        return [record for page in reversed(pages) for record in page]
+
+    def pages(self, problem: Problem) -> Iterator[list[Record]]:
+        """See Reader."""
+        for some in _parts(self._newest(problem)):
+            yield self._page(some)
+
+    def _newest(self, problem: Problem, limit: int = 0) -> list[int]:
+        """The numbers of a problem's responses that count, newest first. Reads the index alone, not the responses."""
         among, key = prompts_of(problem)
         newest = min(limit or self._most, self._most or limit) or -1
         query = f"FROM responses WHERE prompt IN ({among}) AND {STAYS} ORDER BY epoch DESC, id DESC LIMIT ?"
-        parameters = (*key, problem.namespace, newest)
-        if room is not None:
-            sizes = f"SELECT length(tokens) + length(logprobs) + length(generated) AS size {query}"
-            (held,) = self._read(f"SELECT total(size) FROM ({sizes})", parameters)[0]
-            within(room, int(held))
-        return self._records(self._read(f"SELECT {COLUMNS} {query}", parameters))[::-1]
+        return [number for (number,) in self._read(f"SELECT id {query}", (*key, problem.namespace, newest))]
 
-    def _records(self, rows: Sequence[Any]) -> list[Record]:
-        """The responses in these rows, without those that are damaged."""
-        records = (self._intact(row) for row in rows)
+    def _page(self, numbers: Sequence[int]) -> list[Record]:
+        """The responses with these numbers, oldest first, without those that are damaged or left meanwhile."""
+        rows = self._read(f"SELECT {COLUMNS} FROM responses WHERE id IN ({_marks(numbers)})", numbers)
+        found = {row[0]: row for row in rows}
+        records = (self._intact(found[number]) for number in reversed(numbers) if number in found)
         return [record for record in records if record is not None]
 
     def _intact(self, row: Sequence[Any]) -> Record | None:
@@ -106,52 +148,27 @@ class SQLiteReader(Reader):
         """See Reader."""
         return int(self._read("SELECT count(*) FROM responses")[0][0])
 
-    def load(self) -> Iterator[ResponseBatch]:
-        """Every response stored before this call, oldest epoch first, one problem and epoch at a time."""
-        newest = self._read("SELECT max(id) FROM responses")[0][0] or 0
-        groups = self._read(
-            "SELECT DISTINCT epoch, prompt FROM responses WHERE id <= ? ORDER BY epoch, prompt", (newest,)
-        )
-        oldest = self._oldest_loaded()
-        for epoch, prompt in groups:
-            owner = self._read("SELECT namespace, problem, digest FROM prompts WHERE id = ?", (prompt,))
-            if not owner:  # it left meanwhile, and its responses with it
-                self._useless(prompt)
-            tokens = self._prompt(prompt, owner[0][2]) if owner else None
-            if tokens is None:
-                continue
-            problem = Problem(owner[0][0], tokens, owner[0][1])
-            rows = self._read(
-                f"SELECT {COLUMNS} FROM responses WHERE prompt = ? AND epoch = ? AND id <= ? AND (epoch, id) >= (?, ?) "
-                f"AND {STAYS} ORDER BY id",
-                (prompt, epoch, newest, *oldest.get(prompt, (-1, 0)), problem.namespace),
-            )
-            if records := self._records(rows):  # else they left the window meanwhile
-                yield ResponseBatch(problem, records)
-
-    def _oldest_loaded(self) -> dict[int, tuple[int, int]]:
-        """Of each prompt with more responses than are kept: epoch and id of the oldest that counts."""
-        if not self._most:
-            return {}
-        many = self._read("SELECT prompt FROM responses GROUP BY prompt HAVING count(*) > ?", (self._most,))
-        oldest = "SELECT epoch, id FROM responses WHERE prompt = ? ORDER BY epoch DESC, id DESC LIMIT 1 OFFSET ?"
-        return {prompt: self._read(oldest, (prompt, self._most - 1))[0] for (prompt,) in many}
-
     def _read(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
+        return self._read_as(list, query, parameters)
+
+    def _read_as(self, take: Callable[[Iterable[Any]], T], query: str, parameters: Sequence[object] = ()) -> T:
+        """What `take` makes of the rows. Raises StoreError."""
         for repaired in (False, True):
             failure: Exception
-            with self._reading:
-                used = self._reader
-                try:
-                    return used.execute(query, parameters).fetchall()
-                except (sqlite3.Error, UnicodeDecodeError) as error:
-                    failure = error
-            if repaired or not is_damage(failure) or not self._repair(used, failure):
+            generation = self._readers.generation
+            try:
+                with self._readers.one() as connection:
+                    generation = self._readers.generation  # which stays while a connection is lent
+                    with closing(connection.execute(query, parameters)) as rows:
+                        return take(rows)
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                failure = error
+            if repaired or not is_damage(failure) or not self._repair(generation, failure):
                 break
         raise StoreError(f"store: {self._path} cannot be read: {failure}") from failure
 
-    def _repair(self, used: sqlite3.Connection, error: Exception) -> bool:
-        """Whether there is now another file to read than the damaged one that `used` reads."""
+    def _repair(self, generation: int, error: Exception) -> bool:
+        """Whether there is now another file to read than the damaged one of this generation of readers."""
         return False
 
     @property
@@ -161,7 +178,24 @@ class SQLiteReader(Reader):
 
     def close(self) -> None:
         """See Reader."""
-        self._reader.close()
+        self._readers.close()
+
+
+def _columns(rows: Iterable[Any]) -> tuple["array[int]", "array[int]"]:
+    """Two columns of numbers, 12 bytes a row."""
+    first, second = array("q"), array("I")
+    for one, other in rows:
+        first.append(one)
+        second.append(other)
+    return first, second
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _parts(numbers: list[int]) -> Iterator[list[int]]:
+    return (numbers[first : first + ROWS] for first in range(0, len(numbers), ROWS))
 
 
 def record_of(row: Sequence[Any]) -> Record:

@@ -8,7 +8,9 @@ import structlog
 from histospec.server.errors import StoreError
 from histospec.server.stores.sqlite.file import DAMAGE, FILE_NAME, connect_to_read, is_damage, open_existing
 from histospec.server.stores.sqlite.reader import SQLiteReader
+from histospec.server.stores.sqlite.readers import Readers
 from histospec.server.stores.sqlite.salvage import salvage
+from histospec.server.stores.sqlite.structure import problem
 
 log = structlog.get_logger()
 
@@ -23,17 +25,18 @@ class SQLiteSnapshot(SQLiteReader):
         path = directory / FILE_NAME
         self._copy: TemporaryDirectory[str] | None = None
         try:
-            super().__init__(open_existing(path), path, history_responses)
-            damaged = self._reader.execute("PRAGMA quick_check(1)").fetchone() != ("ok",)
+            connection = open_existing(path)
+            damaged = bool(problem(connection))
         except DAMAGE as error:
             if not is_damage(error):
                 raise
-            super().__init__(connect_to_read(path), path, history_responses)
+            connection = connect_to_read(path)
             damaged = True
+        super().__init__(Readers([connection]), path, history_responses)
         if damaged and not self._salvage():
             raise StoreError(f"store: {path} is damaged, and nothing can be read of it")
 
-    def _repair(self, used: object, error: Exception) -> bool:
+    def _repair(self, generation: int, error: Exception) -> bool:
         """See SQLiteReader."""
         return self._copy is None and self._salvage()
 
@@ -45,9 +48,9 @@ class SQLiteSnapshot(SQLiteReader):
         except DAMAGE as error:
             log.error("the damaged store cannot be read", file=str(self._path), reason=str(error))
             return False
-        with self._reading:
-            self._reader.close()
-            self._reader = open_existing(copy)
+        with self._readers.away():
+            self._readers.end()
+            self._readers.add(open_existing(copy))
         self._damage.lost(salvaged.lost)
         return True
 

@@ -18,7 +18,7 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import HISTORY_RESPONSES, ResponseBatch, Store, StoreSize, total_size
+from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize, total_size
 from histospec.server.stores.opening import Progress
 from histospec.server.stores.sqlite.copies import say_kept
 from histospec.server.stores.sqlite.file import (
@@ -36,12 +36,17 @@ from histospec.server.stores.sqlite.file import (
 )
 from histospec.server.stores.sqlite.migration import open_file
 from histospec.server.stores.sqlite.reader import SQLiteReader
+from histospec.server.stores.sqlite.readers import Readers
 from histospec.server.stores.sqlite.retention import Retention
 from histospec.server.stores.sqlite.salvage import replace, resume
+from histospec.server.stores.sqlite.structure import Structure, problem
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
 
 log = structlog.get_logger()
 
+READERS = 8  # connections that read side by side
+# Bytes of a file whose structure is looked through before anything is written to it: a moment, also on a slow disk.
+SMALL = 64 << 20
 MAX_REPAIRS = 3  # of one process: more are not damage to a file, but a disk that damages files
 
 
@@ -79,7 +84,7 @@ class SQLiteStore(SQLiteReader, Store):
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
                 connection = open_file(path, disk)
-            super().__init__(connection, path, history_responses)
+            super().__init__(Readers(), path, history_responses)
             self._open()
             connection.close()
         except BaseException:
@@ -89,11 +94,13 @@ class SQLiteStore(SQLiteReader, Store):
         self._damage.lost(lost)
         self._repairs = 0
         self._trouble = ""
+        self._small = path.stat().st_size <= SMALL
         self._slice = Slice()
         self._appender = Appender(history_epochs, history_responses, self._slice)
         self._version = 0  # of the file, by what others than the writer wrote to it
         self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
-        self._checked = self._writer.submit(self._check, 0)  # before anything is written
+        self._checked = self._writer.submit(self._begin, 0)  # before anything is written
+        self._structure = Structure(path, lambda: connect_to_read(path))
         self._retention: Retention | None = None
         if retention:
             self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
@@ -229,27 +236,30 @@ class SQLiteStore(SQLiteReader, Store):
 
     # Damage
 
-    def _check(self, connection: sqlite3.Connection) -> None:
-        """Looks at the structure of the whole file: damage is found before anything is written to it."""
-        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(f"malformed: {found}")
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Looks at the structure of a small file: damage is found before anything is written to it."""
+        if self._small and (found := problem(connection)):
+            raise sqlite3.DatabaseError(found)
         for departure in departures(connection):  # that a crash left
             self._writer.submit(partial(work_off, self._slice, departure), 0)
 
-    def load(self) -> Iterator[ResponseBatch]:
-        """See SQLiteReader. Begins once it is known whether the file is damaged, and what is old has been forgotten."""
+    def wanted_first(self) -> Iterator[list[Problem]]:
+        """See Store. Begins when the structure of a small file has been looked through."""
         with suppress(StoreError):
             self._checked.result()
-        if self._retention:
-            self._retention.looked.wait()
-        yield from super().load()
+        yield from super().wanted_first()
 
-    def _repair(self, used: sqlite3.Connection, error: Exception) -> bool:
+    def look_for_damage(self) -> None:
+        """See Store. The structure of a large file is looked through; that of a small one was before."""
+        generation = self._readers.generation
+        if not self._small:
+            self._structure.look(lambda reason: self._repair(generation, sqlite3.DatabaseError(reason)))
+
+    def _repair(self, generation: int, error: Exception) -> bool:
         """See SQLiteReader. In the writer's thread: what is written meanwhile waits, and goes to the new file."""
 
         def repaired(connection: sqlite3.Connection) -> bool:
-            if used is self._reader:
+            if generation == self._readers.generation:
                 raise error  # as if it had been met while writing
             return True
 
@@ -262,10 +272,10 @@ class SQLiteStore(SQLiteReader, Store):
         self._repairs += 1
         if self._repairs > MAX_REPAIRS or self._look():
             return False
-        with self._reading:
-            # The reader's connection is the last to close: it does not move the write-ahead log into the file.
+        with self._readers.away():
+            # A connection that reads is the last to close: it does not move the write-ahead log into the file.
             self._connection.close()
-            self._reader.close()
+            self._readers.end()
             try:
                 self._damage.lost(replace(self._path, self._disk, reason).lost)
                 done = True
@@ -279,15 +289,18 @@ class SQLiteStore(SQLiteReader, Store):
         """Connects, and notes which files these are."""
         self._connection = connect(self._path, self._disk)  # of the writer
         self._free_bytes = free_bytes(self._connection)
-        self._reader = connect_to_read(self._path)
-        with suppress(*DAMAGE):
-            self._reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+        for _ in range(READERS):
+            reader = connect_to_read(self._path)
+            with suppress(*DAMAGE):
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+            self._readers.add(reader)
         self._files = Files(self._path)
 
     def close(self) -> None:
         """See Store."""
         if self._retention:
             self._retention.close()
+        self._structure.close()
         super().close()  # before the writer, whose end moves the write-ahead log into the file
         self._writer.close()
         self._lock.release()

@@ -96,7 +96,7 @@ class Appender:
         return finished
 
     def _window(self, connection: sqlite3.Connection, problem: Problem, prompt: int | None) -> Window:
-        key = problem._replace(prompt=b"") if problem.name else problem
+        key = problem.identity
         window = self._windows.get(key)
         if window is None:
             counts = self._counts(connection, problem) if problem.name or prompt is not None else ()

@@ -215,6 +215,7 @@ async def opened(directory: Path) -> AsyncIterator[tuple[Engine, SQLiteStore, Hi
     store = SQLiteStore(directory, 8)
     history = History(engine, store, 4096)
     await history.load()
+    await history.loading.done.wait()
     for namespace in "ab":
         teach(engine, namespace)
     try:

@@ -1,17 +1,23 @@
 """Problems that the index does not hold: read once, never twice, and only while they are wanted."""
 
 import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
 import pytest_asyncio
 
+from histospec.native import Engine
 from histospec.server.errors import StoreError
 from histospec.server.history import read_through
 from histospec.server.history.counts import Counts
-from histospec.server.history.indexing import Indexing
-from histospec.server.history.read_through import ReadThrough
-from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
+from histospec.server.history.gaps import Gaps
+from histospec.server.history.indexing import Held, Indexing
+from histospec.server.history.read_through import Loaded, ReadThrough
+from histospec.server.stores.interface import Problem, Record, Store
 
 pytestmark = pytest.mark.asyncio
 
@@ -19,27 +25,40 @@ PROBLEM = Problem("run", b"1234")
 
 
 class World:
-    """A store and an index, as dictionaries."""
+    """A store and an index, as dictionaries; each page of the store has two responses."""
 
     def __init__(self) -> None:
         self.stored: dict[Problem, list[Record]] = {}
-        self.indexed: list[ResponseBatch] = []
+        self.indexed: dict[Problem, list[Record]] = {}
         self.reads = 0
         self.broken = False
         self.counts = Counts()
-        self.through = ReadThrough(cast(Store, self), cast(Indexing, self), self.counts)
+        self.gaps = Gaps(cast(Engine, self), whole=False)
+        self.through = ReadThrough(cast(Store, self), cast(Indexing, self), self.counts, self.gaps)
 
-    def history(self, problem: Problem) -> list[Record]:
+    def pages(self, problem: Problem) -> Iterator[list[Record]]:
         self.reads += 1
         if self.broken:
             raise StoreError("the store is away")
-        return self.stored.get(problem, [])
+        records = list(self.stored.get(problem, []))
+        while records:
+            yield records[-2:]
+            del records[-2:]
 
     def holds(self, problem: Problem) -> bool:
-        return any(batch.problem == problem for batch in self.indexed)
+        return problem.identity in self.indexed
 
-    async def add(self, batches: list[ResponseBatch]) -> None:
-        self.indexed.extend(batches)
+    def held(self, problem: Problem) -> Held:
+        return Counter((record.tokens, record.epoch) for record in self.indexed.get(problem.identity, []))
+
+    async def restore(self, problem: Problem, records: list[Record]) -> None:
+        self.build_stored(problem, records)
+
+    def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
+        self.indexed[problem.identity] = records + self.indexed.get(problem.identity, [])
+
+    def evicted(self) -> bool:
+        return False
 
     def lookups(self) -> dict[str, int]:
         return dict(self.counts.lookups)
@@ -50,6 +69,11 @@ async def world() -> World:
     return World()
 
 
+async def settle(world: World) -> None:
+    while world.through._reading:
+        await asyncio.sleep(0)
+
+
 async def test_a_problem_is_read_once_for_all_who_want_it(world: World) -> None:
     world.stored[PROBLEM] = [Record(b"aaaa", 0), Record(b"bbbb", 0), Record(b"cccc", 3)]
     for _ in range(16):
@@ -57,24 +81,23 @@ async def test_a_problem_is_read_once_for_all_who_want_it(world: World) -> None:
     await world.through.settled(PROBLEM)
     world.through.want(PROBLEM)
     assert world.reads == 1
-    assert [[r.tokens for r in batch.records] for batch in world.indexed] == [[b"aaaa", b"bbbb"], [b"cccc"]]
+    assert world.indexed == world.stored
     assert world.lookups() == {"hit": 1}
     await world.through.close()
 
 
 async def test_what_is_absent_is_not_asked_for_again_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.through.want(PROBLEM)
-    while world.through._reading:
-        await asyncio.sleep(0)
+    await settle(world)
     world.through.want(PROBLEM)
     assert world.reads == 1
     await world.through.settled(PROBLEM)  # something of it is about to be stored
     world.through.want(PROBLEM)
-    await world.through.forget()
+    await settle(world)
     assert world.reads == 2
     monkeypatch.setattr(read_through, "ABSENT_SECONDS", 0.0)
     world.through.want(PROBLEM)
-    await world.through.forget()
+    await settle(world)
     assert world.lookups() == {"miss": 3}
     await world.through.close()
 
@@ -97,7 +120,7 @@ async def test_a_store_that_is_away_is_asked_again_later(world: World) -> None:
     world.stored[PROBLEM] = [Record(b"aaaa", 0)]
     world.through.want(PROBLEM)
     await world.through.settled(PROBLEM)
-    assert len(world.indexed) == 1
+    assert world.indexed == world.stored
     assert world.lookups() == {"failed": 1, "hit": 1}
     await world.through.close()
 
@@ -109,3 +132,100 @@ async def test_what_waits_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
     await world.through.close()
     assert world.reads == 5
     assert world.lookups() == {"skipped": 4, "miss": 5}
+
+
+async def test_a_named_problem_is_read_once_whatever_its_prompts(world: World) -> None:
+    named = [Problem("run", prompt, "name") for prompt in (b"1234", b"5678")]
+    world.stored = {problem: [Record(b"aaaa", 0)] for problem in named}
+    for problem in named:
+        world.through.want(problem)
+    await settle(world)
+    assert world.reads == 1
+    assert world.indexed == {named[0].identity: [Record(b"aaaa", 0)]}
+    await world.through.close()
+
+
+@pytest.mark.parametrize("why", ["failed", "skipped"])
+async def test_what_could_not_be_read_is_filled_in_behind_newer_responses(
+    world: World, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the index knows the problem by then, and nothing is indexed twice."""
+    world.stored[PROBLEM] = [Record(bytes([i % 3] * 4), i // 2) for i in range(9)]
+    world.broken = why == "failed"
+    monkeypatch.setattr(read_through, "WAITING", 0 if why == "skipped" else 9)
+    world.through.want(PROBLEM)
+    await settle(world)
+    committed = [Record(b"\2\2\2\2", 4), Record(b"new.", 5)]
+    world.stored[PROBLEM] += committed
+    world.indexed[PROBLEM] = list(committed)
+    world.broken = False
+    monkeypatch.undo()
+    world.through.want(PROBLEM)
+    await settle(world)
+    assert world.indexed == world.stored
+    world.through.want(PROBLEM)
+    await settle(world)
+    assert world.lookups() == {why: 1, "hit": 1}
+    await world.through.close()
+
+
+async def test_problems_are_loaded_unless_the_index_has_them_or_they_are_being_read(world: World) -> None:
+    some = [Problem("run", bytes([i] * 4)) for i in range(4)]
+    world.stored = {problem: [Record(b"aaaa", 3), Record(b"bbbb", 3), Record(b"cccc", 7)] for problem in some}
+    world.build_stored(some[0], world.stored[some[0]])
+    world.through.want(some[1])
+    with ThreadPoolExecutor(1) as threads, world.through.paused(some[2]):
+        assert await world.through.load(some, threads, lambda: True) == Loaded(3, 3, 3, True)
+    await settle(world)
+    del world.stored[some[2]]
+    assert world.indexed == world.stored
+    assert world.reads == 2
+    assert world.counts.loaded_responses == 6
+    await world.through.close()
+
+
+async def test_loading_that_is_given_up_says_that_something_is_left(world: World) -> None:
+    some = [Problem("run", bytes([i] * 4)) for i in range(4)]
+    world.stored = {problem: [Record(b"aaaa", 3)] for problem in some}
+    with ThreadPoolExecutor(1) as threads:
+        loaded = await world.through.load(some, threads, lambda: len(world.indexed) < 2)
+    assert loaded == Loaded(2, 2, 3, False)
+    await world.through.close()
+
+
+async def test_new_responses_wait_while_their_problem_is_loaded_and_a_drop_until_nothing_is(world: World) -> None:
+    reading, gate = threading.Event(), threading.Event()
+    pages = world.pages
+
+    def slowly(problem: Problem) -> Iterator[list[Record]]:
+        reading.set()
+        gate.wait()
+        yield from pages(problem)
+
+    world.pages = slowly  # type: ignore[method-assign]
+    world.stored[PROBLEM] = [Record(b"aaaa", 0)]
+    order: list[str] = []
+
+    async def append() -> None:
+        await world.through.settled(PROBLEM)
+        order.append("appended")
+
+    async def drop() -> None:
+        async with world.through.still():
+            order.append("dropped")
+            world.through.want(Problem("run", b"anew"))
+            await asyncio.sleep(0.05)
+            order.append("read" if world.reads > 1 else "nothing is read meanwhile")
+
+    with ThreadPoolExecutor(1) as threads:
+        loading = asyncio.ensure_future(world.through.load([PROBLEM], threads, lambda: True))
+        await asyncio.to_thread(reading.wait)
+        others = [asyncio.ensure_future(append()), asyncio.ensure_future(drop())]
+        await asyncio.sleep(0.05)
+        assert order == []
+        gate.set()
+        await asyncio.gather(loading, *others)
+    assert sorted(order) == ["appended", "dropped", "nothing is read meanwhile"]
+    await settle(world)
+    assert world.reads == 2
+    await world.through.close()

@@ -1,7 +1,7 @@
 """An index that has had all of its store asks it for nothing; once something is missing, it asks again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,14 @@ async def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     put(store, b"aaaa", 5)
     history = Noting(Engine(BUDGET, namespace_tokens=0), store, 4096)
     await history.load()
-    read = store.history
+    await history.loading.done.wait()
+    read = store.pages
 
-    def noting(problem: Problem, *how: Any) -> list[Record]:
+    def noting(problem: Problem) -> Iterator[list[Record]]:
         history.reads.append(problem)
-        return read(problem, *how)
+        return read(problem)
 
-    monkeypatch.setattr(store, "history", noting)
+    monkeypatch.setattr(store, "pages", noting)
     yield history
     await history.close()
 

@@ -65,14 +65,15 @@ def test_nothing_is_kept_before_the_store_is_open(store: OpeningStore, gate: Gat
     ):
         with pytest.raises(StoreOpening, match=r"store: it is not open yet \(waiting for the test\); try later"):
             later.result(0)
-    for read in (store.newest_epochs, store.count, store.estimators, lambda: list(store.load())):
+    for read in (store.newest_epochs, store.count, store.estimators, store.wanted_first, store.look_for_damage):
         with pytest.raises(StoreOpening):
             read()
     for read_one in (store.problems, store.estimator):
         with pytest.raises(StoreOpening):
             read_one("run")
-    with pytest.raises(StoreOpening):
-        store.history(Problem("run", b"prompt.."))
+    for read_problem in (store.history, store.pages):
+        with pytest.raises(StoreOpening):
+            read_problem(Problem("run", b"prompt.."))
     assert (store.waiting_bytes, store.trouble, store.retention_paused) == (0, "", "")
     assert (store.damaged_responses, store.size) == (0, StoreSize())
 

@@ -3,21 +3,28 @@
 import hashlib
 import random
 import sqlite3
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from histospec.server import cli
 from histospec.server.errors import StoreError
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import salvage as sqlite_salvage
+from histospec.server.stores.sqlite import store as sqlite_store
+from histospec.server.stores.sqlite import structure as sqlite_structure
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import put
+from tests.support.contents import to_load
+from tests.support.waiting import eventually
 
 PAGE = 4096
 PROBLEMS, EACH = 40, 3
@@ -85,7 +92,7 @@ def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Pat
         store = SQLiteStore(directory, 8)
         assert store.newest_epochs().get("run", 3) >= 0
         store.estimators()
-        found = [(r.tokens, b.problem.prompt) for b in store.load() for r in b.records]
+        found = [(r.tokens, b.problem.prompt) for b in to_load(store) for r in b.records]
         assert kept.issuperset(found)
         counted = len(found) + store.damaged_responses
         assert counted == PROBLEMS * EACH or (kind == "bytes" and counted > 0.8 * PROBLEMS * EACH)
@@ -93,7 +100,7 @@ def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Pat
         assert all(path.read_bytes() == data for path in aside(directory))
         store.close()
         store = SQLiteStore(directory, 8)
-        again = len([r for b in store.load() for r in b.records])
+        again = len([r for b in to_load(store) for r in b.records])
         assert again == len(found) + 1 or (kind == "bytes" and again > len(found))  # a repair may find more
         store.close()
 
@@ -111,7 +118,7 @@ def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
         directory.mkdir()
         (directory / FILE_NAME).write_bytes(data)
         store = SQLiteStore(directory, 8)
-        read += sum(len(b.records) for b in store.load())
+        read += sum(len(b.records) for b in to_load(store))
         put(store, b"next", prompt=b"another.")
         assert all(path.read_bytes() == data for path in aside(directory))
         store.close()
@@ -121,7 +128,7 @@ def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
 def loaded(directory: Path) -> list[ResponseBatch]:
     store = SQLiteStore(directory, 8)
     try:
-        return list(store.load())
+        return list(to_load(store))
     finally:
         store.close()
 
@@ -132,7 +139,7 @@ def test_a_flipped_bit_in_a_response_is_found_when_it_is_read(tmp_path: Path) ->
     whole[whole.index(victim[400:600]) + 7] ^= 4
     (tmp_path / FILE_NAME).write_bytes(whole)
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     assert len(store.history(Problem("run", prompt(0)))) == EACH - 1
     assert store.damaged_responses == 1  # counted once, however often it is read
     assert aside(tmp_path) == []
@@ -152,7 +159,7 @@ def test_every_column_is_covered_by_the_checksum(tmp_path: Path, column: str, va
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute(f"UPDATE responses SET {column} = {value} WHERE id = 5")
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     assert store.damaged_responses == 1
     store.close()
 
@@ -162,7 +169,7 @@ def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE prompts SET tokens = zeroblob(8) WHERE id = 1")
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - EACH
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - EACH
     assert sum(len(records) for _, records in store.problems("run")) == PROBLEMS * EACH - EACH
     assert store.damaged_responses == EACH
     store.close()
@@ -175,7 +182,7 @@ def test_a_response_without_a_checksum_must_at_least_be_one(tmp_path: Path, valu
         connection.execute("UPDATE responses SET checksum = NULL")
         connection.execute(f"UPDATE responses SET tokens = {value} WHERE id = 5")
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH - 1
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     store.close()
 
 
@@ -224,7 +231,7 @@ def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path: Path)
     (data / FILE_NAME).write_bytes(whole)
     (data / f"{FILE_NAME}-wal").write_bytes(log)
     store = SQLiteStore(data, 8)
-    found = [r.tokens for b in store.load() for r in b.records]
+    found = [r.tokens for b in to_load(store) for r in b.records]
     assert b"last" in found
     assert len(found) + store.damaged_responses == PROBLEMS * EACH + 1
     store.close()
@@ -262,7 +269,7 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(
             sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
     assert (tmp_path / FILE_NAME).exists() == (at == "rename")
     store = SQLiteStore(tmp_path, 8)
-    found = sum(len(b.records) for b in store.load())
+    found = sum(len(b.records) for b in to_load(store))
     assert 0 < PROBLEMS * EACH - found < 10
     store.close()
 
@@ -281,7 +288,7 @@ def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path: Path) -> None:
     result = sqlite_salvage.replace(tmp_path / FILE_NAME, None, "a test")
     assert result == (PROBLEMS * EACH, 0, True, False)
     store = SQLiteStore(tmp_path, 8)
-    assert sum(len(b.records) for b in store.load()) == PROBLEMS * EACH
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH
     assert store.newest_epochs() == {"run": 3}
     store.close()
 
@@ -321,3 +328,111 @@ def test_where_there_is_no_room_for_all_the_newest_are_salvaged(
     with sqlite3.connect(tmp_path / "copy") as copy:
         assert copy.execute("SELECT max(id) FROM responses").fetchone() == (PROBLEMS * EACH,)
         assert 0 < copy.execute("SELECT count(*) FROM responses").fetchone()[0] < PROBLEMS * EACH
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is too large to be looked through before anything is written to it."""
+    monkeypatch.setattr(sqlite_store, "SMALL", -1)
+
+
+def damaged_where_nobody_reads(directory: Path) -> bytes:
+    """Leaves a store with a page that nothing refers to; what the file then holds."""
+    whole = bytearray(fill(directory))
+    pages = len(whole) // PAGE
+    whole[28:32] = (pages + 1).to_bytes(4, "big")
+    whole += bytes(PAGE)
+    (directory / FILE_NAME).write_bytes(whole)
+    return bytes(whole)
+
+
+def test_the_structure_of_a_large_file_is_looked_through_while_it_is_in_use(tmp_path: Path, large: None) -> None:
+    """
+    1. The file is damaged where no response is: nobody who reads meets it.
+    2. The store opens, and takes responses, before anything was looked through.
+    3. The look finds the damage; a new file has everything, what was stored meanwhile, too.
+    """
+    whole = damaged_where_nobody_reads(tmp_path)
+    store = SQLiteStore(tmp_path, 8)
+    put(store, b"next", prompt=b"another.")
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH + 1
+    assert aside(tmp_path) == []
+    store.look_for_damage()
+    eventually(lambda: aside(tmp_path), "the damage is not found")
+    put(store, b"last", prompt=b"another.")
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH + 2
+    assert store.damaged_responses == 0
+    assert [path.read_bytes() for path in aside(tmp_path)] == [whole]  # the rest is in its write-ahead log
+    store.close()
+
+
+def test_a_small_file_is_looked_through_before_anything_is_written_to_it(tmp_path: Path) -> None:
+    whole = damaged_where_nobody_reads(tmp_path)
+    store = SQLiteStore(tmp_path, 8)
+    put(store, b"next", prompt=b"another.")
+    (damaged,) = aside(tmp_path)
+    assert damaged.read_bytes() == whole
+    assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH + 1
+    store.close()
+
+
+@pytest.mark.parametrize("why", ["the server ends", "much is written"])
+def test_a_look_that_is_cut_short_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: None, why: str
+) -> None:
+    """To SQLite, pages look unused to which it did not come."""
+    looking = threading.Event()
+
+    def interrupted(connection: sqlite3.Connection) -> str:
+        looking.set()
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            connection.execute(
+                "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+            ).fetchone()
+        return "malformed: Page 7 is never used"
+
+    monkeypatch.setattr(sqlite_structure, "problem", interrupted)
+    monkeypatch.setattr(sqlite_structure, "LOOK_SECONDS", 0.01)
+    if why == "much is written":
+        monkeypatch.setattr(sqlite_structure, "LOG_BYTES", 0)
+    fill(tmp_path)
+    store = SQLiteStore(tmp_path, 8)
+    put(store, b"next")
+    with capture_logs() as logs:
+        store.look_for_damage()
+        looking.wait()
+        if why == "much is written":
+            eventually(lambda: logs, "it looks on")
+        store.close()
+    assert [line["event"] for line in logs] == (
+        ["the structure of the store is not looked through to the end"] if why == "much is written" else []
+    )
+    assert aside(tmp_path) == []
+    assert sum(len(b.records) for b in loaded(tmp_path)) == PROBLEMS * EACH + 1
+
+
+def test_a_store_that_is_closed_while_it_is_looked_through_is_whole(tmp_path: Path, large: None) -> None:
+    fill(tmp_path)
+    for _ in range(20):
+        store = SQLiteStore(tmp_path, 8)
+        store.look_for_damage()
+        store.close()
+    assert aside(tmp_path) == []
+
+
+def test_many_read_side_by_side_while_the_file_is_replaced(tmp_path: Path) -> None:
+    """Damage that several threads meet at once makes one new file, which all of them read."""
+    whole = bytearray(fill(tmp_path))
+    store = SQLiteStore(tmp_path, 8)
+    store._checked.result()
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'prompts_by_digest'").fetchone()
+    whole[(root - 1) * PAGE : root * PAGE] = random.Random(0).randbytes(PAGE)
+    with (tmp_path / FILE_NAME).open("r+b") as file:  # the same file: as a disk that fails
+        file.write(whole)
+    with ThreadPoolExecutor(8) as threads:
+        problems = [Problem("run", prompt(number)) for number in range(PROBLEMS)]
+        found = list(threads.map(store.history, problems))
+    assert [len(records) for records in found] == [EACH] * PROBLEMS
+    assert len(aside(tmp_path)) == 1
+    store.close()

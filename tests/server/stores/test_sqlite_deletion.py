@@ -18,6 +18,7 @@ from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.ages import age, forgotten_down_to, vouch
 from tests.support.batches import batch, put
+from tests.support.contents import to_load
 from tests.support.waiting import eventually
 
 
@@ -29,7 +30,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gone(store: SQLiteStore | SQLiteSnapshot, namespace: str) -> bool:
-    return all(b.problem.namespace != namespace for b in store.load()) and not list(store.problems(namespace))
+    return all(b.problem.namespace != namespace for b in to_load(store)) and not list(store.problems(namespace))
 
 
 @pytest.mark.parametrize("long", ["drop", "rewind", "window"])
@@ -62,7 +63,7 @@ def test_other_writes_go_on_while_much_is_deleted(
     anew.result()
     if long != "window":
         assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"anew"]
-        assert [b.records for b in store.load()] == [[Record(b"anew", 2)]]
+        assert [b.records for b in to_load(store)] == [[Record(b"anew", 2)]]
         assert deleting.result() == 101
     deleting.result()
     assert order[0] == "others"

@@ -1,5 +1,6 @@
 """The SQLite store on its own: identity, windows, groups, settings."""
 
+import random
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
+from tests.support.contents import to_load
 
 
 def test_prompts_of_one_digest_are_two_problems(
@@ -34,17 +36,44 @@ def test_prompts_without_responses_are_forgotten(open_store: Callable[..., SQLit
     store = open_store(history_epochs=2)
     for epoch in range(6):
         put(store, bytes([epoch] * 4), epoch, prompt=bytes([epoch] * 8), name="p")
-    assert store._reader.execute("SELECT count(*) FROM prompts").fetchone() == (2,)
+    assert store._read("SELECT count(*) FROM prompts") == [(2,)]
 
 
-def test_load_yields_what_was_there_when_it_began(open_store: Callable[..., SQLiteStore]) -> None:
+def test_what_is_wanted_most_is_loaded_first(open_store: Callable[..., SQLiteStore]) -> None:
+    """First the run that was written to last; in it the newest epoch; of that, what was written last."""
     store = open_store()
-    for epoch, tokens in ((1, b"aaaa"), (0, b"bbbb"), (1, b"cccc")):
-        put(store, tokens, epoch)
-    loading = store.load()
-    assert next(loading).records == [Record(b"bbbb", 0)]
-    put(store, b"dddd", 1)
-    assert [b.records for b in loading] == [[Record(b"aaaa", 1), Record(b"cccc", 1)]]
+    for epoch, prompt, namespace in (
+        (90, b"finished", "old"),
+        (3, b"newest..", "run"),
+        (2, b"late....", "run"),
+        (3, b"latest..", "run"),
+        (1, b"mid-way.", "run"),
+    ):
+        put(store, b"aaaa", epoch, prompt=prompt, namespace=namespace)
+    order = [batch.problem.prompt for batch in to_load(store)]
+    assert order == [b"latest..", b"newest..", b"late....", b"mid-way.", b"finished"]
+
+
+def test_a_problem_is_loaded_with_all_of_its_responses(
+    open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their order, and in how many pieces; what comes meanwhile may be there or not."""
+    monkeypatch.setattr(sqlite_reader, "ROWS", 4)
+    monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 3)
+    store = open_store()
+    rng = random.Random(0)
+    expected: dict[Problem, list[Record]] = {}
+    for number in range(200):
+        name = rng.choice(["", "named"])
+        problem = Problem("run", bytes([rng.randrange(12)] * 8), name)
+        record = Record(number.to_bytes(4, "big"), rng.randrange(5))
+        store.append(ResponseBatch(problem, [record])).result()
+        expected.setdefault(problem.identity, []).append(record)
+    loading = to_load(store)
+    found = {first.problem.identity: first.records for first in [next(loading)]}
+    put(store, b"mean", 4, namespace="meanwhile")
+    found |= {batch.problem.identity: batch.records for batch in loading}
+    assert found == {p: sorted(records, key=lambda r: r.epoch) for p, records in expected.items()}
 
 
 def test_a_snapshot_stays_as_it_was_while_the_store_is_written_to(

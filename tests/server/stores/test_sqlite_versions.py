@@ -17,6 +17,7 @@ from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.ages import age, forgotten_down_to
 from tests.support.batches import put
+from tests.support.contents import to_load
 
 FIRST_VERSION = """
 PRAGMA application_id = 0x48495354; PRAGMA user_version = 1;
@@ -127,7 +128,7 @@ def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(
     store.close()
     store = open_store()
     assert store.history(problem) == [*kept, seeded]
-    assert [record for loaded in store.load() for record in loaded.records] == [*kept, seeded]
+    assert [record for some in to_load(store) for record in some.records] == [*kept, seeded]
     store.close()
     store = open_store(retention=60.0)
     assert store.count() == 3
