@@ -43,7 +43,7 @@ def expected(values: Path, cluster: Cluster) -> int:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluster, values: Path) -> None:
-    release = Release(cluster, values.stem, "--values", values, level=level(values))
+    release = Release(cluster, f"set-{values.stem}", "--values", values, level=level(values))
     release.prepare()
     manifests = release.rendered()
     for manifest in manifests:
@@ -56,27 +56,27 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluste
     )
     first, template, claims = release.shards(), release.workload()["spec"]["template"], release.claims()
     if any("helm.sh/hook" in m["metadata"].get("annotations", {}) for m in manifests):
-        assert "Succeeded" in release.does("test", RELEASE)
+        assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
 
     # One option rolls every shard; a shard more leaves the others as they are.
-    release.upgrade("--set", "options.drain-seconds=7")
+    release.upgrade("--set", "options.threads=3")
     eventually(lambda: len(release.shards()) == count, "the shards are not back")
     second = release.shards()
     if release.rolls():
         assert not set(second.values()) & set(first.values())
     else:
         assert second == first, "pods that people replace were replaced"
-    assert "drain-seconds = 7" in release.options()
+    assert "threads = 3" in release.options()
     fixed = values_of(values).get("mode") == "daemonset" or "autoscaling" in values_of(values)
     if not fixed:
-        release.upgrade("--set", f"options.drain-seconds=7,replicas={count + 1}")
+        release.upgrade("--set", f"options.threads=3,replicas={count + 1}")
         eventually(lambda: len(release.shards()) == count + 1, "no shard more")
         assert second.items() < release.shards().items()
 
     release.roll_back()
     eventually(lambda: len(release.shards()) == count, "the shards of the first revision are not back")
     assert release.workload()["spec"]["template"] == template
-    assert "drain-seconds = 7" not in release.options()
+    assert "threads = 3" not in release.options()
     assert claims.items() <= release.claims().items(), "a shard has lost its volume"
 
     policy = release.workload()["spec"].get("persistentVolumeClaimRetentionPolicy", {})
@@ -103,7 +103,7 @@ def test_other_versions_of_helm_do_the_same(cluster: Cluster, helm: str) -> None
     assert not set(release.shards().values()) & set(first.values())
     release.roll_back()
     assert len(release.shards()) == 2
-    assert "Succeeded" in release.does("test", RELEASE)
+    assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
     release.does("uninstall", RELEASE)
     eventually(lambda: not release.objects("pods"), "pods are left")
 
