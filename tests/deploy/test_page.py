@@ -178,7 +178,7 @@ def test_a_server_that_nobody_has_found_yet(start_server: Starter, view: Callabl
     assert "Note: Nothing is connected" in shown.text("#hints")
     assert shown.tile("known") == "\u2013 none since the start"
     assert shown.tile("memory").endswith(" 0 % of 8 GiB")
-    assert re.fullmatch(r"[\d.]+ KiB [\d.]+ \w+ free of [\d.]+ \w+", shown.tile("store"))
+    assert re.fullmatch(r"[\d.]+ KiB (< )?[\d.]+ % of [\d.]+ \w+; [\d.]+ \w+ free of [\d.]+ \w+", shown.tile("store"))
     assert shown.text("#lines") == "None since the start"
     assert shown.page.locator("#charts svg").count() == 6
     assert shown.errors == []
