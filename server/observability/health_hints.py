@@ -98,8 +98,11 @@ def _faults(facts: Facts) -> list[Hint]:
         )
     elif facts.waiting:
         why = "; ".join(f"{part}: {reason}" for part, reason in facts.waiting.items())
-        text = f"It works meanwhile, but does not yet remember everything ({why}). Wait until it is ready."
-        found.append(Hint("info", "The store is being loaded", text))
+        text = (
+            f"The shard drafts from running sessions, and tells callers that store or read to come back ({why}). "
+            "Wait until it is ready."
+        )
+        found.append(Hint("info", "The store is not open yet", text))
     if facts.store_trouble:
         text = (
             f"{facts.store_trouble}. Nothing is acknowledged, and workers keep what they finish; see "

@@ -111,7 +111,7 @@ function show(status) {
   at("about").textContent = `HistoSpec ${status.version} · up for ${duration(status.uptime_seconds)} · store: ${status.store}`;
   const broken = status.hints.some((some) => some.level === "bad");
   if (status.ready) state(...(broken ? ["serving, with faults", "bad"] : ["serving", "good"]));
-  else state(...("drain" in status.waiting ? ["draining", "warn"] : ["loading", "info"]));
+  else state(...("drain" in status.waiting ? ["draining", "warn"] : ["opening", "info"]));
   at("hints").replaceChildren(...status.hints.map(hint));
   if (!status.hints.length) at("hints").append(element("li", "good", element("strong", "", "All is well")));
   at("tiles").replaceChildren(...tiles(status));

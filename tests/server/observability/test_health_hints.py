@@ -29,7 +29,7 @@ CASES = {
         "not TOML",
     ),
     "nothing connected": (Facts(), "info", "Nothing is connected", "HISTOSPEC_ENDPOINT"),
-    "loading": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is being loaded", "(store: 4 of 9)"),
+    "opening": (BUSY._replace(waiting={"store": "4 of 9"}), "info", "The store is not open yet", "(store: 4 of 9)"),
     "draining": (BUSY._replace(waiting={"drain": "draining"}), "info", "This shard is draining", "stops when"),
     "store errors": (BUSY._replace(store_errors=1), "bad", "The store fails", "1 request failed"),
     "files gone": (
