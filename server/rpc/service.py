@@ -72,8 +72,9 @@ class DraftService(pb_grpc.DraftServiceServicer):
             self._streams.discard(stream)
 
     def _sessions_each(self) -> float:
-        """Open sessions of a stream, on average."""
-        return sum(stream.sessions for stream in self._streams) / len(self._streams)
+        """Open sessions of a stream that has any, on average: streams without sessions take nothing from a part."""
+        held = [stream.sessions for stream in self._streams if stream.sessions]
+        return sum(held) / len(held) if held else 0.0
 
     def _permit(self, context: Context) -> Permit:
         return self._access.permit(dict(context.invocation_metadata() or ()))

@@ -298,3 +298,23 @@ def test_namespaces_are_bounded(start_server: Starter, connect: Connector) -> No
     wire.ingest([1], [[2, 4]], epoch=0, namespace="one")
     wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="one"))
     wire.ingest([1], [[2, 3]], epoch=0, namespace="three")
+
+
+def test_idle_streams_take_nothing_from_the_part_of_others(start_server: Starter, connect: Connector) -> None:
+    """
+    1. One stream fills the half of --memory that running sessions may hold, and is refused more.
+    2. Forty streams without a session do not keep a stream that has one from opening another.
+    """
+    wire = connect(start_server("--memory", "1MiB").endpoint)
+    greedy, small = wire.stream(), wire.stream()
+    small.ask(opens=[wire.open(1, [7])], step=wire.step([1], [[1]]))
+    for _ in range(40):
+        wire.stream().ask(step=wire.step([], []))
+    refused, session = "", 0
+    while not refused:
+        session += 1
+        prompt = range(session * 1_000, (session + 1) * 1_000)
+        answer = greedy.ask(opens=[wire.open(session, prompt)], step=wire.step([session], [[1]]))
+        refused = "".join(refusal.reason for refusal in answer.refusals)
+    assert "half of --memory, and this stream more than its part" in refused
+    assert not small.ask(opens=[wire.open(2, [8])], step=wire.step([1], [[2]])).refusals
