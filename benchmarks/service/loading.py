@@ -1,7 +1,7 @@
 """How soon a server serves a large SQLite store after its start, how fast it loads it, and what that does to steps.
 
     python -m benchmarks.service.loading make DIR                    # a store of 300,000 responses of 1,500 tokens
-    python -m benchmarks.service.loading start DIR --other PATH      # beside another version, by turns
+    python -m benchmarks.service.loading start DIR --other PATH      # compared with another version, by turns
     python -m benchmarks.service.loading index DIR                   # the limit: the index alone, of the same responses
 
 The store is what an RL run leaves: in each epoch every problem is visited once, in another order, and the responses of
@@ -42,7 +42,7 @@ from histospec.v1 import draft_pb2 as pb
 NAMESPACE = "run"
 TOGETHER = 32  # problems whose responses are generated at the same time
 KNOWN = 64  # tokens of a stored response after which its next one is to be drafted
-SURE = 12  # drafted tokens that nobody guesses who does not know the problem
+SURE = 12  # drafted tokens: so many come only from the problem's own history
 EVERY = 0.005  # seconds between two steps
 PATIENCE = 1800.0  # seconds
 LIMIT = "8GiB"
@@ -223,13 +223,13 @@ def steps(folder: Path, path: str) -> tuple[float, float, float, float]:
         run.until("/livez")
         time.sleep(1.0)
         worker = Worker(run.endpoint)
-        beside: list[float] = []
+        loading: list[float] = []
         while (more := run.metrics()) and (more.get("histospec_loading", 0) or not more["histospec_ready"]):
-            beside += worker.until(seconds_over(2.0))
+            loading += worker.until(seconds_over(2.0))
         time.sleep(2.0)
         quiet = worker.until(seconds_over(20.0))
         worker.end()
-    return (*np.quantile(beside, [0.5, 0.99]), *np.quantile(quiet, [0.5, 0.99]))
+    return (*np.quantile(loading, [0.5, 0.99]), *np.quantile(quiet, [0.5, 0.99]))
 
 
 def index(folder: Path, problems: int) -> float:

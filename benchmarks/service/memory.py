@@ -1,4 +1,4 @@
-"""What a server needs beside its index: budgets that fill up and overflow while callers ingest, commit and step.
+"""The memory that a server needs in addition to its index, while callers ingest beyond the budget, commit and step.
 
 Each budget gets a server of its own. Two processes ingest 64 responses of 1,500 tokens a call, each call a new problem,
 until half as much again as the budget holds has come. Another process steps 256 sessions and commits them. Prints a
@@ -76,13 +76,13 @@ def measure(budget: int, folder: Path) -> tuple[str, ...]:
         time.sleep(2)
         ended.set()
         watching.join()
-        beside = peak - budget
+        extra = peak - budget
         return (
             f"{budget // MIB:,}",
             f"{before // MIB:,}",
             f"{server.total('histospec_index_bytes') / MIB:,.0f}",
             f"{peak // MIB:,}",
-            f"{beside / MIB:,.0f}",
+            f"{extra / MIB:,.0f}",
             f"{_anonymous(server) // MIB:,}",
         )
 
