@@ -5,6 +5,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+AGAIN_SECONDS = 0.01  # between two interrupts: SQLite forgets one that comes before a statement has begun
+
 
 class Readers:
     """Lends connections, each to one thread at a time. Thread-safe.
@@ -67,7 +69,8 @@ class Readers:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            for connection in self._lent:
-                connection.interrupt()
-            self._changed.wait_for(lambda: not self._lent)
+            while self._lent:
+                for connection in self._lent:
+                    connection.interrupt()
+                self._changed.wait(AGAIN_SECONDS)
             self.end()

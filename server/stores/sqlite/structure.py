@@ -14,6 +14,7 @@ import structlog
 
 from histospec.server.arguments import shown
 from histospec.server.stores.sqlite.file import DAMAGE, besides, is_damage
+from histospec.server.stores.sqlite.readers import AGAIN_SECONDS
 
 log = structlog.get_logger()
 
@@ -35,6 +36,7 @@ class Structure:
         self._connect = connect
         self._thread: threading.Thread | None = None
         self._done = threading.Event()  # or given up
+        self._left = threading.Event()  # the connection, which may be interrupted no more
         self._given_up = False
 
     def look(self, found: Callable[[str], object]) -> None:
@@ -74,6 +76,7 @@ class Structure:
         try:
             yield
         finally:
+            self._left.set()
             self._done.set()
             watch.join()
 
@@ -84,8 +87,9 @@ class Structure:
                 reason = f"more than {shown(LOG_BYTES)} were written meanwhile; responses have checksums all the same"
                 log.warning("the structure of the store is not looked through to the end", reason=reason)
                 break
-        if self._given_up:
+        while not self._left.is_set():
             connection.interrupt()
+            self._left.wait(AGAIN_SECONDS)
 
     def _log_bytes(self) -> int:
         with suppress(OSError):

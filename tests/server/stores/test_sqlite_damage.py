@@ -22,11 +22,13 @@ from histospec.server.stores.sqlite import structure as sqlite_structure
 from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
+from histospec.server.stores.sqlite.structure import Structure
 from tests.support.batches import put
 from tests.support.contents import to_load
 from tests.support.waiting import eventually
 
 PAGE = 4096
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 PROBLEMS, EACH = 40, 3
 
 
@@ -386,9 +388,7 @@ def test_a_look_that_is_cut_short_finds_nothing(
     def interrupted(connection: sqlite3.Connection) -> str:
         looking.set()
         with pytest.raises(sqlite3.OperationalError, match="interrupted"):
-            connection.execute(
-                "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
-            ).fetchone()
+            connection.execute(ENDLESS).fetchone()
         return "malformed: Page 7 is never used"
 
     monkeypatch.setattr(sqlite_structure, "problem", interrupted)
@@ -409,6 +409,28 @@ def test_a_look_that_is_cut_short_finds_nothing(
     )
     assert aside(tmp_path) == []
     assert sum(len(b.records) for b in loaded(tmp_path)) == PROBLEMS * EACH + 1
+
+
+def test_a_look_ends_that_was_cut_short_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite forgets an interrupt that comes between two statements."""
+    looking, interrupted = threading.Event(), threading.Event()
+
+    class Connection(sqlite3.Connection):
+        def interrupt(self) -> None:
+            super().interrupt()
+            interrupted.set()
+
+    def late(connection: sqlite3.Connection) -> str:
+        looking.set()
+        interrupted.wait()
+        connection.execute(ENDLESS).fetchone()
+        return ""
+
+    monkeypatch.setattr(sqlite_structure, "problem", late)
+    look = Structure(tmp_path / FILE_NAME, lambda: sqlite3.connect(":memory:", factory=Connection, check_same_thread=False))
+    look.look(lambda reason: None)
+    looking.wait()
+    look.close()
 
 
 def test_a_store_that_is_closed_while_it_is_looked_through_is_whole(tmp_path: Path, large: None) -> None:
