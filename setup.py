@@ -115,7 +115,7 @@ setup(
     install_requires=DEPENDENCIES,
     extras_require={} if CLIENT_ONLY else EXTRAS,
     entry_points={
-        "vllm.general_plugins": ["histospec = histospec.client.vllm.coupled.plugin:register"],
+        "vllm.general_plugins": ["histospec = histospec.client.vllm.patches.plugin:register"],
         "console_scripts": [f"histospec = {COMMAND}"],
     },
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         output_token_ids: Sequence[int]
         spec_token_ids: list[int]
         num_output_tokens: int
+        num_cached_tokens: int
         num_tokens: int
         max_tokens: int
         is_prefill_chunk: bool
@@ -41,12 +42,19 @@ if TYPE_CHECKING:
 
         def is_finished(self) -> bool: ...
 
+    class NewRequest(Protocol):
+        """A request that a step computes first."""
+
+        req_id: str
+
     class SchedulerOutput(Protocol):
         """What one step computes."""
 
+        scheduled_new_reqs: list[NewRequest]
         num_scheduled_tokens: dict[str, int]
         total_num_scheduled_tokens: int
         scheduled_spec_decode_tokens: dict[str, list[int]]
+        num_spec_tokens_to_schedule: int
 
     class ModelRunnerOutput(Protocol):
         """What one forward pass sampled; row i belongs to req_ids[i]."""
