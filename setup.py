@@ -23,6 +23,7 @@ PACKAGES = {
     "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
+    "histospec.client.vllm.cost": "client/vllm/cost",
     "histospec.client.vllm.coupled": "client/vllm/coupled",
     "histospec.client.vllm.patches": "client/vllm/patches",
     "histospec.protocol": "protos/histospec/protocol",

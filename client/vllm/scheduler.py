@@ -23,7 +23,7 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from .. import Draft, DraftClient
 from . import logs, settings
 from .config import AdapterConfig
-from .cost import FixedCost, LearnedCost
+from .cost import FixedCost, LearnedCost, StepClock
 from .coupled.seeding import RequestSeeds
 from .greeting import greet
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
@@ -69,6 +69,7 @@ class HistoSpecScheduler(Scheduler):
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = WeightVersions()
         weight_versions.install()
+        self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf
@@ -99,6 +100,7 @@ class HistoSpecScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
             self._stepped = math.inf  # the engine is idle from here on
+            self._clock.idle()
         elif verify_cost is None and self._silent % TELL_STEPS:
             return outputs
         with self._harmless("settle", forget=True):
@@ -166,7 +168,9 @@ class HistoSpecScheduler(Scheduler):
         seconds, self._stepped = now - self._stepped, now
         sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
         drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
-        self._cost.observe(seconds, sequences, tokens, prefill=tokens - drafted != sequences)
+        generated = sum(map(len, output.sampled_token_ids))
+        prefill = tokens - drafted != sequences
+        self._cost.observe(self._clock.lap(), sequences, tokens, prefill, generated=generated)
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
             logger.info("%s", line)

@@ -112,3 +112,9 @@ def check_parallelism(config: Any) -> None:
             "HistoSpec: distributed_executor_backend is 'external_launcher', where every rank schedules for itself; "
             "drafts from a server would take the ranks of a model apart. Use 'mp' or 'ray'"
         )
+
+
+def computes_here(config: Any) -> bool:
+    """Whether the model's forward passes run in the scheduler's process, on its CPU. `config`: `parallel_config`."""
+    here: bool = config.distributed_executor_backend == "uni"
+    return here and bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
