@@ -25,6 +25,7 @@ PACKAGES = {
     "histospec.client.vllm": "client/vllm",
     "histospec.client.vllm.cost": "client/vllm/cost",
     "histospec.client.vllm.coupled": "client/vllm/coupled",
+    "histospec.client.vllm.model_drafter": "client/vllm/model_drafter",
     "histospec.client.vllm.patches": "client/vllm/patches",
     "histospec.protocol": "protos/histospec/protocol",
     "histospec.v1": "protos/histospec/v1",

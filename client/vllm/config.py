@@ -89,10 +89,9 @@ def _tokens(name: str) -> int | None:
     text = os.environ.get(name, "")
     if text in ("", "auto"):
         return None
-    number = _number(name, text, 0, f"'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, such as 3")
-    if number != int(number) or number > DEFAULT_MAX_DRAFT:
-        raise ValueError(f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, such as 3, got {text!r}")
-    return int(number)
+    if not text.isdecimal() or int(text) > DEFAULT_MAX_DRAFT:
+        raise ValueError(f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {text!r}")
+    return int(text)
 
 
 def _cost(name: str, default: float | None) -> float | None:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         output_token_ids: Sequence[int]
         spec_token_ids: list[int]
         num_output_tokens: int
-        num_cached_tokens: int
         num_tokens: int
         max_tokens: int
         is_prefill_chunk: bool
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         """A request that a step computes first."""
 
         req_id: str
+        num_computed_tokens: int
 
     class SchedulerOutput(Protocol):
         """What one step computes."""

@@ -89,9 +89,7 @@ class _Steps:
     def _move(self, size: int) -> None:
         if size not in self._sizes:
             nearest = min(self._sizes, key=lambda other: abs(other - size), default=None)
-            self._sizes[size] = (
-                _Size() if nearest is None else _Size(self._sizes[nearest], abs(nearest - size))
-            )
+            self._sizes[size] = _Size() if nearest is None else _Size(self._sizes[nearest], abs(nearest - size))
             self._sizes[size].silent = self._number
         self._here = self._sizes[size]
 

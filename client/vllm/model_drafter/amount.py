@@ -16,6 +16,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cost import DrafterCost
 from .choice import Gains
 from .outcomes import SIZE
 
@@ -28,7 +29,7 @@ DITHER = 8, 64  # every so many steps it makes one token less or more: while lit
 MEMORY = 2048.0  # requests after which what was learned of a level counts half
 LATELY = 0.97  # a step's share in the levels of today: of the last thirty or so
 STARTING = 3  # tokens
-TOKEN, PASS = 0.05, 0.1  # the drafter's prices before they are known, in plain steps
+STARTING_COST = DrafterCost(first_pass=0.1, token=0.05)
 
 
 class Amount:
@@ -61,20 +62,17 @@ class Amount:
         """Whether vLLM's workers make as many tokens as a step says, or rest; else they always make `longest`."""
         return self._may_vary or self._resting
 
-    def next(self, pass_cost: float | None, token_cost: float | None, speed_up: float) -> int:
+    def next(self, cost: DrafterCost | None, speed_up: float) -> int:
         """The tokens to make in the step that begins, or REST.
 
         Args:
-            pass_cost: of the first pass, in plain steps; None: not known.
-            token_cost: of each token.
+            cost: of the drafter; None: not known yet.
             speed_up: tokens for the price of a plain step, as things are.
         """
         self._step += 1
         if self._fixed is not None:
             return REST if self._resting else self._fixed if self._may_vary else self._longest
-        known = token_cost is not None
-        token = TOKEN if token_cost is None else token_cost
-        first = (2 * token if known else PASS) if pass_cost is None else pass_cost
+        first, token = STARTING_COST if cost is None else cost
         most, net = self._best(first * speed_up, token * speed_up)
         age = self._step - self._since
         if self._resting:
@@ -89,8 +87,9 @@ class Amount:
             return REST
         if not self._may_vary:
             return self._longest
-        if self._step % DITHER[known] == 0:
-            most += 1 if self._step // DITHER[known] % 2 else -1
+        every = DITHER[cost is not None]
+        if self._step % every == 0:
+            most += 1 if self._step // every % 2 else -1
         return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
 
     def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:

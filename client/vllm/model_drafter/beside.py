@@ -3,20 +3,25 @@
 A step's drafter runs after its forward pass, so what is asked for when a step is scheduled is verified in the next.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from histospec.protocol.costs import STARTING_SPEED_UP
 
-from ..interface import ModelRunnerOutput, Request, SchedulerOutput
+from ..cost import DrafterCost
+from ..interface import ModelRunnerOutput, SchedulerOutput
+from ..patches import drafter
 from .amount import REST, Amount
 from .choice import Choice, Row
 from .outcomes import levels
 
 if TYPE_CHECKING:
     from ... import Draft
+
+VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
+"""Methods whose drafters make as many tokens as a step says. The others make `num_speculative_tokens` or fewer."""
 
 LATELY = 0.98  # a step's share in the speed-up: of the last fifty or so
 
@@ -54,21 +59,20 @@ class ModelDrafter:
         """Tokens that the drafter made in the step that ends; None: it rested."""
         return None if self._asked == REST else self._asked
 
-    def ask(
-        self, step: SchedulerOutput, requests: Mapping[str, Request], pass_cost: float | None, token_cost: float | None
-    ) -> None:
-        """Tells the step that was scheduled how many tokens the drafter makes in it; its costs are in plain steps."""
+    def ask(self, step: SchedulerOutput, cost: DrafterCost | None) -> None:
+        """Tells the step that was scheduled how many tokens the drafter makes in it."""
         if not step.num_scheduled_tokens:
             return
-        self._asked = self._amount.next(pass_cost, token_cost, self._yield)
+        self._asked = self._amount.next(cost, self._yield)
         if self._amount.told:
             step.num_spec_tokens_to_schedule = self._asked
-        for request_id in (new.req_id for new in step.scheduled_new_reqs):
-            request = requests.get(request_id)
-            if request is not None and request.num_cached_tokens > 0:
-                self._amount.cached(request_id)
+        for new in step.scheduled_new_reqs:
+            if new.num_computed_tokens:
+                self._amount.cached(new.req_id)
         if self._asked == REST:
-            self._amount.left_out(step.num_scheduled_tokens, prompts=bool(step.scheduled_new_reqs))
+            drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+            prompts = step.total_num_scheduled_tokens - drafted != len(step.num_scheduled_tokens)
+            self._amount.left_out(step.num_scheduled_tokens, prompts)
 
     def choose(
         self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]], cost: float
@@ -126,3 +130,19 @@ class ModelDrafter:
         if len(row) > limit or (len(row) == self._longest and not any(row)) or not self._amount.whole(request):
             return ()
         return row if min(row, default=0) >= 0 else ()
+
+
+def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
+    """For the engine of a VllmConfig; None: its drafts are the server's alone. `tokens`: see Amount, `fixed`.
+
+    Where data-parallel ranks share a model's layers, all of them have to make the same passes, so nothing varies there.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative.method == "custom_class":
+        return None
+    longest = speculative.num_speculative_tokens
+    alone = vllm_config.parallel_config.data_parallel_size == 1
+    told = drafter.can_be_told()
+    vary = told and alone and speculative.method in VARIABLE and not getattr(speculative, "parallel_drafting", False)
+    rest = told and alone and speculative.method not in ("ngram", "suffix")  # which cost next to nothing
+    return ModelDrafter(longest, Amount(longest, tokens, vary, rest))

@@ -139,7 +139,7 @@ def _worth(
     column: NDArray[np.int64], split: NDArray[np.int64], first: NDArray[np.float64],
     then: NDArray[np.float32] | NDArray[np.float64], there: NDArray[np.bool_], price: float,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """float[B, W]: what a draft is worth if it is cut behind each position, from the dividing one on; -inf elsewhere."""
+    """float[B, W]: what a draft is worth that ends at each position, from the dividing one on; -inf elsewhere."""
     chances = np.where(column < split, 1.0, np.where(column == split, first[:, None], then))
     behind = (column >= split) & there
     worth = np.where(behind, np.cumprod(chances, axis=1) - price, 0.0).cumsum(axis=1)

@@ -75,15 +75,17 @@ class Outcomes:
 
     def agreed(self, probs: NDArray[np.float32]) -> NDArray[np.float64]:
         """The server's probabilities of tokens that the model drafts, too: more than it says by itself."""
-        doubt: NDArray[np.float64] = (1.0 - probs) * min(1.0, self._agreed_wrong / self._agreed_doubt)
-        return 1.0 - doubt
+        surer = min(1.0, self._agreed_wrong / self._agreed_doubt)
+        return 1.0 - surer * (1.0 - probs.astype(np.float64))
 
     @property
     def goes_on(self) -> NDArray[np.float64]:
         """float[longest + 1]: that the model's token j is right, given that j - 1 was, and the server's was not."""
-        return self._next_right / self._next_seen
+        return np.divide(self._next_right, self._next_seen)
 
-    def learn(self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]) -> None:
+    def learn(
+        self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]
+    ) -> None:
         """What came after the pairs.
 
         Args:
@@ -113,7 +115,12 @@ class Outcomes:
 
         followed = by_model & reached & (model_until > split)
         if followed.any():
-            split, until, lengths, model = split[followed], model_until[followed], lengths[followed], pairs.model[followed]
+            split, until, lengths, model = (
+                split[followed],
+                model_until[followed],
+                lengths[followed],
+                pairs.model[followed],
+            )
             for j in range(1, min(width, len(self._next_seen))):
                 seen = (split < j) & (until >= j) & (lengths > j) & (model[:, j] >= 0)
                 self._next_seen[j] += seen.sum()
@@ -134,5 +141,7 @@ def levels(probs: NDArray[np.float32]) -> NDArray[np.int64]:
     return np.where(probs > 0, 1 + np.searchsorted(LEVELS, probs), SILENT)
 
 
-def _count(cells: NDArray[np.int64], weights: NDArray[np.float32] | NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+def _count(
+    cells: NDArray[np.int64], weights: NDArray[np.float32] | NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
     return np.bincount(cells, weights, minlength=2 * SIZE).astype(np.float64)

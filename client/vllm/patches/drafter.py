@@ -1,8 +1,8 @@
 """Steps in which the model's own drafter rests: it makes no pass at all.
 
 `SchedulerOutput.num_spec_tokens_to_schedule` says how many tokens it makes. Where that is 0, vLLM still makes the
-drafter's first pass over the step's tokens, so that later drafts find their keys and values: with a small draft model on
-a CPU 60 % of a plain step. HistoSpec's scheduler says REST, where it wants no such drafts.
+drafter's first pass over the step's tokens, so that later drafts find their keys and values: with a small draft model
+on a CPU 60 % of a plain step. HistoSpec's scheduler says REST, where it wants no such drafts.
 """
 
 import functools
@@ -18,8 +18,11 @@ logger = logging.getLogger("histospec.vllm")
 FIRST = ["self", "scheduler_output", "sampled_token_ids"]
 
 
-def may_rest() -> bool:
-    """Whether this vLLM's workers can be told so; the same answer in the scheduler's process and in the workers'."""
+def can_be_told() -> bool:
+    """Whether this vLLM's workers make as many tokens as a step says, and can rest; in all of its processes the same.
+
+    vLLM 0.24 and later.
+    """
     propose = getattr(_runner(), "propose_draft_token_ids", None)
     output: Any = importlib.import_module("vllm.v1.core.sched.output").SchedulerOutput
     known = propose is not None and parameters(propose)[: len(FIRST)] == FIRST
@@ -29,8 +32,8 @@ def may_rest() -> bool:
 def install() -> None:
     """Lets the drafters of this process rest, once; leaves a vLLM alone that is not known."""
     runner = _runner()
-    if not may_rest():
-        logger.info("HistoSpec: the model's own drafter cannot rest in this vLLM, and drafts in every step")
+    if not can_be_told():
+        logger.info("HistoSpec: this vLLM cannot tell the model's own drafter to rest; it drafts in every step")
     elif not is_replaced(runner, "propose_draft_token_ids"):
         replace(runner, "propose_draft_token_ids", resting(runner.propose_draft_token_ids))
 

@@ -11,7 +11,7 @@ from typing import Any
 from .. import logs, settings
 from ..config import AdapterConfig
 from . import cpu, drafter, undrafted
-from .replacing import is_replaced, parameters, replace
+from .replacing import is_replaced, replace
 
 OURS = "histospec.client.vllm"
 
