@@ -81,7 +81,8 @@ class Outcomes:
     @property
     def goes_on(self) -> NDArray[np.float64]:
         """float[longest + 1]: that the model's token j is right, given that j - 1 was, and the server's was not."""
-        return np.divide(self._next_right, self._next_seen)
+        goes_on: NDArray[np.float64] = self._next_right / self._next_seen
+        return goes_on
 
     def learn(
         self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]
