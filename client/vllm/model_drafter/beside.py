@@ -11,7 +11,6 @@ import numpy as np
 from histospec.protocol.costs import STARTING_SPEED_UP
 
 from ..cost import DrafterCost
-from ..interface import ModelRunnerOutput, SchedulerOutput
 from ..patches import drafter
 from .amount import REST, Amount
 from .choice import Choice, Row
@@ -19,6 +18,7 @@ from .outcomes import levels
 
 if TYPE_CHECKING:
     from ... import Draft
+    from ..interface import ModelRunnerOutput, SchedulerOutput
 
 VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
 """Methods whose drafters make as many tokens as a step says. The others make `num_speculative_tokens` or fewer."""
@@ -60,7 +60,7 @@ class ModelDrafter:
         """Tokens that the drafter made in the step that ends; None: it rested."""
         return None if self._asked == REST else self._asked
 
-    def ask(self, step: SchedulerOutput, cost: DrafterCost | None) -> None:
+    def ask(self, step: "SchedulerOutput", cost: DrafterCost | None) -> None:
         """Tells the step that was scheduled how many tokens the drafter makes in it."""
         if not step.num_scheduled_tokens:
             return
@@ -110,7 +110,7 @@ class ModelDrafter:
         self._rows = dict(zip(requests, chosen, strict=True))
         return [row.tokens for row in chosen]
 
-    def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, cost: float) -> Iterator[Verified]:
+    def learn(self, step: "SchedulerOutput", output: "ModelRunnerOutput", cost: float) -> Iterator[Verified]:
         """What the step that ends has verified; learns from it. `cost` is that of verifying a token, in plain steps."""
         rows, self._rows = self._rows, {}
         self._choice.learn(output.req_ids, output.sampled_token_ids, rows)
