@@ -94,6 +94,8 @@ class HistoSpecScheduler(Scheduler):
         verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output, model_runner_output)
+            if verify_cost is not None and self._model is not None:
+                verify_cost *= self._model.asks_at
         if verify_cost is not None:
             with self._harmless("send", forget=True):
                 self._sessions.ask(self._certain(model_runner_output), verify_cost)
