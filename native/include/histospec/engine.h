@@ -64,8 +64,8 @@ struct LockTimes {
   double longest = 0;
 };
 
-// The source of a drafted token: that of its longest match, or the twin.
-inline constexpr std::array<const char*, 5> kSourceNames = {"history", "own", "siblings", "namespace", "twin"};
+// The source of a drafted token: that of its longest match, the twin, or the worker's own drafter.
+inline constexpr std::array<const char*, 6> kSourceNames = {"history", "own", "siblings", "namespace", "twin", "model"};
 
 // How many epochs older than the newest of its namespace the response is that a token of history came from.
 inline constexpr std::array<const char*, 5> kAgeNames = {"0", "1", "2", "3", "4+"};
