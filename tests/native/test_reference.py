@@ -155,7 +155,9 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def step(self, share: list[Share], positioned: bool, max_tokens: int, cost: float, unreported: bool) -> None:
         batch, came, positions, verified = [], [], [], []
-        for (number, session), (taking, accepting, part, again, report) in zip(self.sessions.items(), share, strict=False):
+        for (number, session), (taking, accepting, part, again, report) in zip(
+            self.sessions.items(), share, strict=False
+        ):
             if not taking:
                 continue
             fresh = (session.draft if accepting else ()) + text(session.name, part)
@@ -330,6 +332,14 @@ def test_the_engine_does_what_the_model_does() -> None:
     quick = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
     EngineMachine.met.clear()
     run_state_machine_as_test(EngineMachine, settings=quick)
-    reached = ("lookups_hit", "model tokens", "draft_tokens", "accepted_tokens", "undrafted_tokens", "evicted_by_epochs", "lingering")
+    reached = (
+        "lookups_hit",
+        "model tokens",
+        "draft_tokens",
+        "accepted_tokens",
+        "undrafted_tokens",
+        "evicted_by_epochs",
+        "lingering",
+    )
     for what in (*reached, "lengths of its own", "lengths of others"):
         assert EngineMachine.met[what] > 0, f"the calls never led to: {what}"
