@@ -23,6 +23,7 @@ COLUMNS = (
     "request\nsteps",
     "engine\nsteps",
     "\nseconds",
+    "CPU\nseconds",
     "hit\nrate",
 )
 
@@ -41,6 +42,7 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], tuple[str, ...]]:
             f"{without.request_steps}      ",
             f"{without.engine_steps}      ",
             f"{without.seconds:.1f}      ",
+            f"{without.cpu_seconds:.1f}      ",
             "",
         ),
         (
@@ -53,6 +55,7 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], tuple[str, ...]]:
             f"{drafts.request_steps} [bold green]{epoch.fewer_request_steps:.2f}x[/]",
             f"{drafts.engine_steps} [bold green]{epoch.fewer_engine_steps:.2f}x[/]",
             f"{drafts.seconds:.1f} [green]{epoch.faster:.2f}x[/]",
+            f"{drafts.cpu_seconds:.1f} [green]{epoch.less_cpu:.2f}x[/]",
             f"{epoch.lookups.hit_rate:.0%}",
         ),
     )

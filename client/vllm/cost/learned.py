@@ -33,8 +33,10 @@ NOTHING = looks_of(False, 0.0, None)
 class _Size:
     """What is known at one size of the batch."""
 
-    def __init__(self, other: "_Size | None" = None, distance: float = 0.0) -> None:
-        self.prices = StepPrices(None if other is None else other.prices, distance)
+    def __init__(
+        self, other: "_Size | None" = None, distance: float = 0.0, token: float | None = None
+    ) -> None:
+        self.prices = StepPrices(None if other is None else other.prices, distance, token)
         self.drafting, self.plain = Rate(), Rate()
         self.asks = other is None or other.asks
         self.pause = SHORTEST_PAUSE
@@ -59,17 +61,20 @@ class _Size:
 class _Steps:
     """The prices at every size of the batch, learned from every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: float | None = None) -> None:
+        self._token = token
         self._sizes: dict[int, _Size] = {}  # by the logarithm of the batch, in half octaves
-        self._here = _Size()
+        self._here = _Size(token=token)
         self._size = 0
         self._number = 0
         self._asked = False  # in the step under way
 
     @property
     def drafter(self) -> DrafterCost | None:
-        """What the model's own drafter costs at the batch of the newest step; None while that is not known."""
-        return self._here.prices.drafter
+        """What the model's own drafter costs at the batch of the newest step, in units of a step that asks for drafts
+        if the newest did, as `value` is, else of a plain step; None while that is not known.
+        """
+        return self._here.prices.drafter(self._asked)
 
     def observe(
         self,
@@ -112,7 +117,8 @@ class _Steps:
     def _move(self, size: int) -> None:
         if size not in self._sizes:
             nearest = min(self._sizes, key=lambda other: abs(other - size), default=None)
-            self._sizes[size] = _Size() if nearest is None else _Size(self._sizes[nearest], abs(nearest - size))
+            other, distance = (None, 0) if nearest is None else (self._sizes[nearest], abs(nearest - size))
+            self._sizes[size] = _Size(other, distance, self._token)
             self._sizes[size].silent = self._number
             at = self._sizes[size].judged_at
             if at is not None and abs(size - at) < OTHER_BATCH:
@@ -190,10 +196,9 @@ class FixedCost(_Steps):
     learned = False
 
     def __init__(self, value: float) -> None:
-        super().__init__()
+        super().__init__(value)
         self.value = value
 
     def next(self) -> float | None:
         """The value, as long as anything can be drafted at it."""
-        self._asked = self.value < HOPELESS_VERIFY_COST
-        return self.value if self._asked else None
+        return self.value if self.value < HOPELESS_VERIFY_COST else None

@@ -25,7 +25,7 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 ASK, TOKEN, FIRST_PASS, MODEL_TOKEN = 1, 2, 3, 4
 START = np.array([0.0, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1])
 SPREAD = np.array([1.0, 0.3, 0.5, 0.5, 0.25])  # standard deviations of START
-DRIFT = np.array([0.01, 0.001, 0.003, 0.003, 0.002])  # and of what a step adds to them
+DRIFT = np.array([0.01, 0.001, 0.003, 0.001, 0.001])  # and of what a step adds to them
 LONGEST_DRIFT = 1000  # steps
 
 BATCH_DRIFT = 0.7  # of T, where the batch changes by a factor of e
@@ -60,7 +60,7 @@ def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
 
 
 class DrafterCost(NamedTuple):
-    """What the model's own drafter costs, in units of a plain step of the batch."""
+    """What the model's own drafter costs, in the same units as the cost of a drafted token."""
 
     first_pass: float
     """Of its first pass."""
@@ -71,9 +71,14 @@ class DrafterCost(NamedTuple):
 class StepPrices:
     """The prices at one size of the batch."""
 
-    def __init__(self, other: "StepPrices | None" = None, distance: float = 0.0) -> None:
-        """Starts from those of another size, `distance` half octaves away; None: from START."""
-        self._spread = np.diag(SPREAD**2)
+    def __init__(
+        self, other: "StepPrices | None" = None, distance: float = 0.0, token: float | None = None
+    ) -> None:
+        """Starts from those of another size, `distance` half octaves away; None: from START.
+
+        `token`: the price of a drafted token, where it is given; None: it is learned.
+        """
+        self._spread, self._drift = np.diag(SPREAD**2), DRIFT
         if other is None:
             self._state, self.noise = START.copy(), FIRST_NOISE
         else:
@@ -82,6 +87,9 @@ class StepPrices:
             away = (OTHER_SIZE + OTHER_SHARE * other._state)[1:] ** 2 * min(distance, FARTHEST)
             diagonal = np.minimum(np.diag(self._spread)[1:] + away, np.maximum(SPREAD[1:] ** 2, away))
             np.fill_diagonal(self._spread[1:, 1:], np.maximum(np.diag(self._spread)[1:], diagonal))
+        if token is not None:
+            self._state[TOKEN], self._drift = token, np.where(np.arange(len(DRIFT)) == TOKEN, 0.0, DRIFT)
+            self._spread[TOKEN] = self._spread[:, TOKEN] = 0.0
         self._number = -1  # of the newest step; negative: T is not known yet
         self._steps = 0
         self._sequences = 1
@@ -100,7 +108,7 @@ class StepPrices:
             self._state[0] = math.log(seconds / price)
         else:
             passed = min(number - self._number, LONGEST_DRIFT)
-            spread = DRIFT**2 * passed
+            spread = self._drift**2 * passed
             spread[0] += (BATCH_DRIFT * math.log(sequences / self._sequences)) ** 2
             self._spread.flat[:: len(spread) + 1] += spread
         self._number, self._sequences = number, sequences
@@ -152,12 +160,12 @@ class StepPrices:
         """Whether it was measured."""
         return self._known(TOKEN)
 
-    @property
-    def drafter(self) -> DrafterCost | None:
-        """None while it is not known."""
+    def drafter(self, asks: bool) -> DrafterCost | None:
+        """None while it is not known. `asks`: whether in units of a step that asks for drafts, or of a plain one."""
         if not (self._known(FIRST_PASS) and self._known(MODEL_TOKEN)):
             return None
-        return DrafterCost(float(self._state[FIRST_PASS]), float(self._state[MODEL_TOKEN]))
+        unit = 1 + float(self._state[ASK]) * asks
+        return DrafterCost(float(self._state[FIRST_PASS]) / unit, float(self._state[MODEL_TOKEN]) / unit)
 
     def _known(self, which: int) -> bool:
         return math.sqrt(self._spread[which, which]) <= max(KNOWN, KNOWN_SHARE * float(self._state[which]))
