@@ -29,7 +29,7 @@ class AdapterConfig:
 
     Attributes:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
-            shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
+            shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost/).
             HISTOSPEC_VERIFY_COST, a number or "auto".
         seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
         cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py).

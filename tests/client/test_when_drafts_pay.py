@@ -19,7 +19,9 @@ def oracle(machine: Machine, sequences: int, predictable: tuple[float, float]) -
 
 @pytest.mark.parametrize("predictable", [LIKELY, UNLIKELY])
 @pytest.mark.parametrize("sequences", [2, 16, 128])
-@pytest.mark.parametrize(("ask", "token"), [(0.0, 0.02), (0.05, 0.05), (0.3, 0.1), (0.85, 0.13), (0.3, 0.4), (0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("ask", "token"), [(0.0, 0.02), (0.05, 0.05), (0.3, 0.1), (0.85, 0.13), (0.3, 0.4), (0.0, 1.0)]
+)
 def test_no_slower_than_an_oracle(ask: float, token: float, sequences: int, predictable: tuple[float, float]) -> None:
     """Drafts that are free, that cost a CPU much to ask for, that a saturated machine cannot verify."""
     machine = Machine(ask, token)

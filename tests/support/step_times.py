@@ -16,8 +16,8 @@ Noise = Callable[[random.Random, float], float]
 class Cost(Protocol):
     """What decides about drafts."""
 
-    def next(self) -> float | None: ...  # noqa: D102
-    def observe(  # noqa: D102
+    def next(self) -> float | None: ...
+    def observe(
         self,
         seconds: float,
         sequences: int,
@@ -120,7 +120,8 @@ class Engine:
         generated = sequences + accepted
         self.cost.observe(measured, sequences, sequences + drafted, False, model_tokens, generated)
         if cost is not None:
-            self._yield = tuple(0.99 * was + now for was, now in zip(self._yield, (generated, sequences, drafted)))
+            before = self._yield
+            self._yield = (0.99 * before[0] + generated, 0.99 * before[1] + sequences, 0.99 * before[2] + drafted)
         self.seconds += true
         self.tokens += generated
         self.asked += cost is not None

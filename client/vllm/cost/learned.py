@@ -33,12 +33,10 @@ NOTHING = looks_of(False, 0.0, None)
 class _Size:
     """What is known at one size of the batch."""
 
-    def __init__(
-        self, other: "_Size | None" = None, distance: float = 0.0, token: float | None = None
-    ) -> None:
-        self.prices = StepPrices(None if other is None else other.prices, distance, token)
+    def __init__(self, other: "_Size | None" = None, distance: float = 0.0, token: float | None = None) -> None:
+        self.prices: StepPrices = StepPrices(None if other is None else other.prices, distance, token)
         self.drafting, self.plain = Rate(), Rate()
-        self.asks = other is None or other.asks
+        self.asks: bool = other is None or other.asks
         self.pause = SHORTEST_PAUSE
         self.until = 0  # while quiet: the step of the next look
         self.judged = 0  # the step in which drafts were last found not to pay
@@ -146,6 +144,11 @@ class LearnedCost(_Steps):
         return min(max(prices.verify_cost, LOWEST), HIGHEST) if prices.verify_cost_known else DEFAULT_VERIFY_COST
 
     @property
+    def told(self) -> float:
+        """What the server is told, for people: while drafts do not pay, a cost at which none is asked for."""
+        return self.value if self._here.asks else max(self.value, HOPELESS_VERIFY_COST)
+
+    @property
     def learned(self) -> bool:
         """Whether `value` was measured."""
         return self._here.prices.verify_cost_known
@@ -197,7 +200,7 @@ class FixedCost(_Steps):
 
     def __init__(self, value: float) -> None:
         super().__init__(value)
-        self.value = value
+        self.value = self.told = value
 
     def next(self) -> float | None:
         """The value, as long as anything can be drafted at it."""

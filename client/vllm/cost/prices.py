@@ -71,9 +71,7 @@ class DrafterCost(NamedTuple):
 class StepPrices:
     """The prices at one size of the batch."""
 
-    def __init__(
-        self, other: "StepPrices | None" = None, distance: float = 0.0, token: float | None = None
-    ) -> None:
+    def __init__(self, other: "StepPrices | None" = None, distance: float = 0.0, token: float | None = None) -> None:
         """Starts from those of another size, `distance` half octaves away; None: from START.
 
         `token`: the price of a drafted token, where it is given; None: it is learned.
