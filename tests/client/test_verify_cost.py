@@ -123,7 +123,7 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
     rollout.seconds = rollout.tokens = rollout.plain_seconds = 0.0
     drafted = rollout.run(256, 4000)
     assert cost.value > 0.7
-    assert sum(d > 0 for d in drafted) <= 4000 / 200
+    assert sum(d > 0 for d in drafted) <= 4000 / 100
     without = rollout.plain_seconds / (256 * len(drafted))
     assert rollout.seconds / rollout.tokens < 1.005 * without
 

@@ -20,7 +20,7 @@ VARIED, SHORTER = 4, 3.0  # every so many steps ask for shorter drafts while the
 PLAIN = 3  # steps without drafts before any: what they take is the unit of all prices
 LOOK = 48  # sequences times steps that a look at drafts takes,
 LOOK_STEPS = 2, 8  # in at least and at most so many steps
-OPTIMISM = 1.5  # standard deviations by which a step with drafts may be cheaper than it seems: to try is to learn
+OPTIMISM = 1.0  # standard deviations by which a step with drafts may be cheaper than it seems: to try is to learn
 GAIN = 1.02  # drafts must be so much faster to be taken up again
 SHORTEST_PAUSE, LONGEST_PAUSE = 32, 512  # steps between two looks; one follows a time without requests, too
 
