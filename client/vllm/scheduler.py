@@ -6,7 +6,8 @@ between the two hides the round trip. vLLM cuts the tokens of a request that fin
 within `update_from_output`; so what may be cut waits until then and goes out with the close, which asks for no draft.
 
 From one `update_from_output` to the next is the time of a step, with all that is done between the forward passes: an
-accepted token saves all of it. Where vLLM pipelines batches, they come out one after the other, and so are timed.
+accepted token saves all of it. Where vLLM pipelines batches, they come out one after the other, and so are timed. Where
+the model computes in this process, on its CPU, costs are learned from CPU time.
 
 Nothing that happens here may hurt the engine: a failure is logged and costs the drafts.
 """
@@ -184,7 +185,7 @@ class HistoSpecScheduler(Scheduler):
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
             logger.info("%s", line)
-        self._sessions.verify_cost = self._cost.value
+        self._sessions.verify_cost = self._cost.told
         verify_cost = self._cost.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost
