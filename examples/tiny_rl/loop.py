@@ -84,4 +84,5 @@ def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts) -> Side:
         drafted=counts.drafted,
         accepted=counts.accepted,
         seconds=rollouts.seconds,
+        cpu_seconds=rollouts.cpu_seconds,
     )
