@@ -1,6 +1,8 @@
 """Tiny drafters of every kind that vLLM runs, trained in seconds for a tiny Llama.
 
-    python -m tests.support.model_drafters POLICY OUT KIND...       # folders OUT/KIND, and what each predicts
+    python -m tests.support.model_drafters POLICY OUT KIND...
+
+makes folders OUT/KIND, which vLLM loads, and says how well each predicts.
 
 Each is one small network beside the policy, trained on what the policy itself writes:
 
@@ -11,8 +13,8 @@ Each is one small network beside the policy, trained on what the policy itself w
 """
 
 import argparse
-import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 RATE = 5e-3
+RESPONSES, LENGTH = 512, 44  # of the policy, from which it learns where nothing else is said
 EPOCHS = 6
 BATCH = 32
 MEDUSA_HEADS = 3
@@ -146,12 +149,17 @@ def aux_layers(policy: Any) -> list[int]:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def written(policy: Any, prompts: Tensor, length: int) -> Tensor:
-    """int64[n, prompt + length]: what the policy writes at temperature 1 behind int64[n, prompt]."""
-    mask = torch.ones_like(prompts)
+def written(policy_path: str, responses: int, length: int) -> Tensor:
+    """int64[responses, length]: what a policy, a folder of transformers', writes at temperature 1 to random beginnings.
+
+    A beginning has four tokens.
+    """
+    policy = AutoModelForCausalLM.from_pretrained(policy_path).eval()
+    torch.manual_seed(0)
+    begun = torch.randint(policy.config.vocab_size, (responses, 4))
     return policy.generate(
-        prompts, attention_mask=mask, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length,
-        pad_token_id=0,
+        begun, attention_mask=torch.ones_like(begun), do_sample=True, top_k=0, min_new_tokens=length - 4,
+        max_new_tokens=length - 4, pad_token_id=0,
     )  # fmt: skip
 
 
@@ -296,15 +304,14 @@ def _write_mimo(policy: Any, head: MultiToken, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("policy")
+    parser.add_argument("policy", help="folder of a Llama of transformers'")
     parser.add_argument("out", type=Path)
-    parser.add_argument("kinds", nargs="+")
+    parser.add_argument("kinds", nargs="+", metavar="KIND")
     arguments = parser.parse_args()
-    policy = AutoModelForCausalLM.from_pretrained(arguments.policy).eval()
-    prompts = torch.randint(policy.config.vocab_size, (512, 4))
-    text = written(policy, prompts, 40)
+    text = written(arguments.policy, RESPONSES, LENGTH)
     for kind in arguments.kinds:
-        print(kind, make(kind, arguments.policy, text, arguments.out / kind))  # noqa: T201
+        accuracy = make(kind, arguments.policy, text, arguments.out / kind)
+        sys.stdout.write(f"{kind}: predicts {accuracy:.0%} of the policy's likeliest tokens\n")
 
 
 if __name__ == "__main__":
