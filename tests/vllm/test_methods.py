@@ -11,6 +11,14 @@ from tests.support.servers import Server
 
 pytestmark = pytest.mark.vllm
 
+LIMIT = 96  # tokens of a context, where there is little room
+TIGHT = {
+    "max_model_len": LIMIT,
+    "max_num_batched_tokens": 48,
+    "block_size": 32,
+    "num_gpu_blocks_override": 14,
+    "enable_chunked_prefill": True,
+}
 LONG = 200  # tokens of a response, in which both drafters get their turn
 METHODS = [
     "draft_model",
@@ -147,21 +155,14 @@ def test_little_room(
     shared_server: Server,
     make_client: Callable[[str], DraftClient],
 ) -> None:
-    """
-    1. Requests are preempted, prompts come in chunks, and all run into the longest context.
-    2. There vLLM drafts zeros for every request, also for those that have room; they are taken for nothing.
-    """
-    limit = 96
+    """Requests are preempted, prompts come in chunks, and all run into the longest context."""
     prompts = [[(5 * i + j * j) % 32 for j in range(6 + 5 * i)] for i in range(12)]
-    whole = truth(prompts, max_tokens=limit)
-    expected = [[tokens[: limit - len(prompt)] for tokens in group] for prompt, group in zip(prompts, whole, strict=True)]
-    rollouts = both(
-        shared_server.endpoint, max_model_len=limit, max_num_batched_tokens=limit, block_size=16,
-        num_gpu_blocks_override=24, enable_chunked_prefill=True,
-    )  # fmt: skip
+    whole = truth(prompts, max_tokens=LIMIT)
+    expected = [[tokens[: LIMIT - len(prompt)] for tokens in group] for prompt, group in zip(prompts, whole, strict=True)]
+    rollouts = both(shared_server.endpoint, **TIGHT)
     told = Told(rollouts)
     for _ in range(2):
-        assert rollouts.generate(prompts, max_tokens=limit) == expected
+        assert rollouts.generate(prompts, max_tokens=LIMIT) == expected
     assert rollouts.counter("num_preemptions") > 0
     assert told.accepted > 0
     client = make_client(shared_server.endpoint)
@@ -169,7 +170,27 @@ def test_little_room(
         assert texts(client.history(prompt)) == group * 2
 
 
-@pytest.mark.parametrize("tokens", ["0", "1", "5", "auto"])
+@pytest.mark.parametrize("tokens", ["3", "16"])
+def test_zeros_are_no_drafts(
+    both: Callable[..., Any],
+    truth: Callable[..., Any],
+    method: str,
+    nowhere: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: str,
+) -> None:
+    """While one request is near the longest context, vLLM drafts as many zeros as it can for every request."""
+    monkeypatch.setenv("HISTOSPEC_MODEL_DRAFT_TOKENS", tokens)
+    prompts = [[(j * j) % 32 for j in range(LIMIT - 12)], [1, 2], [3, 4, 5]]
+    expected = truth(prompts, max_tokens=12)
+    rollouts = both(nowhere, **TIGHT)
+    assert rollouts.generate(prompts, max_tokens=12) == expected
+    assert (rollouts.counter("spec_decode_num_draft_tokens") > 0) == (method == "medusa")  # which would have room
+    assert rollouts.generate(prompts[1:], max_tokens=12) == expected[1:]
+    assert rollouts.counter("spec_decode_num_draft_tokens") > 0
+
+
+@pytest.mark.parametrize("tokens", ["0", "1", "64", "auto"])
 def test_how_much_the_drafter_makes(
     both: Callable[..., Any],
     truth: Callable[..., Any],
