@@ -8,6 +8,7 @@ import pytest
 from histospec.client import DraftClient, Response
 from tests.support.clients import texts
 from tests.support.servers import Server
+from tests.support.told import Told
 
 pytestmark = pytest.mark.vllm
 
@@ -27,23 +28,6 @@ METHODS = [
     pytest.param("medusa", marks=pytest.mark.long),
     pytest.param("mtp", marks=pytest.mark.long),
 ]
-
-
-class Told:
-    """What an engine tells the server of the drafts that it verified: tokens, summed over requests and steps."""
-
-    def __init__(self, rollouts: Any) -> None:
-        self.history = self.drafted = self.accepted = 0
-        client = rollouts.scheduler._sessions.client
-        send = client.send
-
-        def counted(*args: Any, **options: Any) -> Any:
-            self.history += sum(options.get("verified") or ())
-            self.drafted += sum(options.get("model_drafted") or ())
-            self.accepted += sum(options.get("model_accepted") or ())
-            return send(*args, **options)
-
-        client.send = counted
 
 
 @pytest.fixture(params=METHODS)
