@@ -282,7 +282,9 @@ def _rotation(rotary: Any, x: Tensor) -> Any:
 
 def _write(out: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=1, default=str))
-    save_file({name: weight.detach().clone().contiguous() for name, weight in weights.items()}, out / "model.safetensors")
+    save_file(
+        {name: weight.detach().clone().contiguous() for name, weight in weights.items()}, out / "model.safetensors"
+    )
 
 
 def _write_mimo(policy: Any, head: MultiToken, out: Path) -> None:

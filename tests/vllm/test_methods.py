@@ -142,7 +142,9 @@ def test_little_room(
     """Requests are preempted, prompts come in chunks, and all run into the longest context."""
     prompts = [[(5 * i + j * j) % 32 for j in range(6 + 5 * i)] for i in range(12)]
     whole = truth(prompts, max_tokens=LIMIT)
-    expected = [[tokens[: LIMIT - len(prompt)] for tokens in group] for prompt, group in zip(prompts, whole, strict=True)]
+    expected = [
+        [tokens[: LIMIT - len(prompt)] for tokens in group] for prompt, group in zip(prompts, whole, strict=True)
+    ]
     rollouts = both(shared_server.endpoint, **TIGHT)
     told = Told(rollouts)
     for _ in range(2):

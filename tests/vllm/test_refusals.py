@@ -29,14 +29,22 @@ def configured(tiny_model: str, drafter: Callable[..., Any]) -> Callable[..., An
     ("speculative", "arguments", "refused"),
     [
         ({"draft_sample_method": "probabilistic"}, {}, "draft_sample_method is 'probabilistic', .* set it to 'greedy'"),
-        ({}, {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, "pipeline_parallel_size is more than 1"),
+        (
+            {},
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+            "pipeline_parallel_size is more than 1",
+        ),
         ({"num_speculative_tokens": 2000}, {}, "num_speculative_tokens is 2000; must be at most"),
         (
             {"num_speculative_tokens_per_batch_size": [(1, 8, 3), (9, 16, 1)]},
             {},
             "num_speculative_tokens_per_batch_size is set, .* leave it out",
         ),
-        ({"method": "ngram_gpu", "model": None}, {}, "method 'ngram_gpu'; it needs 'custom_class' .* mtp, eagle, eagle3"),
+        (
+            {"method": "ngram_gpu", "model": None},
+            {},
+            "method 'ngram_gpu'; it needs 'custom_class' .* mtp, eagle, eagle3",
+        ),
     ],
     ids=["probabilistic", "pipeline", "long", "by_batch", "unknown"],
 )
