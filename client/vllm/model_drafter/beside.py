@@ -162,6 +162,8 @@ def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
     if speculative.method == "custom_class":
         return None
     longest = speculative.num_speculative_tokens
+    if tokens is not None:
+        tokens = min(tokens, longest)  # vLLM has room for no more
     alone = vllm_config.parallel_config.data_parallel_size == 1
     told = drafter.can_be_told()
     vary = told and alone and speculative.method in VARIABLE and not getattr(speculative, "parallel_drafting", False)
