@@ -23,7 +23,9 @@ PACKAGES = {
     "histospec.client.transport": "client/transport",
     "histospec.client.verl": "client/verl",
     "histospec.client.vllm": "client/vllm",
+    "histospec.client.vllm.cost": "client/vllm/cost",
     "histospec.client.vllm.coupled": "client/vllm/coupled",
+    "histospec.client.vllm.model_drafter": "client/vllm/model_drafter",
     "histospec.client.vllm.patches": "client/vllm/patches",
     "histospec.protocol": "protos/histospec/protocol",
     "histospec.v1": "protos/histospec/v1",
@@ -115,7 +117,7 @@ setup(
     install_requires=DEPENDENCIES,
     extras_require={} if CLIENT_ONLY else EXTRAS,
     entry_points={
-        "vllm.general_plugins": ["histospec = histospec.client.vllm.coupled.plugin:register"],
+        "vllm.general_plugins": ["histospec = histospec.client.vllm.patches.plugin:register"],
         "console_scripts": [f"histospec = {COMMAND}"],
     },
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},

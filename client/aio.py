@@ -11,7 +11,7 @@ from typing import Any, NoReturn, overload
 
 from histospec.client import arguments, fork
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
-from histospec.client.core.budget import Budget
+from histospec.client.core.budget import Budget, Report
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.transport import calls, greeting
@@ -69,9 +69,17 @@ class AsyncDraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = DEFAULT_VERIFY_COST,
+        *,
+        verified: Sequence[int] | None = None,
+        model_drafted: Sequence[int] | None = None,
+        model_accepted: Sequence[int] | None = None,
     ) -> list[Draft]:
         """See `DraftClient.step`."""
-        return await self.receive(await self.send(sessions, new_tokens, max_tokens, verify_cost))
+        pending = await self.send(
+            sessions, new_tokens, max_tokens, verify_cost,
+            verified=verified, model_drafted=model_drafted, model_accepted=model_accepted,
+        )  # fmt: skip
+        return await self.receive(pending)
 
     async def send(
         self,
@@ -79,10 +87,15 @@ class AsyncDraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = DEFAULT_VERIFY_COST,
+        *,
+        verified: Sequence[int] | None = None,
+        model_drafted: Sequence[int] | None = None,
+        model_accepted: Sequence[int] | None = None,
     ) -> Pending:
         """See `DraftClient.send`."""
         budget = Budget(max_tokens, verify_cost)
-        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic())
+        report = Report(verified, model_drafted, model_accepted)
+        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic(), report)
         if pending.touched:
             self._streams.kick(pending.touched)
             await asyncio.sleep(0)

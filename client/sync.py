@@ -11,7 +11,7 @@ from typing import Any, NoReturn, overload
 from histospec.client import arguments, fork
 from histospec.client.aio import GRACE
 from histospec.client.config import Breaker, Limits, Timeouts, Tls, configure
-from histospec.client.core.budget import Budget
+from histospec.client.core.budget import Budget, Report
 from histospec.client.core.core import Core
 from histospec.client.core.shard import Pending
 from histospec.client.transport import calls, greeting
@@ -117,6 +117,10 @@ class DraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = DEFAULT_VERIFY_COST,
+        *,
+        verified: Sequence[int] | None = None,
+        model_drafted: Sequence[int] | None = None,
+        model_accepted: Sequence[int] | None = None,
     ) -> list[Draft]:
         """Tells what each session has generated, and gets a draft for each, within the deadline.
 
@@ -125,6 +129,11 @@ class DraftClient:
             new_tokens: B times what the session generated since its last step.
             max_tokens: longest draft wanted, at most 256; 0 only tells.
             verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step.
+            verified: for a worker with a drafter of its own, which verifies that drafter's tokens in some steps: B times
+                how many tokens of the session's last draft from here, from its first on, were verified with
+                `new_tokens`, at most 1,024. None: all of every draft is.
+            model_drafted, model_accepted: B times how many tokens of the worker's own drafter were verified since the
+                session's last step, and how many of these were accepted. Both or none, and only with `verified`.
 
         Returns:
             B drafts; empty where the server had nothing, was late or is away.
@@ -133,7 +142,11 @@ class DraftClient:
             ValueError: an argument is malformed; nothing was changed.
             UnknownSession: a session is not open; nothing was changed.
         """
-        return self.receive(self.send(sessions, new_tokens, max_tokens, verify_cost))
+        pending = self.send(
+            sessions, new_tokens, max_tokens, verify_cost,
+            verified=verified, model_drafted=model_drafted, model_accepted=model_accepted,
+        )  # fmt: skip
+        return self.receive(pending)
 
     def send(
         self,
@@ -141,13 +154,18 @@ class DraftClient:
         new_tokens: Sequence[Tokens],
         max_tokens: int = 16,
         verify_cost: float = DEFAULT_VERIFY_COST,
+        *,
+        verified: Sequence[int] | None = None,
+        model_drafted: Sequence[int] | None = None,
+        model_accepted: Sequence[int] | None = None,
     ) -> Pending:
         """The first half of `step`: writes the message from this thread, and does not wait for the answer.
 
         The deadline runs from here.
         """
         budget = Budget(max_tokens, verify_cost)
-        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic())
+        report = Report(verified, model_drafted, model_accepted)
+        pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic(), report)
         if pending.touched:
             # A function that waits for its turn on the loop must not hold the client.
             self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)

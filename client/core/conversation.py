@@ -164,6 +164,7 @@ class Conversation:
                 strange = [row for row in strange if not (budget.max_tokens or sessions[row].opened)]
             for row in strange:
                 self._add_open(message, sessions[row], batch.before[row])
+                batch.reopened(row)
             rows = [row for row in rows if numbers[row] in self.held]
             sessions = [sessions[row] for row in rows]
             numbers = [s.number for s in sessions]
@@ -180,6 +181,7 @@ class Conversation:
             step.tokens = tokens
             step.max_tokens, step.verify_cost = budget
             step.late, self.late = self.late, 0
+            batch.put_report(step, rows)
         self._queue(message, Awaited(self._steps, rows) if budget.max_tokens else None, now=now)
         return self._steps
 
@@ -203,7 +205,7 @@ class Conversation:
         # They gained tokens while nothing was sent.
         behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
         if behind:
-            self.queue_step(StepInput(behind, [s.length for s in behind], [], b""), Budget(max_tokens=0), now)
+            self.queue_step(StepInput.held_back(behind), Budget(max_tokens=0), now)
         message = pb.DraftRequest()
         for number in sessions:
             if number in self.held:
@@ -253,7 +255,7 @@ class Conversation:
         )
         self._unwritten[session.number] = (session, session.opened)
         self.reopened += session.opened
-        session.opened = True
+        session.opened, session.unreported = True, None
         self.held[session.number] = length
 
     def _queue(

@@ -21,7 +21,7 @@ import numpy as np
 from histospec.client import arguments, fork
 from histospec.client.config import DISCOVER, Config, Endpoint
 from histospec.client.core import tokens
-from histospec.client.core.budget import Budget, StepInput
+from histospec.client.core.budget import NO_REPORT, Budget, Report, StepInput
 from histospec.client.core.commits import Commits
 from histospec.client.core.conversation import Conversation
 from histospec.client.core.exchange import Exchange
@@ -254,7 +254,12 @@ class Core:
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def advance_sessions(
-        self, sessions: Sequence[int], new_tokens: Sequence[Tokens], budget: Budget, now: float
+        self,
+        sessions: Sequence[int],
+        new_tokens: Sequence[Tokens],
+        budget: Budget,
+        now: float,
+        report: Report = NO_REPORT,
     ) -> Pending:
         """Notes what each session gained, and leaves a message for every shard that is to be asked."""
         fork.refuse()
@@ -262,10 +267,11 @@ class Core:
         arguments.listed("new_tokens", new_tokens, arguments.TOKEN_LISTS)
         arguments.same_length("new_tokens", new_tokens, "sessions", len(sessions))
         budget.check()
+        counts = report.counts(len(sessions))
         flat, lengths = tokens.batch_bytes("new_tokens", new_tokens)
         with self._lock:
             chosen = find(self._sessions, sessions)
-            step_input = StepInput(chosen, [s.length for s in chosen], lengths, flat)
+            step_input = StepInput(chosen, [s.length for s in chosen], lengths, flat, counts)
             start = 0
             for session, length in zip(chosen, lengths, strict=True):
                 end = start + 4 * length

@@ -74,6 +74,7 @@ class Exchange:
         self._stats.steps += 1
         if not self._may_ask(shard, now):
             self._stats.skipped += 1
+            step_input.hold_back(rows)
             if shard.contact.remind(now):
                 self.unsaid.append(partial(self._explain, shard))
             if self._is_sought(shard):

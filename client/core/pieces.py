@@ -11,8 +11,10 @@ from histospec.v1 import draft_pb2 as pb
 
 PART = 8
 """Bytes around an open or a close."""
-ROW = 16
-"""Bytes of a step's row, without its tokens."""
+ROW = 28
+"""Bytes of a step's row, without its tokens, at most."""
+_COUNTS = ("positions", "lengths", "verified", "model_drafted", "model_accepted")
+"""Arrays of a step with an int32 for each row; some may be absent."""
 
 
 class Piece(NamedTuple):
@@ -120,9 +122,10 @@ def _take(step: pb.Step, rows: Sequence[int]) -> pb.Step:
     tokens = [step.tokens[4 * starts[row] : 4 * starts[row + 1]] for row in rows]
     taken = pb.Step(
         sessions=np.frombuffer(step.sessions, UINT64)[chosen].tobytes(),
-        positions=np.frombuffer(step.positions, INT32)[chosen].tobytes(),
-        lengths=lengths[chosen].tobytes(),
         tokens=b"".join(tokens),
     )
+    for name in _COUNTS:
+        if counts := getattr(step, name):
+            setattr(taken, name, np.frombuffer(counts, INT32)[chosen].tobytes())
     taken.max_tokens, taken.verify_cost, taken.late = step.max_tokens, step.verify_cost, step.late
     return taken

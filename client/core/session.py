@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from histospec.client import arguments
 from histospec.client.errors import UnknownSession
@@ -14,7 +15,7 @@ from histospec.client.errors import UnknownSession
 class Session:
     """One running generation. Its tokens are kept as they travel: little-endian int32 bytes."""
 
-    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed")
+    __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported")
 
     def __init__(
         self,
@@ -32,6 +33,8 @@ class Session:
         self.seed = seed
         self.opened = False
         self.refused = False
+        self.unreported: NDArray[np.int32] | None = None
+        """The row of `StepInput.report` that is still to be sent, of steps that were not."""
 
     @property
     def bytes(self) -> int:

@@ -3,6 +3,7 @@
 Everything here raises ValueError with a sentence that names the argument, before anything is changed or sent.
 """
 
+import contextlib
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -84,6 +85,17 @@ def mask_bytes(name: str, value: Any, size: int) -> bytes:
     if array.dtype.kind not in "biu" or ((array != 0) & (array != 1)).any():
         raise ValueError(f"{name}: every value must be True or False")
     return array.astype(np.uint8).tobytes()
+
+
+def counts(name: str, values: Any, size: int, most: int) -> NDArray[np.int64]:
+    """int64[size], one a session, each at most `most`."""
+    arguments.listed(name, values, arguments.COUNTS)
+    arguments.same_length(name, values, "sessions", size)
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        array = np.asarray(values)
+        if not size or (array.dtype.kind in "iu" and array.ndim == 1 and 0 <= array.min() <= array.max() <= most):
+            return array.astype(np.int64)
+    return np.array([arguments.whole(f"{name}[{i}]", value, 0, most) for i, value in enumerate(values)], np.int64)
 
 
 def epoch_number(name: str, value: Any) -> int | None:

@@ -3,6 +3,9 @@
 ======================= ===========================================================================
 HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step: a number, or
                         `auto`, the default: learned from the time that steps take. Higher drafts shorter
+HISTOSPEC_MODEL_DRAFT_TOKENS
+                        tokens that the model's own drafter makes in a step, where it has one; 0: none. `auto`, the
+                        default: as many as pay
 HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of that seed, and those without
                         get a seed (docs/coupled.md). `vllm`, the default: vLLM samples as without it
 HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem, 0.5 unless said
@@ -18,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from histospec.protocol.limits import DEFAULT_MAX_DRAFT
+
 from ..seeds import DEFAULT_REFRESH, SeedPolicy
 
 T = TypeVar("T", int, float)
@@ -31,12 +36,15 @@ class AdapterConfig:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
             shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
             HISTOSPEC_VERIFY_COST, a number or "auto".
+        model_draft_tokens: how many tokens the model's own drafter makes in a step, at least 0. None: as many as they
+            yield for what they cost (see model_drafter). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
         seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
         cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py).
             Off only to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None
+    model_draft_tokens: int | None = None
     seeds: SeedPolicy | None = None
     cpu_fix: bool = True
 
@@ -45,6 +53,7 @@ class AdapterConfig:
         """Raises ValueError, naming the variable, when a value cannot be used."""
         return cls(
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
+            model_draft_tokens=_tokens("HISTOSPEC_MODEL_DRAFT_TOKENS"),
             seeds=_seeds() if samples_coupled() else None,
             cpu_fix=_switch("HISTOSPEC_VLLM_CPU_FIX", cls.cpu_fix),
         )
@@ -74,6 +83,15 @@ def _given(name: str, kind: Callable[[str], T]) -> T | None:
         return kind(text) if text else None
     except ValueError:
         raise ValueError(f"{name}: expected a number, got {text!r}") from None
+
+
+def _tokens(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    if text in ("", "auto"):
+        return None
+    if not text.isdecimal() or int(text) > DEFAULT_MAX_DRAFT:
+        raise ValueError(f"{name}: expected 'auto' or an integer from 0 to {DEFAULT_MAX_DRAFT}, got {text!r}")
+    return int(text)
 
 
 def _cost(name: str, default: float | None) -> float | None:

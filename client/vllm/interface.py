@@ -41,12 +41,20 @@ if TYPE_CHECKING:
 
         def is_finished(self) -> bool: ...
 
+    class NewRequest(Protocol):
+        """A request that a step computes first."""
+
+        req_id: str
+        num_computed_tokens: int
+
     class SchedulerOutput(Protocol):
         """What one step computes."""
 
+        scheduled_new_reqs: list[NewRequest]
         num_scheduled_tokens: dict[str, int]
         total_num_scheduled_tokens: int
         scheduled_spec_decode_tokens: dict[str, list[int]]
+        num_spec_tokens_to_schedule: int
 
     class ModelRunnerOutput(Protocol):
         """What one forward pass sampled; row i belongs to req_ids[i]."""

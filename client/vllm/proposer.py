@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from . import logs, settings
-from .config import AdapterConfig
-from .patches import cpu, undrafted
+from . import logs
 
 
 class HistoSpecProposer:
     """Makes vLLM verify drafts; HistoSpecScheduler sets them, once an engine instead of once a worker.
 
-    vLLM makes one in every worker of the last pipeline stage, where it also installs two of the patches.
+    vLLM makes one in every worker.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -20,10 +18,6 @@ class HistoSpecProposer:
                 "add --scheduler-cls histospec.client.vllm.HistoSpecScheduler"
             )
         logs.join_vllm()
-        settings.check_parallelism(vllm_config.parallel_config)  # before vLLM fails in words of its own
-        if AdapterConfig.from_environment().cpu_fix:
-            cpu.install()
-        undrafted.install()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to load; the CPU runner calls it."""

@@ -23,10 +23,11 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from .. import Draft, DraftClient
 from . import logs, settings
 from .config import AdapterConfig
-from .cost import FixedCost, LearnedCost
+from .cost import FixedCost, LearnedCost, StepClock
 from .coupled.seeding import RequestSeeds
 from .greeting import greet
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
+from .model_drafter.beside import model_drafter
 from .options import RequestOptions, read_options
 from .patches import weight_versions
 from .reporting import MinuteReport
@@ -49,15 +50,9 @@ class HistoSpecScheduler(Scheduler):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        speculative = vllm_config.speculative_config
-        if speculative is None or speculative.method != "custom_class":
-            raise ValueError(
-                "HistoSpecScheduler needs --speculative-config with method 'custom_class' and model "
-                "'histospec.client.vllm.HistoSpecProposer'"
-            )
         logs.join_vllm()
-        settings.check_parallelism(vllm_config.parallel_config)
-        settings.check_drafts(speculative.num_speculative_tokens)
+        settings.check(vllm_config)
+        speculative = vllm_config.speculative_config
         config = AdapterConfig.from_environment()
         client = DraftClient()
         settings.warn_of_processors()
@@ -66,9 +61,11 @@ class HistoSpecScheduler(Scheduler):
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
         self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
+        self._model = model_drafter(vllm_config, config.model_draft_tokens)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = WeightVersions()
         weight_versions.install()
+        self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._stepped = math.inf  # when the last step ended; infinite where none ran just now
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf
@@ -86,7 +83,11 @@ class HistoSpecScheduler(Scheduler):
         """Announces the new sessions: the server looks them up while the model computes."""
         with self._harmless("announce", forget=True):
             self._sessions.announce()
-        return super().schedule(*args, **kwargs)
+        step = super().schedule(*args, **kwargs)
+        if self._model is not None:
+            with self._harmless("ask the model's drafter"):
+                self._model.ask(step, self._cost.drafter)
+        return step
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
@@ -99,6 +100,7 @@ class HistoSpecScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
             self._stepped = math.inf  # the engine is idle from here on
+            self._clock.idle()
         elif verify_cost is None and self._silent % TELL_STEPS:
             return outputs
         with self._harmless("settle", forget=True):
@@ -110,17 +112,17 @@ class HistoSpecScheduler(Scheduler):
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Puts the server's drafts in the place of the workers' empty ones; vLLM checks them against grammars."""
+        """Puts the better drafts in the place of the workers' or of their empty ones; vLLM checks them for grammars."""
         drafts: dict[str, Draft] = {}
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             drafts = self._sessions.collect()
         waited += time.perf_counter()
-        if not drafts:
+        if not drafts and self._model is None:
             return  # scheduling a request took its last draft; vLLM would put nothing in the place of nothing
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
         with self._harmless("receive", forget=True):
-            rows = self._rows(drafts, draft_token_ids.req_ids)
+            rows = self._rows(drafts, draft_token_ids)
             self._minute.received(waited, len(drafts), rows)
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
@@ -141,12 +143,16 @@ class HistoSpecScheduler(Scheduler):
                 self._sessions.finish(request.request_id, output, self._versions.current)
             if output:
                 self._versions.wrote()
+            if self._model is not None:
+                self._model.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """What comes with new weights, in vLLM without weight versions the only sign of them."""
         with self._harmless("count weights"):
             self._versions.reset()
+            if self._model is not None:
+                self._model.emptied()
         return super().reset_prefix_cache(*args, **kwargs)
 
     def _hear_weight_version(self, version: str) -> None:
@@ -166,7 +172,13 @@ class HistoSpecScheduler(Scheduler):
         seconds, self._stepped = now - self._stepped, now
         sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
         drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
-        self._cost.observe(seconds, sequences, tokens, prefill=tokens - drafted != sequences)
+        generated = sum(map(len, output.sampled_token_ids))
+        prefill = tokens - drafted != sequences
+        model_tokens = None
+        if self._model is not None:
+            model_tokens = self._model.asked
+            self._sessions.verified(self._model.learn(step, output, self._cost.value))
+        self._cost.observe(self._clock.lap(), sequences, tokens, prefill, model_tokens, generated)
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
             logger.info("%s", line)
@@ -226,23 +238,31 @@ class HistoSpecScheduler(Scheduler):
                 sent = 0
             yield request_id, request.output_token_ids[sent:]
 
-    def _rows(self, drafts: Mapping[str, Draft], request_ids: Sequence[str]) -> list[list[int]]:
-        """One draft a request, no longer than it can use."""
-        rows = []
-        for request_id in request_ids:
-            draft, request = drafts.get(request_id), self.requests.get(request_id)
-            row: list[int] = []
-            if draft is not None and request is not None and len(draft.tokens):
-                # A step yields one token more than was drafted.
-                room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
-                early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
-                if early > request.num_output_tokens:  # vLLM would forbid a stop token behind the draft, too
-                    room = min(room, early - request.num_output_tokens - 1)
-                row = draft.tokens[: max(0, min(room, self._sessions.max_tokens))].tolist()
-                if row and (max(row) >= self._vocabulary or min(row) < 0):  # of another tokenizer, perhaps
-                    row = []
-            rows.append(row)
-        return rows
+    def _rows(self, drafts: Mapping[str, Draft], model: DraftTokenIds) -> list[list[int]]:
+        """One draft a request, no longer than it can use: the server's, or one of the model's own drafter."""
+        history = [self._known(drafts.get(request_id)) for request_id in model.req_ids]
+        if self._model is None:
+            rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
+        else:
+            rows = self._model.choose(model.req_ids, history, model.draft_token_ids, self._cost.value)
+        return [row and row[: self._room(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
+
+    def _known(self, draft: Draft | None) -> Draft | None:
+        """The draft, unless it has tokens that the model does not know: it is of another tokenizer, perhaps."""
+        if draft is None or not len(draft.tokens):
+            return None
+        return draft if draft.tokens.max() < self._vocabulary and draft.tokens.min() >= 0 else None
+
+    def _room(self, request_id: str) -> int:
+        """How many drafted tokens the request can use in its next step, which yields one token more."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_prefill_chunk:
+            return 0
+        room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
+        early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
+        if early > request.num_output_tokens:  # vLLM would forbid a stop token behind the draft, too
+            room = min(room, early - request.num_output_tokens - 1)
+        return max(0, min(room, self._sessions.max_tokens))
 
     @contextmanager
     def _harmless(self, what: str, forget: bool = False) -> Iterator[None]:

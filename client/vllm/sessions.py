@@ -6,7 +6,7 @@ starts again from the request's own tokens.
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from .versions import Version
 
 if TYPE_CHECKING:
     from .. import Draft, DraftClient, Pending
+    from .model_drafter.beside import Verified
 
 
 @dataclass(slots=True)
@@ -25,6 +26,9 @@ class _RequestSession:
     prompt: Sequence[int]
     options: RequestOptions
     sent: int = 0  # tokens that the request generated, the ones on their way included
+    verified: int = 0  # of the last draft, in the steps since the server was last told
+    model_drafted: int = 0  # by the model's own drafter, and verified in these steps
+    model_accepted: int = 0
 
 
 class RequestSessions:
@@ -41,6 +45,7 @@ class RequestSessions:
         # Of finished requests: those that join the history with their last tokens, and those that are forgotten.
         self._commits: list[tuple[_RequestSession, Sequence[int], Version]] = []
         self._drops: list[_RequestSession] = []
+        self._tells = False  # the server, what was verified: beside its drafts stand others
 
     def begin(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
@@ -61,18 +66,27 @@ class RequestSessions:
         session = self._sessions.get(request_id)
         return None if session is None else session.sent
 
+    def verified(self, steps: "Iterable[Verified]") -> None:
+        """Notes what a step of a model with a drafter of its own has verified; the next message tells the server."""
+        self._tells = True
+        for step in steps:
+            if (session := self._sessions.get(step.request)) is not None:
+                session.verified = step.history
+                session.model_drafted += step.drafted
+                session.model_accepted += step.accepted
+
     def ask(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
         """Sends (request id, new tokens) of one step and asks for drafts, for `collect`. Never waits for the reply."""
-        requests, sessions, tokens = self._advance(rows)
+        requests, sessions, tokens, verified = self._advance(rows)
         if sessions:
-            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost)
+            step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
             self._pending.append((requests, step))
 
     def tell(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
         """The same, asking for no drafts: siblings elsewhere see the tokens."""
-        _, sessions, tokens = self._advance(rows)
+        _, sessions, tokens, verified = self._advance(rows)
         if sessions:
-            self._tell(sessions, tokens)
+            self._tell(sessions, tokens, verified)
 
     def collect(self) -> "dict[str, Draft]":
         """Drafts by request id of what was sent since the last call; waits at most the client's deadline."""
@@ -121,7 +135,8 @@ class RequestSessions:
             return
         tails = [(session, tail) for session, tail, _ in commits if tail]
         if tails:
-            self._tell([session.id for session, _ in tails], [tail for _, tail in tails])
+            told = self._told([session for session, _ in tails])
+            self._tell([session.id for session, _ in tails], [tail for _, tail in tails], told)
         if commits:
             said = [session.options.epoch for session, _, _ in commits]
             self.client.finish(
@@ -151,17 +166,33 @@ class RequestSessions:
         self.settle()
         self.client.shutdown()
 
-    def _advance(self, rows: Iterable[tuple[str, Sequence[int]]]) -> tuple[list[str], list[int], list[Sequence[int]]]:
-        """Counts the tokens as sent. -> request ids, sessions, their tokens."""
-        requests, sessions, tokens = [], [], []
+    def _advance(
+        self, rows: Iterable[tuple[str, Sequence[int]]]
+    ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, list[int]]]:
+        """Counts the tokens as sent. -> request ids, sessions, their tokens, what was verified of their drafts."""
+        requests, sessions, tokens, advanced = [], [], [], []
         for request_id, new_tokens in rows:
             session = self._sessions[request_id]
             session.sent += len(new_tokens)
             requests.append(request_id)
             sessions.append(session.id)
             tokens.append(new_tokens)
+            advanced.append(session)
         self._new.difference_update(sessions)
-        return requests, sessions, tokens
+        return requests, sessions, tokens, self._told(advanced)
 
-    def _tell(self, sessions: list[int], tokens: Sequence[Sequence[int]]) -> None:
-        self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost)  # nobody receives this step
+    def _told(self, sessions: Sequence[_RequestSession]) -> dict[str, list[int]]:
+        """What was verified of the sessions' drafts, as arguments of `send`; none where nobody else drafts."""
+        if not self._tells:
+            return {}
+        counts = ("verified", "model_drafted", "model_accepted")
+        told = {name: [getattr(session, name) for session in sessions] for name in counts}
+        for session in sessions:
+            session.verified = session.model_drafted = session.model_accepted = 0
+        return told
+
+    def _tell(
+        self, sessions: list[int], tokens: Sequence[Sequence[int]], verified: Mapping[str, list[int]] | None = None
+    ) -> None:
+        # Nobody receives this step.
+        self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))

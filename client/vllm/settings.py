@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 from importlib import metadata
 from typing import Any
 
@@ -11,6 +12,65 @@ logger = logging.getLogger("histospec.vllm")
 
 PROCESSORS = "vllm.logits_processors"
 """Entry points of plug-ins, which vLLM loads where nothing is speculated."""
+
+
+PLUGIN = "histospec"
+"""The name of the entry point that prepares workers, in the group vllm.general_plugins."""
+
+DRAFTERS = "mtp, eagle, eagle3, draft_model, medusa, ngram, suffix"
+"""Methods whose own drafts stand beside the server's."""
+
+
+def check(vllm_config: Any) -> None:
+    """Refuses an engine in which drafts of a server cannot work. Takes its VllmConfig.
+
+    Raises:
+        ValueError: the sentence names the setting, and what to set instead.
+    """
+    check_method(vllm_config.speculative_config)
+    check_parallelism(vllm_config.parallel_config)
+    check_drafts(vllm_config.speculative_config.num_speculative_tokens)
+    if vllm_config.scheduler_config.async_scheduling:
+        raise ValueError(
+            "HistoSpec: async_scheduling is on, where vLLM schedules before the drafts are known; "
+            "set it to false (--no-async-scheduling)"
+        )
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        raise ValueError(
+            "HistoSpec: vLLM has chosen its model runner V2, which takes no drafts from the scheduler; "
+            "set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and PLUGIN not in plugins.split(","):
+        raise ValueError(f"HistoSpec: VLLM_PLUGINS is {plugins!r}, without {PLUGIN!r}, which prepares workers; add it")
+
+
+def check_method(speculative: Any) -> None:
+    """Refuses a drafter whose drafts cannot stand beside the server's. Takes vLLM's SpeculativeConfig, or None.
+
+    Raises:
+        ValueError: the sentence names the setting, and what to set instead.
+    """
+    method = None if speculative is None else speculative.method
+    if method != "custom_class" and method not in DRAFTERS.split(", "):
+        raise ValueError(
+            f"HistoSpecScheduler: speculative_config has the method {method!r}; it needs 'custom_class' with the model "
+            f"'histospec.client.vllm.HistoSpecProposer', or a drafter of the model's own: {DRAFTERS}"
+        )
+    if getattr(speculative, "draft_sample_method", "greedy") != "greedy":
+        raise ValueError(
+            f"HistoSpec: draft_sample_method is {speculative.draft_sample_method!r}, with probabilities that belong to "
+            "the drafter's own drafts; set it to 'greedy'"
+        )
+    if getattr(speculative, "rejection_sample_method", "standard") == "synthetic":
+        raise ValueError(
+            "HistoSpec: rejection_sample_method is 'synthetic', which accepts drafts at random; set it to 'standard'"
+        )
+    if getattr(speculative, "num_speculative_tokens_per_batch_size", None):
+        raise ValueError(
+            "HistoSpec: num_speculative_tokens_per_batch_size is set, but HistoSpec chooses how many tokens the "
+            "model's drafter makes; leave it out (HISTOSPEC_MODEL_DRAFT_TOKENS)"
+        )
 
 
 def check_drafts(max_tokens: int) -> None:
@@ -52,3 +112,9 @@ def check_parallelism(config: Any) -> None:
             "HistoSpec: distributed_executor_backend is 'external_launcher', where every rank schedules for itself; "
             "drafts from a server would take the ranks of a model apart. Use 'mp' or 'ray'"
         )
+
+
+def computes_here(config: Any) -> bool:
+    """Whether the model's forward passes run in the scheduler's process, on its CPU. `config`: `parallel_config`."""
+    here: bool = config.distributed_executor_backend == "uni"
+    return here and bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())

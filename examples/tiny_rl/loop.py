@@ -91,5 +91,6 @@ def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts, history:
         drafted=counts.drafted,
         accepted=counts.accepted,
         seconds=rollouts.seconds,
+        cpu_seconds=rollouts.cpu_seconds,
         history=history,
     )

@@ -20,6 +20,7 @@ class Side:
     drafted: int
     accepted: int
     seconds: float
+    cpu_seconds: float
     history: Drafts | None = None
     """Of the drafted tokens the server's; the others are the draft model's. None: there is no draft model."""
 
@@ -87,6 +88,11 @@ class Epoch:
         """Seconds of the rollouts without drafts over those with drafts."""
         return self.without.seconds / self.with_drafts.seconds
 
+    @property
+    def less_cpu(self) -> float:
+        """CPU seconds of the rollouts without drafts over those with drafts, the draft server's not included."""
+        return self.without.cpu_seconds / self.with_drafts.cpu_seconds
+
     def as_json(self) -> dict[str, object]:
         """All fields and figures, rewards as means."""
         sides = {}
@@ -101,6 +107,7 @@ class Epoch:
             "fewer_engine_steps": self.fewer_engine_steps,
             "fewer_steps": self.fewer_steps,
             "faster": self.faster,
+            "less_cpu": self.less_cpu,
             "problem_lookups": asdict(self.lookups),
             "train_seconds": self.train_seconds,
         }

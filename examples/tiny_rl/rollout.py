@@ -72,6 +72,8 @@ class Rollouts:
     """Token ids, the end token included; `samples` responses for each prompt, in the order of the prompts."""
     counts: Counts
     seconds: float
+    cpu_seconds: float
+    """CPU time of this process; other programs do not count."""
 
     @property
     def tokens(self) -> int:
@@ -180,8 +182,8 @@ class RolloutEngine:
         """`samples` responses for each prompt. `epoch` is the policy's version; None: the history takes no part."""
         sampling = responding(epoch, temperature=temperature)
         requests = [as_prompt(prompt) for prompt in prompts for _ in range(samples)]
-        before, start = self.counts, time.perf_counter()
+        before, start, cpu = self.counts, time.perf_counter(), time.process_time()
         outputs = self.llm.generate(requests, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - start
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         responses = [list(output.outputs[0].token_ids) for output in outputs]
-        return Rollouts(responses, self.counts - before, seconds)
+        return Rollouts(responses, self.counts - before, seconds, cpu)

@@ -75,32 +75,50 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   engine.ingest(namespace_, head.span(), views, id, arrival);
 }
 
+// Int32 arrays, each None or one count a session.
+struct Counts {
+  std::optional<py::object> verified, model_drafted, model_accepted;
+};
+
 histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
                                const std::optional<py::object>& positions, int max_tokens, float verify_cost,
-                               std::optional<std::int64_t> most_tokens) {
+                               std::optional<std::int64_t> most_tokens, const Counts& counts) {
   const auto ids = array_of<std::int64_t>("sessions", sessions);
   const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
   const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
   std::optional<histospec::bindings::Array<std::int64_t>> given;
   if (positions) given = array_of<std::int64_t>("positions", *positions);
   const auto places = given ? given->span() : std::span<const std::int64_t>();
+  const auto counts_of = [](const char* field, const std::optional<py::object>& value) {
+    return value ? array_of<std::int32_t>(field, *value) : histospec::bindings::Array<std::int32_t>();
+  };
+  const auto verified = counts_of("verified", counts.verified);
+  const auto model_drafted = counts_of("model_drafted", counts.model_drafted);
+  const auto model_accepted = counts_of("model_accepted", counts.model_accepted);
   histospec::StepResult result;
   py::gil_scoped_release release;
-  engine.step({ids.span(), tokens.span(), offsets.span(), places, max_tokens, verify_cost, most_tokens}, result);
+  engine.step({ids.span(), tokens.span(), offsets.span(), places, max_tokens, verify_cost, most_tokens,
+               {verified.span(), model_drafted.span(), model_accepted.span()}},
+              result);
   return result;
 }
 
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
-               float verify_cost, const std::optional<py::object>& positions) {
-  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, {});
+               float verify_cost, const std::optional<py::object>& positions, const std::optional<py::object>& verified,
+               const std::optional<py::object>& model_drafted, const std::optional<py::object>& model_accepted) {
+  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, {},
+                         {verified, model_drafted, model_accepted});
   return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
                         histospec::bindings::to_numpy(std::move(result.offsets)),
                         histospec::bindings::to_numpy(std::move(result.probabilities)));
 }
 
 py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost) {
-  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, most_tokens);
+                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
+                   const std::optional<py::object>& verified, const std::optional<py::object>& model_drafted,
+                   const std::optional<py::object>& model_accepted) {
+  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, most_tokens,
+                         {verified, model_drafted, model_accepted});
   std::vector<std::uint8_t> outcomes(result.outcomes.size());
   std::ranges::transform(result.outcomes, outcomes.begin(),
                          [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
@@ -270,9 +288,11 @@ PYBIND11_MODULE(_core, m) {
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
           "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
-           py::kw_only(), "positions"_a = py::none())
+           py::kw_only(), "positions"_a = py::none(), "verified"_a = py::none(), "model_drafted"_a = py::none(),
+           "model_accepted"_a = py::none())
       .def("try_step", &try_step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, py::kw_only(), "positions"_a,
-           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f)
+           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "verified"_a = py::none(),
+           "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
       .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(

@@ -166,6 +166,9 @@ class Engine:
         verify_cost: float = 0.05,
         *,
         positions: npt.NDArray[np.int64] | None = None,
+        verified: npt.NDArray[np.int32] | None = None,
+        model_drafted: npt.NDArray[np.int32] | None = None,
+        model_accepted: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Appends what a batch of sessions generated since its last step, learns from it, and drafts what comes next.
 
@@ -176,6 +179,11 @@ class Engine:
         its survival, the product of the probabilities so far, no longer pays for it.
         positions: int64[B], how many tokens each session had generated before these. Tokens that the session has
         already are skipped, so that a step whose answer was lost may be sent again. None: they are all new.
+        verified: int32[B], for a worker with a drafter of its own: how many tokens of the session's last draft, from its
+        first on, were verified with the new tokens, at most 1,024. None: every draft was verified in full.
+        model_drafted, model_accepted: int32[B], how many tokens of the worker's own drafter were verified since the
+        session's last step, and how many of these were accepted. Both or none, and only with `verified`.
+        A session without new tokens reports nothing.
 
         Returns (tokens, offsets, probs): the draft of session b is tokens[offsets[b]:offsets[b + 1]].
         tokens: int32[D], flat. offsets: int64[B + 1], ascending from 0 to D.
@@ -192,7 +200,7 @@ class Engine:
 
         Raises KeyError if a session is not open, and ValueError, naming the argument, for a wrong dtype, shape or
         token, offsets that do not ascend from 0 to T, a session that appears twice, a position beyond what the session
-        has, or a negative max_tokens or verify_cost.
+        has, a count out of range, or a negative max_tokens or verify_cost.
         """
 
     def try_step(
@@ -205,6 +213,9 @@ class Engine:
         most_tokens: int,
         max_tokens: int = 16,
         verify_cost: float = 0.05,
+        verified: npt.NDArray[np.int32] | None = None,
+        model_drafted: npt.NDArray[np.int32] | None = None,
+        model_accepted: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
         """As step, but sessions that cannot step are left out instead of an error, and the others step.
 

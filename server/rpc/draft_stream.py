@@ -218,7 +218,7 @@ class DraftStream:
         most = self._config.max_session_tokens
         asked = slices.StepRequest(
             ids, step.tokens, step.offsets, step.positions.astype(np.int64), most,
-            step.max_tokens, step.verify_cost,
+            step.max_tokens, step.verify_cost, step.report,
         )  # fmt: skip
         lengths = np.zeros(len(ids), np.int64)
         rows = np.arange(len(ids))

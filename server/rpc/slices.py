@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.native import STEPPED, Engine
+from histospec.protocol.arrays import INT32
 from histospec.server.rpc import encoded
-from histospec.server.rpc.wire import not_a
+from histospec.server.rpc.wire import Report, not_a
 from histospec.v1 import draft_pb2 as pb
 
 SESSIONS = 256
@@ -92,6 +93,7 @@ class StepRequest(NamedTuple):
     """That a session may have."""
     max_tokens: int
     verify_cost: float
+    report: Report | None = None
 
     def of(self, rows: NDArray[np.int64]) -> "StepRequest":
         """The same of these rows alone, in ascending order."""
@@ -103,6 +105,7 @@ class StepRequest(NamedTuple):
             tokens=self.tokens[np.repeat(chosen, new)],
             offsets=np.concatenate(([0], np.cumsum(new[rows]))),
             positions=self.positions[rows],
+            report=self.report and self.report.of(rows),
         )
 
     def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "StepRequest":
@@ -112,6 +115,7 @@ class StepRequest(NamedTuple):
             tokens=np.empty(0, np.int32),
             offsets=np.zeros(len(rows) + 1, np.int64),
             positions=positions,
+            report=self.report and self.report.of(rows),
         )
 
 
@@ -168,6 +172,7 @@ def _call(engine: Engine, asked: StepRequest) -> StepResult:
             most_tokens=asked.most_tokens,
             max_tokens=asked.max_tokens,
             verify_cost=asked.verify_cost,
+            **({} if asked.report is None else asked.report._asdict()),
         )
     )
 
@@ -185,6 +190,9 @@ def _appends(asked: StepRequest) -> Iterator[tuple[int, StepRequest]]:
         end = int(offsets[last]) if last > first else start + TOKENS
         last = max(last, first + 1)
         cut = np.clip(offsets[first : last + 1], start, end)
+        report = asked.report and asked.report.of(slice(first, last))
+        if report and start > offsets[first]:  # said with the text's first slice
+            report = Report(*(np.concatenate(([0], counts[1:])).astype(INT32) for counts in report))
         yield (
             first,
             asked._replace(
@@ -193,6 +201,7 @@ def _appends(asked: StepRequest) -> Iterator[tuple[int, StepRequest]]:
                 offsets=cut - start,
                 positions=asked.positions[first:last] + cut[:-1] - offsets[first:last],
                 max_tokens=0,
+                report=report,
             ),
         )
         start = end

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
-from histospec.protocol.limits import MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
+from histospec.protocol.limits import MAX_DRAFT, MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
 from histospec.protocol.refusals import draft_too_long, too_many
 from histospec.server.errors import HistoSpecError, InvalidRequest, LimitExceeded
 from histospec.server.settings.config import Config
@@ -48,6 +48,22 @@ class Step(NamedTuple):
     verify_cost: float
     late: int
     """Earlier steps that were answered too late, as the client saw it."""
+    report: "Report | None"
+
+
+class Report(NamedTuple):
+    """What a worker with a drafter of its own verified of each of B sessions."""
+
+    verified: NDArray[np.int32]
+    """[B]: tokens of the session's last draft from here."""
+    model_drafted: NDArray[np.int32]
+    """[B]: tokens of the worker's own drafter since the session's last step ..."""
+    model_accepted: NDArray[np.int32]
+    """[B]: ... and how many of them were accepted."""
+
+    def of(self, rows: "NDArray[np.int64] | slice") -> "Report":
+        """The same of these rows alone."""
+        return Report(*(counts[rows] for counts in self))
 
 
 class Close(NamedTuple):
@@ -224,7 +240,33 @@ def _step(request: pb.Step, config: Config) -> Step:
         raise LimitExceeded(draft_too_long(request.max_tokens, config.max_draft_tokens))
     if not math.isfinite(request.verify_cost) or request.verify_cost < 0:
         raise InvalidRequest(f"step.verify_cost: {request.verify_cost} is not a finite number of at least 0")
-    return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late)
+    report = _report(request, len(sessions))
+    return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late, report)
+
+
+def _report(request: pb.Step, sessions: int) -> Report | None:
+    if bool(request.model_drafted) is not bool(request.model_accepted):
+        absent, there = "model_drafted", "model_accepted"
+        if request.model_drafted:
+            absent, there = there, absent
+        raise InvalidRequest(f"step.{absent}: is absent, and step.{there} is not; they belong together")
+    if not request.verified:
+        if request.model_drafted:
+            raise InvalidRequest("step.verified: is absent, and step.model_drafted is not; it must be given, too")
+        return None
+    verified = _counts("step.verified", request.verified, sessions)
+    if verified.size and verified.max() > MAX_DRAFT:
+        i = int(verified.argmax())
+        raise InvalidRequest(f"step.verified: {verified[i]} at position {i} is more than the limit of {MAX_DRAFT}")
+    if not request.model_drafted:
+        return Report(verified, np.zeros(sessions, INT32), np.zeros(sessions, INT32))
+    drafted = _counts("step.model_drafted", request.model_drafted, sessions)
+    accepted = _counts("step.model_accepted", request.model_accepted, sessions)
+    if (wrong := accepted > drafted).any():
+        i = int(wrong.argmax())
+        said = f"{accepted[i]} at position {i} are more than the {drafted[i]} of step.model_drafted"
+        raise InvalidRequest(f"step.model_accepted: {said}")
+    return Report(verified, drafted, accepted)
 
 
 def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:

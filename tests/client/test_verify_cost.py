@@ -6,7 +6,8 @@ import statistics
 
 import pytest
 
-from histospec.client.vllm.cost import HIGHEST, LOWEST, MODERATE, PATIENT, FixedCost, LearnedCost
+from histospec.client.vllm.cost import FixedCost, LearnedCost
+from histospec.client.vllm.cost.learned import HIGHEST, LOWEST, MODERATE, PATIENT
 from histospec.protocol.costs import HOPELESS_VERIFY_COST, STARTING_SPEED_UP
 
 LONGEST = 16
@@ -65,7 +66,10 @@ class Rollout:
             seconds *= self.random.uniform(2, 20)
         if prefill:
             seconds *= 3
-        self.cost.observe(seconds, sequences, sequences + drafted + (500 if prefill else 0), prefill)
+        generated = sequences + round(accepted)
+        self.cost.observe(
+            seconds, sequences, sequences + drafted + (500 if prefill else 0), prefill, generated=generated
+        )
         self.seconds += true
         self.tokens += sequences + accepted
         self.plain_seconds += self.machine.seconds(sequences, sequences)

@@ -172,6 +172,14 @@ struct Counters {
   NamespaceStats dropped;                                          // what those had counted that are gone
 };
 
+// What a worker with a drafter of its own verified of each session: a prefix of the last draft from here, or tokens of
+// its own drafter. Empty spans: the worker has no other drafter, and verified every draft in full.
+struct VerifiedReport {
+  std::span<const std::int32_t> verified;        // B: tokens of the session's last draft, at most kMaxDraft
+  std::span<const std::int32_t> model_drafted;   // B, or empty: of the worker's drafter, since the last step
+  std::span<const std::int32_t> model_accepted;  // B, or empty: of these
+};
+
 struct StepRequest {
   std::span<const SessionId> sessions;      // B, each at most once
   Tokens tokens;                            // T, flat
@@ -182,6 +190,7 @@ struct StepRequest {
   // Where it is given, sessions that cannot step are left out instead of an error: those that are not open, that have
   // fewer tokens than their position says, or that would have more than this. Then `positions` has to be given, too.
   std::optional<std::int64_t> most_tokens;
+  VerifiedReport report = {};
 };
 
 // What became of a session in a step.

@@ -1,6 +1,7 @@
 #include "engine/step.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 
 #include "engine/checks.h"
@@ -33,6 +34,33 @@ Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* ses
   return session && position <= session->context.generated ? Outcome::kStepped : Outcome::kUnknown;
 }
 
+void check_counts(const char* field, std::span<const std::int32_t> counts, std::size_t batch, std::int32_t most) {
+  if (counts.size() != batch) {
+    throw std::invalid_argument(std::string(field) + ": has " + std::to_string(counts.size()) +
+                                " entries, must have " + std::to_string(batch) + " (one a session)");
+  }
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (counts[b] >= 0 && counts[b] <= most) continue;
+    throw std::invalid_argument(std::string(field) + "[" + std::to_string(b) + "]: is " + std::to_string(counts[b]) +
+                                ", must lie in [0, " + std::to_string(most) + "]");
+  }
+}
+
+void check_report(const VerifiedReport& report, std::size_t batch) {
+  const bool model = !report.model_drafted.empty() || !report.model_accepted.empty();
+  if (report.verified.empty() && !model) return;
+  check_counts("verified", report.verified, batch, kMaxDraft);
+  if (!model) return;
+  check_counts("model_drafted", report.model_drafted, batch, INT32_MAX);
+  check_counts("model_accepted", report.model_accepted, batch, INT32_MAX);
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (report.model_accepted[b] <= report.model_drafted[b]) continue;
+    throw std::invalid_argument("model_accepted[" + std::to_string(b) + "]: is " +
+                                std::to_string(report.model_accepted[b]) + ", more than model_drafted[" +
+                                std::to_string(b) + "], " + std::to_string(report.model_drafted[b]));
+  }
+}
+
 }  // namespace
 
 void check_step(const StepRequest& r) {
@@ -61,6 +89,7 @@ void check_step(const StepRequest& r) {
     throw std::invalid_argument("most_tokens: is " + std::to_string(*r.most_tokens) + ", must be at least 0");
   }
   if (!(r.verify_cost >= 0)) throw std::invalid_argument("verify_cost: must be a number of at least 0");
+  check_report(r.report, batch);
   require_tokens("new_tokens", r.tokens);
 }
 

@@ -1,0 +1,153 @@
+"""How many tokens the model's own drafter makes in a step: as many as they yield for what they cost, down to none.
+
+The drafter runs for the whole batch: a first pass over what was computed, and then a pass a token. What its tokens
+gain depends on what the server knows of the same requests, so the gain is learned by how sure the server is of its
+first token; how many requests stand at each level is known in every step, also while the drafter rests. The gain of
+the server's being silent everywhere is that of a first epoch.
+
+A drafter that rests makes not even its first pass, in which it computes the keys and values that later passes look at.
+So requests that lived through a rest get no drafts of the model any more (they would be poor), and it is waked for
+those that come. A rest is ended by what the levels promise, or, at growing distances, to see whether the drafter has
+become better.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost import DrafterCost
+from .choice import Gains
+from .outcomes import SIZE
+
+REST = -1
+"""For the number of tokens: the drafter makes no pass at all."""
+
+TRIAL = 48  # steps that the drafter is given, at first and after a rest, before it may rest
+SOONEST, LATEST = 1024, 32768  # steps of a rest until it is waked to look again
+DITHER = 8, 64  # every so many steps it makes one token less or more: while little is known of its cost, and later
+MEMORY = 2048.0  # requests after which what was learned of a level counts half
+LATELY = 0.97  # a step's share in the levels of today: of the last thirty or so
+STARTING = 3  # tokens
+STARTING_COST = DrafterCost(first_pass=0.1, token=0.05)
+
+
+class Amount:
+    """Chooses the number for each step. Not thread-safe."""
+
+    def __init__(self, longest: int, fixed: int | None, may_vary: bool, may_rest: bool) -> None:
+        """How the drafter may be asked.
+
+        Args:
+            longest: tokens that it can make.
+            fixed: tokens that it always makes; None: what pays.
+            may_vary: it makes as many as the step says; otherwise always `longest`.
+            may_rest: a step can leave it out.
+        """
+        self._longest = longest
+        self._fixed = fixed
+        self._may_vary, self._may_rest = may_vary, may_rest
+        self._levels = np.zeros(SIZE)  # share of the requests at each
+        self._gain = np.zeros((SIZE, longest))
+        self._seen = np.zeros((SIZE, longest))
+        self._step = 0
+        self._since = 0  # when it was waked or laid to rest
+        self._resting = fixed == 0 and may_rest
+        self._patience = SOONEST
+        self._behind: set[str] = set()  # requests that lived through a rest
+        self._left_out = False  # prompts, since the cache was last emptied
+
+    @property
+    def told(self) -> bool:
+        """Whether vLLM's workers make as many tokens as a step says, or rest; else they always make `longest`."""
+        return self._may_vary or self._resting
+
+    def next(self, cost: DrafterCost | None, speed_up: float) -> int:
+        """The tokens to make in the step that begins, or REST.
+
+        Args:
+            cost: of the drafter; None: not known yet.
+            speed_up: tokens for the price of a plain step, as things are.
+        """
+        self._step += 1
+        if self._fixed is not None:
+            return REST if self._resting else self._fixed if self._may_vary else self._longest
+        first, token = STARTING_COST if cost is None else cost
+        most, net = self._best(first * speed_up, token * speed_up)
+        age = self._step - self._since
+        if self._resting:
+            if net > 0 or age >= self._patience:
+                self._turn()
+        elif net > 0 and age >= TRIAL:
+            self._patience = SOONEST
+        elif net <= 0 and age >= TRIAL and self._may_rest:
+            self._patience = min(2 * self._patience, LATEST)
+            self._turn()
+        if self._resting:
+            return REST
+        if not self._may_vary:
+            return self._longest
+        every = DITHER[cost is not None]
+        if self._step % every == 0:
+            most += 1 if self._step // every % 2 else -1
+        return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
+
+    def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:
+        """The drafts of a step. `whole`: bool[B], of requests that the drafter has seen from the beginning."""
+        self.saw_levels(gains.level)
+        width = gains.gain.shape[1]
+        level, gain = gains.level[whole], gains.gain[whole]
+        if not width or not len(level):
+            return
+        keep = 0.5 ** (len(level) / MEMORY)
+        self._seen[:, :width] *= keep
+        seen = np.bincount(level, minlength=SIZE).astype(np.float64)
+        self._seen[:, :width] += seen[:, None]
+        for j in range(width):
+            total = np.bincount(level, gain[:, j], minlength=SIZE)
+            at = seen > 0
+            self._gain[at, j] += (total[at] - seen[at] * self._gain[at, j]) / self._seen[at, j]
+
+    def saw_levels(self, level: NDArray[np.int64]) -> None:
+        """The same of a step in which the drafter rested."""
+        if len(level):
+            self._levels += (1 - LATELY) * (np.bincount(level, minlength=SIZE) / len(level) - self._levels)
+
+    def left_out(self, requests: Collection[str], prompts: bool) -> None:
+        """A step without the drafter's first pass, of these requests; `prompts`: it computed some."""
+        self._behind.update(requests)
+        self._left_out |= prompts
+
+    def cached(self, request: str) -> None:
+        """A prompt was found in the cache, in part: the drafter may have rested when it was computed."""
+        if self._left_out:
+            self._behind.add(request)
+
+    def emptied(self) -> None:
+        """The cache of prompts is empty."""
+        self._left_out = False
+
+    def whole(self, request: str) -> bool:
+        """Whether the drafter has made a pass over all of the request's text."""
+        return request not in self._behind
+
+    def forget(self, request: str) -> None:
+        """The request has left."""
+        self._behind.discard(request)
+
+    def _turn(self) -> None:
+        self._resting, self._since = not self._resting, self._step
+
+    def _best(self, first: float, token: float) -> tuple[int, float]:
+        """The number of tokens with the highest net gain a request, and that gain; prices in tokens."""
+        gain = self._levels @ self._gain
+        depth = int((self._levels @ self._seen > 1).sum())  # of what has been seen
+        if not depth:
+            return min(STARTING, self._longest), 0.0
+        gain = gain[:depth]
+        if 1 <= depth < self._longest:  # one more than was ever seen gains less than the last
+            last = gain[-1] - (gain[-2] if depth > 1 else 0.0)
+            gain = np.append(gain, gain[-1] + 0.8 * last)
+        net = gain - first - token * np.arange(1, len(gain) + 1)
+        best = int(net.argmax())
+        return best + 1, float(net[best])

@@ -1,0 +1,148 @@
+"""The model's own drafter in the steps of an engine: what it is asked for, what of it is verified, what came of that.
+
+A step's drafter runs after its forward pass, so what is asked for when a step is scheduled is verified in the next.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from histospec.protocol.costs import STARTING_SPEED_UP
+
+from ..cost import DrafterCost
+from ..interface import ModelRunnerOutput, SchedulerOutput
+from ..patches import drafter
+from .amount import REST, Amount
+from .choice import Choice, Row
+from .outcomes import levels
+
+if TYPE_CHECKING:
+    from ... import Draft
+
+VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
+"""Methods whose drafters make as many tokens as a step says. The others make `num_speculative_tokens` or fewer."""
+
+LATELY = 0.98  # a step's share in the speed-up: of the last fifty or so
+
+
+class Verified(NamedTuple):
+    """What a step verified of a request's drafts.
+
+    Attributes:
+        request: its id.
+        history: tokens of the server's draft, from its first on.
+        drafted: tokens of the model's draft beyond those that the server drafted, too.
+        accepted: so many of these.
+    """
+
+    request: str
+    history: int
+    drafted: int
+    accepted: int
+
+
+class ModelDrafter:
+    """The drafts of the model's own drafter, beside those of the server. Not thread-safe."""
+
+    def __init__(self, longest: int, amount: Amount) -> None:
+        """Drafts of at most `longest` tokens, of which the drafter makes as many as `amount` says."""
+        self._longest = longest
+        self._amount = amount
+        self._choice = Choice(longest)
+        self._asked = longest  # tokens of the drafts that come next
+        self._rows: dict[str, Row] = {}  # that are being verified
+        self._yield = STARTING_SPEED_UP
+
+    @property
+    def asked(self) -> int | None:
+        """Tokens that the drafter made in the step that ends; None: it rested."""
+        return None if self._asked == REST else self._asked
+
+    def ask(self, step: SchedulerOutput, cost: DrafterCost | None) -> None:
+        """Tells the step that was scheduled how many tokens the drafter makes in it."""
+        if not step.num_scheduled_tokens:
+            return
+        self._asked = self._amount.next(cost, self._yield)
+        if self._amount.told:
+            step.num_spec_tokens_to_schedule = self._asked
+        for new in step.scheduled_new_reqs:
+            if new.num_computed_tokens:
+                self._amount.cached(new.req_id)
+        if self._asked == REST:
+            drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+            prompts = step.total_num_scheduled_tokens - drafted != len(step.num_scheduled_tokens)
+            self._amount.left_out(step.num_scheduled_tokens, prompts)
+
+    def choose(
+        self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]], cost: float
+    ) -> list[list[int]]:
+        """The draft of each request that is to be verified.
+
+        Args:
+            requests: their ids.
+            history: the server's drafts; None or empty where there is none.
+            model: those of the model's drafter; of other lengths than was asked for, they are no drafts.
+            cost: of verifying a token, in plain steps.
+        """
+        drafts = [self._made(row, request) for row, request in zip(model, requests, strict=True)]
+        if not any(drafts):
+            self._rows = {}
+            firsts = [draft.probs[0] if draft is not None and len(draft) else 0.0 for draft in history]
+            self._amount.saw_levels(levels(np.array(firsts, np.float32)))
+            return [[] if draft is None else draft.tokens.tolist() for draft in history]
+        chosen, gains = self._choice.choose(requests, history, drafts, cost * self._yield)
+        self._amount.saw(gains, np.array([self._amount.whole(request) for request in requests]))
+        self._rows = dict(zip(requests, chosen, strict=True))
+        return [row.tokens for row in chosen]
+
+    def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, cost: float) -> Iterator[Verified]:
+        """What the step that ends has verified; learns from it. `cost` is that of verifying a token, in plain steps."""
+        rows, self._rows = self._rows, {}
+        self._choice.learn(output.req_ids, output.sampled_token_ids, rows)
+        tokens = steps = drafted = 0
+        for request, came in zip(output.req_ids, output.sampled_token_ids, strict=False):
+            verified = len(step.scheduled_spec_decode_tokens.get(request, ()))
+            if came:
+                tokens, steps, drafted = tokens + len(came), steps + 1, drafted + verified
+            row = rows.get(request)
+            shared = verified if row is None or not row.by_model else min(row.shared, verified)
+            accepted = max(0, min(len(came) - 1, verified) - shared)
+            yield Verified(request, shared, verified - shared, accepted)
+        if steps:
+            self._yield += (1 - LATELY) * (max(1.0, tokens / (steps + cost * drafted)) - self._yield)
+
+    def forget(self, request: str) -> None:
+        """The request has left."""
+        self._choice.forget(request)
+        self._amount.forget(request)
+
+    def emptied(self) -> None:
+        """vLLM's cache of prompts is empty."""
+        self._amount.emptied()
+
+    def _made(self, row: Sequence[int], request: str) -> Sequence[int]:
+        """The draft of the model; none where it cannot be one.
+
+        Near the end of the longest context vLLM drafts `longest` zeros for every request instead of asking the drafter.
+        """
+        limit = max(self._asked, 0)
+        if len(row) > limit or (len(row) == self._longest and not any(row)) or not self._amount.whole(request):
+            return ()
+        return row if min(row, default=0) >= 0 else ()
+
+
+def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
+    """For the engine of a VllmConfig; None: its drafts are the server's alone. `tokens`: see Amount, `fixed`.
+
+    Where data-parallel ranks share a model's layers, all of them have to make the same passes, so nothing varies there.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative.method == "custom_class":
+        return None
+    longest = speculative.num_speculative_tokens
+    alone = vllm_config.parallel_config.data_parallel_size == 1
+    told = drafter.can_be_told()
+    vary = told and alone and speculative.method in VARIABLE and not getattr(speculative, "parallel_drafting", False)
+    rest = told and alone and speculative.method not in ("ngram", "suffix")  # which cost next to nothing
+    return ModelDrafter(longest, Amount(longest, tokens, vary, rest))

@@ -1,0 +1,146 @@
+"""Which of two drafts of a request is verified: the one from which more accepted tokens are expected, less its price.
+
+A drafted token is worth verifying if `survival >= verify_cost * speed_up` (docs/design.md): an accepted one saves a
+step, which yields `speed_up` tokens for its price by now. So a draft is worth the sum of its survivals less that price
+for each of its tokens, and is cut where it is worth most. Tokens that both drafts share count for both.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .outcomes import Outcomes, Pairs, levels
+
+if TYPE_CHECKING:
+    from ... import Draft
+
+
+class Row(NamedTuple):
+    """What was chosen for a request.
+
+    Attributes:
+        tokens: the draft, which vLLM may still cut.
+        shared: so many of them, from the first on, are the server's, too.
+        by_model: the rest is the model's; False: all of it is the server's.
+    """
+
+    tokens: list[int]
+    shared: int
+    by_model: bool
+
+
+class Gains(NamedTuple):
+    """What the model's drafts add to those of the server.
+
+    Attributes:
+        level: int[B] of the server's estimate at its first token.
+        gain: float[B, K]: expected tokens more, less verification, if the model drafts 1, 2, ... K tokens.
+    """
+
+    level: NDArray[np.int64]
+    gain: NDArray[np.float64]
+
+
+class _Offer(NamedTuple):
+    row_of: Mapping[str, int]
+    pairs: Pairs
+    by_model: NDArray[np.bool_]
+
+
+class Choice:
+    """Chooses, and learns from what came. Not thread-safe."""
+
+    def __init__(self, longest: int) -> None:
+        """For drafts of at most `longest` tokens."""
+        self.outcomes = Outcomes(longest)
+        self._offer: _Offer | None = None
+        self._runs: dict[str, bool] = {}  # whose last draft was accepted to its end
+
+    def choose(
+        self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]], price: float
+    ) -> tuple[list[Row], Gains]:
+        """The better draft of each request.
+
+        Args:
+            requests: their ids; B of them.
+            history: the server's drafts.
+            model: those of the model's own drafter.
+            price: of verifying a token, in tokens: verify_cost * speed_up.
+        """
+        pairs = self._pairs(requests, history, model)
+        width = pairs.history.shape[1]
+        column, split = np.arange(width), pairs.split[:, None]
+        shared = np.where(column < split, self.outcomes.agreed(pairs.probs), 1.0).prod(axis=1)
+        history_right, model_right = self.outcomes.at_split(pairs)
+        going_on = np.ones(width)
+        known = self.outcomes.goes_on[:width]
+        going_on[: len(known)] = known
+        kept_history = _worth(column, split, shared * history_right, pairs.probs, pairs.history >= 0, price)
+        kept_model = _worth(column, split, shared * model_right, going_on[None, :], pairs.model >= 0, price)
+        by_model = kept_model.max(axis=1, initial=0.0) > kept_history.max(axis=1, initial=0.0)
+
+        rows = []
+        for i, chosen in enumerate(by_model.tolist()):
+            tokens, worth = (pairs.model[i], kept_model[i]) if chosen else (pairs.history[i], kept_history[i])
+            end = int(pairs.split[i])
+            if worth.max() > 0:
+                end = int(worth.argmax()) + 1
+            rows.append(Row(tokens[:end].tolist(), min(int(pairs.split[i]), end), chosen))
+        self._offer = _Offer({request: i for i, request in enumerate(requests)}, pairs, by_model)
+        longest = max(map(len, model), default=0)
+        best = np.maximum.accumulate(kept_model[:, :longest], axis=1)
+        gain = np.maximum(best - np.maximum(kept_history.max(axis=1), 0.0)[:, None], 0.0)
+        return rows, Gains(levels(pairs.probs[:, 0]), gain)
+
+    def learn(self, requests: Sequence[str], came: Sequence[Sequence[int]], rows: Mapping[str, Row]) -> None:
+        """What came of the drafts that were chosen last, by request; those of other requests do not matter."""
+        for request, tokens in zip(requests, came, strict=False):
+            if tokens:
+                row = rows.get(request)
+                self._runs[request] = row is not None and len(tokens) > len(row.tokens) > 0
+        offer, self._offer = self._offer, None
+        if offer is None:
+            return
+        both = [(i, t) for r, t in zip(requests, came, strict=False) if t and (i := offer.row_of.get(r)) is not None]
+        if not both:
+            return
+        at = np.array([i for i, _ in both])
+        width = offer.pairs.history.shape[1]
+        padded = np.full((len(both), width), -3, np.int32)
+        for i, (_, tokens) in enumerate(both):
+            padded[i, : len(tokens)] = tokens[:width]
+        lengths = np.array([min(len(tokens), width) for _, tokens in both])
+        self.outcomes.learn(Pairs(*(field[at] for field in offer.pairs)), padded, lengths, offer.by_model[at])
+
+    def forget(self, request: str) -> None:
+        """The request has left."""
+        self._runs.pop(request, None)
+
+    def _pairs(
+        self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]]
+    ) -> Pairs:
+        longest = max(max(map(len, model), default=0), max((len(d) for d in history if d is not None), default=0))
+        shape = len(requests), longest + 1  # no draft fills it
+        ours, theirs = np.full(shape, -1, np.int32), np.full(shape, -2, np.int32)
+        probs = np.zeros(shape, np.float32)
+        for i, draft in enumerate(history):
+            if draft is not None and (n := len(draft)):
+                ours[i, :n], probs[i, :n] = draft.tokens, draft.probs
+        for i, tokens in enumerate(model):
+            theirs[i, : len(tokens)] = tokens
+        split = np.argmax(ours != theirs, axis=1)
+        run = np.array([self._runs.get(request, False) for request in requests], np.int64)
+        return Pairs(ours, probs, theirs, split, levels(probs[np.arange(len(split)), split]), run)
+
+
+def _worth(
+    column: NDArray[np.int64], split: NDArray[np.int64], first: NDArray[np.float64],
+    then: NDArray[np.float32] | NDArray[np.float64], there: NDArray[np.bool_], price: float,
+) -> NDArray[np.float64]:  # fmt: skip
+    """float[B, W]: what a draft is worth that ends at each position, from the dividing one on; -inf elsewhere."""
+    chances = np.where(column < split, 1.0, np.where(column == split, first[:, None], then))
+    behind = (column >= split) & there
+    worth = np.where(behind, np.cumprod(chances, axis=1) - price, 0.0).cumsum(axis=1)
+    return np.where(behind, worth, -np.inf)

@@ -1,0 +1,148 @@
+"""How often the drafts of the model's own drafter are right, beside what the server estimates of its own.
+
+A draft of the server (H) and one of the model (M) share their first tokens and then divide. Up to there it does not
+matter which is verified. At the dividing position at most one of them is right, and which it will be depends on how
+sure the server was (its estimated probability, in a few levels) and on whether the request runs well (its last draft
+was accepted to the end). Counts of both answers, by these two, are all that is learned, with how well tokens do on
+which both agree, and how well the model's drafts go on behind a right token.
+
+What came at a position is a sample of the policy, whoever drafted; it is seen if all before it was accepted, which
+decides nothing about the position itself. So every step teaches about both drafts, the one not verified included.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVELS = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97])
+"""Between the levels of the server's estimate. Level 0 is no draft of the server at that position."""
+SILENT = 0
+SIZE = len(LEVELS) + 2  # levels
+
+MEMORY = 4096.0  # observations after which old ones count half
+PRIOR = 6.0  # observations that the starting values are worth
+FIRST = 0.5  # the model's token, before anything is known: where the server has none
+SECOND = 0.3  # and where the server drafts another
+NEXT = 0.6  # behind a right one
+
+
+class Pairs(NamedTuple):
+    """The two drafts of each request of a batch; B requests, padded to a common width W.
+
+    Attributes:
+        history: int32[B, W] of the server, -1 behind its end.
+        probs: float32[B, W], 0 behind the end: the server's estimate of each, given that all before were right.
+        model: int32[B, W] of the model's own drafter, -2 behind its end.
+        split: int[B], how many tokens both share from the first on.
+        level: int[B], of the server's estimate at the dividing position.
+        run: int[B], 1 where the request's last draft was accepted to the end.
+    """
+
+    history: NDArray[np.int32]
+    probs: NDArray[np.float32]
+    model: NDArray[np.int32]
+    split: NDArray[np.int64]
+    level: NDArray[np.int64]
+    run: NDArray[np.int64]
+
+
+class Outcomes:
+    """Learns from every step. Not thread-safe."""
+
+    def __init__(self, longest: int) -> None:
+        """For drafts of the model of at most `longest` tokens."""
+        shape = 2 * SIZE
+        self._seen = np.full(shape, PRIOR)
+        self._estimated = np.full(shape, PRIOR)  # sum of the server's probabilities; a prior that trusts them
+        self._history_right = np.full(shape, PRIOR)
+        start = np.full((2, SIZE), SECOND)
+        start[:, SILENT] = FIRST
+        self._model_right = PRIOR * start.ravel()
+        self._agreed_wrong = self._agreed_doubt = PRIOR
+        self._next_seen = np.full(longest + 1, PRIOR)
+        self._next_right = np.full(longest + 1, PRIOR * NEXT)
+
+    def at_split(self, pairs: Pairs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Probability that the token at the dividing position is the server's, and that it is the model's: [B] each."""
+        cell = pairs.run * SIZE + pairs.level
+        estimated = pairs.probs[np.arange(len(cell)), pairs.split]
+        divided = pairs.model[np.arange(len(cell)), pairs.split] >= 0
+        trusted = np.minimum(1.0, (self._history_right / self._estimated)[cell])
+        history = estimated * np.where(divided, trusted, 1.0)
+        model = np.where(divided, (self._model_right / self._seen)[cell], 0.0)
+        return history, np.minimum(model, 1.0 - history)
+
+    def agreed(self, probs: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The server's probabilities of tokens that the model drafts, too: more than it says by itself."""
+        surer = min(1.0, self._agreed_wrong / self._agreed_doubt)
+        return 1.0 - surer * (1.0 - probs.astype(np.float64))
+
+    @property
+    def goes_on(self) -> NDArray[np.float64]:
+        """float[longest + 1]: that the model's token j is right, given that j - 1 was, and the server's was not."""
+        goes_on: NDArray[np.float64] = self._next_right / self._next_seen
+        return goes_on
+
+    def learn(
+        self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]
+    ) -> None:
+        """What came after the pairs.
+
+        Args:
+            pairs: of the requests of which something came; B of them.
+            came: int32[B, W], -3 behind the end.
+            lengths: int[B], of each, at least 1.
+            by_model: bool[B], the model's draft was verified.
+        """
+        self._forget(len(lengths))
+        width = came.shape[1]
+        # The first position at which each draft is wrong, or over; a draft never fills the width.
+        history_until = np.argmax(came != pairs.history, axis=1)
+        model_until = np.argmax(came != pairs.model, axis=1)
+        split, rows = pairs.split, np.arange(len(lengths))
+
+        reached = (history_until >= split) & (lengths > split) & (pairs.model[rows, split] >= 0)
+        cell = (pairs.run * SIZE + pairs.level)[reached]
+        self._seen += _count(cell)
+        self._estimated += _count(cell, pairs.probs[rows, split][reached])
+        self._history_right += _count(cell, (history_until > split)[reached])
+        self._model_right += _count(cell, (model_until > split)[reached])
+
+        ends = np.minimum(np.minimum(history_until + 1, split), lengths)
+        shared = np.arange(width) < ends[:, None]
+        self._agreed_doubt += float(((1.0 - pairs.probs) * shared).sum())
+        self._agreed_wrong += int(((history_until < split) & (history_until < lengths)).sum())
+
+        followed = by_model & reached & (model_until > split)
+        if followed.any():
+            split, until, lengths, model = (
+                split[followed],
+                model_until[followed],
+                lengths[followed],
+                pairs.model[followed],
+            )
+            for j in range(1, min(width, len(self._next_seen))):
+                seen = (split < j) & (until >= j) & (lengths > j) & (model[:, j] >= 0)
+                self._next_seen[j] += seen.sum()
+                self._next_right[j] += (seen & (until > j)).sum()
+
+    def _forget(self, observations: int) -> None:
+        keep = 0.5 ** (observations / MEMORY)
+        for counts in (
+            self._seen, self._estimated, self._history_right, self._model_right, self._next_seen, self._next_right
+        ):  # fmt: skip
+            counts *= keep
+        self._agreed_doubt *= keep
+        self._agreed_wrong *= keep
+
+
+def levels(probs: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The level of each of the server's estimates, float32[B]; of those that are 0, there being no token, SILENT."""
+    return np.where(probs > 0, 1 + np.searchsorted(LEVELS, probs), SILENT)
+
+
+def _count(
+    cells: NDArray[np.int64], weights: NDArray[np.float32] | NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    return np.bincount(cells, weights, minlength=2 * SIZE).astype(np.float64)

@@ -1,0 +1,50 @@
+"""Prepares the workers of an engine whose scheduler is HistoSpec's, whatever its drafter is.
+
+vLLM loads plug-ins in each of its processes, before it makes the worker. Which scheduler the engine has is known when
+the worker is made.
+"""
+
+import functools
+import importlib
+from typing import Any
+
+from .. import logs, settings
+from ..config import AdapterConfig
+from . import cpu, drafter, undrafted
+from .replacing import is_replaced, replace
+
+OURS = "histospec.client.vllm"
+
+
+def install() -> None:
+    """Has every worker of this process prepared as it is made; once."""
+    worker: Any = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
+    if not is_replaced(worker, "__init__"):
+        replace(worker, "__init__", preparing(worker.__init__))
+
+
+def preparing(make: Any) -> Any:
+    """`WorkerBase.__init__`, which refuses what cannot work and installs what belongs into workers first."""
+
+    @functools.wraps(make)
+    def prepare(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        if drafts_here(vllm_config.scheduler_config.scheduler_cls):
+            settings.check(vllm_config)  # before the model is loaded
+            logs.join_vllm()
+            if AdapterConfig.from_environment().cpu_fix:
+                cpu.install()
+            undrafted.install()
+            if vllm_config.speculative_config.method != "custom_class":
+                drafter.install()
+        make(self, vllm_config, *args, **kwargs)
+
+    return prepare
+
+
+def drafts_here(scheduler: Any) -> bool:
+    """Whether a `scheduler_cls` of vLLM's, a class or its name or None, is HistoSpecScheduler or made from it."""
+    if isinstance(scheduler, str):
+        if scheduler.startswith(OURS):
+            return True
+        scheduler = importlib.import_module("vllm.utils.import_utils").resolve_obj_by_qualname(scheduler)
+    return any(base.__module__.startswith(OURS) for base in getattr(scheduler, "__mro__", ()))
