@@ -55,7 +55,7 @@ def test_random_weights_never_replace_the_shipped_ones(monkeypatch: pytest.Monke
 
 def side(history: Drafts | None) -> Side:
     """A hundred steps that verified 200 tokens and accepted 150, so 2.5 tokens a step."""
-    return Side([[1.0, 0.0]], 250, 100, 50, 200, 150, 1.0, history)
+    return Side([[1.0, 0.0]], 250, 100, 50, 200, 150, 1.0, 1.0, history)
 
 
 def test_the_table_says_what_each_drafter_gained() -> None:
