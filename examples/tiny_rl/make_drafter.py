@@ -21,8 +21,9 @@ from examples.tiny_rl.task import problems
 
 RESPONSES = 4096
 TOGETHER = 512  # responses that are sampled side by side
+SCORED = 64  # the same where the policy's probabilities are computed
 STEPS = 3000
-BATCH = 32
+BATCH = 16
 PEAK_RATE = 4e-3
 WARMUP = 60
 
@@ -44,14 +45,17 @@ def samples(teacher: LlamaForCausalLM, count: int, seed: int) -> list[Text]:
 def distill(teacher: LlamaForCausalLM, texts: list[Text], steps: int, seed: int, console: Console) -> LlamaForCausalLM:
     """A draft model trained for `steps` batches of the texts on the teacher's probabilities for each next token."""
     torch.manual_seed(seed)
-    rng, drafter = random.Random(seed), policy.fresh(policy.DRAFTER)
+    drafter = policy.fresh(policy.DRAFTER)
+    tokens, mask = policy.pack(*zip(*texts, strict=True))
+    wanted = torch.cat([probabilities(teacher, some).half() for some in tokens.split(SCORED)])
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=PEAK_RATE)
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = PEAK_RATE * min(step / WARMUP, 1.02 - step / steps)
-        tokens, mask = policy.pack(*zip(*rng.sample(texts, BATCH), strict=True))
-        wanted, logits = probabilities(teacher, tokens), drafter(tokens[:, :-1]).logits
-        loss = -((wanted * logits.log_softmax(-1)).sum(-1) * mask).sum() / mask.sum()
+        rows = torch.randint(len(tokens), (BATCH,))
+        longest = int(mask[rows].any(0).nonzero().max()) + 1
+        predicted, weight = drafter(tokens[rows, :longest]).logits.log_softmax(-1), mask[rows, :longest]
+        loss = -((wanted[rows, :longest] * predicted).sum(-1) * weight).sum() / weight.sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
