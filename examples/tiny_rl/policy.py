@@ -28,7 +28,7 @@ class Size:
 
 
 SMALL = Size()
-DRAFTER = Size(hidden=64, intermediate=128, layers=1, heads=1)
+DRAFTER = Size(hidden=64, intermediate=192, layers=2, heads=2)
 """The shipped draft model's."""
 
 
