@@ -29,7 +29,7 @@ def test_the_shipped_draft_model_is_small_and_nearly_as_good_as_the_policy() -> 
     teacher = policy.load()
     drafter = policy.load(policy.SHIPPED_DRAFTER, policy.DRAFTER)
     best = make_drafter.acceptance(teacher, teacher, texts(32))
-    assert make_drafter.acceptance(drafter, teacher, texts(32)) > 0.85 * best
+    assert make_drafter.acceptance(drafter, teacher, texts(32)) > 0.95 * best
     torch.manual_seed(0)
     assert make_drafter.acceptance(policy.fresh(policy.DRAFTER), teacher, texts(32)) < 0.1
 
