@@ -129,9 +129,9 @@ class DraftClient:
             new_tokens: B times what the session generated since its last step.
             max_tokens: longest draft wanted, at most 256; 0 only tells.
             verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step.
-            verified: for a worker with a drafter of its own, which verifies that drafter's tokens in some steps: B times
-                how many tokens of the session's last draft from here, from its first on, were verified with
-                `new_tokens`, at most 1,024. None: all of every draft is.
+            verified: for a worker with a drafter of its own, whose tokens it verifies in some steps: B times how many
+                tokens of the session's last draft, from its first on, were verified with `new_tokens`, at most 1,024.
+                None: the worker verifies every draft in full.
             model_drafted, model_accepted: B times how many tokens of the worker's own drafter were verified since the
                 session's last step, and how many of these were accepted. Both or none, and only with `verified`.
 

@@ -78,6 +78,5 @@ class EngineDrafter(Drafter):
     def sources(self) -> Sources:
         """From the engine's counters, where it keeps them by source."""
         stats: Any = self._engine.stats()
-        return {
-            name: dict(counts) for name, counts in stats["namespaces"].get(NAMESPACE, {}).get("sources", {}).items()
-        }
+        counted = stats["namespaces"].get(NAMESPACE, {}).get("sources", {})
+        return {name: dict(counts) for name, counts in counted.items() if name != "model"}  # there is no model

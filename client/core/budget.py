@@ -31,7 +31,7 @@ class Budget(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker with a drafter of its own verified; the arguments of `DraftClient.step`. None of them: it has none."""
+    """What a worker with a drafter of its own verified: arguments of `DraftClient.step`. All None: it has none."""
 
     verified: Sequence[int] | None = None
     model_drafted: Sequence[int] | None = None

@@ -97,7 +97,13 @@ histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle n
   const auto model_accepted = counts_of("model_accepted", counts.model_accepted);
   histospec::StepResult result;
   py::gil_scoped_release release;
-  engine.step({ids.span(), tokens.span(), offsets.span(), places, max_tokens, verify_cost, most_tokens,
+  engine.step({ids.span(),
+               tokens.span(),
+               offsets.span(),
+               places,
+               max_tokens,
+               verify_cost,
+               most_tokens,
                {verified.span(), model_drafted.span(), model_accepted.span()}},
               result);
   return result;

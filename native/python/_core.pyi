@@ -179,8 +179,8 @@ class Engine:
         its survival, the product of the probabilities so far, no longer pays for it.
         positions: int64[B], how many tokens each session had generated before these. Tokens that the session has
         already are skipped, so that a step whose answer was lost may be sent again. None: they are all new.
-        verified: int32[B], for a worker with a drafter of its own: how many tokens of the session's last draft, from its
-        first on, were verified with the new tokens, at most 1,024. None: every draft was verified in full.
+        verified: int32[B], for a worker with a drafter of its own: how many tokens of the session's last draft, from
+        its first on, were verified with the new tokens, at most 1,024. None: every draft was verified in full.
         model_drafted, model_accepted: int32[B], how many tokens of the worker's own drafter were verified since the
         session's last step, and how many of these were accepted. Both or none, and only with `verified`.
         A session without new tokens reports nothing.

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <deque>
 #include <map>
 #include <set>
 
+#include "draft/evidence.h"
 #include "histospec/engine.h"
 #include "index/segments.h"
 #include "model_check.h"
@@ -95,7 +97,8 @@ class EngineModel {
     Key key;
     std::vector<Token> prompt, generated, draft;
     Seed seed;
-    bool asked = false;  // for a draft, since its last tokens came
+    bool asked = false;   // for a draft, since its last tokens came
+    bool counted = true;  // the draft's tokens
   };
 
   struct Limits {
@@ -278,8 +281,16 @@ class EngineModel {
     constexpr float kCosts[] = {0.0f, 0.001f, 0.05f, 0.3f, 1.0f, INFINITY};
     const float verify_cost = kCosts[bytes_.below(6)];
     if (!positioned) positions.clear();
+    const bool reported = bytes_.one_in(2), models = bytes_.one_in(2);
+    std::array<std::vector<std::int32_t>, 3> said;
+    for (std::size_t b = 0; reported && b < ids.size(); ++b) {
+      said[0].push_back(static_cast<std::int32_t>(bytes_.below(24)));
+      if (!models) continue;
+      said[1].push_back(static_cast<std::int32_t>(bytes_.below(12)));
+      said[2].push_back(static_cast<std::int32_t>(bytes_.below(static_cast<std::size_t>(said[1].back()) + 1)));
+    }
     StepResult& result = result_;  // used again and again
-    engine_.step({ids, tokens, offsets, positions, max_tokens, verify_cost}, result);
+    engine_.step({ids, tokens, offsets, positions, max_tokens, verify_cost, {}, {said[0], said[1], said[2]}}, result);
 
     for (std::size_t b = 0; b < ids.size(); ++b) {
       Session& session = sessions_.at(ids[b]);
@@ -293,18 +304,30 @@ class EngineModel {
              session.draft[accepted] == came[b][accepted]) {
         ++accepted;
       }
+      std::size_t verified = session.draft.size(), steps = came[b].size();
+      if (reported) verified = std::min(verified, static_cast<std::size_t>(said[0][b]));
+      accepted = std::min(accepted, verified);
       namespace_.counters.accepted_tokens += accepted;
-      // The draft's own step gave these and one more; all beyond took a step each.
+      if (!session.counted) namespace_.counters.draft_tokens += verified;
+      steps -= accepted;
+      if (reported && models) {
+        SourceStats& model = namespace_.counters.sources[kModel];
+        const std::size_t model_accepted = std::min(static_cast<std::size_t>(said[2][b]), steps);
+        model.draft_tokens += static_cast<std::uint64_t>(said[1][b]);
+        model.accepted_tokens += model_accepted;
+        steps -= model_accepted;
+      }
+      // The first token comes with the prompt, and one step was asked a draft for. All others were not.
       const bool first = session.generated.size() == came[b].size();
-      const std::size_t covered = session.asked || first ? accepted + 1 : 0;
-      if (came[b].size() > covered) namespace_.counters.undrafted_tokens += came[b].size() - covered;
+      if (steps > 0) namespace_.counters.undrafted_tokens += steps - (session.asked || first ? 1 : 0);
       session.asked = false;
       session.draft.clear();
     }
-    check_drafts(result, ids, max_tokens, verify_cost);
+    check_drafts(result, ids, max_tokens, verify_cost, reported && !ids.empty());
   }
 
-  void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost) {
+  void check_drafts(const StepResult& result, const std::vector<SessionId>& ids, int max_tokens, float verify_cost,
+                    bool reported) {
     MODEL_CHECK_EQ(result.offsets.size(), ids.size() + 1);
     MODEL_CHECK_EQ(result.offsets[0], 0);
     MODEL_CHECK_EQ(result.offsets.back(), static_cast<std::int64_t>(result.tokens.size()));
@@ -326,7 +349,8 @@ class EngineModel {
       session.asked = true;
       session.draft.assign(result.tokens.begin() + first, result.tokens.begin() + last);
       ++(session.draft.empty() ? namespace_.counters.drafts_empty : namespace_.counters.drafts_hit);
-      namespace_.counters.draft_tokens += session.draft.size();
+      session.counted = !reported;
+      if (session.counted) namespace_.counters.draft_tokens += session.draft.size();
     }
   }
 
@@ -400,7 +424,7 @@ class EngineModel {
       MODEL_CHECK_THROWS(std::exception, engine_.step({ids, tokens, offsets, positions, 4, 0.05f}, result_));
     };
     const auto before = snapshot();
-    const std::size_t what = bytes_.below(10);
+    const std::size_t what = bytes_.below(11);
     if (what == 0) {
       ids.push_back(999999999);
       offsets.push_back(offsets.back());
@@ -430,7 +454,20 @@ class EngineModel {
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, -1, 0.05f}, result_));
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, NAN}, result_));
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.step({ids, tokens, offsets, {}, 4, -0.1f}, result_));
-    } else if (what == 8) {
+    } else if (what == 8 && !ids.empty()) {
+      const auto refused_report = [&](std::vector<std::int32_t> verified, std::vector<std::int32_t> drafted,
+                                      std::vector<std::int32_t> accepted) {
+        const StepRequest request = {ids, tokens, offsets, positions, 4, 0.05f, {}, {verified, drafted, accepted}};
+        MODEL_CHECK_THROWS(std::invalid_argument, engine_.step(request, result_));
+      };
+      const std::vector<std::int32_t> zeros(ids.size()), longer(ids.size() + 1), ones(ids.size(), 1);
+      refused_report(longer, {}, {});
+      refused_report({}, zeros, zeros);
+      refused_report(zeros, zeros, {});
+      refused_report(zeros, zeros, ones);
+      refused_report(std::vector<std::int32_t>(ids.size(), -1), {}, {});
+      refused_report(std::vector<std::int32_t>(ids.size(), kMaxDraft + 1), {}, {});
+    } else if (what == 9) {
       const std::vector<Token> bad = {first_token(c.namespace_), INT32_MIN};
       const std::vector<std::uint8_t> mask = {1};
       const std::vector<ResponseView> views = {{{}, c.prompt, {}, 9}, {{}, bad, {}, 9}};
@@ -556,10 +593,24 @@ class EngineModel {
   };
 
   static std::vector<std::uint64_t> numbers(const NamespaceStats& s) {
-    return {s.lookups_hit,      s.lookups_miss,      s.twins_hit,      s.twins_miss,
-            s.drafts_hit,       s.drafts_empty,      s.draft_tokens,   s.accepted_tokens,
-            s.generated_tokens, s.undrafted_tokens,  s.evicted(),      s.problems,
-            s.sessions,         s.history_responses, s.history_tokens, static_cast<std::uint64_t>(s.newest_epoch)};
+    return {s.lookups_hit,
+            s.lookups_miss,
+            s.twins_hit,
+            s.twins_miss,
+            s.drafts_hit,
+            s.drafts_empty,
+            s.draft_tokens,
+            s.accepted_tokens,
+            s.generated_tokens,
+            s.undrafted_tokens,
+            s.evicted(),
+            s.problems,
+            s.sessions,
+            s.history_responses,
+            s.history_tokens,
+            static_cast<std::uint64_t>(s.newest_epoch),
+            s.sources[kModel].draft_tokens,
+            s.sources[kModel].accepted_tokens};
   }
 
   Snapshot snapshot() const {
@@ -592,6 +643,7 @@ class EngineModel {
       SourceStats all;
       for (const SourceStats& source : held.sources) {
         MODEL_CHECK(source.accepted_tokens <= source.draft_tokens);
+        if (&source == &held.sources[kModel]) continue;  // not drafted here
         all.draft_tokens += source.draft_tokens;
         all.accepted_tokens += source.accepted_tokens;
       }

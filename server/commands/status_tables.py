@@ -65,9 +65,10 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
     )
     rows.append(_share_row("drafted tokens accepted", status, "accepted_tokens", ("draft_tokens",)))
     for source in SOURCES:
-        if source != "twin" or totals["twin.draft_tokens"]:
+        if source not in ("twin", "model") or totals[f"{source}.draft_tokens"]:
             accepted, drafted = f"{source}.accepted_tokens", f"{source}.draft_tokens"
-            rows.append(_share_row(f"  of {source}", status, accepted, (drafted,)))
+            name = "of the workers' own drafter" if source == "model" else f"  of {source}"
+            rows.append(_share_row(name, status, accepted, (drafted,)))
     for what, name in {
         "tokens generated": "generated_tokens",
         "  in steps without a draft": "undrafted_tokens",

@@ -8,6 +8,9 @@ from histospec.protocol.costs import NOTHING_PAYS, speedup
 STEPS = ("drafts_hit", "drafts_empty", "undrafted_tokens")
 """Counters whose sum is the number of steps, one a session and forward pass."""
 
+MODEL_DRAFTED = "model.draft_tokens"
+"""Counts what the workers' own drafter drafted: verifying it costs as much, and its own time is not known here."""
+
 ENOUGH = 20  # sessions or steps, below which no reason is given
 MOST = 0.5  # a share from which on it is the main reason
 
@@ -23,7 +26,7 @@ class Gain(NamedTuple):
     speedup: float | None
     """How many times as fast as without drafts, by `protocol.costs`; None where the verify cost is not known, too."""
     acceptance: float | None
-    """Of the drafted tokens."""
+    """Of the tokens that the server drafted."""
     empty: float | None
     """Of the drafts: those without a token."""
     undrafted: float | None
@@ -37,11 +40,12 @@ def gain(counters: Mapping[str, float], verify_cost: float | None) -> Gain:
     steps = sum(counters[name] for name in STEPS)
     drafts = counters["drafts_hit"] + counters["drafts_empty"]
     generated, drafted = counters["generated_tokens"], counters["draft_tokens"]
+    verified = drafted + counters[MODEL_DRAFTED]
     return Gain(
         steps,
         generated,
         _ratio(generated, steps),
-        None if verify_cost is None or not steps else speedup(generated, steps, drafted, verify_cost),
+        None if verify_cost is None or not steps else speedup(generated, steps, verified, verify_cost),
         _ratio(counters["accepted_tokens"], drafted),
         _ratio(counters["drafts_empty"], drafts),
         _ratio(counters["undrafted_tokens"], steps),

@@ -44,7 +44,9 @@ def _families() -> list[Family]:
         family.series.append(({label: value} if label else {}, column))
     sources = ", ".join(SOURCES)
     for name, text, label, values, number in (
-        ("source_draft_tokens", f"Tokens drafted, by the source that knew the longest context, or the twin: {sources}.",
+        ("source_draft_tokens",
+         "Tokens drafted, by the source that knew the longest context, the twin, or the workers' own drafter (model): "
+         f"{sources}.",
          "source", SOURCES, "draft_tokens"),
         ("source_accepted_tokens", "Drafted tokens that the sessions then generated, by that source.",
          "source", SOURCES, "accepted_tokens"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from histospec.server.observability.engine_counters import EngineCounters
-from histospec.server.observability.gains import ENOUGH, gain, why_not_more
+from histospec.server.observability.gains import ENOUGH, MODEL_DRAFTED, gain, why_not_more
 from histospec.server.observability.health_hints import NamespaceFacts
 from histospec.server.observability.samples import RECENT
 
@@ -16,6 +16,7 @@ HELD = ("sessions", "problems", "history_responses", "history_tokens", "bytes")
 COUNTED = (
     "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty", "undrafted_tokens",
     "draft_tokens", "accepted_tokens", "generated_tokens", "history.draft_tokens", "history.accepted_tokens",
+    MODEL_DRAFTED,
 )  # fmt: skip
 
 State = dict[str, dict[str, int]]

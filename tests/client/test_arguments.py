@@ -112,6 +112,34 @@ def test_bad_step_changes_nothing(client: DraftClient) -> None:
     client.close([a], logprobs=[[-0.5]])
 
 
+def test_a_bad_report_changes_nothing(client: DraftClient) -> None:
+    a, b = client.open([[1], [2]])
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"verified": [1]}, "verified: 1 values for 2 sessions"),
+        ({"verified": 1}, r"verified: must be a list of counts, one for each session, is 1"),
+        ({"verified": [1, -1]}, r"verified\[1\]: -1 is outside \[0, 1024\]"),
+        ({"verified": [1025, 0]}, r"verified\[0\]: 1025 is outside"),
+        ({"verified": [0, 0.5]}, r"verified\[1\]: must be an integer, is 0.5"),
+        ({"verified": [0, None]}, r"verified\[1\]: must be an integer, is None"),
+        ({"verified": [0, 1 << 80]}, r"verified\[1\]: .* is outside"),
+        ({"model_drafted": [1, 1], "model_accepted": [0, 0]}, "verified: must be given with model_drafted"),
+        ({"verified": [0, 0], "model_drafted": [1, 1]}, "model_accepted: must be given"),
+        ({"verified": [0, 0], "model_accepted": [1, 1]}, "model_drafted: must be given"),
+        (
+            {"verified": [0, 0], "model_drafted": [1, 1], "model_accepted": [1, 2]},
+            r"model_accepted\[1\]: 2 are more than the 1 drafted",
+        ),
+    ]
+    for report, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            client.step([a, b], [[1], [2]], **report)
+    for counts in ([0, 3], (0, 3), np.array([0, 3]), np.array([0, 3], np.uint8)):
+        client.step([a, b], [[], []], verified=counts, model_drafted=counts, model_accepted=counts)  # type: ignore[arg-type]
+    client.step([], [], verified=[], model_drafted=[], model_accepted=[])
+    client.step([a], [[1]])
+    client.close([a], logprobs=[[-0.5]])
+
+
 def test_bad_close_closes_nothing(client: DraftClient) -> None:
     a, b = client.open([[1], [2]])
     client.step([a, b], [[1, 2], [3]])

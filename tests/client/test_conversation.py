@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from histospec.client import Draft
 from histospec.client.config import Breaker, Limits, configure
 from histospec.client.core.breaker import CircuitBreaker
-from histospec.client.core.budget import Budget
+from histospec.client.core.budget import NO_REPORT, Budget, Report
 from histospec.client.core.conversation import Conversation
 from histospec.client.core.core import Core
 from histospec.client.core.room import Room, ServerLimits
@@ -38,6 +38,7 @@ class ModelServer:
         self.committed: list[list[int]] = []
         self.sequence = 0
         self.steps = self.late = 0
+        self.stepped: set[int] = set()  # sessions that had a step since they were opened
 
     def hear(self, request: pb.DraftRequest) -> pb.DraftResponse | None:
         self.sequence += 1
@@ -50,6 +51,7 @@ class ModelServer:
             assert o.session not in self.sessions, "opened twice"
             assert o.prompt
             self.sessions[o.session] = np.frombuffer(o.generated, "<i4").tolist()
+            self.stepped.discard(o.session)
         unknown, tokens = [], []
         if request.HasField("step"):
             self.late += request.step.late
@@ -61,12 +63,15 @@ class ModelServer:
             new = np.split(np.frombuffer(request.step.tokens, "<i4"), np.cumsum(lengths))
             assert len(sessions) == len(lengths) == len(positions) == len(new) - 1
             assert not len(new.pop())
+            if any((text >= MARK).any() for text in new):
+                self.check_report(request.step, sessions, new)
             for s, position, text in zip(sessions, positions, new, strict=True):
                 if s not in self.sessions:
                     unknown.append(s)
                 else:
                     assert position == len(self.sessions[s]), "a gap or an overlap"
                     self.sessions[s] += text.tolist()
+                    self.stepped.add(s)
                 tokens.append(len(self.sessions.get(s, [])))
         for c in request.closes:
             held = self.sessions.pop(c.session, None)
@@ -84,12 +89,38 @@ class ModelServer:
             unknown=np.array(unknown, "<u8").tobytes(),
         )
 
+    def check_report(self, step: pb.Step, sessions: list[int], new: list[Any]) -> None:
+        """Each worker's step is reported once, with its tokens. Of a draft from another stream nothing is verified."""
+        report = [np.frombuffer(a, "<i4") for a in (step.verified, step.model_drafted, step.model_accepted)]
+        for s, text, *said in zip(sessions, new, *report, strict=True):
+            if s not in self.sessions:
+                continue
+            steps = int((text >= MARK).sum())
+            verified, drafted, accepted = said
+            assert (drafted, accepted) == (len(text) + steps, len(text) - steps)
+            assert verified == steps or (verified == steps - 1 and s not in self.stepped)
+
+
+MARK = 1000
+"""Added to the first token of each step of a worker that reports."""
+
+
+def marked(new: list[list[int]]) -> tuple[list[list[int]], Report]:
+    """The tokens of a worker that reports, and what it says: it verified one token of the server's, and its own."""
+    some = [[text[0] + MARK, *text[1:]] if text else [] for text in new]
+    return some, Report(
+        [int(bool(text)) for text in new],
+        [len(text) + 1 if text else 0 for text in new],
+        [max(0, len(text) - 1) for text in new],
+    )
+
 
 class World:
     """A core, the model server behind a wire with delay, and the truth."""
 
-    def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED) -> None:
+    def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED, reports: bool = False) -> None:
         self.limits = limits
+        self.reports = reports
         self.core = Core(configure("h:1", "run", limits=Limits(message_bytes=message_bytes)), lambda: None)
         self.shard = self.core.shards[0]
         self.server = ModelServer(limits)
@@ -117,9 +148,10 @@ class World:
             self.core.received(self.shard, self.conversation, self.answers.pop(0), self.now)
 
     def step(self, sessions: list[int], new: list[list[int]], write: bool = True, answers: int = 1000) -> list[Draft]:
+        new, report = marked(new) if self.reports else (new, NO_REPORT)
         for s, text in zip(sessions, new, strict=True):
             self.truth[s] += text
-        pending = self.core.advance_sessions(sessions, new, Budget(), self.now)
+        pending = self.core.advance_sessions(sessions, new, Budget(), self.now, report)
         self.exchange(write, answers)
         return self.core.collect(pending, self.now)
 
@@ -162,11 +194,11 @@ LIMITS = st.sampled_from(
 
 
 @settings(max_examples=400, deadline=None)
-@given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]), LIMITS)
+@given(OPERATIONS, st.sampled_from([1, 40, 4 << 20]), LIMITS, st.booleans())
 def test_server_holds_what_the_worker_generated(
-    operations: list[tuple[Any, ...]], message_bytes: int, limits: ServerLimits
+    operations: list[tuple[Any, ...]], message_bytes: int, limits: ServerLimits, reports: bool
 ) -> None:
-    world = World(message_bytes, limits)
+    world = World(message_bytes, limits, reports)
 
     def chosen(bits: int) -> list[int]:
         return [s for s in world.truth if bits >> s % 8 & 1]
@@ -259,3 +291,47 @@ def test_old_news_does_not_open_a_session_twice() -> None:
     world.step(sessions, [[5]])
     assert world.server.sessions == {session: [1, 2, 3, 4, 5]}
     assert world.core.stats().reopened == 1
+
+
+def test_what_was_verified_is_reported_once() -> None:
+    """Steps that are not sent are reported with the next one; a session that is opened anew begins with nothing."""
+    world = World(4 << 20, reports=True)
+    sent: list[pb.Step] = []
+    hear = ModelServer.hear
+
+    def heard(server: ModelServer, request: pb.DraftRequest) -> pb.DraftResponse | None:
+        if request.HasField("step"):
+            sent.append(request.step)
+        return hear(server, request)
+
+    def said() -> list[list[int]]:
+        step = sent[-1]
+        return [np.frombuffer(a, "<i4").tolist() for a in (step.verified, step.model_drafted, step.model_accepted)]
+
+    sessions = world.core.begin_sessions([[1], [2]])
+    world.truth |= {s: [] for s in sessions}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelServer, "hear", heard)
+        world.step(sessions, [[1], [1]])
+        with away(world.shard):
+            world.step(sessions, [[1, 2, 3], []])
+            world.step(sessions[:1], [[1, 2]])
+        world.now += 10
+        world.step(sessions, [[1], [1]])
+        assert said() == [[3, 1], [4 + 3 + 2, 2], [2 + 1 + 0, 0]]
+        assert world.shard.conversation is not None
+        with away(world.shard):
+            world.step(sessions, [[1, 2, 3], [1]])
+        world.core.ended(world.shard, world.shard.conversation, grpc.StatusCode.UNAVAILABLE, "", world.now)
+        world.exchange()
+        world.now += 10
+        world.step(sessions, [[1, 2], []])
+        world.now += 10
+        world.step(sessions, [[1, 2], []])
+        world.exchange()
+    assert world.server.sessions == world.truth
+    reported = [
+        [np.frombuffer(a, "<i4").tolist() for a in (s.verified, s.model_drafted, s.model_accepted)] for s in sent
+    ]
+    assert [[0, 0], [3, 0], [1, 0]] in reported[2:]  # of the step that opened them alone
+    assert [[2, 0], [6, 0], [2, 0]] not in reported

@@ -55,6 +55,34 @@ def test_second_visit_drafts_what_the_first_wrote(client: DraftClient) -> None:
     assert stats.late == stats.failed == stats.reopened == stats.dropped_commits == 0
 
 
+@pytest.mark.asyncio
+async def test_a_worker_with_a_drafter_of_its_own_says_what_it_verified(shared_server: Server) -> None:
+    """Both faces: three tokens of its own drafter, of which two were right, and none of the draft from here."""
+    for face in ("threads", "asyncio"):
+        where = {"endpoint": shared_server.endpoint, "namespace": f"own-drafter-{face}", "deadline": PATIENT}
+        report = {"verified": [0], "model_drafted": [3], "model_accepted": [2]}
+        if face == "threads":
+            with DraftClient(**where) as client:
+                sessions = client.open([PROMPT])
+                client.step(sessions, [TEXT[:1]], verified=[0], model_drafted=[0], model_accepted=[0])
+                client.step(sessions, [TEXT[1:4]], **report)
+        else:
+            async with AsyncDraftClient(**where) as other:
+                sessions = other.open([PROMPT])
+                await other.step(sessions, [TEXT[:1]], verified=[0], model_drafted=[0], model_accepted=[0])
+                await other.step(sessions, [TEXT[1:4]], **report)
+        drafted, accepted, undrafted, generated = (
+            shared_server.total(f"histospec_{name}_total", namespace=str(where["namespace"]), **labels)
+            for name, labels in (
+                ("source_draft_tokens", {"source": "model"}),
+                ("source_accepted_tokens", {"source": "model"}),
+                ("undrafted_tokens", {}),
+                ("generated_tokens", {}),
+            )
+        )
+        assert (drafted, accepted, undrafted, generated) == (3, 2, 0, 4)
+
+
 def test_a_trainer_goes_back_to_a_checkpoint(client: DraftClient) -> None:
     """Newer responses are gone from the store and from drafts; the older ones draft again at their next visit."""
     old, new = TEXT[:30], [1000 + token for token in TEXT[:30]]

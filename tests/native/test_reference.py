@@ -33,7 +33,10 @@ Key = tuple[str | None, tuple[int, ...]]
 Finished = tuple[tuple[int, ...], int]  # tokens, epoch
 Place = tuple[str, tuple[int, ...], str | None]  # namespace, prompt, explicit id
 Part = tuple[list[int], int]  # of a text: some tokens, how often
-Share = tuple[int, bool, Part, int]  # of a step: see `shares`
+Verified = tuple[int, int, int]  # see REPORT
+Share = tuple[int, bool, Part, int, Verified]  # of a step: see `shares`
+
+REPORT = ("verified", "model_drafted", "model_accepted")  # what a worker with a drafter of its own says of each session
 
 
 @dataclass
@@ -56,6 +59,7 @@ class ModelNamespace:
     emptied: bool = False  # dropped, and nothing has come since
     latest: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
     tokens: set[int] = field(default_factory=set)  # all that a draft may be made of
+    model: dict[str, int] = field(default_factory=lambda: {"draft_tokens": 0, "accepted_tokens": 0})
 
     def finish(self, key: Key, tokens: tuple[int, ...], epoch: int) -> None:
         self.problems.setdefault(key, Problem()).finished.append((tokens, epoch))
@@ -74,6 +78,7 @@ class Session:
     generated: tuple[int, ...]
     draft: tuple[int, ...] = ()
     asked: bool = False  # for a draft, since its last tokens came
+    counted: bool = True  # the draft's tokens
 
 
 # Most calls meet in one problem, so that its history grows; the others must stay out of it.
@@ -83,8 +88,10 @@ places = st.booleans().flatmap(lambda main: st.just(MAIN) if main else st.sample
 epochs = st.integers(-1, 6)
 # Small alphabets repeat themselves; the long texts are what the index over all problems waits for.
 parts = st.tuples(st.lists(st.integers(0, 3), max_size=12), st.sampled_from((1, 1, 1, 1, 2, 9, 600)))
-# Of one session in a step: whether it takes part, whether its draft is accepted, what it brings, what it repeats.
-shares = st.tuples(st.integers(0, 4), st.booleans(), parts, st.integers(0, 5))
+reports = st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 8)).map(lambda r: (*r[:2], min(r[1:])))
+# Of one session in a step: whether it takes part, whether its draft is accepted, what it brings, what it repeats, and
+# what was verified.
+shares = st.tuples(st.integers(0, 4), st.booleans(), parts, st.integers(0, 5), reports)
 
 
 def text(name: str, part: Part) -> tuple[int, ...]:
@@ -144,10 +151,13 @@ class EngineMachine(RuleBasedStateMachine):
         positioned=st.booleans(),
         max_tokens=st.sampled_from((0, 1, 4, 16)),
         cost=st.sampled_from((0.0, 0.05, 0.2, 1.0)),
+        unreported=st.booleans(),
     )
-    def step(self, share: list[Share], positioned: bool, max_tokens: int, cost: float) -> None:
-        batch, came, positions = [], [], []
-        for (number, session), (taking, accepting, part, again) in zip(self.sessions.items(), share, strict=False):
+    def step(self, share: list[Share], positioned: bool, max_tokens: int, cost: float, unreported: bool) -> None:
+        batch, came, positions, verified = [], [], [], []
+        for (number, session), (taking, accepting, part, again, report) in zip(
+            self.sessions.items(), share, strict=False
+        ):
             if not taking:
                 continue
             fresh = (session.draft if accepting else ()) + text(session.name, part)
@@ -157,12 +167,21 @@ class EngineMachine(RuleBasedStateMachine):
             batch.append(number)
             namespace_ = self.namespaces[session.name]
             namespace_.tokens.update(fresh)
+            verified.append(report)
             if fresh:
-                namespace_.counters["accepted_tokens"] += agreeing(session.draft, fresh)
+                server, drafted, model_accepted = (len(session.draft), 0, 0) if unreported else report
+                accepted = min(server, agreeing(session.draft, fresh))
+                model_accepted = min(model_accepted, len(fresh) - accepted)
+                namespace_.counters["draft_tokens"] += 0 if session.counted else min(server, len(session.draft))
+                namespace_.counters["accepted_tokens"] += accepted
                 namespace_.counters["generated_tokens"] += len(fresh)
-                # The draft's own step gave these and one more; all beyond took a step each.
-                covered = agreeing(session.draft, fresh) + 1 if session.asked or not session.generated else 0
-                namespace_.counters["undrafted_tokens"] += max(0, len(fresh) - covered)
+                namespace_.model["draft_tokens"] += drafted
+                namespace_.model["accepted_tokens"] += model_accepted
+                self.met["model tokens"] += model_accepted
+                # The first step comes with the prompt, and one was asked a draft for. All others were not.
+                steps = len(fresh) - accepted - model_accepted
+                covered = 1 if session.asked or not session.generated else 0
+                namespace_.counters["undrafted_tokens"] += max(0, steps - covered)
                 session.generated += fresh
                 session.draft, session.asked = (), False
         tokens, offsets, probs = self.engine.step(
@@ -172,6 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_tokens,
             cost,
             positions=np.array(positions, np.int64) if positioned else None,
+            **({} if unreported else dict(zip(REPORT, np.array(verified, np.int32).reshape(-1, 3).T, strict=True))),
         )
         assert ((probs > 0) & (probs < 1)).all()
         assert (offsets[0], offsets[-1], len(offsets)) == (0, len(tokens), len(batch) + 1)
@@ -184,7 +204,8 @@ class EngineMachine(RuleBasedStateMachine):
             if max_tokens > 0:
                 session.draft, session.asked = draft, True
                 namespace_.counters["drafts_hit" if draft else "drafts_empty"] += 1
-                namespace_.counters["draft_tokens"] += len(draft)
+                session.counted = unreported
+                namespace_.counters["draft_tokens"] += len(draft) if session.counted else 0
 
     @precondition(lambda self: self.sessions)
     @rule(which=st.integers(0, 11), commit=st.booleans(), epoch=st.none() | epochs)
@@ -280,10 +301,12 @@ class EngineMachine(RuleBasedStateMachine):
             assert counted.pop("sessions") == sum(s.name == name for s in self.sessions.values())
             assert counted.pop("newest_epoch") == namespace_.newest_epoch
             assert counted.pop("bytes") > 0
-            sources, ages = counted.pop("sources"), counted.pop("ages")
+            sources, ages = dict(counted.pop("sources")), counted.pop("ages")
+            model = sources.pop("model")
             for count in ("draft_tokens", "accepted_tokens"):
                 assert sum(source[count] for source in sources.values()) == counted[count]
                 assert sum(age[count] for age in ages.values()) == sources["history"][count]
+            assert model == namespace_.model
             assert {k: v for k, v in counted.items() if v} == {k: v for k, v in namespace_.counters.items() if v}
 
     def namespace_or_empty(self, name: str) -> ModelNamespace:
@@ -309,6 +332,14 @@ def test_the_engine_does_what_the_model_does() -> None:
     quick = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
     EngineMachine.met.clear()
     run_state_machine_as_test(EngineMachine, settings=quick)
-    reached = ("lookups_hit", "draft_tokens", "accepted_tokens", "undrafted_tokens", "evicted_by_epochs", "lingering")
+    reached = (
+        "lookups_hit",
+        "model tokens",
+        "draft_tokens",
+        "accepted_tokens",
+        "undrafted_tokens",
+        "evicted_by_epochs",
+        "lingering",
+    )
     for what in (*reached, "lengths of its own", "lengths of others"):
         assert EngineMachine.met[what] > 0, f"the calls never led to: {what}"

@@ -64,8 +64,8 @@ struct LockTimes {
   double longest = 0;
 };
 
-// The source of a drafted token: that of its longest match, or the twin.
-inline constexpr std::array<const char*, 5> kSourceNames = {"history", "own", "siblings", "namespace", "twin"};
+// The source of a drafted token: that of its longest match, the twin, or the worker's own drafter.
+inline constexpr std::array<const char*, 6> kSourceNames = {"history", "own", "siblings", "namespace", "twin", "model"};
 
 // How many epochs older than the newest of its namespace the response is that a token of history came from.
 inline constexpr std::array<const char*, 5> kAgeNames = {"0", "1", "2", "3", "4+"};
@@ -129,13 +129,14 @@ inline constexpr Described kCounted[] = {
      "Drafts asked for, by whether there was anything to draft."},
     {"drafts_empty", &NamespaceStats::drafts_empty, "drafts", "result", "empty",
      "Drafts asked for, by whether there was anything to draft."},
-    {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "", "Tokens drafted."},
+    {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "",
+     "Tokens drafted; of a worker that says which drafts it verified, those alone."},
     {"accepted_tokens", &NamespaceStats::accepted_tokens, "accepted_tokens", "", "",
-     "Drafted tokens that the sessions then generated."},
+     "Of these, the tokens that the sessions then generated."},
     {"generated_tokens", &NamespaceStats::generated_tokens, "generated_tokens", "", "",
      "Tokens that the sessions generated."},
     {"undrafted_tokens", &NamespaceStats::undrafted_tokens, "undrafted_tokens", "", "",
-     "Generated tokens for whose step no draft was asked."},
+     "Steps for which no draft was asked, as one generated token each."},
     {"evicted_by_memory", &NamespaceStats::evicted_by_memory, "evicted_responses", "reason", "memory",
      "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
     {"evicted_by_epochs", &NamespaceStats::evicted_by_epochs, "evicted_responses", "reason", "epochs",

@@ -146,7 +146,6 @@ int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& c
     context.run = foreseen ? context.run + 1 : 0;
     accepted += foreseen && drafted;
   }
-  estimator.saw_step(accepted + 1, draft.tokens.size());
   return accepted;
 }
 

@@ -98,7 +98,7 @@ void draft(DraftContext& context, const LiveSource& live, const Estimator& estim
            DraftLimits limits, Draft& draft);
 
 // Trains the estimator with the tokens that came, against the predictions of the draft, and counts context.run. Returns
-// how many drafted tokens were accepted.
+// how many tokens the draft and they begin with in common.
 int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& context);
 
 }  // namespace histospec

@@ -18,6 +18,7 @@ constexpr float kRemembered = 1000;  // steps that count for the yield
 constexpr float kDoubt = 100, kMostSeen = 2000;
 constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
 constexpr float kMostWeight = 1e6f;
+constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens: sums of more could not be restored
 
 // log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
 Eight log2(const Eight& x) {
@@ -169,11 +170,11 @@ float Estimator::speed_up(float verify_cost, float most) const {
   return std::clamp(yield_.tokens / (yield_.steps + verify_cost * yield_.drafted), 1.0f, most);
 }
 
-void Estimator::saw_step(int tokens, std::size_t drafted) {
+void Estimator::saw_step(float tokens, float drafted) {
   constexpr float kKept = 1 - 1 / kRemembered;
-  yield_.tokens = yield_.tokens * kKept + static_cast<float>(tokens);
+  yield_.tokens = yield_.tokens * kKept + std::min(tokens, kMostOfStep);
   yield_.steps = yield_.steps * kKept + 1;
-  yield_.drafted = yield_.drafted * kKept + static_cast<float>(drafted);
+  yield_.drafted = yield_.drafted * kKept + std::min(drafted, kMostOfStep);
 }
 
 std::string Estimator::state() const {

@@ -65,7 +65,8 @@ class Estimator {
   // What steps have yielded lately, in tokens for the price of a plain step, when a drafted token costs `verify_cost`
   // of one, at least 1 and at `most` so much: what a drafted token has to compete with.
   float speed_up(float verify_cost, float most) const;
-  void saw_step(int tokens, std::size_t drafted);
+  // It gave so many tokens, and verified so many drafted ones, whoever drafted them.
+  void saw_step(float tokens, float drafted);
 
   // Forgets what was learned.
   void reset() {

@@ -18,7 +18,8 @@ namespace histospec {
 
 // Where a match stands: in the problem's finished responses, in the session's own text or prompt, in that of its
 // siblings, or in other problems of the namespace. The twin gives drafts without matches.
-enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount, kTwin = kSourceCount };
+// The model is the worker's own drafter, which gives no evidence: its tokens are only counted.
+enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount, kTwin = kSourceCount, kModel };
 
 inline constexpr int kMaxCandidates = 4;
 

@@ -1,14 +1,14 @@
 #include "engine/step.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <numeric>
 
 #include "engine/checks.h"
+#include "engine/report.h"
 
 namespace histospec {
 
-static_assert(kSourceNames.size() == kTwin + 1 && kAgeNames.size() == kOldest + 1);
+static_assert(kSourceNames.size() == kModel + 1 && kAgeNames.size() == kOldest + 1);
 
 namespace {
 
@@ -27,38 +27,28 @@ void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64
   }
 }
 
+void count_drafted(NamespaceStats& counters, std::span<const Origin> tokens) {
+  counters.draft_tokens += tokens.size();
+  count(counters, tokens, &SourceStats::draft_tokens);
+}
+
+// Counts what became of a session's draft, and of what the worker's own drafter drafted since.
+void count_verified(const Session& session, const Verified& verified, std::size_t accepted,
+                    std::size_t model_accepted) {
+  NamespaceStats& counters = session.namespace_->counters;
+  const std::span<const Origin> origins = session.draft.origins;
+  if (!session.counted) count_drafted(counters, origins.first(verified.server));
+  counters.accepted_tokens += accepted;
+  count(counters, origins.first(accepted), &SourceStats::accepted_tokens);
+  counters.sources[kModel].draft_tokens += verified.model;
+  counters.sources[kModel].accepted_tokens += model_accepted;
+}
+
 // Whether the session in row b of a request can step; null: it is not open.
 Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* session) {
   const std::int64_t position = request.positions[b], came = request.offsets[b + 1] - request.offsets[b];
   if (position > *request.most_tokens - came) return Outcome::kTooLong;
   return session && position <= session->context.generated ? Outcome::kStepped : Outcome::kUnknown;
-}
-
-void check_counts(const char* field, std::span<const std::int32_t> counts, std::size_t batch, std::int32_t most) {
-  if (counts.size() != batch) {
-    throw std::invalid_argument(std::string(field) + ": has " + std::to_string(counts.size()) +
-                                " entries, must have " + std::to_string(batch) + " (one a session)");
-  }
-  for (std::size_t b = 0; b < batch; ++b) {
-    if (counts[b] >= 0 && counts[b] <= most) continue;
-    throw std::invalid_argument(std::string(field) + "[" + std::to_string(b) + "]: is " + std::to_string(counts[b]) +
-                                ", must lie in [0, " + std::to_string(most) + "]");
-  }
-}
-
-void check_report(const VerifiedReport& report, std::size_t batch) {
-  const bool model = !report.model_drafted.empty() || !report.model_accepted.empty();
-  if (report.verified.empty() && !model) return;
-  check_counts("verified", report.verified, batch, kMaxDraft);
-  if (!model) return;
-  check_counts("model_drafted", report.model_drafted, batch, INT32_MAX);
-  check_counts("model_accepted", report.model_accepted, batch, INT32_MAX);
-  for (std::size_t b = 0; b < batch; ++b) {
-    if (report.model_accepted[b] <= report.model_drafted[b]) continue;
-    throw std::invalid_argument("model_accepted[" + std::to_string(b) + "]: is " +
-                                std::to_string(report.model_accepted[b]) + ", more than model_drafted[" +
-                                std::to_string(b) + "], " + std::to_string(report.model_drafted[b]));
-  }
 }
 
 }  // namespace
@@ -126,33 +116,42 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
   }
 }
 
-void StepRunner::append(Session& session, Tokens came) {
+void StepRunner::append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) {
   if (came.empty()) return;
   DraftContext& context = session.context;
   NamespaceStats& counters = session.namespace_->counters;
-  const std::size_t before = session.namespace_->estimator.bytes();
-  const int accepted = learn(session.namespace_->estimator, session.draft, came, context);
-  if (session.namespace_->estimator.bytes() != before) ledger_.update(*session.namespace_);
-  counters.accepted_tokens += accepted;
-  count(counters, std::span(session.draft.origins).first(accepted), &SourceStats::accepted_tokens);
+  Estimator& estimator = session.namespace_->estimator;
+  const std::size_t before = estimator.bytes();
+  // Whoever drafted them, the tokens are the policy's, and teach at each position that they reach.
+  const std::size_t came_true = learn(estimator, session.draft, came, context);
+  if (estimator.bytes() != before) ledger_.update(*session.namespace_);
+  const Verified verified = Verified::of(report, row, session.draft.tokens.size());
+  const std::size_t accepted = std::min(came_true, verified.server);
+  const std::size_t saved = accepted + std::min(verified.model_accepted, came.size() - accepted);
+  count_verified(session, verified, accepted, saved - accepted);
+  // Each step gives what is accepted and one token more. Without a report, what came beyond the draft took steps
+  // without drafts, which say nothing of what drafts yield.
+  const std::size_t tokens = verified.reported ? came.size() : saved + 1;
+  const auto steps = static_cast<float>(std::max<std::size_t>(1, tokens - saved));
+  const std::size_t drafted = verified.server + verified.model;
+  estimator.saw_step(static_cast<float>(tokens) / steps, static_cast<float>(drafted) / steps);
   // Learned from once, even if there is no memory for the text and the same tokens come again.
   const struct Spent {
     Draft& draft;
     ~Spent() { draft.clear(); }
   } spent{session.draft};
   contents_.change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
-  // A step gives what is accepted of its draft, and one token more; the first token comes with the prompt. What came
-  // beyond that took steps without a draft, one a token.
-  const std::size_t drafted_for = session.asked || context.generated == 0 ? accepted + 1 : 0;
+  // The first token comes with the prompt. Of the other steps, one was asked a draft for.
+  const std::size_t covered = session.asked || context.generated == 0 ? saved + 1 : saved;
   counters.generated_tokens += came.size();
-  counters.undrafted_tokens += came.size() - std::min(came.size(), drafted_for);
+  counters.undrafted_tokens += came.size() - std::min(came.size(), covered);
   session.asked = false;
   for (Token token : came) {
     if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
     context.push(token);
   }
-  context.history_source.advance(came.size(), spent.draft.history_trail, accepted);
-  context.namespace_source.advance(came.size(), spent.draft.namespace_trail, accepted);
+  context.history_source.advance(came.size(), spent.draft.history_trail, came_true);
+  context.namespace_source.advance(came.size(), spent.draft.namespace_trail, came_true);
 }
 
 // What the sessions share is only read here, so that they may draft at the same time.
@@ -198,7 +197,7 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
       const auto known = static_cast<std::size_t>(batch_[i]->context.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
-    append(*batch_[i], came);
+    append(*batch_[i], came, request.report, b);
   }
   if (request.max_tokens > 0) draft_all({request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
@@ -209,8 +208,8 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
       batch_[i]->asked = true;
       NamespaceStats& counters = batch_[i]->namespace_->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
-      counters.draft_tokens += draft.tokens.size();
-      count(counters, draft.origins, &SourceStats::draft_tokens);
+      batch_[i]->counted = request.report.verified.empty();
+      if (batch_[i]->counted) count_drafted(counters, draft.origins);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     }

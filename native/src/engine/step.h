@@ -25,7 +25,8 @@ class StepRunner {
 
  private:
   void find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) REQUIRES(engine_lock);
-  void append(Session& session, Tokens came) REQUIRES(engine_lock);
+  // `row`: of the session in the report.
+  void append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) REQUIRES(engine_lock);
   void draft_all(DraftLimits limits) REQUIRES(engine_lock);
   // `ahead` moves along the draft; it keeps its memory.
   static void draft_one(Session& session, DraftLimits limits, DraftContext& ahead) REQUIRES(engine_lock);

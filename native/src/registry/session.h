@@ -22,6 +22,7 @@ struct Session {
   std::weak_ptr<const Twin> twin;          // not its own: what is forgotten is gone
   DraftContext context;
   Draft draft;             // that is being verified now
+  bool counted = true;     // its tokens; else the next report says how many were verified
   std::uint64_t step = 0;  // the last one that it was in
 };
 

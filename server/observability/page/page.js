@@ -12,6 +12,7 @@ const SOURCES = {
   siblings: "Siblings",
   namespace: "Other problems",
   twin: "Twins",
+  model: "The workers' own drafter",
 };
 const LEVELS = { bad: "Broken", warn: "Attention", info: "Note" };
 const at = (id) => document.getElementById(id);

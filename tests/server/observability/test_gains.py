@@ -8,7 +8,7 @@ from histospec.server.observability.gains import gain, why_not_more
 
 COUNTED = {
     "lookups_hit": 90, "lookups_miss": 10, "drafts_hit": 300, "drafts_empty": 100, "undrafted_tokens": 0,
-    "generated_tokens": 1000, "draft_tokens": 1000, "accepted_tokens": 600,
+    "generated_tokens": 1000, "draft_tokens": 1000, "accepted_tokens": 600, "model.draft_tokens": 0,
 }  # fmt: skip
 
 
@@ -18,6 +18,13 @@ def test_ratios() -> None:
         "steps": 400, "generated": 1000, "tokens_per_step": 2.5, "speedup": 2.0, "acceptance": 0.6, "empty": 0.25,
         "undrafted": 0.0, "known": 0.9,
     }  # fmt: skip
+
+
+def test_verifying_the_workers_own_drafts_costs_as_much() -> None:
+    """They are not what the server's acceptance speaks of."""
+    some = gain(COUNTED | {"model.draft_tokens": 5000}, 0.1)
+    assert some.speedup == 1000 / (400 + 0.1 * 6000)
+    assert some.acceptance == 0.6
 
 
 def test_steps_without_drafts_count() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from histospec.native import Engine
+from histospec.native import SOURCES, Engine
 from histospec.server.errors import StoreError
 from histospec.server.history.counts import Counts
 from histospec.server.observability.metrics import Metrics
@@ -20,7 +20,7 @@ from histospec.server.stores.interface import Store
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
-from tests.support.wires import Connector, Wire
+from tests.support.wires import Connector, Wire, i32
 
 RESPONSE = list(range(10, 40))
 
@@ -131,6 +131,45 @@ def test_twins_are_counted(server: Server, wire: Wire) -> None:
         'source_accepted_tokens_total{namespace="run",source="twin"}': 3,
     }
     assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+
+
+def test_the_workers_own_drafts_are_counted_beside_ours(server: Server, wire: Wire) -> None:
+    """
+    1. A worker says with each step what it verified: of the draft from here nothing, then all, then two tokens.
+    2. Only what it verified counts as drafted here; what its own drafter drafted is a source of its own.
+    3. The page, which is the same JSON as `histospec status`, shows both.
+    """
+    wire.ingest([1, 2, 3], [RESPONSE] * 3, epoch=1)
+    stream = wire.stream()
+
+    def step(new: list[int], at: int, *report: int) -> list[int]:
+        fields = dict(
+            zip(("verified", "model_drafted", "model_accepted"), map(i32, zip(report, strict=True)), strict=True)
+        )
+        message = wire.step([1], [new], [at])
+        message.MergeFrom(pb.Step(**fields))
+        (draft,) = wire.drafts(stream.ask(step=message, opens=[] if at else [wire.open(1)]))
+        return draft
+
+    first = step(RESPONSE[:4], 0, 0, 0, 0)
+    assert first
+    second = step(RESPONSE[4:7], 4, 0, 3, 2)
+    step([*second, 900], 7, len(second), 0, 0)
+    step([901, 902], 8 + len(second), 2, 0, 0)
+    samples = server.metrics()
+    expected = {
+        'source_draft_tokens_total{namespace="run",source="model"}': 3,
+        'source_accepted_tokens_total{namespace="run",source="model"}': 2,
+        'accepted_tokens_total{namespace="run"}': len(second),
+        'generated_tokens_total{namespace="run"}': 4 + 3 + len(second) + 1 + 2,
+        'undrafted_tokens_total{namespace="run"}': 3 + 1,  # beside the prompt's own: at first, and at last
+    }
+    assert {name: samples[f"histospec_{name}"] for name in expected} == expected
+    drafted = samples['histospec_draft_tokens_total{namespace="run"}']
+    assert len(second) <= drafted <= len(second) + 2
+    by_source = [samples[f'histospec_source_draft_tokens_total{{namespace="run",source="{s}"}}'] for s in SOURCES]
+    assert sum(by_source) == drafted + 3
+    assert json.loads(server.get("/status")[1])["sources"]["model"] == {"draft_tokens": 3, "accepted_tokens": 2}
 
 
 def test_late_steps_are_what_workers_report_and_no_more_than_there_were(server: Server, wire: Wire) -> None:

@@ -74,6 +74,34 @@ MESSAGES = {
     ),
     "cost not a number": (step(verify_cost=float("nan")), INVALID, "step.verify_cost: nan"),
     "more late than there were": (step(late=2**32 - 1), INVALID, "step.late: 4294967295 are more than the"),
+    "too few verified": (step(verified=i32(1, 2)), INVALID, "step.verified: 2 values for 1 sessions"),
+    "verified not whole": (step(verified=b"12345"), INVALID, "step.verified: 5 bytes"),
+    "negative verified": (step(verified=i32(-1)), INVALID, "step.verified: -1 at position 0"),
+    "too many verified": (
+        step(verified=i32(1025)),
+        INVALID,
+        "step.verified: 1025 at position 0 is more than the limit",
+    ),
+    "model without verified": (
+        step(model_drafted=i32(1), model_accepted=i32(1)),
+        INVALID,
+        "step.verified: is absent, and step.model_drafted is not",
+    ),
+    "half of the model": (
+        step(verified=i32(0), model_drafted=i32(1)),
+        INVALID,
+        "step.model_accepted: is absent, and step.model_drafted is not",
+    ),
+    "negative model": (
+        step(verified=i32(0), model_drafted=i32(-1), model_accepted=i32(0)),
+        INVALID,
+        "step.model_drafted: -1 at position 0",
+    ),
+    "more accepted than drafted": (
+        step(verified=i32(0), model_drafted=i32(1), model_accepted=i32(2)),
+        INVALID,
+        "step.model_accepted: 2 at position 0 are more than the 1 of step.model_drafted",
+    ),
     "negative cost": (step(verify_cost=-1.0), INVALID, "step.verify_cost: -1.0"),
     "draft too long": (step(max_tokens=257), TOO_MUCH, "step.max_tokens: 257 is over the limit of 256"),
     "batch too large": (
@@ -250,6 +278,9 @@ STEPS = st.builds(
     max_tokens=st.integers(0, 2**32 - 1),
     verify_cost=st.floats(width=32),
     late=st.integers(0, 2**32 - 1),
+    verified=SMALL,
+    model_drafted=SMALL,
+    model_accepted=SMALL,
 )
 REQUESTS = st.builds(
     pb.DraftRequest,
@@ -286,3 +317,6 @@ def test_whatever_arrives_is_either_checked_or_refused(request: pb.DraftRequest)
     assert step.offsets[-1] == len(step.tokens)
     assert (step.tokens >= 0).all()
     assert (step.positions >= 0).all()
+    if step.report is not None:
+        assert all(len(counts) == len(step.sessions) and (counts >= 0).all() for counts in step.report)
+        assert (step.report.model_accepted <= step.report.model_drafted).all()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from histospec.native import Engine
 from histospec.server.errors import InvalidRequest
 from histospec.server.rpc import slices
+from histospec.server.rpc.wire import Report
 from histospec.v1 import draft_pb2 as pb
 
 RESPONSE = np.random.default_rng(0).integers(0, 50, 400, dtype=np.int32)
@@ -51,9 +52,16 @@ def asked(sessions: list[int], texts: list[np.ndarray], positions: list[int], ma
     sessions=st.integers(1, 5),
     tokens=st.integers(40, 100),
     max_tokens=st.sampled_from([0, 1, 16]),
+    report=st.none() | st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=12, max_size=12),
 )
 def test_slices_draft_what_one_call_drafts(
-    lengths: list[list[int]], closed: set[int], most: int, sessions: int, tokens: int, max_tokens: int
+    lengths: list[list[int]],
+    closed: set[int],
+    most: int,
+    sessions: int,
+    tokens: int,
+    max_tokens: int,
+    report: list[tuple[int, int, int]] | None,
 ) -> None:
     whole, sliced = Recorder(), Recorder()
     ids = [[r.open("run", [1]) for _ in range(12)] for r in (whole, sliced)]
@@ -68,7 +76,10 @@ def test_slices_draft_what_one_call_drafts(
                     recorder.close(numbers[row], commit=False)
             gone |= closed
             texts = [RESPONSE[a : a + n] for a, n in zip(at, step, strict=True)]
-            one, many = (asked(numbers, texts, at, max_tokens)._replace(most_tokens=most) for numbers in ids)
+            said = report and Report(*np.array([(v, d, min(d, a)) for v, d, a in report], np.int32).T.copy())
+            one, many = (
+                asked(numbers, texts, at, max_tokens)._replace(most_tokens=most, report=said) for numbers in ids
+            )
             expected = slices._call(whole, one)
             found = asyncio.run(slices.step(sliced, many, slices.Pacer()))
             for a, b in zip(map(np.asarray, expected), map(np.asarray, found), strict=True):
@@ -76,6 +87,9 @@ def test_slices_draft_what_one_call_drafts(
                 assert np.array_equal(a, b)
             at = [a + len(t) for a, t in zip(at, texts, strict=True)]
             closed = closed | set(np.flatnonzero(expected.outcomes).tolist())
+    counted, again = (recorder.stats()["namespaces"]["run"] for recorder in (whole, sliced))
+    assert counted["sources"]["model"]["draft_tokens"] == again["sources"]["model"]["draft_tokens"]
+    assert counted["draft_tokens"] == again["draft_tokens"]
     assert whole.lengths(np.array(ids[0])).tolist() == sliced.lengths(np.array(ids[1])).tolist()
     assert all(n <= max(sessions, 1) and t <= tokens for n, t in sliced.calls)
 

@@ -427,9 +427,7 @@ def test_a_look_ends_that_was_cut_short_before_it_began(tmp_path: Path, monkeypa
         return ""
 
     monkeypatch.setattr(sqlite_structure, "problem", late)
-    look = Structure(
-        tmp_path / FILE_NAME, lambda: sqlite3.connect(":memory:", factory=Connection, check_same_thread=False)
-    )
+    look = Structure(tmp_path / FILE_NAME, lambda: sqlite3.connect(":memory:", factory=Connection, check_same_thread=False))
     look.look(lambda reason: None)
     looking.wait()
     look.close()
