@@ -34,6 +34,22 @@ class Lookups:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Draft tokens that were verified, and those of them that were accepted."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __sub__(self, other: "Drafts") -> "Drafts":
+        return Drafts(self.drafted - other.drafted, self.accepted - other.accepted)
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the verified tokens that was accepted; 0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True)
 class DraftServer:
     """A running server: its addresses, host:port, and its process."""
 
@@ -53,6 +69,13 @@ class DraftServer:
             if sample.labels["namespace"] == namespace:
                 counts[sample.labels["result"]] += int(sample.value)
         return Lookups(counts["hit"], counts["miss"])
+
+    def drafts(self, namespace: str) -> Drafts:
+        """The server's drafts of a namespace so far that vLLM verified, read from /metrics."""
+        drafted, accepted = (
+            self.total(f"histospec_{what}_tokens_total", namespace=namespace) for what in ("draft", "accepted")
+        )
+        return Drafts(int(drafted), int(accepted))
 
     def cpu_seconds(self) -> float:
         """CPU time of the process so far."""

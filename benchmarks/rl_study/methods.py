@@ -6,6 +6,7 @@ from typing import Any
 
 DRAFTED = 16  # tokens, at most
 FROM_TWIN = 64  # the same where they may come from a twin
+BY_MODEL = 3  # the same where a draft model drafts them one by one
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,18 @@ class Method:
     """Of SPEC-RL; None samples every response anew."""
     refresh: float | None = None
     """Of coupled sampling: share of the seeds renewed each epoch; None samples as vLLM does."""
+    drafter: int | None = None
+    """Most tokens of a draft where the example's draft model drafts, too; None: it does not."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of the adapter."""
 
 
 def _speculative(method: str, **options: Any) -> dict[str, Any]:
     return {"speculative_config": {"method": method, **options}}
 
+
+THREE = {"HISTOSPEC_MODEL_DRAFT_TOKENS": str(BY_MODEL)}
+LEARNED = {"HISTOSPEC_VERIFY_COST": "auto"}
 
 LENIENCES = {"1": 1.0} | {f"e^{power}": math.exp(power) for power in (0.2, 0.5, 0.8, 1, 2)} | {"inf": math.inf}
 
@@ -37,6 +45,10 @@ METHODS = {
         Method("ngram", _speculative("ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=4)),
         Method("suffix", _speculative("suffix", num_speculative_tokens=DRAFTED)),
         Method("HistoSpec", drafts=True),
+        Method("HistoSpec auto", drafts=True, environment=LEARNED),
+        Method("drafter", drafter=BY_MODEL),
+        Method("HistoSpec + drafter", drafts=True, drafter=DRAFTED, environment=THREE),
+        Method("HistoSpec + drafter auto", drafts=True, drafter=DRAFTED, environment=LEARNED),
         *(Method(f"SPEC-RL {name}", lenience=lenience) for name, lenience in LENIENCES.items()),
         *(Method(f"coupled {refresh}", drafts=True, refresh=refresh) for refresh in (0, 0.25, 0.5, 0.75)),
         *(Method(f"both {name}", drafts=True, lenience=LENIENCES[name]) for name in ("1", "e^0.5")),

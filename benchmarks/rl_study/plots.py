@@ -11,10 +11,11 @@ from benchmarks.plotting import finish, style, titled
 from benchmarks.rl_study.runs import Run, band
 
 EXACT = {"none": "#8a95a1", "ngram": "#c9a227", "suffix": "#e07a1f", "HistoSpec": "#1b6ca8"}
+BY_DRAFTER = ["HistoSpec", "HistoSpec auto", "drafter", "HistoSpec + drafter", "HistoSpec + drafter auto"]
 
 
 def save(found: dict[str, list[Run]], folder: Path) -> None:
-    """Draws `rewards.png`, `work.png` and `coupled.png` into the folder."""
+    """Draws `rewards.png`, `work.png`, `coupled.png` and `drafters.png` into the folder, of what there is."""
     lenient = [name for name in found if name.startswith("SPEC-RL")]
     both = [name for name in found if name.startswith("both")]
     coupled = [name for name in found if name.startswith("coupled")]
@@ -37,6 +38,11 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
             _curves(right, found, shown, "steps", "Decoding steps, summed over the responses", "plasma")
             right.set_yscale("log", nonpositive="mask")
             figure.savefig(folder / "coupled.png", dpi=120)
+        if "drafter" in found:
+            figure, (left, right) = _figure("History, a draft model, and both")
+            _curves(left, found, BY_DRAFTER, "tokens_per_step", "Tokens per step", "plasma")
+            _curves(right, found, ["none", *BY_DRAFTER], "microseconds", "CPU time a token, µs", "plasma")
+            figure.savefig(folder / "drafters.png", dpi=120)
 
 
 def _figure(title: str) -> tuple[Figure, tuple[Axes, Axes]]:

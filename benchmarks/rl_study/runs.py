@@ -2,8 +2,9 @@
 
 import gzip
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
+PER_EPOCH: dict[str, Callable[[dict[str, Any]], float]] = {
+    "tokens_per_step": lambda epoch: epoch["generated"] / epoch["steps"],
+    "microseconds": lambda epoch: 1e6 * epoch["seconds"]["rollout"] / epoch["generated"],
+}
+"""Figures of an epoch that follow from its counts; `microseconds`: CPU time for each generated token."""
 FEWEST = 3  # values with an interval: that of two is as wide as the page
 
 
@@ -34,8 +40,9 @@ class Run:
         return float(sum(e[name] if name in e else e["seconds"][name] for e in self.epochs if e["epoch"] >= first))
 
     def curve(self, name: str) -> Floats:
-        """float64[epochs]; not a number where an epoch has none."""
-        return np.array([np.nan if e[name] is None else e[name] for e in self.epochs], float)
+        """float64[epochs] of a count or of PER_EPOCH; not a number where an epoch has none."""
+        of = PER_EPOCH.get(name, itemgetter(name))
+        return np.array([np.nan if of(e) is None else of(e) for e in self.epochs], float)
 
 
 def file_of(folder: Path, method: str, seed: int) -> Path:

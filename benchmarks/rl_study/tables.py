@@ -7,9 +7,11 @@ from benchmarks.tables import table
 
 PARTS = ("verification", "rollout", "assembly", "update", "other")
 FIRST = 2  # the epoch from which there is something to draft from, or to reuse
+BY_EPOCH = (1, 2, 3, 7, 12)
 LAST = 3  # so many epochs' rewards are the reward at the end
 REWARDS = ("reward, all epochs", "at the end", "held out")
 BESIDE_COUPLED = ("HistoSpec", "SPEC-RL 1", "SPEC-RL e^0.5")
+BESIDE_DRAFTER = ("none", "HistoSpec", "HistoSpec auto")
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
@@ -22,7 +24,8 @@ def insert(tables: str, page: Path) -> None:
 
 def text(found: dict[str, list[Run]]) -> str:
     """All tables."""
-    return "\n".join(of(found) for of in (work, time, repetition))
+    tables = (work, time, repetition, drafters) if "drafter" in found else (work, time, repetition)
+    return "\n".join(of(found) for of in tables)
 
 
 def work(found: dict[str, list[Run]]) -> str:
@@ -81,6 +84,29 @@ def repetition(found: dict[str, list[Run]]) -> str:
         ]
         rows.append(cells)
     return table(("method", "decoding steps, k", "fewer than HistoSpec", *repeated, *REWARDS), rows)
+
+
+def drafters(found: dict[str, list[Run]]) -> str:
+    """History, a draft model and both, by epoch: tokens per step, and CPU time a token."""
+    epochs = len(next(iter(found.values()))[0].epochs)
+    shown = [number for number in BY_EPOCH if number <= epochs]
+    rows = []
+    for method, runs in found.items():
+        if method not in BESIDE_DRAFTER and "drafter" not in method:
+            continue
+        cells = [method]
+        for name, digits in (("tokens_per_step", 2), ("microseconds", 0)):
+            curves = [run.curve(name) for run in runs]
+            cells += [f"{mean(curve[number - 1] for curve in curves)[0]:.{digits}f}" for number in shown]
+            middle, half = mean(curve[FIRST - 1 :].mean() for curve in curves)
+            cells.append(f"{middle:.{digits}f}" if half != half else f"{middle:.{digits}f} ± {half:.{digits}f}")
+        rows.append(cells)
+    head = [
+        f"{what}, {when}"
+        for what in ("tokens per step", "µs")
+        for when in (*(f"epoch {n}" for n in shown), "from 2 on")
+    ]
+    return table(("method", *head), rows)
 
 
 def _rewards(runs: list[Run]) -> list[str]:

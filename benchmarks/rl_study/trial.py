@@ -31,7 +31,7 @@ import torch
 from benchmarks.rl_study.methods import FROM_TWIN, METHODS, Method
 from benchmarks.rl_study.overlap import common_prefix, rouge_1
 from examples.tiny_rl import grpo, policy, task
-from examples.tiny_rl.rollout import DRAFTS, Counts, RolloutEngine, responding
+from examples.tiny_rl.rollout import DRAFTS, Counts, RolloutEngine, draft_model, responding
 from histospec.client import DraftClient
 from histospec.client.rollouts import SpeculativeRollout
 from histospec.client.vllm.patches import cpu
@@ -120,12 +120,17 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, object]]:
     model = policy.load()
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.rate, betas=(0.9, 0.95), weight_decay=0.0)
     options = dict(DRAFTS if method.drafts else method.options)
+    os.environ |= method.environment
     if method.refresh is not None:
         os.environ |= {"HISTOSPEC_SAMPLING": "coupled", "HISTOSPEC_SEED_REFRESH": str(method.refresh)}
         options["speculative_config"] = {**options["speculative_config"], "num_speculative_tokens": FROM_TWIN}
     old: list[list[int]] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model.save_pretrained(folder)
+        if method.drafter is not None:
+            drafter = Path(folder) / "drafter"
+            policy.load(policy.SHIPPED_DRAFTER, policy.DRAFTER).save_pretrained(drafter)
+            options |= draft_model(drafter, method.drafter)
         engine = RolloutEngine(Path(folder), size.concurrency, {"seed": seed, **options})
         engine.warm_up()
         rollout = None

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from examples.draft_server import DraftServer
+from examples.draft_server import Drafts, DraftServer
 from examples.tiny_rl import grpo, policy
 from examples.tiny_rl.results import Epoch, Side
-from examples.tiny_rl.rollout import DRAFTS, RolloutEngine, Rollouts
+from examples.tiny_rl.rollout import DRAFTED, DRAFTS, RolloutEngine, Rollouts, draft_model
 from examples.tiny_rl.table import Progress
 from examples.tiny_rl.task import Problem, problems
 
@@ -30,10 +30,12 @@ class Settings:
     rate: float = 1e-4
     """Learning rate."""
     seed: int = 0
+    drafter: Path | None = None
+    """Weights of a draft model whose drafts stand beside the server's; None: the server drafts alone."""
 
 
 def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, progress: Progress) -> Iterator[Epoch]:
-    """Yields an epoch as it ends. `folder` takes the policy in the form that vLLM loads."""
+    """Yields an epoch as it ends. `folder` takes the models in the form that vLLM loads."""
     torch.manual_seed(settings.seed)
     train_set = problems(settings.problems, random.Random(settings.seed))
     prompts = [problem.prompt for problem in train_set]
@@ -43,19 +45,24 @@ def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, p
 
     progress.doing("vLLM starts, once with and once without drafts")
     plain = RolloutEngine(folder, settings.concurrency, {})
-    drafting = RolloutEngine(folder, settings.concurrency, DRAFTS)
+    options = DRAFTS
+    if settings.drafter is not None:
+        policy.load(settings.drafter, policy.DRAFTER).save_pretrained(folder / "drafter")
+        options = DRAFTS | draft_model(folder / "drafter", DRAFTED)
+    drafting = RolloutEngine(folder, settings.concurrency, options)
     for engine in (plain, drafting):
         engine.warm_up()
 
     for number in range(1, settings.epochs + 1):
-        before = server.lookups(namespace)
+        before, drafts_before = server.lookups(namespace), server.drafts(namespace)
         progress.doing(f"epoch {number}: rolling out without drafts")
         without = plain.generate(prompts, settings.samples, number)
         progress.doing(f"epoch {number}: rolling out with drafts")
         with_drafts = drafting.generate(prompts, settings.samples, number)
         lookups = server.lookups(namespace) - before
+        history = None if settings.drafter is None else server.drafts(namespace) - drafts_before
 
-        scored = _scored(train_set, settings.samples, with_drafts)
+        scored = _scored(train_set, settings.samples, with_drafts, history)
         start = time.perf_counter()
         if number < settings.epochs:
             progress.doing(f"epoch {number}: learning from the rollouts with drafts")
@@ -72,7 +79,7 @@ def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, p
         )
 
 
-def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts) -> Side:
+def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts, history: Drafts | None = None) -> Side:
     groups = [rollouts.responses[i : i + samples] for i in range(0, len(rollouts.responses), samples)]
     rewards = [[p.reward(response) for response in group] for p, group in zip(train_set, groups, strict=True)]
     counts = rollouts.counts
@@ -85,4 +92,5 @@ def _scored(train_set: list[Problem], samples: int, rollouts: Rollouts) -> Side:
         accepted=counts.accepted,
         seconds=rollouts.seconds,
         cpu_seconds=rollouts.cpu_seconds,
+        history=history,
     )

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import LlamaForCausalLM
 
 from examples.tiny_rl import policy
-from examples.tiny_rl.task import END_ID, LONGEST, Problem, problems, worked_solution
+from examples.tiny_rl.task import Problem, problems, worked_solution
 
 STEPS = 700
 BATCH = 32
@@ -24,24 +24,10 @@ WARMUP = 60
 SLIPS = 0.3
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
     """Mean reward over problems, one response each sampled at temperature 1."""
-    prompts = [p.prompt for p in batch]
-    width = max(map(len, prompts))
-    rewards = []
-    for length in range(1, width + 1):  # generate() wants prompts of one length
-        same = [p for p in batch if len(p.prompt) == length]
-        if same:
-            tokens = torch.tensor([p.prompt for p in same], device=model.device)
-            output = model.generate(
-                tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
-            )
-            assert isinstance(output, torch.Tensor)  # not asked for more
-            for problem, row in zip(same, output[:, length:].tolist(), strict=True):
-                end = row.index(END_ID) + 1 if END_ID in row else len(row)
-                rewards.append(problem.reward(row[:end]))
-    return sum(rewards) / len(rewards)
+    responses = policy.respond(model, [problem.prompt for problem in batch])
+    return sum(p.reward(response) for p, response in zip(batch, responses, strict=True)) / len(batch)
 
 
 def train(

@@ -9,15 +9,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples.tiny_rl.task import END_ID, VOCABULARY
+from examples.tiny_rl.task import END_ID, LONGEST, VOCABULARY
 
 SHIPPED = Path(__file__).parent / "weights.safetensors"
 """The warm-started policy in half precision, made by make_weights.py."""
+SHIPPED_DRAFTER = Path(__file__).parent / "drafter.safetensors"
+"""A draft model for the policy in half precision, made by make_drafter.py."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a policy; the shipped one's."""
+    """Of a model; the shipped policy's."""
 
     hidden: int = 128
     intermediate: int = 384
@@ -26,6 +28,8 @@ class Size:
 
 
 SMALL = Size()
+DRAFTER = Size(hidden=64, intermediate=192, layers=2, heads=2)
+"""The shipped draft model's."""
 
 
 def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -48,9 +52,9 @@ def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.fl
     return nn.Module.to(model, device, dtype)
 
 
-def load(path: Path = SHIPPED) -> LlamaForCausalLM:
-    """The policy with the weights of `path`, in float32."""
-    model = fresh()
+def load(path: Path = SHIPPED, size: Size = SMALL) -> LlamaForCausalLM:
+    """The model with the weights of `path`, in float32."""
+    model = fresh(size)
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
     return model
 
@@ -75,3 +79,19 @@ def logprobs(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
     """Log-probability float32[n, longest - 1] of every token but the first, given those before it."""
     logits = model(tokens[:, :-1]).logits
     return torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0]
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def respond(model: LlamaForCausalLM, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """One response for each prompt, sampled at temperature 1: token ids, the end token included where it came."""
+    responses: list[list[int]] = [[] for _ in prompts]
+    for length in sorted(set(map(len, prompts))):  # generate() wants prompts of one length
+        same = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        tokens = torch.tensor([prompts[i] for i in same], device=model.device)
+        output = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
+        )
+        assert isinstance(output, Tensor)  # not asked for more
+        for i, row in zip(same, output[:, length:].tolist(), strict=True):
+            responses[i] = row[: row.index(END_ID) + 1] if END_ID in row else row
+    return responses

@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from examples.draft_server import Lookups
+from examples.draft_server import Drafts, Lookups
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Side:
     accepted: int
     seconds: float
     cpu_seconds: float
+    history: Drafts | None = None
+    """Of the drafted tokens the server's; the others are the draft model's. None: there is no draft model."""
 
     @property
     def samples(self) -> int:
@@ -41,6 +43,13 @@ class Side:
     def tokens_per_step(self) -> float:
         """Generated tokens for each per-request step; exactly 1 without drafts."""
         return self.tokens / self.request_steps
+
+    @property
+    def by_drafter(self) -> dict[str, Drafts]:
+        """The drafted tokens by who drafted them; empty where there is no draft model."""
+        if self.history is None:
+            return {}
+        return {"history": self.history, "drafter": Drafts(self.drafted, self.accepted) - self.history}
 
     @property
     def acceptance(self) -> float:
@@ -89,7 +98,7 @@ class Epoch:
         sides = {}
         for name, side in (("with_drafts", self.with_drafts), ("without_drafts", self.without)):
             figures = {"reward": side.reward, "length": side.length, "tokens_per_step": side.tokens_per_step}
-            counted = {key: value for key, value in asdict(side).items() if key != "rewards"}
+            counted = {key: value for key, value in asdict(side).items() if key != "rewards" and value is not None}
             sides[name] = {**figures, "acceptance": side.acceptance, **counted}
         return {
             "epoch": self.number,

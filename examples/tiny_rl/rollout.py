@@ -16,15 +16,27 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from examples.tiny_rl.task import END_ID, LONGEST
 
+DRAFTED = 16
+"""Tokens that a draft may have."""
+
 DRAFTS: dict[str, Any] = {
     "speculative_config": {
         "method": "custom_class",
         "model": "histospec.client.vllm.HistoSpecProposer",
-        "num_speculative_tokens": 16,
+        "num_speculative_tokens": DRAFTED,
     },
     "scheduler_cls": "histospec.client.vllm.HistoSpecScheduler",
 }
 """All that a worker needs to draft, beside HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE in its environment."""
+
+
+def draft_model(folder: Path, tokens: int) -> dict[str, Any]:
+    """Arguments of vllm.LLM for drafts of up to `tokens` tokens by the model in `folder` (a transformers folder).
+
+    vLLM drafts with it alone; with DRAFTS below them, HistoSpec chooses between its drafts and the server's.
+    """
+    speculative = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": tokens}
+    return {"speculative_config": speculative, "async_scheduling": False}
 
 
 def as_prompt(tokens: list[int]) -> TokensPrompt:

@@ -2,6 +2,7 @@
 
     python -m examples.tiny_rl.run            # three to four minutes on two cores; what `make demo` runs
     python -m examples.tiny_rl.run --quick    # about a minute
+    python -m examples.tiny_rl.run --drafter  # a draft model drafts, too, as a model's own drafter would
 
 Exits with 1 when the run did not keep a promise that it prints.
 """
@@ -31,6 +32,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs")
     parser.add_argument("--epochs", type=int, help="how often the policy visits the problems, at least 2")
+    parser.add_argument(
+        "--drafter", nargs="?", const=True, type=Path, metavar="WEIGHTS",
+        help="vLLM's own drafter beside HistoSpec: the shipped draft model, or one of make_drafter.py",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the plot, the table and the logs")
     parser.add_argument(
         "--verify-cost",
@@ -77,9 +82,9 @@ def _prepare_environment(endpoint: str) -> None:
 def _run(
     arguments: argparse.Namespace, server: draft_server.DraftServer, folder: Path, console: Console
 ) -> list[results.Epoch]:
-    from examples.tiny_rl import loop  # imports vLLM
+    from examples.tiny_rl import loop, policy  # imports vLLM
 
-    settings = loop.Settings()
+    settings = loop.Settings(drafter=policy.SHIPPED_DRAFTER if arguments.drafter is True else arguments.drafter)
     if arguments.quick:
         settings = replace(settings, epochs=3, problems=8)
     if arguments.epochs is not None:
@@ -101,7 +106,7 @@ def _conclude(epochs: list[results.Epoch], out: Path, server: draft_server.Draft
     promises = results.promises(epochs)
     results.save(epochs, promises, out / "tiny_rl.json")
     plot.save(epochs, TITLE, out / "tiny_rl.png")
-    table.explain(console)
+    table.explain(console, drafter=epochs[0].with_drafts.history is not None)
     for promise in promises:
         console.print(f"[green]kept  [/]  {promise.text}" if promise.kept else f"[bold red]BROKEN[/]  {promise.text}")
     console.print(

@@ -28,9 +28,13 @@ COLUMNS = (
 )
 
 
-def rows(epoch: Epoch) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The two rows of an epoch: without drafts, with drafts and their ratios."""
+def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
+    """The rows of an epoch: without drafts, with drafts and their ratios, and a row for each of two drafters."""
     without, drafts = epoch.without, epoch.with_drafts
+    of_both = (
+        ("", name, "", "", f"+{part.accepted / drafts.request_steps:.2f}", f"{part.acceptance:.0%}", *[""] * 5)
+        for name, part in drafts.by_drafter.items()
+    )
     return (
         (
             str(epoch.number),
@@ -58,6 +62,7 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], tuple[str, ...]]:
             f"{drafts.cpu_seconds:.1f} [green]{epoch.less_cpu:.2f}x[/]",
             f"{epoch.lookups.hit_rate:.0%}",
         ),
+        *of_both,
     )
 
 
@@ -101,14 +106,16 @@ def progress(console: Console) -> Iterator[Progress]:
         yield Progress(console, live)
 
 
-def explain(console: Console) -> None:
-    """What the columns count, in a few lines."""
+def explain(console: Console, drafter: bool) -> None:
+    """What the columns count, in a few lines. `drafter`: there is a draft model."""
     console.print(
         "\nrequest steps: forward passes that gave a request a token, summed over the requests; "
         "tokens a step = tokens / request steps, 1 without drafts.\n"
         "engine steps: forward passes of the whole batch; they also wait for the slowest request.\n"
         "accepted: share of the drafted tokens that the policy would have sampled itself.\n"
         "sec: on the clock, with whatever else the machine does; CPU sec: of this process, without the draft server.\n"
-        "hit rate: new sessions whose problem had a history already, as /metrics counted them.\n",
+        "hit rate: new sessions whose problem had a history already, as /metrics counted them.\n"
+        + "history, drafter: accepted tokens a step of the server's drafts and of the draft model's.\n"
+        * drafter,
         style="dim",
     )

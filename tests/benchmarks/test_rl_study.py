@@ -69,6 +69,22 @@ def test_repetition_is_beside_independent_draws(tmp_path: Path) -> None:
     assert cells == ["coupled 0.5", "0.0", "3.00x", "0.25", "0.50", "0.75", "0.150", "0.150", "0.750"]
 
 
+def test_drafters_are_compared_epoch_by_epoch(tmp_path: Path) -> None:
+    """100 tokens an epoch: 50, 40 and 20 steps are 2, 2.5 and 5 tokens a step; 4 ms are 40 microseconds a token."""
+    made = {"none": [(100, 0, 0.01)] * 3, "drafter": [(50, 0, 0.004), (40, 0, 0.002), (20, 0, 0.004)]}
+    for name, rows in made.items():
+        write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
+    found = runs.load(tmp_path, METHODS)
+    head, _, plain, drafter = tables.drafters(found).splitlines()
+    assert head.count("tokens per step") == head.count("µs") == 4  # epochs 1, 2 and 3, and the mean
+    assert [cell.strip() for cell in plain.split("|")[1:-1]] == ["none", *["1.00"] * 4, *["100"] * 4]
+    assert [cell.strip() for cell in drafter.split("|")[1:-1]] == [
+        "drafter", "2.00", "2.50", "5.00", "3.75", "40", "20", "40", "30",
+    ]  # fmt: skip
+    assert tables.drafters(found) in tables.text(found)
+    assert tables.drafters({"none": found["none"]}) not in tables.text({"none": found["none"]})
+
+
 def test_the_page_says_what_its_runs_say() -> None:
     found = runs.load(ROOT / "benchmarks/rl_study/recorded", METHODS)
     assert tables.text(found) in (ROOT / "docs/study.md").read_text()

@@ -12,9 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    """The command's result; fails with what it printed."""
+def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command's result, with no other HISTOSPEC_ variables than these; fails with what it printed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")} | {"OMP_NUM_THREADS": "1"}
+    environment |= variables
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
     )
@@ -36,6 +37,24 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
         assert epoch["with_drafts"]["tokens_per_step"] > first["with_drafts"]["tokens_per_step"]
     assert (tmp_path / "tiny_rl.png").stat().st_size > 10_000
     assert "hit rate" in done.stdout
+
+
+@pytest.mark.vllm
+@pytest.mark.newest
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
+def test_the_demo_says_what_history_and_a_draft_model_gained(tmp_path: Path) -> None:
+    """The draft model carries the first epoch, in which siblings alone give 1.4 tokens a step; later history leads."""
+    fixed = {"HISTOSPEC_VERIFY_COST": "0.05", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}  # no clock decides
+    done = run("-m", "examples.tiny_rl.run", "--quick", "--drafter", "--out", tmp_path, **fixed)
+    first, *later = json.loads((tmp_path / "tiny_rl.json").read_text())["epochs"]
+    assert first["with_drafts"]["tokens_per_step"] > 2
+    for epoch in (first, *later):
+        drafted = epoch["with_drafts"]
+        history, model = drafted["history"]["accepted"], drafted["accepted"] - drafted["history"]["accepted"]
+        assert 0 < drafted["history"]["drafted"] < drafted["drafted"]
+        assert 0 < model <= drafted["drafted"] - drafted["history"]["drafted"]
+        assert (history > model) == (epoch is not first)
+    assert "drafter" in done.stdout
 
 
 def test_the_engine_benchmark_runs() -> None:

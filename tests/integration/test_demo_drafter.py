@@ -1,0 +1,78 @@
+"""The demo's draft model, and what its table says of two drafters."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from examples.draft_server import Drafts, Lookups
+from examples.tiny_rl import table
+from examples.tiny_rl.results import Epoch, Side
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from examples.tiny_rl import make_drafter, policy  # noqa: E402 - they import what may be missing
+from examples.tiny_rl.task import problems, worked_solution  # noqa: E402
+
+LARGEST = 500_000  # bytes of the shipped file
+
+
+def texts(count: int) -> list[make_drafter.Text]:
+    """Problems and solutions as the policy was taught to write them, which is faster than to sample it."""
+    rng = random.Random(12345)
+    return [(p.prompt, worked_solution(p, rng, slips=0.3)) for p in problems(count, rng)]
+
+
+def test_the_shipped_draft_model_is_small_and_nearly_as_good_as_the_policy() -> None:
+    assert policy.SHIPPED_DRAFTER.stat().st_size < LARGEST
+    teacher = policy.load()
+    drafter = policy.load(policy.SHIPPED_DRAFTER, policy.DRAFTER)
+    best = make_drafter.acceptance(teacher, teacher, texts(32))
+    assert make_drafter.acceptance(drafter, teacher, texts(32)) > 0.95 * best
+    torch.manual_seed(0)
+    assert make_drafter.acceptance(policy.fresh(policy.DRAFTER), teacher, texts(32)) < 0.1
+
+
+def test_distilling_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Thirty batches of eight texts are enough to know the commonest words."""
+    from rich.console import Console
+
+    teacher = policy.load()
+    drafter = make_drafter.distill(teacher, texts(64), 30, 0, Console())
+    assert make_drafter.acceptance(drafter, teacher, texts(8)) > 0.2
+
+
+def test_random_weights_never_replace_the_shipped_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.argv", ["make_drafter", "--random"])
+    with pytest.raises(SystemExit):
+        make_drafter.main()
+    monkeypatch.setattr("sys.argv", ["make_drafter", "--random", "--out", str(tmp_path / "useless")])
+    make_drafter.main()
+    useless = policy.load(tmp_path / "useless", policy.DRAFTER)
+    assert make_drafter.acceptance(useless, policy.load(), texts(8)) < 0.1
+
+
+def side(history: Drafts | None) -> Side:
+    """A hundred steps that verified 200 tokens and accepted 150, so 2.5 tokens a step."""
+    return Side([[1.0, 0.0]], 250, 100, 50, 200, 150, 1.0, 1.0, history)
+
+
+def test_the_table_says_what_each_drafter_gained() -> None:
+    epoch = Epoch(1, side(Drafts(120, 90)), side(None), Lookups(0, 2), 0.0)
+    _, both, history, drafter = table.rows(epoch)
+    assert both[4] == "[bold]2.50[/]"
+    assert history[1:6] == ("history", "", "", "+0.90", "75%")
+    assert drafter[1:6] == ("drafter", "", "", "+0.60", "75%")
+    assert len(history) == len(drafter) == len(table.COLUMNS)
+    drafted = epoch.as_json()["with_drafts"]
+    assert isinstance(drafted, dict)
+    assert drafted["history"] == {"drafted": 120, "accepted": 90}
+
+
+def test_without_a_draft_model_the_table_is_as_ever() -> None:
+    epoch = Epoch(1, side(None), side(None), Lookups(0, 2), 0.0)
+    assert len(table.rows(epoch)) == 2
+    drafted = epoch.as_json()["with_drafts"]
+    assert isinstance(drafted, dict)
+    assert "history" not in drafted
