@@ -244,7 +244,7 @@ class HistoSpecScheduler(Scheduler):
         if self._model is None:
             rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
         else:
-            rows = self._model.choose(model.req_ids, history, model.draft_token_ids, self._cost.value)
+            rows = self._model.choose(model.req_ids, history, model.draft_token_ids, self._cost.value, bool(drafts))
         return [row and row[: self._room(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
 
     def _known(self, draft: Draft | None) -> Draft | None:

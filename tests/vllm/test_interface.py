@@ -43,7 +43,7 @@ def test_a_proposer_without_the_scheduler_says_what_to_add(
 def test_a_scheduler_without_the_proposer_says_what_to_add(
     adapter: Any, engine: Callable[..., Any], nowhere: str
 ) -> None:
-    with pytest.raises(ValueError, match="--speculative-config"):
+    with pytest.raises(ValueError, match="it needs 'custom_class' with the model"):
         engine(nowhere, fresh=True, speculative_config=None)
 
 

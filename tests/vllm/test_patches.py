@@ -16,9 +16,8 @@ import json, os
 from importlib import import_module
 from types import SimpleNamespace
 
-from histospec.client.vllm import HistoSpecProposer
-from histospec.client.vllm.coupled import plugin
-from histospec.client.vllm.patches import PATCHES, sampling, weight_versions
+from histospec.client.vllm import settings
+from histospec.client.vllm.patches import PATCHES, plugin, sampling, weight_versions, workers
 from histospec.client.vllm.patches.replacing import is_replaced
 
 def owner(symbol):
@@ -39,12 +38,18 @@ places = {p.symbol: owner(p.symbol) for p in PATCHES}
 sampler = places[of_a_sampler][0]()
 places[of_a_sampler] = sampler, "forward"
 said = {"before": replaced()}
+plugin.register()
+said["by the plug-in"] = replaced()
 os.environ["HISTOSPEC_SAMPLING"] = "coupled"
-parallel = SimpleNamespace(pipeline_parallel_size=1, distributed_executor_backend=None, world_size=1)
+settings.check = lambda config: None
 for _ in range(2):
-    scheduler = SimpleNamespace(scheduler_cls="ours")
-    HistoSpecProposer(SimpleNamespace(scheduler_config=scheduler, parallel_config=parallel))
-    said["by the proposer"] = replaced()
+    for name in (None, "vllm.v1.core.sched.scheduler.Scheduler", "histospec.client.vllm.HistoSpecScheduler"):
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(scheduler_cls=name),
+            speculative_config=SimpleNamespace(method="draft_model"),
+        )
+        workers.preparing(lambda self, vllm_config: None)(None, config)
+        said.setdefault(f"in a worker of {name}", replaced())
     weight_versions.install()
     plugin.register()
     sampling.couple(sampler)
@@ -74,7 +79,14 @@ def test_every_symbol_of_the_table_is_replaced_once(said: Any) -> None:
     assert said["twice"] == []
 
 
-def test_an_engine_that_drafts_has_those_of_its_proposer_and_scheduler(
+def test_workers_of_other_engines_are_left_alone(said: Any) -> None:
+    mark = ["vllm.v1.worker.worker_base:WorkerBase.__init__"]
+    assert said["by the plug-in"] == mark
+    assert said["in a worker of None"] == said["in a worker of vllm.v1.core.sched.scheduler.Scheduler"] == mark
+    assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == 4
+
+
+def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(
     engine: Callable[..., Any], nowhere: str
 ) -> None:
     from histospec.client.vllm.patches import PATCHES
@@ -82,7 +94,7 @@ def test_an_engine_that_drafts_has_those_of_its_proposer_and_scheduler(
 
     engine(nowhere)
     for patch in PATCHES:
-        if patch.installed_by.startswith("HistoSpec"):
+        if patch.installed_by.startswith(("HistoSpecScheduler", "WorkerBase")) and patch.room != "drafter":
             module, _, path = patch.symbol.partition(":")
             owner = importlib.import_module(module)
             *owners, name = path.split(".")

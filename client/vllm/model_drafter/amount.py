@@ -6,12 +6,15 @@ first token; how many requests stand at each level is known in every step, also 
 the server's being silent everywhere is that of a first epoch.
 
 A drafter that rests makes not even its first pass, in which it computes the keys and values that later passes look at.
-So requests that lived through a rest get no drafts of the model any more (they would be poor), and it is waked for
-those that come. A rest is ended by what the levels promise, or, at growing distances, to see whether the drafter has
-become better.
+So requests that lived through a rest of many steps get no drafts of the model any more (they would be poor), and it is
+waked for those that come. A rest is ended by what the levels promise, or, at growing distances, to see whether the
+drafter has become better.
+
+What the drafter costs is learned elsewhere, from steps that differ. So now and then it makes a token less or more than
+it should, or rests for a step.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +28,9 @@ REST = -1
 
 TRIAL = 48  # steps that the drafter is given, at first and after a rest, before it may rest
 SOONEST, LATEST = 1024, 32768  # steps of a rest until it is waked to look again
-DITHER = 8, 64  # every so many steps it makes one token less or more: while little is known of its cost, and later
+VARY = 4, 64  # every so many steps the number varies: while the drafter's cost is not known, and later
+FEW = 16  # steps that may be missing of a request
+NO_PROMPT = 1 << 20  # a missing prompt counts as so many
 MEMORY = 2048.0  # requests after which what was learned of a level counts half
 LATELY = 0.97  # a step's share in the levels of today: of the last thirty or so
 STARTING = 3  # tokens
@@ -54,20 +59,21 @@ class Amount:
         self._since = 0  # when it was waked or laid to rest
         self._resting = fixed == 0 and may_rest
         self._patience = SOONEST
-        self._behind: set[str] = set()  # requests that lived through a rest
+        self._missed: dict[str, int] = {}  # steps of a request without the drafter's first pass
         self._left_out = False  # prompts, since the cache was last emptied
 
     @property
     def told(self) -> bool:
         """Whether vLLM's workers make as many tokens as a step says, or rest; else they always make `longest`."""
-        return self._may_vary or self._resting
+        return self._may_vary or self._may_rest
 
-    def next(self, cost: DrafterCost | None, speed_up: float) -> int:
+    def next(self, cost: DrafterCost | None, speed_up: float, prompts: bool) -> int:
         """The tokens to make in the step that begins, or REST.
 
         Args:
             cost: of the drafter; None: not known yet.
             speed_up: tokens for the price of a plain step, as things are.
+            prompts: the step computes some.
         """
         self._step += 1
         if self._fixed is not None:
@@ -87,9 +93,11 @@ class Amount:
             return REST
         if not self._may_vary:
             return self._longest
-        every = DITHER[cost is not None]
-        if self._step % every == 0:
-            most += 1 if self._step // every % 2 else -1
+        turn, rest = divmod(self._step, VARY[cost is not None])
+        if rest == 0 and turn % 2 == 0 and self._may_rest and not prompts:
+            return REST
+        if rest == 0:
+            most += 1 if turn % 4 == 1 else -1
         return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
 
     def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:
@@ -113,27 +121,28 @@ class Amount:
         if len(level):
             self._levels += (1 - LATELY) * (np.bincount(level, minlength=SIZE) / len(level) - self._levels)
 
-    def left_out(self, requests: Collection[str], prompts: bool) -> None:
-        """A step without the drafter's first pass, of these requests; `prompts`: it computed some."""
-        self._behind.update(requests)
-        self._left_out |= prompts
+    def left_out(self, requests: Mapping[str, bool]) -> None:
+        """A step without the drafter's first pass, of these requests: whether it computed a part of their prompts."""
+        for request, prompt in requests.items():
+            self._missed[request] = self._missed.get(request, 0) + (NO_PROMPT if prompt else 1)
+            self._left_out |= prompt
 
     def cached(self, request: str) -> None:
         """A prompt was found in the cache, in part: the drafter may have rested when it was computed."""
         if self._left_out:
-            self._behind.add(request)
+            self._missed[request] = NO_PROMPT
 
     def emptied(self) -> None:
         """The cache of prompts is empty."""
         self._left_out = False
 
     def whole(self, request: str) -> bool:
-        """Whether the drafter has made a pass over all of the request's text."""
-        return request not in self._behind
+        """Whether the drafter has made a pass over the request's text, but for little of it."""
+        return self._missed.get(request, 0) <= FEW
 
     def forget(self, request: str) -> None:
         """The request has left."""
-        self._behind.discard(request)
+        self._missed.pop(request, None)
 
     def _turn(self) -> None:
         self._resting, self._since = not self._resting, self._step

@@ -11,7 +11,6 @@ import numpy as np
 from histospec.protocol.costs import STARTING_SPEED_UP
 
 from ..cost import DrafterCost
-from ..interface import ModelRunnerOutput, SchedulerOutput
 from ..patches import drafter
 from .amount import REST, Amount
 from .choice import Choice, Row
@@ -19,6 +18,7 @@ from .outcomes import levels
 
 if TYPE_CHECKING:
     from ... import Draft
+    from ..interface import ModelRunnerOutput, SchedulerOutput
 
 VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
 """Methods whose drafters make as many tokens as a step says. The others make `num_speculative_tokens` or fewer."""
@@ -53,29 +53,36 @@ class ModelDrafter:
         self._asked = longest  # tokens of the drafts that come next
         self._rows: dict[str, Row] = {}  # that are being verified
         self._yield = STARTING_SPEED_UP
+        self._cost: DrafterCost | None = None
 
     @property
     def asked(self) -> int | None:
         """Tokens that the drafter made in the step that ends; None: it rested."""
         return None if self._asked == REST else self._asked
 
-    def ask(self, step: SchedulerOutput, cost: DrafterCost | None) -> None:
+    def ask(self, step: "SchedulerOutput", cost: DrafterCost | None) -> None:
         """Tells the step that was scheduled how many tokens the drafter makes in it."""
         if not step.num_scheduled_tokens:
             return
-        self._asked = self._amount.next(cost, self._yield)
+        verified = step.scheduled_spec_decode_tokens
+        prompts = {r: n - len(verified.get(r, ())) > 1 for r, n in step.num_scheduled_tokens.items()}
+        self._cost = cost
+        self._asked = self._amount.next(cost, self._yield, any(prompts.values()))
         if self._amount.told:
             step.num_spec_tokens_to_schedule = self._asked
         for new in step.scheduled_new_reqs:
             if new.num_computed_tokens:
                 self._amount.cached(new.req_id)
         if self._asked == REST:
-            drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
-            prompts = step.total_num_scheduled_tokens - drafted != len(step.num_scheduled_tokens)
-            self._amount.left_out(step.num_scheduled_tokens, prompts)
+            self._amount.left_out(prompts)
 
     def choose(
-        self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]], cost: float
+        self,
+        requests: Sequence[str],
+        history: Sequence["Draft | None"],
+        model: Sequence[Sequence[int]],
+        cost: float,
+        asked: bool,
     ) -> list[list[int]]:
         """The draft of each request that is to be verified.
 
@@ -84,19 +91,26 @@ class ModelDrafter:
             history: the server's drafts; None or empty where there is none.
             model: those of the model's drafter; of other lengths than was asked for, they are no drafts.
             cost: of verifying a token, in plain steps.
+            asked: whether the server was asked for drafts; nothing is learned of when it has some if it was not.
         """
+        if any(len(row) == self._longest and not any(row) for row in model):
+            # Near the end of the longest context vLLM drafts zeros for every request, and asks no drafter.
+            self._amount.left_out(dict.fromkeys(requests, False))
+            model = [()] * len(requests)
         drafts = [self._made(row, request) for row, request in zip(model, requests, strict=True)]
         if not any(drafts):
             self._rows = {}
-            firsts = [draft.probs[0] if draft is not None and len(draft) else 0.0 for draft in history]
-            self._amount.saw_levels(levels(np.array(firsts, np.float32)))
+            if asked:
+                firsts = [draft.probs[0] if draft is not None and len(draft) else 0.0 for draft in history]
+                self._amount.saw_levels(levels(np.array(firsts, np.float32)))
             return [[] if draft is None else draft.tokens.tolist() for draft in history]
         chosen, gains = self._choice.choose(requests, history, drafts, cost * self._yield)
-        self._amount.saw(gains, np.array([self._amount.whole(request) for request in requests]))
+        if asked:
+            self._amount.saw(gains, np.array([self._amount.whole(request) for request in requests]))
         self._rows = dict(zip(requests, chosen, strict=True))
         return [row.tokens for row in chosen]
 
-    def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, cost: float) -> Iterator[Verified]:
+    def learn(self, step: "SchedulerOutput", output: "ModelRunnerOutput", cost: float) -> Iterator[Verified]:
         """What the step that ends has verified; learns from it. `cost` is that of verifying a token, in plain steps."""
         rows, self._rows = self._rows, {}
         self._choice.learn(output.req_ids, output.sampled_token_ids, rows)
@@ -110,7 +124,10 @@ class ModelDrafter:
             accepted = max(0, min(len(came) - 1, verified) - shared)
             yield Verified(request, shared, verified - shared, accepted)
         if steps:
-            self._yield += (1 - LATELY) * (max(1.0, tokens / (steps + cost * drafted)) - self._yield)
+            price = steps + cost * drafted
+            if self._cost is not None and self._asked != REST:
+                price += steps * (self._cost.first_pass + self._cost.token * self._asked)
+            self._yield += (1 - LATELY) * (max(1.0, tokens / price) - self._yield)
 
     def forget(self, request: str) -> None:
         """The request has left."""
@@ -122,14 +139,9 @@ class ModelDrafter:
         self._amount.emptied()
 
     def _made(self, row: Sequence[int], request: str) -> Sequence[int]:
-        """The draft of the model; none where it cannot be one.
-
-        Near the end of the longest context vLLM drafts `longest` zeros for every request instead of asking the drafter.
-        """
-        limit = max(self._asked, 0)
-        if len(row) > limit or (len(row) == self._longest and not any(row)) or not self._amount.whole(request):
-            return ()
-        return row if min(row, default=0) >= 0 else ()
+        """The draft of the model; none where it is poor, or no draft."""
+        usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._amount.whole(request)
+        return row if usable else ()
 
 
 def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:

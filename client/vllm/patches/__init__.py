@@ -2,8 +2,8 @@
 
 HistoSpec needs no fork and changes no file of vLLM. It uses vLLM's own settings (`speculative_config`, `scheduler_cls`,
 the entry point `vllm.general_plugins`), and extends vLLM's scheduler in a subclass (`interface.py`). Beyond that, it
-replaces the functions in PATCHES in memory, in the processes that load its proposer, scheduler or plug-in. No other
-folder assigns to anything of vLLM's.
+replaces the functions in PATCHES in memory, in the processes that load its plug-in or scheduler. No other folder
+assigns to anything of vLLM's.
 
 With coupled sampling the plug-in also sets VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because the
 second model runner has another sampler. Each of vLLM's model runners then carries one more attribute,
@@ -35,9 +35,17 @@ class Patch(NamedTuple):
 
 PATCHES = (
     Patch(
+        symbol="vllm.v1.worker.worker_base:WorkerBase.__init__",
+        room="workers",
+        installed_by="the plug-in",
+        versions="run with 0.27 and 0.32",
+        why="tells in a worker whether its engine drafts with HistoSpec; the three patches after this one need to know",
+        until="vLLM tells its plug-ins the configuration",
+    ),
+    Patch(
         symbol="vllm.v1.sample.rejection_sampler:expand_batch_to_tokens",
         room="cpu",
-        installed_by="HistoSpecProposer, on the CPU platform, unless HISTOSPEC_VLLM_CPU_FIX=0",
+        installed_by="WorkerBase.__init__, on the CPU platform, unless HISTOSPEC_VLLM_CPU_FIX=0",
         versions="run with 0.27 and 0.32; a vLLM without the function is left alone, with a warning",
         why="vLLM's CPU build returns uninitialised memory, so sampling with any speculation is wrong (issue 55005)",
         until="the long test in tests/vllm/test_sampling.py fails that expects vLLM's own function to be wrong",
@@ -45,10 +53,18 @@ PATCHES = (
     Patch(
         symbol="vllm.v1.sample.rejection_sampler:RejectionSampler.forward",
         room="undrafted",
-        installed_by="HistoSpecProposer",
+        installed_by="WorkerBase.__init__",
         versions="run with 0.27 and 0.32; another signature is left alone, with a line in the log",
         why="a step without drafts costs 1 to 3 % more than one without speculation",
         until="vLLM takes the short way itself where nothing was drafted",
+    ),
+    Patch(
+        symbol="vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
+        room="drafter",
+        installed_by="WorkerBase.__init__, with a drafter of the model's own",
+        versions="0.24 and later, run with 0.27 and 0.32; elsewhere that drafter drafts in every step",
+        why="a drafter that is asked for no tokens makes its first pass all the same, where history drafts for all",
+        until="vLLM leaves the drafter out when a step asks for no tokens",
     ),
     Patch(
         symbol="vllm.v1.engine.core:EngineCore.set_weight_version",

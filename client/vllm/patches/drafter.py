@@ -45,7 +45,6 @@ def resting(propose: Any) -> Any:
     def drafted(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduler_output.num_spec_tokens_to_schedule != REST:
             return propose(self, scheduler_output, *args, **kwargs)
-        self._draft_probs = self._draft_prob_req_ids = None
         return [[] for _ in self.input_batch.req_ids]
 
     return drafted

@@ -1,0 +1,298 @@
+"""The drafts of a model's own drafter beside the server's: which is verified, and how many are asked for. No vLLM."""
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from histospec.client import Draft
+from histospec.client.vllm.cost import DrafterCost
+from histospec.client.vllm.model_drafter.amount import FEW, REST, STARTING, TRIAL, Amount
+from histospec.client.vllm.model_drafter.beside import ModelDrafter
+from histospec.client.vllm.model_drafter.choice import Choice, Row
+from histospec.client.vllm.model_drafter.outcomes import Pairs, levels
+
+PRICE = 0.1
+
+
+def draft(tokens: Sequence[int], probs: Sequence[float]) -> Draft:
+    return Draft(np.array(tokens, np.int32), np.array(probs, np.float32))
+
+
+def chosen(choice: Choice, history: Draft | None, model: Sequence[int], price: float = PRICE) -> Row:
+    (row,), _ = choice.choose(["r"], [history], [model], price)
+    return row
+
+
+def test_a_sure_history_is_kept_and_a_silent_one_gives_way() -> None:
+    choice = Choice(16)
+    sure = draft([1, 2, 3, 4], [0.95] * 4)
+    assert chosen(choice, sure, [7, 8, 9]) == Row([1, 2, 3, 4], 0, False)
+    assert chosen(choice, None, [7, 8, 9]) == Row([7, 8, 9], 0, True)
+    assert chosen(choice, draft([1], [0.15]), [7, 8, 9]).by_model
+    assert chosen(choice, None, []) == Row([], 0, False)
+
+
+def test_drafts_that_divide_share_what_is_before() -> None:
+    row = chosen(Choice(16), draft([1, 2, 3], [0.9, 0.9, 0.1]), [1, 2, 7, 8])
+    assert row == Row([1, 2, 7, 8], 2, True)
+
+
+def test_a_draft_that_goes_on_where_the_other_ends_is_taken() -> None:
+    choice = Choice(16)
+    assert chosen(choice, draft([1, 2, 3, 4], [0.9] * 4), [1, 2]).tokens == [1, 2, 3, 4]
+    assert chosen(choice, draft([1, 2], [0.9] * 2), [1, 2, 3]).tokens == [1, 2, 3]
+
+
+def test_a_draft_is_cut_where_it_is_worth_no_more() -> None:
+    assert chosen(Choice(16), draft([1, 2, 3], [0.9, 0.05, 0.9]), []).tokens == [1]
+    long = chosen(Choice(16), None, list(range(16)), price=0.01)
+    short = chosen(Choice(16), None, list(range(16)), price=0.2)
+    assert len(short.tokens) < len(long.tokens)
+
+
+PAIR = Pairs(
+    history=np.array([[1, -1]], np.int32),
+    probs=np.array([[0.6, 0.0]], np.float32),
+    model=np.array([[2, -2]], np.int32),
+    split=np.array([0]),
+    level=levels(np.array([0.6], np.float32)),
+    run=np.array([0]),
+)
+"""Drafts of one token each, 1 and 2, behind a rejection."""
+
+
+def teach(choice: Choice, rng: random.Random, history_right: float, model_right: float, steps: int = 600) -> None:
+    """Steps of one request, in which both drafts differ: at most one is right."""
+    for _ in range(steps):
+        rows, _ = choice.choose(["r"], [draft([1], [0.6])], [[2]], PRICE)
+        at = rng.random()
+        came = 1 if at < history_right else 2 if at < history_right + model_right else 3
+        right = rows[0].tokens == [came]
+        choice.learn(["r"], [[came, 5] if right else [came]], {"r": rows[0]})
+
+
+@pytest.mark.parametrize(("history_right", "model_right"), [(0.1, 0.8), (0.7, 0.1), (0.3, 0.5)])
+def test_what_is_right_more_often_is_learned_whoever_drafted(history_right: float, model_right: float) -> None:
+    choice = Choice(16)
+    teach(choice, random.Random(0), history_right, model_right)
+    assert chosen(choice, draft([1], [0.6]), [2]).by_model == (model_right > history_right)
+    (history,), (model,) = choice.outcomes.at_split(PAIR)
+    assert abs(model - model_right) < 0.12
+    assert abs(history - min(0.6, history_right)) < 0.12  # disagreement never makes the server surer
+
+
+def test_how_well_the_models_drafts_go_on_is_learned_by_position() -> None:
+    choice, rng = Choice(16), random.Random(0)
+    right = [0.9, 0.8, 0.3]
+    for _ in range(2000):
+        rows, _ = choice.choose(["r"], [None], [[1, 2, 3]], 0.0)
+        came = []
+        for token, chance in zip(rows[0].tokens, right, strict=False):
+            came.append(token if rng.random() < chance else 9)
+            if came[-1] == 9:
+                break
+        else:
+            came.append(9)
+        choice.learn(["r"], [came], {"r": rows[0]})
+    assert choice.outcomes.goes_on[1:3] == pytest.approx(right[1:], abs=0.1)
+
+
+def test_a_request_that_runs_well_is_told_from_one_that_was_just_rejected() -> None:
+    """In a run the model is right; behind a rejection it is not. The server is silent throughout."""
+    choice, rng = Choice(4), random.Random(1)
+    accepted = False
+    for _ in range(2000):
+        rows, _ = choice.choose(["r"], [None], [[1]], 0.0)
+        accepted = rng.random() < (0.9 if accepted else 0.1)
+        choice.learn(["r"], [[1, 5] if accepted else [9]], {"r": rows[0]})
+    for came, worth in ([1, 5], True), ([9], False):
+        rows, _ = choice.choose(["r"], [None], [[1]], 0.0)
+        choice.learn(["r"], [came], {"r": rows[0]})
+        assert chosen(choice, None, [1], price=0.5).by_model == worth
+
+
+def test_the_choice_is_as_good_as_that_of_one_who_knows() -> None:
+    """Against an oracle that knows how right each drafter is at each level: within 3 % of its accepted tokens."""
+    rng = random.Random(2)
+    choice = Choice(4)
+    kinds = [(0.05, 0.1, 0.5), (0.4, 0.35, 0.4), (0.8, 0.75, 0.15), (0.97, 0.96, 0.03)]
+    got = best = 0.0
+    for step in range(4000):
+        batch = [rng.choice(kinds) for _ in range(4)]
+        ids = [str(i) for i in range(4)]
+        rows, _ = choice.choose(ids, [draft([1], [p]) for p, _, _ in batch], [[2]] * 4, 0.0)
+        came = []
+        for row, (_, history, model) in zip(rows, batch, strict=True):
+            at = rng.random()
+            token = 1 if at < history else 2 if at < history + model else 3
+            came.append([token, 5] if row.tokens == [token] else [token])
+            if step > 500:
+                got += model if row.by_model else history
+                best += max(history, model)
+        choice.learn(ids, came, dict(zip(ids, rows, strict=True)))
+    assert got >= 0.97 * best
+
+
+# ---- how many -------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """A simulated batch: what the model's tokens gain where the history is silent, by number."""
+
+    def __init__(self, amount: Amount, requests: int = 16) -> None:
+        self.amount = amount
+        self.ids = [str(i) for i in range(requests)]
+
+    def steps(self, count: int, silent: float, right: float, cost: DrafterCost | None) -> list[int]:
+        """Numbers asked for; `silent`: share of the requests of which the history knows nothing."""
+        asked = []
+        for _ in range(count):
+            number = self.amount.next(cost, 2.0, prompts=False)
+            asked.append(number)
+            unknown = round(silent * len(self.ids))
+            level = np.array([0] * unknown + [7] * (len(self.ids) - unknown))
+            if number == REST:
+                self.amount.left_out(dict.fromkeys(self.ids, False))
+                self.amount.saw_levels(level)
+                self.ids = [str(int(i) + len(self.ids)) for i in self.ids]  # others come
+                continue
+            gain = np.cumsum(right ** np.arange(1, number + 1)) * (level == 0)[:, None]
+            self.amount.saw(SimpleNamespace(level=level, gain=gain), np.ones(len(self.ids), bool))  # type: ignore[arg-type]
+        return asked
+
+
+CHEAP, DEAR = DrafterCost(0.05, 0.03), DrafterCost(0.6, 0.3)
+
+
+def auto(longest: int = 16, may_vary: bool = True, may_rest: bool = True) -> Amount:
+    return Amount(longest, None, may_vary, may_rest)
+
+
+def usual(asked: Sequence[int]) -> int:
+    return int(np.median(asked[-64:]))
+
+
+def test_a_good_drafter_makes_many_tokens_and_a_poor_one_few() -> None:
+    good, poor = (Batch(auto()).steps(800, 1.0, right, CHEAP) for right in (0.9, 0.4))
+    assert usual(good) > usual(poor) >= 1
+    assert good[0] == STARTING
+
+
+def test_it_rests_where_history_covers_the_batch_and_wakes_when_it_does_not() -> None:
+    batch = Batch(auto())
+    assert usual(batch.steps(400, 1.0, 0.8, CHEAP)) > 0
+    assert usual(batch.steps(400, 0.0, 0.8, CHEAP)) == REST
+    assert usual(batch.steps(400, 1.0, 0.8, CHEAP)) > 0
+
+
+def test_it_rests_where_its_tokens_are_too_dear_or_worthless() -> None:
+    assert usual(Batch(auto()).steps(400, 0.2, 0.8, DEAR)) == REST
+    assert usual(Batch(auto()).steps(400, 1.0, 0.02, CHEAP)) == REST
+
+
+def test_a_useless_drafter_runs_rarely() -> None:
+    asked = Batch(auto()).steps(20000, 1.0, 0.0, CHEAP)
+    assert asked[: TRIAL // 2].count(REST) < TRIAL // 2
+    assert sum(number != REST for number in asked[TRIAL:]) < 0.03 * len(asked)
+    assert any(number != REST for number in asked[len(asked) // 2 :])  # it is looked at again
+
+
+def test_a_drafter_that_has_become_good_is_found_out() -> None:
+    batch = Batch(auto())
+    assert usual(batch.steps(2000, 1.0, 0.0, CHEAP)) == REST
+    assert usual(batch.steps(6000, 1.0, 0.8, CHEAP)) > 0
+
+
+def test_while_its_cost_is_unknown_steps_differ() -> None:
+    asked = Batch(auto()).steps(TRIAL, 1.0, 0.8, None)
+    assert REST in asked
+    assert len(set(asked)) >= 3
+
+
+def test_a_number_that_is_set_is_made_in_every_step() -> None:
+    assert set(Batch(Amount(16, 5, True, True)).steps(100, 0.0, 0.8, DEAR)) == {5}
+    assert set(Batch(Amount(16, 0, True, True)).steps(100, 1.0, 0.8, CHEAP)) == {REST}
+    assert set(Batch(Amount(16, 5, False, False)).steps(100, 1.0, 0.8, CHEAP)) == {16}
+
+
+def test_a_drafter_that_cannot_vary_or_rest_makes_all() -> None:
+    assert set(Batch(auto(may_vary=False, may_rest=False)).steps(400, 0.0, 0.0, DEAR)) == {16}
+    assert set(Batch(auto(may_vary=False)).steps(400, 0.0, 0.0, DEAR)) == {16, REST}
+    assert min(Batch(auto(may_rest=False)).steps(400, 0.0, 0.0, DEAR)) == 0
+
+
+def test_who_lived_through_a_rest_gets_no_drafts_of_the_model() -> None:
+    amount = auto()
+    for _ in range(FEW):
+        amount.left_out({"a": False})
+    assert amount.whole("a")
+    amount.left_out({"a": False, "b": True})
+    assert not amount.whole("a")
+    assert not amount.whole("b")
+    amount.cached("c")  # b's prompt may be c's
+    assert not amount.whole("c")
+    amount.emptied()
+    amount.cached("d")
+    assert amount.whole("d")
+    amount.forget("a")
+    assert amount.whole("a")
+
+
+# ---- in the steps of an engine --------------------------------------------------------------------------------------
+
+
+def step(tokens: dict[str, int], drafts: dict[str, list[int]], new: Sequence[str] = (), cached: int = 0) -> Any:
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        total_num_scheduled_tokens=sum(tokens.values()),
+        scheduled_spec_decode_tokens=drafts,
+        scheduled_new_reqs=[SimpleNamespace(req_id=r, num_computed_tokens=cached) for r in new],
+        num_spec_tokens_to_schedule=16,
+    )
+
+
+def sampled(rows: dict[str, list[int]]) -> Any:
+    return SimpleNamespace(req_ids=list(rows), sampled_token_ids=list(rows.values()))
+
+
+def test_a_step_is_told_how_many_tokens_to_make() -> None:
+    beside = ModelDrafter(16, Amount(16, 3, True, True))
+    now = step({"a": 1}, {})
+    beside.ask(now, None)
+    assert now.num_spec_tokens_to_schedule == 3
+    assert beside.asked == 3
+
+
+def test_drafts_of_another_length_than_was_asked_for_are_none() -> None:
+    """vLLM drafts zeros for every request once one of them nears the end of the context, whatever was asked for."""
+    beside = ModelDrafter(4, Amount(4, 2, True, True))
+    beside.ask(step({"a": 1, "b": 1}, {}), None)
+    assert beside.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], 0.01, True) == [[7, 8], []]
+    assert beside.choose(["a", "b"], [None, None], [[7, 8, 9], [7]], 0.01, True) == [[], [7]]
+    assert beside.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], 0.01, True) == [[], []]
+
+
+def test_the_server_is_told_what_was_verified_of_whose_draft() -> None:
+    beside = ModelDrafter(16, Amount(16, 3, True, True))
+    beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}), None)
+    history = [draft([1, 2], [0.9, 0.9]), None, draft([1, 2], [0.9, 0.05]), draft([5], [0.9])]
+    rows = beside.choose(list("abcd"), history, [[7], [7, 8, 9], [1, 7, 8], []], 0.01, True)
+    assert rows == [[1, 2], [7, 8, 9], [1, 7, 8], [5]]
+    verified = dict(zip("abcd", rows, strict=True)) | {"d": []}  # vLLM had no room for d's
+    came = {"a": [1, 4], "b": [7, 8, 4], "c": [1, 7, 8, 4], "d": [6]}
+    told = beside.learn(step(dict.fromkeys("abcd", 4), verified), sampled(came), 0.01)
+    assert [tuple(each) for each in told] == [("a", 2, 0, 0), ("b", 0, 3, 2), ("c", 1, 2, 2), ("d", 0, 0, 0)]
+
+
+def test_what_rests_costs_the_requests_their_drafts() -> None:
+    beside = ModelDrafter(16, Amount(16, 0, True, True))
+    beside.ask(step({"a": 9}, {}, new=["a"]), None)
+    assert beside.asked is None
+    beside._asked = 16
+    assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[]]
+    beside.forget("a")
+    assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[7]]
