@@ -18,10 +18,10 @@ import pytest
 
 from histospec.client import Response
 from tests.support.servers import Server
+from tests.support.verl_batches import LETTERS
 from tests.support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "verl.md"
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 TINY: dict[str, Any] = {
     "vocab_size": 28, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": None,

@@ -1,13 +1,16 @@
 """verl's own MTP settings beside our lines: they are one `speculative_config` for vLLM, and it starts."""
 
 import argparse
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from histospec.client import Response
 from tests.support.servers import Server
+from tests.support.verl_batches import LETTERS, batch, rolled_out
 
 HEADING = "Keep the model's MTP head"
 PROMPT = [{"role": "user", "content": "abcdefgh"}]
@@ -48,22 +51,43 @@ def without(lines: list[str], word: str) -> list[str]:
     return left
 
 
-def test_both_draft_in_a_rollout(
-    start_run: Callable[..., Any],
-    lines: Callable[..., list[str]],
-    mtp_lines: list[str],
-    history: Callable[..., list[Response]],
-    shared_server: Server,
-) -> None:
-    from tests.verl.test_rollouts import batch, rolled_out
+@pytest.fixture(scope="module")
+def mtp_run(start_run: Callable[..., Any], lines: Callable[..., list[str]], mtp_lines: list[str]) -> Any:
+    """A run with both drafters, whose vLLM counts."""
+    counting = "actor_rollout_ref.rollout.disable_log_stats=false"
+    return start_run(*mtp_lines, *lines("Rewards, logprobs, epochs"), counting)
 
-    run = start_run(*mtp_lines, *lines("Rewards, logprobs, epochs"))
-    manager = run.manager()
-    first = list(rolled_out(manager.generate_sequences(batch([PROMPT] * 4, validate=True))))
-    history(PROMPT, 4)
-    before = {n: v for n, v in shared_server.metrics().items() if "draft" in n or "accept" in n or "model" in n}
-    second = list(rolled_out(manager.generate_sequences(batch([PROMPT] * 4, validate=True))))
-    print(first); print(second)
-    after = {n: v for n, v in shared_server.metrics().items() if "draft" in n or "accept" in n or "model" in n}
-    print(before); print(after)
-    assert 0
+
+def test_head_and_history_draft_the_same_text(
+    mtp_run: Any, history: Callable[..., list[Response]], shared_server: Server
+) -> None:
+    drafted = vllm_counter(mtp_run, "vllm:spec_decode_num_draft_tokens_total")
+    assert drafted() == 0
+    alone = {"temperature": 0.0, "max_tokens": 60, "extra_args": {"histospec": False}}
+    prompt = [LETTERS.index(letter) for letter in PROMPT[0]["content"]]
+    text = mtp_run.ray.get(mtp_run.server.generate.remote(prompt, alone, "alone")).token_ids
+    assert drafted() > 0  # by the head: the server knows nothing of this request
+
+    def accepted() -> float:
+        samples = shared_server.metrics().items()
+        return sum(value for name, value in samples if name.startswith("histospec_accepted_tokens_total"))
+
+    manager = mtp_run.manager()
+    for visit in range(2):
+        before = accepted()
+        rows = list(rolled_out(manager.generate_sequences(batch([PROMPT], validate=True))))  # validation is greedy
+        assert [row[0] for row in rows] == [text]
+        history(PROMPT, visit + 1)
+    assert accepted() - before > len(text) / 2
+
+
+def vllm_counter(run: Any, name: str) -> Callable[[], float]:
+    """() -> what the server's vLLM has counted."""
+    address, port = run.ray.get(run.server.get_server_address.remote())
+
+    def total() -> float:
+        with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=60) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            return sum(s.value for family in families for s in family.samples if s.name == name)
+
+    return total
