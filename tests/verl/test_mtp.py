@@ -45,6 +45,26 @@ def test_each_line_is_needed(arguments: Callable[..., argparse.Namespace], mtp_l
     assert arguments(*without(mtp_lines, "scheduler_cls")).scheduler_cls is None
 
 
+def test_a_draft_model_is_loaded_with_its_own_weights(
+    arguments: Callable[..., argparse.Namespace], mtp_lines: list[str], tiny_model: str
+) -> None:
+    """As the page says; verl starts vLLM with dummy weights."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    drafter = f"{{model: {tiny_model}, draft_load_config: {{load_format: auto}}}}"
+    told = arguments(
+        *mtp_lines,
+        "actor_rollout_ref.model.mtp.method=draft_model",
+        f"+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={drafter}",
+        "actor_rollout_ref.rollout.load_format=dummy",
+    )
+    config = AsyncEngineArgs.from_cli_args(told).create_engine_config()
+    assert (config.speculative_config.method, config.speculative_config.num_speculative_tokens) == ("draft_model", 16)
+    assert config.speculative_config.draft_model_config.model == tiny_model
+    assert config.load_config.load_format == "dummy"
+    assert config.speculative_config.draft_load_config.load_format == "auto"
+
+
 def without(lines: list[str], word: str) -> list[str]:
     left = [line for line in lines if word not in line]
     assert len(left) == len(lines) - 1
