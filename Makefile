@@ -22,6 +22,8 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of their names. xdist's own order has files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Targets, two at a time; what a target says comes in one piece, at its end.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
 
 export OMP_NUM_THREADS ?= 1
@@ -31,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -55,30 +57,35 @@ $(VENV_OLD)/.ready: $(VENV)/.ready
 demo: setup
 	$(BIN)/python -m examples.tiny_rl.run
 
-# Types take longest, on one core; the rest passes meanwhile.
 check: setup
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-types check-locks check-style
+	@$(SIDE_BY_SIDE) check-types check-locks check-style
 
-check-types:
+check-types: setup
 	$(BIN)/mypy
 
-check-locks:
+check-locks: setup
 	@$(BIN)/clang-tidy -quiet $(wildcard native/src/registry/*.cc native/src/upkeep/*.cc native/src/engine/*.cc) -- -std=c++20 -Wthread-safety -Inative/include -Inative/src 2>/dev/null
 
-check-style:
+check-style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 
-test: check test-native test-python test-vllm
+# First what compiles or waits for the network; nothing imports the messages while the installation of the old environment
+# writes them again. Then the Python tests, and the rest one after the other.
+test: setup
+	@$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
+	@$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)
+
+tools:
+	scripts/install-tools
 
 test-native: setup
 	scripts/test-native
 
 # More at a time than cores: much of what these tests do is wait, for a process to start or a deadline to pass.
-test-python: setup
-	scripts/install-tools
-	$(BIN)/pytest -q -n 3 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
+test-python: setup tools
+	$(BIN)/pytest -q -n 4 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
 
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
@@ -114,13 +121,11 @@ study: setup
 	scripts/install-peers $(VENV)
 	$(BIN)/python -m benchmarks.rl_study.run
 
-chaos: setup
-	scripts/install-tools
+chaos: setup tools
 	HISTOSPEC_CHAOS_MESSAGES=1000000 HISTOSPEC_CHAOS_STREAMS=10000 HISTOSPEC_CHAOS_ROUNDS=3 \
 	  $(BIN)/pytest -q -s -o timeout=7200 tests/integration/test_partitions.py tests/integration/test_hostile.py
 
-manifests:
-	scripts/install-tools
+manifests: tools
 	scripts/render-manifests
 
 lock: setup
@@ -131,8 +136,7 @@ test-image: setup
 	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q tests/deploy/test_image.py
 
 # Two control planes at most: on two cores more are late.
-test-cluster: setup
-	scripts/install-tools
+test-cluster: setup tools
 	scripts/install-control-plane
 	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py
 
