@@ -97,7 +97,7 @@ test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 	  $(VENV_OLD)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
 
 test-long: setup
-	$(BIN)/pytest -q -m long tests
+	$(BIN)/pytest -q -o timeout=600 -m long tests
 	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='-m "not newest" tests/vllm'
 
 # What every version must keep; `make test-long` runs there whatever may differ.
