@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of their names. xdist's own order has files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Targets, two at a time; what a target says comes in one piece, at its end.
+# Runs targets, two at a time. The output of a target appears when the target ends.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
 
@@ -71,8 +71,8 @@ check-style: setup
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 
-# First what compiles or waits for the network; nothing imports the messages while the installation of the old environment
-# writes them again. Then the Python tests, and the rest one after the other.
+# The first line compiles and downloads. The installation of the old environment writes the generated messages again, so
+# no test runs beside it. The second line runs the Python tests beside all others.
 test: setup
 	@$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
 	@$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)

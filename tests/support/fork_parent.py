@@ -1,8 +1,8 @@
-"""The process that `forks` forks servers from: it has imported what a server imports, and has run none of it.
+"""The process that `forks` forks servers from. It imports what a server imports, and runs nothing.
 
     python fork_parent.py DESCRIPTOR    # of a socket that brings a request for each server
 
-It ends when the socket's other side does.
+It ends when the other side closes the socket.
 """
 
 import gc
@@ -15,15 +15,15 @@ import struct
 import sys
 from typing import Any
 
-sys.path[0] = ""  # not this folder, whose modules have names of others
+sys.path[0] = ""  # not this folder: its modules shadow others, such as `prometheus`
 
 EXIT = struct.Struct("i")
 MOST_BYTES = 1 << 18  # of a request
 
 
 def run(requests: socket.socket) -> None:
-    """Forks a server for each request; returns in a server, which has its arguments then, or when no more come."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever waits for a server ends alone
+    """Forks a server for each request. Returns in each server, with `sys.argv` set; exits after the last request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait for servers
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, MOST_BYTES, 2)
         if not message:
@@ -38,11 +38,11 @@ def run(requests: socket.socket) -> None:
 
 
 def wait_for_a_server(told: int) -> None:
-    """Returns in the server. In its parent waits for it, and tells its process id, and its exit code at the end."""
+    """Forks once more; returns in the server. The parent writes its process id, and its exit code when it ends."""
     pid = os.fork()
     if pid == 0:
         return
-    os.closerange(2, told)  # the server alone holds its stderr, which ends with it
+    os.closerange(2, told)  # the server alone holds its stderr: readers see its end
     os.write(told, EXIT.pack(pid))
     _, status = os.waitpid(pid, 0)
     os.write(told, EXIT.pack(os.waitstatus_to_exitcode(status)))
@@ -50,7 +50,7 @@ def wait_for_a_server(told: int) -> None:
 
 
 def become_a_server(request: dict[str, Any], stderr: int) -> None:
-    """What a new process would have of the one that starts it."""
+    """Sets what a new process would get from the one that starts it."""
     os.dup2(stderr, 2)
     os.closerange(3, 256)
     os.environ.update(request["environment"])
@@ -64,7 +64,7 @@ def become_a_server(request: dict[str, Any], stderr: int) -> None:
 if __name__ == "__main__":
     importlib.import_module("histospec.server.app")
     cli = importlib.import_module("histospec.server.cli")
-    gc.freeze()  # what is shared stays shared
+    gc.freeze()  # collections would copy shared pages
     run(socket.socket(fileno=int(sys.argv[1])))
     gc.unfreeze()
     sys.exit(cli.main())

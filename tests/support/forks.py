@@ -1,7 +1,7 @@
-"""Servers without the half second of CPU time that imports take: forks of a process that has imported the command.
+"""Starts servers without the half second of CPU time that their imports take: forks a process that has done them.
 
-A fork is a process of its own, with memory, descriptors, signals and an end of its own. How `python -m
-histospec.server` starts is tested where it is run so: by `children.histospec`, and wherever `new` returns None.
+A fork has its own memory, descriptors and signals, and ends by itself. Tests of how `python -m histospec.server` starts
+use `children.histospec`. A server on another host or with variables that imports may read starts that way, too.
 """
 
 import atexit
@@ -102,7 +102,7 @@ _starting = threading.Lock()
 def new(
     words: Sequence[str], folder: Path, environment: dict[str, str], ignoring: Sequence[signal.Signals | int]
 ) -> Fork | None:
-    """A process that runs `histospec` with these words; None where a variable might matter before that."""
+    """Runs `histospec` with these words in a fork; None if a variable differs that the imports may have read."""
     global _parent
     if _read(environment) != ENVIRONMENT:
         return None
