@@ -58,7 +58,7 @@ demo: setup
 	$(BIN)/python -m examples.tiny_rl.run
 
 check: setup
-	@$(SIDE_BY_SIDE) check-types check-locks check-style
+	@+$(SIDE_BY_SIDE) check-types check-locks check-style
 
 check-types: setup
 	$(BIN)/mypy
@@ -74,8 +74,8 @@ check-style: setup
 # The first line compiles and downloads. The installation of the old environment writes the generated messages again, so
 # no test runs beside it. The second line runs the Python tests beside all others.
 test: setup
-	@$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
-	@$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)
+	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
+	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)
 
 tools:
 	scripts/install-tools
