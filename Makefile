@@ -22,6 +22,8 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of their names. xdist's own order has files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Of what `make test` leaves out, where a test may take minutes.
+LONG := -o timeout=600
 # Runs targets, two at a time. The output of a target appears when the target ends.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
@@ -97,8 +99,8 @@ test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 	  $(VENV_OLD)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
 
 test-long: setup
-	$(BIN)/pytest -q -o timeout=600 -m long tests
-	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='-m "not newest" tests/vllm'
+	$(BIN)/pytest -q $(LONG) -m long tests
+	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
 
 # What every version must keep; `make test-long` runs there whatever may differ.
 OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
@@ -109,7 +111,7 @@ $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
 	touch $@
 
 test-verl: $(VENV_VERL)/.ready
-	$(VENV_VERL)/bin/python -m pytest -q tests/verl
+	$(VENV_VERL)/bin/python -m pytest -q $(LONG) tests/verl
 
 bench: setup
 	scripts/install-peers $(VENV)
@@ -133,7 +135,7 @@ lock: setup
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
 
 test-image: setup
-	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q tests/deploy/test_image.py
+	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q $(LONG) tests/deploy/test_image.py
 
 # Two control planes at most: on two cores more are late.
 test-cluster: setup tools
