@@ -1,6 +1,6 @@
 """The series that every run has, as text: nearly all of /metrics where there are many namespaces.
 
-prometheus_client makes an object of each sample and escapes its labels one by one, for 9,000 samples at each scrape.
+prometheus_client makes an object of each sample and escapes its labels one by one, for 9,500 samples at each scrape.
 Here the lines of a family are one template, which changes only when labels change, so that a scrape fills in numbers.
 All other metrics are prometheus_client's, and tests compare this text with its own.
 

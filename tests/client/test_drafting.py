@@ -59,8 +59,12 @@ def test_second_visit_drafts_what_the_first_wrote(client: DraftClient) -> None:
 async def test_a_worker_with_a_drafter_of_its_own_says_what_it_verified(shared_server: Server) -> None:
     """Both faces: three tokens of its own drafter, of which two were right, and none of the draft from here."""
     for face in ("threads", "asyncio"):
-        where = {"endpoint": shared_server.endpoint, "namespace": f"own-drafter-{face}", "deadline": PATIENT}
-        report = {"verified": [0], "model_drafted": [3], "model_accepted": [2]}
+        where: dict[str, Any] = {
+            "endpoint": shared_server.endpoint,
+            "namespace": f"own-drafter-{face}",
+            "deadline": PATIENT,
+        }
+        report: dict[str, Any] = {"verified": [0], "model_drafted": [3], "model_accepted": [2]}
         if face == "threads":
             with DraftClient(**where) as client:
                 sessions = client.open([PROMPT])
@@ -68,11 +72,11 @@ async def test_a_worker_with_a_drafter_of_its_own_says_what_it_verified(shared_s
                 client.step(sessions, [TEXT[1:4]], **report)
         else:
             async with AsyncDraftClient(**where) as other:
-                sessions = other.open([PROMPT])
+                sessions = await other.open([PROMPT])
                 await other.step(sessions, [TEXT[:1]], verified=[0], model_drafted=[0], model_accepted=[0])
                 await other.step(sessions, [TEXT[1:4]], **report)
         drafted, accepted, undrafted, generated = (
-            shared_server.total(f"histospec_{name}_total", namespace=str(where["namespace"]), **labels)
+            shared_server.total(f"histospec_{name}_total", namespace=where["namespace"], **labels)
             for name, labels in (
                 ("source_draft_tokens", {"source": "model"}),
                 ("source_accepted_tokens", {"source": "model"}),

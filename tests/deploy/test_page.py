@@ -227,7 +227,7 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
     meter = shown.page.locator("#tile-store meter")
     assert float(meter.get_attribute("value") or 0) == pytest.approx(full, abs=0.01)
 
-    for source in ("history", "own", "siblings", "namespace", "twin"):
+    for source in ("history", "own", "siblings", "namespace", "twin", "model"):
         tried, right = (total(f"source_{n}_tokens_total", f'source="{source}"') for n in ("draft", "accepted"))
         figure = f"{percent(right, tried) if right else '0 %'} of {tried:,.0f}" if tried else "nothing drafted"
         assert shown.text(f"#source-{source}").endswith(figure)

@@ -22,14 +22,22 @@ class One:
         self.engine.ingest("run", PROMPT, [TEXT, TEXT])
         self.session = self.engine.open("run", PROMPT)
 
-    def step(self, new: Sequence[int], report: Report | None = None, max_tokens: int = 8, cost: float = 0.01) -> Any:
-        said = {} if report is None else dict(zip(("verified", "model_drafted", "model_accepted"), report, strict=True))
+    def step(
+        self,
+        new: "Sequence[int] | np.ndarray[Any, Any]",
+        report: Report | None = None,
+        max_tokens: int = 8,
+        cost: float = 0.01,
+    ) -> Any:
+        said: Any = (
+            {} if report is None else dict(zip(("verified", "model_drafted", "model_accepted"), report, strict=True))
+        )
         return self.engine.step(
             np.array([self.session], np.int64), np.array(new, np.int32), np.array([0, len(new)], np.int64),
             max_tokens, cost, **{name: np.array([count], np.int32) for name, count in said.items()},
         )  # fmt: skip
 
-    def counted(self) -> dict[str, Any]:
+    def counted(self) -> Any:
         return self.engine.stats()["namespaces"]["run"]
 
 

@@ -4,7 +4,7 @@ import gzip
 import json
 import shutil
 import urllib.request
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def test_the_workers_own_drafts_are_counted_beside_ours(server: Server, wire: Wi
     stream = wire.stream()
 
     def step(new: list[int], at: int, *report: int) -> list[int]:
-        fields = dict(
+        fields: dict[str, Any] = dict(
             zip(("verified", "model_drafted", "model_accepted"), map(i32, zip(report, strict=True)), strict=True)
         )
         message = wire.step([1], [new], [at])

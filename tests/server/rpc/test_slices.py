@@ -76,7 +76,9 @@ def test_slices_draft_what_one_call_drafts(
                     recorder.close(numbers[row], commit=False)
             gone |= closed
             texts = [RESPONSE[a : a + n] for a, n in zip(at, step, strict=True)]
-            said = report and Report(*np.array([(v, d, min(d, a)) for v, d, a in report], np.int32).T.copy())
+            said = None
+            if report is not None:
+                said = Report(*np.array([(v, d, min(d, a)) for v, d, a in report], np.int32).T.copy())
             one, many = (
                 asked(numbers, texts, at, max_tokens)._replace(most_tokens=most, report=said) for numbers in ids
             )
