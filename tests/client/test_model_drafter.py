@@ -276,6 +276,13 @@ def test_drafts_of_another_length_than_was_asked_for_are_none() -> None:
     assert beside.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], 0.01, True) == [[], []]
 
 
+def test_a_draft_of_token_0_is_one() -> None:
+    beside = ModelDrafter(1, Amount(1, 1, True, True))
+    for _ in range(2):  # nor is the drafter taken to have been left out
+        beside.ask(step({"a": 1, "b": 1}, {}), None)
+        assert beside.choose(["a", "b"], [None, None], [[0], [5]], 0.01, True) == [[0], [5]]
+
+
 def test_the_server_is_told_what_was_verified_of_whose_draft() -> None:
     beside = ModelDrafter(16, Amount(16, 3, True, True))
     beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}), None)

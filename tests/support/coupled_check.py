@@ -6,8 +6,8 @@ A process of its own, for a process samples coupled or it does not. `same`: SIZE
 drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
 short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard deviations
 their chi-square statistic lies above what one distribution gives. `visits`: three visits of SIZE problems, drafted for
-by the server that the environment names. `beside`: SIZE prompts, twice with the same seeds and once with others, without
-drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is the JSON.
+by the server that the environment names. `beside`: SIZE prompts, twice with the same seeds and once with others,
+without drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is the JSON.
 """
 
 import itertools

@@ -29,7 +29,7 @@ else:
     from torch import Tensor, nn
     from torch.nn import Module
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -238,7 +238,7 @@ def _head(kind: str, policy: Any, learn: Tensor, test: Tensor, out: Path) -> flo
         """Logits of the first and of the second token of a draft, each with the policy's own."""
         state, truth = states(batch)
         embedded = policy.get_input_embeddings()(batch)
-        for ahead in (1, 2):
+        for _ in range(2):
             state, embedded, truth = head(embedded[:, 1:], state[:, :-1]), embedded[:, 1:], truth[:, 1:]
             yield logits_of(state), truth
 

@@ -64,7 +64,7 @@ def test_asynchronous_scheduling(configured: Callable[..., Any]) -> None:
 def test_the_other_model_runner(configured: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured({})
     monkeypatch.setattr(type(config), "use_v2_model_runner", True)  # which vLLM itself refuses on a CPU
-    with pytest.raises(ValueError, match="model runner V2, .* set VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(ValueError, match=r"model runner V2, .* set VLLM_USE_V2_MODEL_RUNNER=0"):
         settings.check(config)
 
 

@@ -102,8 +102,9 @@ class ModelDrafter:
             cost: of verifying a token, in plain steps.
             asked: whether the server was asked for drafts; nothing is learned of when it has some if it was not.
         """
-        if any(len(row) == self._longest and not any(row) for row in model):
-            # Near the end of the longest context vLLM drafts zeros for every request, and asks no drafter.
+        if all(len(row) == self._longest and not any(row) for row in model):
+            # Near the end of the longest context vLLM drafts zeros for every request, and asks no drafter. A single
+            # row of zeros is a draft like any other: where a draft has one token, that of id 0.
             self._amount.left_out(dict.fromkeys(requests, False))
             model = [()] * len(requests)
         drafts = [self._made(row, request) for row, request in zip(model, requests, strict=True)]
