@@ -22,6 +22,10 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 # In the order of their names. xdist's own order has files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
+# Of what `make test` leaves out, where a test may take minutes.
+LONG := -o timeout=600
+# Runs targets, two at a time. The output of a target appears when the target ends.
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
 CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SOURCES)))
 
 export OMP_NUM_THREADS ?= 1
@@ -31,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -55,30 +59,35 @@ $(VENV_OLD)/.ready: $(VENV)/.ready
 demo: setup
 	$(BIN)/python -m examples.tiny_rl.run
 
-# Types take longest, on one core; the rest passes meanwhile.
 check: setup
-	@$(MAKE) --no-print-directory --output-sync=target -j 2 check-types check-locks check-style
+	@+$(SIDE_BY_SIDE) check-types check-locks check-style
 
-check-types:
+check-types: setup
 	$(BIN)/mypy
 
-check-locks:
+check-locks: setup
 	@$(BIN)/clang-tidy -quiet $(wildcard native/src/registry/*.cc native/src/upkeep/*.cc native/src/engine/*.cc) -- -std=c++20 -Wthread-safety -Inative/include -Inative/src 2>/dev/null
 
-check-style:
+check-style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 
-test: check test-native test-python test-vllm
+# The first line compiles and downloads. The installation of the old environment writes the generated messages again, so
+# no test runs beside it. The second line runs the Python tests beside all others.
+test: setup
+	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
+	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)
+
+tools:
+	scripts/install-tools
 
 test-native: setup
 	scripts/test-native
 
 # More at a time than cores: much of what these tests do is wait, for a process to start or a deadline to pass.
-test-python: setup
-	scripts/install-tools
-	$(BIN)/pytest -q -n 3 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
+test-python: setup tools
+	$(BIN)/pytest -q -n 4 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
 
 test-vllm: test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
@@ -90,8 +99,8 @@ test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
 	  $(VENV_OLD)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
 
 test-long: setup
-	$(BIN)/pytest -q -m long tests
-	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='-m "not newest" tests/vllm'
+	$(BIN)/pytest -q $(LONG) -m long tests
+	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
 
 # What every version must keep; `make test-long` runs there whatever may differ.
 OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
@@ -102,7 +111,7 @@ $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
 	touch $@
 
 test-verl: $(VENV_VERL)/.ready
-	$(VENV_VERL)/bin/python -m pytest -q tests/verl
+	$(VENV_VERL)/bin/python -m pytest -q $(LONG) tests/verl
 
 bench: setup
 	scripts/install-peers $(VENV)
@@ -114,13 +123,11 @@ study: setup
 	scripts/install-peers $(VENV)
 	$(BIN)/python -m benchmarks.rl_study.run
 
-chaos: setup
-	scripts/install-tools
+chaos: setup tools
 	HISTOSPEC_CHAOS_MESSAGES=1000000 HISTOSPEC_CHAOS_STREAMS=10000 HISTOSPEC_CHAOS_ROUNDS=3 \
 	  $(BIN)/pytest -q -s -o timeout=7200 tests/integration/test_partitions.py tests/integration/test_hostile.py
 
-manifests:
-	scripts/install-tools
+manifests: tools
 	scripts/render-manifests
 
 lock: setup
@@ -128,11 +135,10 @@ lock: setup
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
 
 test-image: setup
-	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q tests/deploy/test_image.py
+	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q $(LONG) tests/deploy/test_image.py
 
 # Two control planes at most: on two cores more are late.
-test-cluster: setup
-	scripts/install-tools
+test-cluster: setup tools
 	scripts/install-control-plane
 	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py
 

@@ -68,10 +68,10 @@ def _variables(text: str) -> list[tuple[str, str]]:
     """The rows of the table of variables in a docstring, continued lines joined."""
     rows: list[tuple[str, str]] = []
     for line in text.split("\n"):
-        if found := re.match(rf"({PREFIX}[A-Z_]+)\s+(.*)", line):
+        if found := re.match(rf"({PREFIX}[A-Z_]+)\s*(.*)", line):  # what it means may begin on the next line
             rows.append((found[1], found[2]))
         elif rows and line.startswith("   "):
-            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}".lstrip())
     return rows
 
 

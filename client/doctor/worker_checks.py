@@ -35,15 +35,21 @@ def vllm(facts: Facts) -> Iterator[Finding]:
 
 
 def runner(facts: Facts) -> Iterator[Finding]:
-    """Does vLLM use a model runner that supports the proposer?"""
+    """Does vLLM use a model runner that takes drafts from the scheduler?"""
     if facts.vllm is None:
         return
     if facts.vllm.runner not in (None, "", "0"):
         yield bad(
             "runner",
-            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, but vLLM's model runner V2 does not support custom "
-            "proposers (custom_class)",
-            "unset it, or set it to 0",
+            f"VLLM_USE_V2_MODEL_RUNNER is {facts.vllm.runner!r}, but vLLM's model runner V2 takes no drafts from the "
+            "scheduler",
+            "set it to 0",
         )
+    elif facts.vllm.runner == "0":
+        yield ok("runner", "vLLM uses its model runner V1, which takes drafts from the scheduler")
     else:
-        yield ok("runner", "vLLM uses its model runner V1, which supports custom proposers")
+        yield ok(
+            "runner",
+            "vLLM uses its model runner V1 with custom_class; with a drafter of the model's own, set "
+            "VLLM_USE_V2_MODEL_RUNNER=0",
+        )

@@ -34,7 +34,7 @@ class AdapterConfig:
 
     Attributes:
         verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
-            shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost.py).
+            shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost/).
             HISTOSPEC_VERIFY_COST, a number or "auto".
         model_draft_tokens: how many tokens the model's own drafter makes in a step, at least 0. None: as many as they
             yield for what they cost (see model_drafter). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".

@@ -6,7 +6,8 @@ between the two hides the round trip. vLLM cuts the tokens of a request that fin
 within `update_from_output`; so what may be cut waits until then and goes out with the close, which asks for no draft.
 
 From one `update_from_output` to the next is the time of a step, with all that is done between the forward passes: an
-accepted token saves all of it. Where vLLM pipelines batches, they come out one after the other, and so are timed.
+accepted token saves all of it. Where vLLM pipelines batches, they come out one after the other, and so are timed. Where
+the model computes in this process, on its CPU, costs are learned from CPU time.
 
 Nothing that happens here may hurt the engine: a failure is logged and costs the drafts.
 """
@@ -94,6 +95,8 @@ class HistoSpecScheduler(Scheduler):
         verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output, model_runner_output)
+            if verify_cost is not None and self._model is not None:
+                verify_cost *= self._model.asks_at
         if verify_cost is not None:
             with self._harmless("send", forget=True):
                 self._sessions.ask(self._certain(model_runner_output), verify_cost)
@@ -182,7 +185,7 @@ class HistoSpecScheduler(Scheduler):
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
             logger.info("%s", line)
-        self._sessions.verify_cost = self._cost.value
+        self._sessions.verify_cost = self._cost.told
         verify_cost = self._cost.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost

@@ -37,6 +37,12 @@ def main() -> int:
         help="vLLM's own drafter beside HistoSpec: the shipped draft model, or one of make_drafter.py",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the plot, the table and the logs")
+    parser.add_argument(
+        "--verify-cost",
+        metavar="COST",
+        help="what verifying a drafted token costs, in plain steps: a number, such as 0.05 for a GPU, or 'auto' "
+        "(default): learned from the time of the steps",
+    )
     parser.add_argument("--data-dir", type=Path, help="where the server keeps its store (default: a temporary folder)")
     arguments = parser.parse_args()
     if arguments.epochs is not None and arguments.epochs < 2:
@@ -51,6 +57,8 @@ def main() -> int:
     ):
         console.print(f"Draft server on {server.endpoint}, its metrics on {server.metrics_url}, its log in {log}")
         _prepare_environment(server.endpoint)
+        if arguments.verify_cost is not None:
+            os.environ["HISTOSPEC_VERIFY_COST"] = arguments.verify_cost
         epochs = _run(arguments, server, Path(scratch) / "policy", console)
         return _conclude(epochs, arguments.out, server, console)
 
@@ -59,8 +67,6 @@ def _prepare_environment(endpoint: str) -> None:
     """Everything that vLLM and the adapter read from the environment; has to happen before they are imported."""
     os.environ.update(HISTOSPEC_ENDPOINT=endpoint, HISTOSPEC_NAMESPACE=NAMESPACE)
     os.environ.setdefault("HISTOSPEC_DEADLINE", "0.2")  # seconds: here two cores do everything
-    # Not learned: with everything else on the same two cores, steps take as long as the rest leaves them.
-    os.environ.setdefault("HISTOSPEC_VERIFY_COST", "0.05")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the model is so small that more threads only wait for each other
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # both engines in this process, to count and to push weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -17,12 +17,13 @@ COLUMNS = (
     "\nepoch",
     "\ndrafts",
     "\nreward",
-    "mean\nlength",
+    "mean\nlen",
     "tokens\na step",
     "ac-\ncepted",
     "request\nsteps",
     "engine\nsteps",
-    "\nseconds",
+    "\nsec",
+    "CPU\nsec",
     "hit\nrate",
 )
 
@@ -31,7 +32,7 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
     """The rows of an epoch: without drafts, with drafts and their ratios, and a row for each of two drafters."""
     without, drafts = epoch.without, epoch.with_drafts
     of_both = (
-        ("", name, "", "", f"+{part.accepted / drafts.request_steps:.2f}", f"{part.acceptance:.0%}", *[""] * 4)
+        ("", name, "", "", f"+{part.accepted / drafts.request_steps:.2f}", f"{part.acceptance:.0%}", *[""] * 5)
         for name, part in drafts.by_drafter.items()
     )
     return (
@@ -42,9 +43,10 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
             f"{without.length:.0f}",
             f"{without.tokens_per_step:.2f}",
             "",
-            f"{without.request_steps}      ",
+            str(without.request_steps),
             f"{without.engine_steps}      ",
-            f"{without.seconds:.1f}      ",
+            f"{without.seconds:.1f}",
+            f"{without.cpu_seconds:.1f}      ",
             "",
         ),
         (
@@ -54,9 +56,10 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
             f"{drafts.length:.0f}",
             f"[bold]{drafts.tokens_per_step:.2f}[/]",
             f"{drafts.acceptance:.0%}",
-            f"{drafts.request_steps} [bold green]{epoch.fewer_request_steps:.2f}x[/]",
+            str(drafts.request_steps),
             f"{drafts.engine_steps} [bold green]{epoch.fewer_engine_steps:.2f}x[/]",
-            f"{drafts.seconds:.1f} [green]{epoch.faster:.2f}x[/]",
+            f"{drafts.seconds:.1f}",
+            f"{drafts.cpu_seconds:.1f} [green]{epoch.less_cpu:.2f}x[/]",
             f"{epoch.lookups.hit_rate:.0%}",
         ),
         *of_both,
@@ -110,6 +113,7 @@ def explain(console: Console, drafter: bool) -> None:
         "tokens a step = tokens / request steps, 1 without drafts.\n"
         "engine steps: forward passes of the whole batch; they also wait for the slowest request.\n"
         "accepted: share of the drafted tokens that the policy would have sampled itself.\n"
+        "sec: on the clock, with whatever else the machine does; CPU sec: of this process, without the draft server.\n"
         "hit rate: new sessions whose problem had a history already, as /metrics counted them.\n"
         + "history, drafter: accepted tokens a step of the server's drafts and of the draft model's.\n"
         * drafter,

@@ -71,11 +71,18 @@ def test_the_newest_version_is_the_one_that_tests_run_with() -> None:
     assert (int(said[1]), int(said[2])) == worker_checks.NEWEST
 
 
-@pytest.mark.parametrize(("value", "level"), [(None, "ok"), ("0", "ok"), ("1", "bad")])
-def test_the_model_runner(value: str | None, level: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "level", "said"),
+    [
+        (None, "ok", "with a drafter of the model's own, set VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("0", "ok", "model runner V1, which takes drafts"),
+        ("1", "bad", "VLLM_USE_V2_MODEL_RUNNER is '1'"),
+    ],
+)
+def test_the_model_runner(value: str | None, level: str, said: str) -> None:
     (finding,) = worker_checks.runner(facts(vllm=Vllm("0.32.0", value)))
     assert finding.level == level
-    assert ("VLLM_USE_V2_MODEL_RUNNER is '1'" in finding.text) == (level == "bad")
+    assert said in finding.text
 
 
 def test_a_server_before_inspect_and_a_service_that_is_no_draft_server() -> None:

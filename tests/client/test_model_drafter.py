@@ -296,3 +296,21 @@ def test_what_rests_costs_the_requests_their_drafts() -> None:
     assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[]]
     beside.forget("a")
     assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[7]]
+
+
+def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
+    """What the model confirms is worth verifying further than the server would go."""
+    history = draft([1, 2, 3, 4, 5], [0.8] * 5)
+    choice, rng = Choice(16), random.Random(0)
+    for _ in range(800):  # where both agree, they are right
+        rows, _ = choice.choose(["r"], [draft([1, 2, 3], [0.8] * 3)], [[1, 2, 3]], 0.1)
+        wrong = rng.random() < 0.03
+        choice.learn(["r"], [[9] if wrong else [*rows[0].tokens, 9]], {"r": rows[0]})
+    confirmed = chosen(choice, history, [1, 2, 3], price=0.4)
+    alone = chosen(choice, history, [], price=0.4)
+    assert len(confirmed.tokens) == 5
+    assert len(alone.tokens) < 5
+    resting, drafting = ModelDrafter(16, Amount(16, 0, True, True)), ModelDrafter(16, Amount(16, 3, True, True))
+    for beside in (resting, drafting):
+        beside.ask(step({"a": 1}, {}), None)
+    assert resting.asks_at == 1 > drafting.asks_at

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from histospec.client.vllm.cost import FixedCost, LearnedCost
-from histospec.client.vllm.cost.learned import HIGHEST, LOWEST, MODERATE, PATIENT
+from histospec.client.vllm.cost.learned import HIGHEST, LONGEST_PAUSE, LOWEST, MODERATE
 from histospec.protocol.costs import HOPELESS_VERIFY_COST, STARTING_SPEED_UP
 
 LONGEST = 16
@@ -82,7 +82,7 @@ class Rollout:
 def test_nothing_is_known_at_first() -> None:
     cost = LearnedCost()
     assert not cost.learned
-    assert cost.value == cost.next() == 0.05
+    assert cost.value == 0.05
     for _ in range(1000):  # steps that all draft the same say nothing
         cost.observe(0.01, 8, 8 + 16)
         assert cost.value == 0.05
@@ -101,7 +101,7 @@ def test_finds_the_cost(sequences: int, knee: int, seed: int) -> None:
     assert cost.learned
     drafted = statistics.mean(d for d in rollout.run(sequences, 300)) / sequences
     least, most = sorted(rollout.machine.cost(sequences, d) for d in (max(drafted, 0.25), 12))
-    assert 0.6 * min(least, 0.99) - 0.015 <= cost.value <= max(1.4 * most, 0.01) + 0.015
+    assert 0.6 * min(least, 0.99) - 0.03 <= cost.value <= max(1.4 * most, 0.01) + 0.03
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,7 +123,7 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
     rollout.seconds = rollout.tokens = rollout.plain_seconds = 0.0
     drafted = rollout.run(256, 4000)
     assert cost.value > 0.7
-    assert sum(d > 0 for d in drafted) <= 4000 / 200
+    assert sum(d > 0 for d in drafted) <= 4000 / 100
     without = rollout.plain_seconds / (256 * len(drafted))
     assert rollout.seconds / rollout.tokens < 1.005 * without
 
@@ -143,7 +143,7 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     for sequences in range(255, 0, -1):
         rollout.run(sequences, 3)
     drafted = rollout.run(1, 20)
-    assert cost.value < 0.05
+    assert cost.value <= 0.05
     assert statistics.mean(drafted) > 2
     rollout.step(256)
     assert cost.value > 0.6
@@ -180,7 +180,7 @@ def test_probing_costs_little_where_drafts_pay() -> None:
     rollout.seconds = rollout.tokens = 0.0
     rollout.run(256, 4000)
     speed = rollout.tokens / rollout.seconds
-    known = type("Known", (), {"next": lambda self: cost.value, "observe": lambda *_: None})()
+    known = type("Known", (), {"next": lambda self: cost.value, "observe": lambda *_, **__: None})()
     best = Rollout(known, Machine(knee=5000), 1)
     best.run(256, 4000)
     assert speed > 0.99 * best.tokens / best.seconds
@@ -193,7 +193,7 @@ def test_cost_of_sequences_is_not_taken_for_that_of_tokens(seed: int) -> None:
     rollout = Rollout(cost, Machine(knee=10_000, fixed=0.005, sequence=0.0002), seed)
     for sequences in range(256, 8, -2):
         rollout.run(sequences, 4)
-    assert cost.value < 0.04
+    assert cost.value < 0.07  # a sequence alone would make 0.3 of it
 
 
 def test_sensible_whatever_it_is_told() -> None:
@@ -211,11 +211,11 @@ def test_sensible_whatever_it_is_told() -> None:
 def test_a_pair_of_steps_is_an_opinion() -> None:
     """0 and 4 drafted tokens a sequence take 10 and 14 ms: one for each sequence takes 1 ms, 0.1 of a plain step."""
     cost = LearnedCost()
-    for step in range(12):
+    for step in range(20):
         drafted = 4 * (step % 2)
         cost.observe(0.010 + 0.001 * drafted, 8, 8 * (1 + drafted))
     assert cost.learned
-    assert cost.value == pytest.approx(0.1)
+    assert cost.value == pytest.approx(0.1, abs=0.01)
 
 
 def test_steps_with_prompts_and_idle_time_are_no_opinion() -> None:
@@ -241,13 +241,14 @@ def test_a_hopeless_cost_asks_only_now_and_then() -> None:
     for step in range(100):
         drafted = 4 * (step % 2)
         cost.observe(0.010 + 0.008 * drafted, 8, 8 * (1 + drafted))
-    assert cost.value == pytest.approx(0.8)
+    assert cost.value == pytest.approx(0.8, abs=0.05)
     asked = []
-    for _ in range(1000):
+    for _ in range(2000):
         asked.append(cost.next())
-        cost.observe(0.010, 8, 8)
-    assert 1 <= sum(a is not None for a in asked) <= 1000 / PATIENT
-    assert {a for a in asked if a is not None} == {MODERATE}
+        drafted = 0 if asked[-1] is None else 8
+        cost.observe(0.010 + 0.001 * drafted, 8, 8 + drafted, generated=8 + drafted // 4)
+    assert 1 <= sum(a is not None for a in asked[1000:]) <= 1000 * 8 / LONGEST_PAUSE + 8
+    assert {a for a in asked[1000:] if a is not None} == {MODERATE}
 
 
 def test_a_fixed_cost_learns_nothing() -> None:

@@ -1,5 +1,6 @@
 """The pages say what is true: their commands exist and run, their links lead somewhere, their variables are read."""
 
+import ast
 import os
 import re
 import shlex
@@ -117,6 +118,23 @@ def test_every_link_leads_somewhere() -> None:
             target = (page.parent / path).resolve() if path else page
             assert target.exists(), f"{page.name}: {link}"
             assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_troubleshooting_has_every_sentence_that_keeps_vllm_from_starting() -> None:
+    """Up to the first value in it, or its first comma."""
+    source = (ROOT / "client" / "vllm" / "settings.py").read_text()
+    raised = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
+    sentences = []
+    for error in raised:
+        assert isinstance(error, ast.Call)
+        text = error.args[0].values[0] if isinstance(error.args[0], ast.JoinedStr) else error.args[0]
+        assert isinstance(text, ast.Constant)
+        sentences.append(str(text.value).removeprefix("HistoSpec: ").partition(",")[0])
+    assert len(sentences) > 8
+    _, _, behind = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## vLLM does not start\n")
+    section, _, _ = behind.partition("\n## ")
+    missing = [sentence for sentence in sentences if f"`{sentence}" not in section]
+    assert not missing
 
 
 def blocks(page: str, *kinds: str) -> list[str]:

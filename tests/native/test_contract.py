@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from histospec.native import Engine
+from tests.support.waiting import Latch
 
 PROMPT = [11, 12, 13, 14]
 RESPONSE = [21, 22, 23, 24, 25, 26, 27, 28, 29, 30]
@@ -415,7 +416,7 @@ def test_closing_without_commit_leaves_no_trace(engine: Engine) -> None:
 def test_the_gil_is_free_during_a_long_ingest() -> None:
     e = Engine(memory_bytes=1 << 30)
     texts = np.random.default_rng(0).integers(0, 50_000, (200, 10_000), dtype=np.int32)
-    started, counted, done = threading.Event(), threading.Event(), threading.Event()
+    started, counted, done = Latch(), Latch(), Latch()
 
     def ingest() -> None:
         started.set()
@@ -446,7 +447,7 @@ def test_steps_from_several_threads() -> None:
     e = Engine(memory_bytes=1 << 28)
     prompts = [[*PROMPT, p] for p in range(4)]
     failures: list[BaseException] = []
-    start = threading.Barrier(4)
+    start = threading.Barrier(4, timeout=60)
 
     def worker(number: int) -> None:
         try:

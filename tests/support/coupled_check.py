@@ -1,12 +1,13 @@
 """Samples with seeds, drafting in every way, and compares; prints JSON.
 
-    HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL same|distribution|visits SIZE
+    HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL same|distribution|visits|beside SIZE [JSON]
 
 A process of its own, for a process samples coupled or it does not. `same`: SIZE prompts of 200 tokens each, without
 drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
 short responses with seeds and as many without, which take vLLM's own sampler; `z…` is how many standard deviations
 their chi-square statistic lies above what one distribution gives. `visits`: three visits of SIZE problems, drafted for
-by the server that the environment names.
+by the server that the environment names. `beside`: SIZE prompts, twice with the same seeds and once with others, without
+drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is the JSON.
 """
 
 import itertools
@@ -18,12 +19,14 @@ import sys
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.sampling_check import PROMPT, wilson_hilferty
+from tests.support.told import Told
 
 LENGTH = 200
 DRAFTED = 24
@@ -172,6 +175,31 @@ def visits(model: str, size: int) -> dict[str, Any]:
     }
 
 
+def beside(model: str, size: int, speculative: str) -> dict[str, int]:
+    from vllm import SamplingParams
+
+    def roll(llm: Any, first_seed: int) -> list[list[int]]:
+        sampling = [SamplingParams(max_tokens=LENGTH, detokenize=False, seed=first_seed + i) for i in range(size)]
+        prompts = [{"prompt_token_ids": [i % 32, i // 32, 5]} for i in range(size)]
+        return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, sampling, use_tqdm=False)]
+
+    plain = engine(model)
+    seeds = (0, 0, 10**6)
+    truth = [roll(plain, seed) for seed in seeds]
+    scheduler = "histospec.client.vllm.HistoSpecScheduler"
+    llm = engine(model, speculative_config=json.loads(speculative), scheduler_cls=scheduler)
+    told = Told(SimpleNamespace(scheduler=llm.llm_engine.engine_core.engine_core.scheduler))
+    found = [roll(llm, seed) for seed in seeds]
+    pairs = zip(itertools.chain(*truth), itertools.chain(*found), strict=True)
+    return {
+        "tokens": LENGTH * size * len(seeds),
+        "distinct": len({str(text) for text in itertools.chain(*truth)}),
+        "same": sum(len(b) for a, b in pairs if a == b),
+        "history": told.history,
+        "model": told.accepted,
+    }
+
+
 def drafts(llm: Any) -> int:
     return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_drafts")
 
@@ -185,5 +213,5 @@ def between(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
 
 
 if __name__ == "__main__":
-    check = {"same": same, "distribution": distribution, "visits": visits}[sys.argv[2]]
-    sys.stdout.write(json.dumps(check(sys.argv[1], int(sys.argv[3]))))
+    check: Any = {"same": same, "distribution": distribution, "visits": visits, "beside": beside}[sys.argv[2]]
+    sys.stdout.write(json.dumps(check(sys.argv[1], int(sys.argv[3]), *sys.argv[4:])))

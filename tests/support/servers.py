@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support import forks
 from tests.support.children import ignored
 from tests.support.network import Host
 from tests.support.ports import free_port
@@ -47,7 +48,7 @@ class Server:
         self.endpoint, self.http = (f"{host.address}:0" if host else f"127.0.0.1:{free_port()}" for _ in range(2))
         self._env = env or {}
         self._ignoring = ignoring
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | forks.Fork | None = None
         self._reader: threading.Thread | None = None
 
     def start(self, ready: bool = True) -> "Server":
@@ -55,15 +56,21 @@ class Server:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
         # An environment with the client alone names the server of another one.
         elsewhere = os.environ.get("HISTOSPEC_TEST_SERVER")
-        command = list(self.host.prefix) if self.host else []
-        command += [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
-        command += ["serve", "--log-format", "json"]
-        command += ["--listen", self.endpoint, "--http", self.http, "--data-dir", str(self.data_dir), *self.flags]
+        environment |= self._env
+        words = ["serve", "--log-format", "json", "--listen", self.endpoint, "--http", self.http]
+        words += ["--data-dir", str(self.data_dir), *self.flags]
         # Not in the repository root: there, the folder `server` would be importable as a second package.
-        with ignored(self._ignoring):
-            self._process = subprocess.Popen(
-                command, stderr=subprocess.PIPE, text=True, cwd=self.data_dir.parent, env=environment | self._env
-            )
+        folder = self.data_dir.parent
+        self._process = None
+        if self.host is None and elsewhere is None:
+            self._process = forks.new(words, folder, environment, self._ignoring)
+        if self._process is None:
+            command = list(self.host.prefix) if self.host else []
+            command += [elsewhere] if elsewhere else [sys.executable, "-m", "histospec.server"]
+            with ignored(self._ignoring):
+                self._process = subprocess.Popen(
+                    [*command, *words], stderr=subprocess.PIPE, text=True, cwd=folder, env=environment
+                )
         before = len(self.log)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
@@ -154,7 +161,7 @@ class Server:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def _read(self, process: "subprocess.Popen[str]") -> None:
+    def _read(self, process: "subprocess.Popen[str] | forks.Fork") -> None:
         assert process.stderr is not None
         for line in process.stderr:
             try:

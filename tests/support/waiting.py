@@ -1,6 +1,7 @@
 """Waiting for what will be the case some time; how long it takes is not what is tested."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -30,3 +31,10 @@ async def until(condition: Callable[[], object], what: str = "it never came true
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(PAUSE / 2)
+
+
+class Latch(threading.Event):
+    """An event whose `wait` ends after a minute: a thread that waits for it does not outlive a test that failed."""
+
+    def wait(self, timeout: float | None = SECONDS) -> bool:
+        return super().wait(timeout)

@@ -4,6 +4,9 @@ verl wants GPUs only for training and to place its servers. So the tests start v
 where verl would look for GPUs first; all that happens in it, and all that talks to it, is verl's.
 """
 
+import argparse
+import asyncio
+import json
 import os
 import re
 import shlex
@@ -15,10 +18,15 @@ import pytest
 
 from histospec.client import Response
 from tests.support.servers import Server
+from tests.support.verl_batches import LETTERS
 from tests.support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks" / "verl.md"
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TINY: dict[str, Any] = {
+    "vocab_size": 28, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "bos_token_id": None,
+    "eos_token_id": 27, "pad_token_id": 26, "initializer_range": 0.3,
+}  # fmt: skip
 NAMESPACE = "verl"
 SECONDS = 400
 REWARD = '''
@@ -57,25 +65,56 @@ def lines() -> Callable[..., list[str]]:
 def tiny_model(verl: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Directory of a random causal LM whose tokens are letters, with a chat template."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("tiny-model")
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(path)
+    save_tokenizer(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def mtp_model(verl: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of a random MiMo: a Qwen2 with one MTP layer, which is random, too.
+
+    Its configuration calls it a Llama, because verl expects Qwen's chat template of what is called a Qwen.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("mtp-model")
+    config = Qwen2Config(**TINY)
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    save_tokenizer(path)
+    width = config.hidden_size
+    layer = {name: 0.3 * torch.randn_like(weight) for name, weight in Qwen2DecoderLayer(config, 0).named_parameters()}
+    layer |= {f"{norm}_layernorm.weight": torch.ones(width) for norm in ("token", "hidden", "final")}
+    layer["input_proj.weight"] = 0.3 * torch.randn(width, 2 * width)
+    weights = load_file(path / "model.safetensors")
+    save_file(weights | {f"model.mtp_layers.0.{name}": weight.detach().contiguous() for name, weight in layer.items()},
+              path / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    told = json.loads((path / "config.json").read_text())
+    told |= {"architectures": ["MiMoForCausalLM"], "model_type": "llama", "num_nextn_predict_layers": 1}
+    (path / "config.json").write_text(json.dumps(told))
+    return str(path)
+
+
+def save_tokenizer(path: Path) -> None:
+    """Writes a tokenizer of letters, with a chat template, beside a model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     vocabulary = {letter: i for i, letter in enumerate(LETTERS)} | {"<pad>": 26, "<end>": 27}
     letters = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     letters.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="<pad>", eos_token="<end>")
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    config = LlamaConfig(
-        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=None,
-        eos_token_id=27, pad_token_id=26, initializer_range=0.3,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("tiny-model")
-    LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    return str(path)
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +151,33 @@ def settings(lines: Callable[..., list[str]]) -> list[str]:
     return lines("Drafts") + lines("Rewards, logprobs, epochs")
 
 
+def server_class(starts: bool) -> Any:
+    """verl's vLLM server, which keeps what it starts vLLM with; without `starts` it does no more than that."""
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+    class Server(vLLMHttpServer):  # type: ignore[misc]
+        async def run_server(self, args: Any) -> None:
+            self.arguments = args
+            if starts:
+                await super().run_server(args)
+
+        async def engine_arguments(self) -> Any:
+            return vars(self.arguments)
+
+    return Server
+
+
+def server_settings(config: Any) -> dict[str, Any]:
+    """What verl makes a server of, for a server by itself."""
+    from verl.workers.rollout.replica import RolloutMode
+
+    rollout = config.actor_rollout_ref
+    return {
+        "config": rollout.rollout, "model_config": rollout.model, "rollout_mode": RolloutMode.STANDALONE,
+        "workers": [], "replica_rank": 0, "node_rank": 0, "gpus_per_node": 1, "nnodes": 1, "cuda_visible_devices": "",
+    }  # fmt: skip
+
+
 class Run:
     """A run of verl between two updates of the policy: its server, its rewards, and the manager that it configures."""
 
@@ -123,28 +189,10 @@ class Run:
         self.ray = ray
         self.config = config
         self._rewards = ray.remote(RewardLoopWorker).remote(config, None)
-        self.server = self._start()
+        server = ray.remote(server_class(starts=True)).options(max_concurrency=100)
+        self.server = server.remote(**server_settings(config))
+        ray.get(self.server.launch_server.remote(), timeout=SECONDS)
         self._client = LLMServerClient(config, get_router_handle({"here": self.server}))
-
-    def _start(self) -> Any:
-        from verl.workers.rollout.replica import RolloutMode
-        from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
-
-        class Server(vLLMHttpServer):  # type: ignore[misc]
-            async def run_server(self, args: Any) -> None:
-                self.arguments = args
-                await super().run_server(args)
-
-            async def engine_arguments(self) -> Any:
-                return vars(self.arguments)
-
-        server = self.ray.remote(Server).options(max_concurrency=100).remote(
-            config=self.config.actor_rollout_ref.rollout, model_config=self.config.actor_rollout_ref.model,
-            rollout_mode=RolloutMode.STANDALONE, workers=[], replica_rank=0, node_rank=0, gpus_per_node=1, nnodes=1,
-            cuda_visible_devices="",
-        )  # fmt: skip
-        self.ray.get(server.launch_server.remote(), timeout=SECONDS)
-        return server
 
     def updated(self, step: int) -> None:
         """What verl's trainer tells the server after it has brought new weights."""
@@ -163,16 +211,43 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(verl: Any, compose: Callable[..., Any], settings: list[str], shared_server: Server) -> Iterator[Any]:
-    """A run with all that the page tells, against a draft server of this module."""
+def ray(verl: Any, shared_server: Server) -> Iterator[Any]:
+    """Ray, whose workers talk to a draft server of this module."""
     import ray
 
     told = {"HISTOSPEC_ENDPOINT": shared_server.endpoint, "HISTOSPEC_NAMESPACE": NAMESPACE}
     # The tests are about what is drafted and kept, not about how fast a busy machine answers or computes.
     told |= {"HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05"}
     ray.init(num_cpus=32, num_gpus=0, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": told})
-    yield Run(ray, compose(*settings))
+    yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def arguments(ray: Any, compose: Callable[..., Any]) -> Iterator[Callable[..., argparse.Namespace]]:
+    """arguments(*overrides) -> the arguments of `vllm serve` that verl's server makes of its configuration."""
+    environment = dict(os.environ)
+
+    def arguments_of(*overrides: str) -> Any:
+        server = server_class(starts=False)(**server_settings(compose(*overrides)))
+        asyncio.run(server.launch_server())
+        return server.arguments
+
+    yield arguments_of
+    os.environ.clear()  # verl's server sets variables
+    os.environ.update(environment)
+
+
+@pytest.fixture(scope="module")
+def start_run(ray: Any, compose: Callable[..., Any]) -> Callable[..., Run]:
+    """start_run(*overrides) -> a run of verl with them."""
+    return lambda *overrides: Run(ray, compose(*overrides))
+
+
+@pytest.fixture(scope="module")
+def run(start_run: Callable[..., Run], settings: list[str]) -> Run:
+    """A run with all that the page tells."""
+    return start_run(*settings)
 
 
 @pytest.fixture(scope="module")

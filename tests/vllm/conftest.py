@@ -210,6 +210,33 @@ def drafts() -> dict[str, Any]:
     return DRAFTS
 
 
+@pytest.fixture(scope="session")
+def drafter(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """drafter(method, tokens) -> `speculative_config` of one of vLLM's own drafters, trained for `tiny_model`.
+
+    The policy itself has the layer that `mtp` needs in `drafter("mtp")["model"]` alone: that is the model to serve.
+    """
+    from tests.support import model_drafters
+
+    folder = tmp_path_factory.mktemp("drafters")
+
+    @functools.cache
+    def trained(method: str) -> str:
+        accuracy = model_drafters.make(method, tiny_model, written(), folder / method)
+        assert accuracy > 8 / VOCABULARY, method  # or every test with it says little
+        return str(folder / method)
+
+    @functools.cache
+    def written() -> Any:
+        return model_drafters.written(tiny_model, responses=384, length=40)
+
+    def config(method: str, tokens: int = 16) -> dict[str, Any]:
+        model = {} if method in ("ngram", "suffix") else {"model": trained(method)}
+        return {"method": method, "num_speculative_tokens": tokens} | model
+
+    return config
+
+
 @pytest.fixture
 def nowhere() -> str:
     """An endpoint where nothing listens."""

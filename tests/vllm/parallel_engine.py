@@ -1,13 +1,15 @@
 """Rolls prompts out twice over two workers, with drafts, as a trainer would; writes a file of JSON.
 
-    python parallel_engine.py MODEL PROMPTS(JSON) VERSION FILE
+    python parallel_engine.py MODEL PROMPTS(JSON) VERSION FILE SPECULATIVE(JSON)
 
 A process of its own with a limit of time: workers that wait for each other wait forever, and then the stack of every
 thread says where. It reads the adapter's environment. `responses` holds a list of token ids for each prompt, of each
-visit; `accepted`: drafted tokens that were; `version`: whether vLLM was told that its weights are of this version.
+visit; `accepted`: drafted tokens that were; `version`: whether vLLM was told that its weights are of this version;
+`patched`: for each worker, which of vLLM's functions HistoSpec has replaced there.
 """
 
 import faulthandler
+import importlib
 import json
 import os
 import sys
@@ -17,18 +19,32 @@ from typing import Any
 SECONDS = 420  # of a machine where much else runs; it takes 30
 
 
-def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any) -> None:
+def patched(worker: Any) -> list[str]:
+    """Runs in a worker."""
+    from histospec.client.vllm.patches import PATCHES
+    from histospec.client.vllm.patches.replacing import is_replaced
+
+    found = []
+    for patch in PATCHES:
+        module, _, name = patch.symbol.partition(":")
+        *owners, last = name.split(".")
+        owner: Any = importlib.import_module(module)
+        for part in owners:
+            owner = getattr(owner, part)
+        if is_replaced(owner, last):
+            found.append(patch.room)
+    return sorted(found)
+
+
+def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, speculative: Any) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         model=model_path, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=512,
         max_num_seqs=16, kv_cache_memory_bytes=64 << 20, disable_log_stats=False, seed=0,
         tensor_parallel_size=2,
-        speculative_config={
-            "method": "custom_class",
-            "model": "histospec.client.vllm.HistoSpecProposer",
-            "num_speculative_tokens": 16,
-        },
+        speculative_config=json.loads(speculative),
+        async_scheduling=False,
         scheduler_cls="histospec.client.vllm.HistoSpecScheduler",
     )  # fmt: skip
     told = hasattr(llm, "update_weight_version")
@@ -40,7 +56,13 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any) -> 
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         visits.append([list(output.outputs[0].token_ids) for output in outputs])
     metrics = {m.name: getattr(m, "value", None) for m in llm.get_metrics()}
-    result = {"responses": visits, "version": told, "accepted": metrics["vllm:spec_decode_num_accepted_tokens"]}
+    replaced = llm.collective_rpc(patched)
+    result = {
+        "patched": replaced,
+        "responses": visits,
+        "version": told,
+        "accepted": metrics["vllm:spec_decode_num_accepted_tokens"],
+    }
     Path(path).write_text(json.dumps(result))
     llm.llm_engine.engine_core.shutdown()
 
@@ -48,5 +70,6 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any) -> 
 if __name__ == "__main__":
     # Two workers on whatever cores there are, and nothing beyond loopback.
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # of `patched`
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     main(sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:])

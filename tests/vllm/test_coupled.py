@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ LIMIT = 5  # standard deviations
 ROOT = Path(__file__).parents[2]
 
 
-def check(tiny_model: str, what: Any, size: Any, **environment: Any) -> Any:
-    command = [sys.executable, "-m", coupled_check.__name__, tiny_model, what, str(size)]
+def check(tiny_model: str, what: Any, size: Any, *more: str, **environment: Any) -> Any:
+    command = [sys.executable, "-m", coupled_check.__name__, tiny_model, what, str(size), *more]
     settings = os.environ | {"HISTOSPEC_SAMPLING": "coupled"} | environment
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -64,3 +65,17 @@ def test_a_seed_kept_is_a_response_again(tiny_model: str, server: Server) -> Non
         for what in ("draft", "accepted")
     )
     assert accepted > 0.9 * drafted > 0
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.long)])
+def test_a_seed_gives_its_text_whoever_drafts(
+    tiny_model: str, server: Server, drafter: Callable[..., Any], method: str
+) -> None:
+    settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "twins", "HISTOSPEC_DEADLINE": "5"}
+    settings |= {"HISTOSPEC_VERIFY_COST": "0.01", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}
+    result = check(tiny_model, "beside", 40, json.dumps(drafter(method)), **settings)
+    assert result["same"] == result["tokens"]
+    assert result["distinct"] == 80  # each seed has a text of its own
+    assert result["history"] > result["tokens"] / 4  # the second visit
+    assert result["model"] > result["tokens"] / 20

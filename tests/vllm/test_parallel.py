@@ -24,15 +24,16 @@ LIMIT = 480  # seconds; beyond the script's own, which then says where it stood
 
 @pytest.fixture
 def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> Callable[..., Any]:
-    """rollout(prompts, version) -> what parallel_engine.py writes, as a dict."""
+    """rollout(prompts, version, speculative_config) -> what parallel_engine.py writes, as a dict."""
 
-    def run(prompts: list[list[int]], version: Any) -> Any:
+    def run(prompts: list[list[int]], version: Any, speculative: dict[str, Any]) -> Any:
         environment = {
             "HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": namespace, "HISTOSPEC_DEADLINE": "5",
             "HISTOSPEC_VERIFY_COST": "0.05", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }  # fmt: skip
         script, log, result = Path(__file__).with_name("parallel_engine.py"), tmp_path / "log", tmp_path / "result.json"
         command = [sys.executable, str(script), tiny_model, json.dumps(prompts), version, str(result)]
+        command.append(json.dumps(speculative))
         with log.open("w") as said:
             process = subprocess.Popen(
                 command, env=os.environ | environment, stdout=said, stderr=said, start_new_session=True
@@ -49,8 +50,12 @@ def rollout(tiny_model: str, server: Server, namespace: str, tmp_path: Path) -> 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("method", ["custom_class", "draft_model", "eagle"])
 def test_tensor_parallel(
     rollout: Callable[..., Any],
+    drafts: dict[str, Any],
+    drafter: Callable[..., Any],
+    method: str,
     prompts: list[list[int]],
     expected: list[list[list[int]]],
     server: Server,
@@ -59,10 +64,13 @@ def test_tensor_parallel(
     """
     1. Two workers write what one without drafts does, twice; the second time from drafts.
     2. Every response is kept once, as of the version that vLLM was told, whose engine is in a process of its own.
+    3. Every worker, in a process of its own, has what belongs into workers.
     """
-    result = rollout(prompts, "step7")
+    result = rollout(prompts, "step7", drafts["speculative_config"] if method == "custom_class" else drafter(method))
     assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
     assert result["accepted"] > len(prompts)
+    in_workers = ["cpu", "undrafted"] if method == "custom_class" else ["cpu", "drafter", "undrafted"]
+    assert result["patched"] == [in_workers] * 2
     epoch = 7 if result["version"] else 0
     client = make_client(server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):

@@ -86,9 +86,7 @@ def test_workers_of_other_engines_are_left_alone(said: Any) -> None:
     assert len(said["in a worker of histospec.client.vllm.HistoSpecScheduler"]) == 4
 
 
-def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(
-    engine: Callable[..., Any], nowhere: str
-) -> None:
+def test_an_engine_that_drafts_has_those_of_its_workers_and_scheduler(engine: Callable[..., Any], nowhere: str) -> None:
     from histospec.client.vllm.patches import PATCHES
     from histospec.client.vllm.patches.replacing import is_replaced
 

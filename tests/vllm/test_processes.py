@@ -41,6 +41,35 @@ def test_the_engine_in_a_process_of_its_own(
         assert texts(client.history(prompt)) == group * 2
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafters_without_a_model(
+    engine: Callable[..., Any],
+    drafter: Callable[..., Any],
+    server: Server,
+    nowhere: str,
+    prompts: list[list[int]],
+    make_client: Callable[[str], DraftClient],
+    method: str,
+) -> None:
+    """In a process of their own: no other engine of vLLM's starts beside what `ngram` imports."""
+    if method == "suffix":
+        pytest.importorskip("arctic_inference", reason="vLLM's suffix decoding needs arctic-inference")
+    expected = engine().generate(prompts, max_tokens=200)
+    alone = engine(nowhere, in_process=False, speculative_config=drafter(method, 4), async_scheduling=False)
+    assert alone.generate(prompts, max_tokens=200) == expected
+    assert alone.counter("spec_decode_num_accepted_tokens") > 0
+    alone.close()
+    both = engine(server.endpoint, in_process=False, speculative_config=drafter(method), async_scheduling=False)
+    for _ in range(2):
+        assert both.generate(prompts, max_tokens=200) == expected
+    assert both.counter("spec_decode_num_accepted_tokens") > 0
+    both.close()
+    client = make_client(server.endpoint)
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert texts(client.history(prompt)) == group * 2
+
+
 @pytest.fixture
 def api(
     tiny_model: str, server: Server, namespace: str, drafts: dict[str, Any], tmp_path: Path

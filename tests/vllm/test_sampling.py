@@ -1,5 +1,6 @@
 """At temperature 1 drafts do not change what is sampled, and the check can tell."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -12,11 +13,13 @@ import pytest
 
 from tests.support import sampling_check
 from tests.support.servers import Server
+from tests.support.told import Told
 
 pytestmark = pytest.mark.vllm
 
 RESPONSES = 20_000
 ENOUGH_TO_FAIL = 2_000
+AT_A_TIME = int(sampling_check.ENGINE["max_num_seqs"])
 LIMIT = 5  # standard deviations; exact sampling exceeds it once in three million
 
 
@@ -27,6 +30,40 @@ def test_sampling_is_exact(
     result = sampling_check.check(engine(server.endpoint, **sampling_check.ENGINE).llm, tiny_model, RESPONSES)
     assert 0 < result["accepted"] < result["drafted"]
     assert max(result["z"]) < LIMIT
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle", marks=pytest.mark.long)])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "killed"])
+def test_sampling_is_exact_with_two_drafters(
+    engine: Callable[..., Any],
+    drafter: Callable[..., Any],
+    server: Server,
+    tiny_model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    killed: bool,
+) -> None:
+    """A model's own drafter beside the server's drafts, and alone once the server is killed half-way."""
+    monkeypatch.setenv("HISTOSPEC_VERIFY_COST", "0")
+    monkeypatch.setenv("HISTOSPEC_MODEL_DRAFT_TOKENS", str(sampling_check.LENGTH))
+    monkeypatch.setenv("HISTOSPEC_DEADLINE", "1" if killed else "5")
+    settings = sampling_check.ENGINE | {"speculative_config": drafter(method, sampling_check.LENGTH)}
+    rollouts = engine(server.endpoint, **settings)
+    told = Told(rollouts)
+    step, steps, half_way = rollouts.scheduler.schedule, itertools.count(), RESPONSES // AT_A_TIME
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        if killed and next(steps) == half_way:  # a batch takes two to five steps
+            server.kill()
+        return step(*args, **kwargs)
+
+    rollouts.scheduler.schedule = schedule
+    result = sampling_check.check(rollouts.llm, tiny_model, RESPONSES)
+    assert (next(steps) > half_way) == killed
+    assert 0 < told.accepted < told.drafted
+    assert told.history > RESPONSES / 10
+    assert max(result["z"]) < LIMIT, result
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ import math
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST
 
-from .prices import DrafterCost, StepPrices
+from .prices import DrafterCost, StepPrices, looks_of
 from .rates import Rate
 
 LOWEST, HIGHEST = 0.01, 1.0
@@ -16,41 +16,63 @@ MODERATE = 0.25  # the cost to look with where drafts are dearer: the likely one
 
 EAGER, PATIENT = 6, 256  # steps from one without drafts to the next, while in doubt and later
 SETTLED = 0.05  # doubt about the price of a step that is small enough, as a share of the price
-LOOK = 64  # sequences times steps that a look at drafts takes,
-LOOK_STEPS = 3, 8  # in at least and at most so many steps
+VARIED, SHORTER = 4, 3.0  # every so many steps ask for shorter drafts while the cost is unsure: at so much more
+PLAIN = 3  # steps without drafts before any: what they take is the unit of all prices
+LOOK = 48  # sequences times steps that a look at drafts takes,
+LOOK_STEPS = 2, 8  # in at least and at most so many steps
+OPTIMISM = 1.0  # standard deviations by which a step with drafts may be cheaper than it seems: to try is to learn
 GAIN = 1.02  # drafts must be so much faster to be taken up again
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between two looks
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 512  # steps between two looks; one follows a time without requests, too
+
+OTHER_BATCH = 2  # half octaves, beyond which what was found to pay or not says little
+LEAST_SHARE = 0.1  # of the price that is believed, which it is at best
+
+NOTHING = looks_of(False, 0.0, None)
 
 
 class _Size:
     """What is known at one size of the batch."""
 
-    def __init__(self, other: "_Size | None" = None, distance: float = 0.0) -> None:
-        self.prices = StepPrices(None if other is None else other.prices, distance)
+    def __init__(self, other: "_Size | None" = None, distance: float = 0.0, token: float | None = None) -> None:
+        self.prices: StepPrices = StepPrices(None if other is None else other.prices, distance, token)
         self.drafting, self.plain = Rate(), Rate()
-        self.asks = True
+        self.asks: bool = other is None or other.asks
         self.pause = SHORTEST_PAUSE
         self.until = 0  # while quiet: the step of the next look
+        self.judged = 0  # the step in which drafts were last found not to pay
+        self.judged_at: int | None = None if other is None else other.judged_at  # at this size
         self.silent = 0  # the newest step without drafts
+        self.plain_steps = 0 if other is None else PLAIN
 
-    def faster(self) -> float:
-        """Times as fast with drafts as without."""
-        return self.drafting.speed / self.plain.speed
+    def gain(self) -> tuple[float, float]:
+        """How many times as fast with drafts as without, and what it is if the price of drafts is too high by
+        OPTIMISM standard deviations. There is a step with drafts.
+        """
+        looks, generated = self.drafting.looks, self.drafting.generated
+        plain, others = (self.plain.looks, self.plain.generated) if self.plain.steps else (NOTHING, 1.0)
+        speed = others / self.prices.price(plain)
+        price = self.prices.price(looks)
+        at_best = max(price - OPTIMISM * self.prices.doubt(looks, plain), LEAST_SHARE * price)
+        return generated / price / speed, generated / at_best / speed
 
 
 class _Steps:
     """The prices at every size of the batch, learned from every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: float | None = None) -> None:
+        self._token = token
         self._sizes: dict[int, _Size] = {}  # by the logarithm of the batch, in half octaves
-        self._here = _Size()
+        self._here = _Size(token=token)
+        self._size = 0
         self._number = 0
         self._asked = False  # in the step under way
 
     @property
     def drafter(self) -> DrafterCost | None:
-        """What the model's own drafter costs at the batch of the newest step; None while that is not known."""
-        return self._here.prices.drafter
+        """What the model's own drafter costs at the batch of the newest step, in units of a step that asks for drafts
+        if the newest did, as `value` is, else of a plain step; None while that is not known.
+        """
+        return self._here.prices.drafter(self._asked)
 
     def observe(
         self,
@@ -76,22 +98,37 @@ class _Steps:
         if sequences < 1:
             return
         self._move(round(2 * math.log2(sequences)))
-        if prefill or not 0 < seconds < math.inf:
+        if not 0 < seconds < math.inf:
+            self._wake()
+            return
+        if prefill:
             return
         here, drafted = self._here, tokens - sequences
-        here.prices.observe(self._number, seconds, sequences, self._asked, drafted, model_tokens)
+        looks = looks_of(self._asked, drafted / sequences, model_tokens)
+        here.prices.observe(self._number, seconds, sequences, looks)
+        here.plain_steps += not self._asked
         if generated is not None:
             rate = here.drafting if self._asked else here.plain
-            price = here.prices.price(self._asked, drafted / sequences, model_tokens)
-            rate.add(sequences, generated, drafted, price)
+            rate.add(sequences, generated, looks)
             self._judge(sequences)
 
     def _move(self, size: int) -> None:
         if size not in self._sizes:
             nearest = min(self._sizes, key=lambda other: abs(other - size), default=None)
-            self._sizes[size] = _Size() if nearest is None else _Size(self._sizes[nearest], abs(nearest - size))
+            other, distance = (None, 0) if nearest is None else (self._sizes[nearest], abs(nearest - size))
+            self._sizes[size] = _Size(other, distance, self._token)
             self._sizes[size].silent = self._number
+            at = self._sizes[size].judged_at
+            if at is not None and abs(size - at) < OTHER_BATCH:
+                self._sizes[size].until = self._number + SHORTEST_PAUSE
         self._here = self._sizes[size]
+        self._size = size
+
+    def _wake(self) -> None:
+        """After a time without requests the next may be of another epoch, which has more history: looks at once."""
+        for size in self._sizes.values():
+            if self._number - size.judged >= LONGEST_PAUSE // 2:
+                size.pause, size.until = SHORTEST_PAUSE, self._number
 
     def _judge(self, sequences: int) -> None:
         """A step was added to the rates."""
@@ -107,6 +144,11 @@ class LearnedCost(_Steps):
         return min(max(prices.verify_cost, LOWEST), HIGHEST) if prices.verify_cost_known else DEFAULT_VERIFY_COST
 
     @property
+    def told(self) -> float:
+        """What the server is told, for people: while drafts do not pay, a cost at which none is asked for."""
+        return self.value if self._here.asks else max(self.value, HOPELESS_VERIFY_COST)
+
+    @property
     def learned(self) -> bool:
         """Whether `value` was measured."""
         return self._here.prices.verify_cost_known
@@ -114,34 +156,40 @@ class LearnedCost(_Steps):
     def next(self) -> float | None:
         """The cost to ask for the next drafts with; None: do not ask, and take this step without."""
         here = self._here
-        if here.asks:
+        if here.plain_steps < PLAIN:
+            self._asked = False
+        elif here.asks:
             self._asked = self._number - here.silent < (EAGER if self._doubtful() else PATIENT)
         else:
             self._asked = self._number >= here.until
         if self._asked:
-            return self.value if here.asks else min(self.value, MODERATE)
+            if not here.asks:
+                return min(self.value, MODERATE)
+            vary = self._number % VARIED == 0 and not here.prices.verify_cost_sure
+            return max(self.value, min(SHORTER * self.value, MODERATE)) if vary else self.value
         here.silent = self._number
         return None
 
     def _doubtful(self) -> bool:
         """Whether a step without drafts would say much: about the price of drafts, or whether they pay."""
-        here = self._here
-        price = here.prices.price(True, here.drafting.drafted, None)
-        doubt = here.prices.doubt(here.drafting.drafted) / price
-        return not self.learned or (doubt > SETTLED and abs(math.log(max(here.faster(), 1e-3))) < 2 * doubt)
+        if not (self.learned and self._here.drafting.steps):
+            return True
+        gain, at_best = self._here.gain()
+        return at_best > (1 + SETTLED) * gain and gain < max(1.0, (at_best / gain) ** 2)
 
     def _judge(self, sequences: int) -> None:
         if not self._asked:
             return
         here = self._here
         least, most = LOOK_STEPS
-        if here.drafting.steps < min(max(least, LOOK / sequences), most) or not self.learned:
+        if here.drafting.steps < min(max(least, LOOK / sequences), most):
             return
-        if here.faster() >= (1 if here.asks else GAIN):
+        if here.gain()[1] >= (1 if here.asks else GAIN):
             here.asks, here.pause = True, SHORTEST_PAUSE
             return
         here.pause = SHORTEST_PAUSE if here.asks else min(2 * here.pause, LONGEST_PAUSE)
-        here.asks, here.until = False, self._number + here.pause
+        here.asks, here.judged, here.until = False, self._number, self._number + here.pause
+        here.judged_at = self._size
         here.drafting.clear()
 
 
@@ -151,10 +199,9 @@ class FixedCost(_Steps):
     learned = False
 
     def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
+        super().__init__(value)
+        self.value = self.told = value
 
     def next(self) -> float | None:
         """The value, as long as anything can be drafted at it."""
-        self._asked = self.value < HOPELESS_VERIFY_COST
-        return self.value if self._asked else None
+        return self.value if self.value < HOPELESS_VERIFY_COST else None

@@ -1,11 +1,15 @@
-"""Tokens for the price of a plain step, of the latest steps of one kind."""
+"""What the latest steps of one kind gave, and what they did."""
+
+import numpy as np
+
+from .prices import Looks
 
 MEMORY = 1024.0  # sequences times steps
 STEPS = 24.0  # at most, however many sequences each has
 
 
 class Rate:
-    """What the latest steps gave and what they cost, both a sequence: means over about STEPS steps."""
+    """Means over about STEPS steps."""
 
     def __init__(self) -> None:
         self.clear()
@@ -13,25 +17,23 @@ class Rate:
     def clear(self) -> None:
         """Forgets them."""
         self.steps = 0
-        self.weight = 0.0
-        """Sequences times steps behind the rate."""
-        self._generated = self._price = self._drafted = 0.0
+        self._weight = self._generated = 0.0
+        self._looks: Looks = np.zeros(0)
 
-    def add(self, sequences: int, generated: int, drafted: int, price: float) -> None:
-        """One step more. `price`: in plain steps."""
+    def add(self, sequences: int, generated: int, looks: Looks) -> None:
+        """One step more of so many sequences: the tokens that came out of it, and what it did."""
         kept = max(0.0, 1 - max(1 / STEPS, sequences / MEMORY))
-        self.steps += 1
-        self.weight = kept * self.weight + sequences
+        self._looks = sequences * looks + (kept * self._looks if self.steps else 0.0)
+        self._weight = kept * self._weight + sequences
         self._generated = kept * self._generated + generated
-        self._drafted = kept * self._drafted + drafted
-        self._price = kept * self._price + sequences * price
+        self.steps += 1
 
     @property
-    def speed(self) -> float:
-        """Tokens that a sequence gains for the price of a plain step; 1 before the first step."""
-        return self._generated / self._price if self._price else 1.0
+    def generated(self) -> float:
+        """Tokens a sequence and step. There is a step."""
+        return self._generated / self._weight
 
     @property
-    def drafted(self) -> float:
-        """Drafted tokens a sequence and step."""
-        return self._drafted / self.weight if self.weight else 0.0
+    def looks(self) -> Looks:
+        """What a step does. There is one."""
+        return self._looks / self._weight

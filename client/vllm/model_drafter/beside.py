@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
 """Methods whose drafters make as many tokens as a step says. The others make `num_speculative_tokens` or fewer."""
 
+LONGER = 0.4
+"""Share of the cost with which the server is asked for drafts. Tokens that the model drafts, too, are surer than the
+server knows, so that longer drafts pay; those that do not are cut when both are compared."""
+
 LATELY = 0.98  # a step's share in the speed-up: of the last fifty or so
 
 
@@ -59,6 +63,11 @@ class ModelDrafter:
     def asked(self) -> int | None:
         """Tokens that the drafter made in the step that ends; None: it rested."""
         return None if self._asked == REST else self._asked
+
+    @property
+    def asks_at(self) -> float:
+        """The share of the cost with which to ask the server for the drafts that are compared next."""
+        return LONGER if self._asked > 0 else 1.0
 
     def ask(self, step: "SchedulerOutput", cost: DrafterCost | None) -> None:
         """Tells the step that was scheduled how many tokens the drafter makes in it."""
@@ -153,6 +162,8 @@ def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
     if speculative.method == "custom_class":
         return None
     longest = speculative.num_speculative_tokens
+    if tokens is not None:
+        tokens = min(tokens, longest)  # vLLM has room for no more
     alone = vllm_config.parallel_config.data_parallel_size == 1
     told = drafter.can_be_told()
     vary = told and alone and speculative.method in VARIABLE and not getattr(speculative, "parallel_drafting", False)

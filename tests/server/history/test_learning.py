@@ -6,7 +6,6 @@ import os
 import sqlite3
 import stat
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from histospec.server.stores.sqlite.file import FILE_NAME
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter
-from tests.support.waiting import eventually
+from tests.support.waiting import Latch, eventually
 from tests.support.wires import Connector, Wire
 
 PROMPT = [1, 2, 3]
@@ -231,7 +230,7 @@ def failing(connection: sqlite3.Connection) -> None:
 @contextlib.contextmanager
 def held_up(store: SQLiteStore) -> Iterator[None]:
     """Nothing is written meanwhile."""
-    gate = threading.Event()
+    gate = Latch()
     store._writer.submit(lambda connection: gate.wait(), 0)
     try:
         yield

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +24,7 @@ from histospec.server.rpc.open_sessions import OpenSessions
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite.store import SQLiteStore
-from tests.support.waiting import until
+from tests.support.waiting import Latch, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -181,8 +180,8 @@ class Gate:
     """Holds back what loads in the background, not what is asked for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, behind: int = 0) -> None:
-        self._gate = threading.Event()
-        self.waits = threading.Event()
+        self._gate = Latch()
+        self.waits = Latch()
         pages = SQLiteStore.wanted_first
 
         def slowly(store: SQLiteStore) -> Iterator[list[Problem]]:

@@ -1,7 +1,6 @@
 """What a shard hears of the epochs that others have seen."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from histospec.server.history import epoch_watch
 from histospec.server.history.history import History
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import put
-from tests.support.waiting import until
+from tests.support.waiting import Latch, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,7 +47,7 @@ async def test_what_was_read_before_a_rewind_or_drop_does_not_count(
     both: tuple[History, SQLiteStore], back: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history, store = both
-    reading, gate, read = threading.Event(), threading.Event(), store.newest_epochs
+    reading, gate, read = Latch(), Latch(), store.newest_epochs
     left = []
     looks = []
 

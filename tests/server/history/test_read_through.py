@@ -1,7 +1,6 @@
 """Problems that the index does not hold: read once, never twice, and only while they are wanted."""
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from histospec.server.history.gaps import Gaps
 from histospec.server.history.indexing import Held, Indexing
 from histospec.server.history.read_through import Loaded, ReadThrough
 from histospec.server.stores.interface import Problem, Record, Store
+from tests.support.waiting import Latch
 
 pytestmark = pytest.mark.asyncio
 
@@ -194,7 +194,7 @@ async def test_loading_that_is_given_up_says_that_something_is_left(world: World
 
 
 async def test_new_responses_wait_while_their_problem_is_loaded_and_a_drop_until_nothing_is(world: World) -> None:
-    reading, gate = threading.Event(), threading.Event()
+    reading, gate = Latch(), Latch()
     pages = world.pages
 
     def slowly(problem: Problem) -> Iterator[list[Record]]:

@@ -15,7 +15,7 @@ from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Starter
-from tests.support.waiting import until
+from tests.support.waiting import Latch, until
 from tests.support.wires import Connector, Wire
 
 BUDGET = 32 << 20
@@ -43,7 +43,7 @@ def test_memory_holds_under_a_flood_of_commits(start_server: Starter, connect: C
     server = start_server("--memory", str(BUDGET), "--history-epochs", "2")
     wire = connect(server.endpoint)
     largest = 0.0
-    over = threading.Event()
+    over = Latch()
 
     def watch() -> None:
         nonlocal largest
@@ -89,7 +89,7 @@ class SlowEngine:
 
     def __init__(self) -> None:
         self.engine = Engine(1 << 24)
-        self.may = threading.Event()
+        self.may = Latch()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.engine, name)

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from histospec.server.rpc.strangers import AT_A_TIME, MESSAGE_BYTES, SECONDS, WAITING
 from tests.support.servers import Server
+from tests.support.waiting import Latch
 from tests.support.wires import Wire
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -26,7 +27,7 @@ def peak(server: Server) -> int:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
-def nothing(over: threading.Event) -> Iterator[bytes]:
+def nothing(over: Latch) -> Iterator[bytes]:
     """No message, until it is over."""
     over.wait()
     yield from ()
@@ -40,7 +41,7 @@ def test_long_messages_are_received_by_turns(server: Server, path: str) -> None:
     before = peak(server)
     with grpc.insecure_channel(server.endpoint) as channel, ThreadPoolExecutor(CALLS) as threads:
         call = channel.stream_stream(path, None, None)
-        ready = threading.Barrier(CALLS)
+        ready = threading.Barrier(CALLS, timeout=60)
 
         def send() -> grpc.StatusCode:
             ready.wait()
@@ -62,7 +63,7 @@ def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wir
     2. They are told so after a while, and the next ones have their turn.
     """
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
-    over = threading.Event()
+    over = Latch()
     calls = [silent(nothing(over), timeout=300) for _ in range(AT_A_TIME)]
     try:
         started = time.monotonic()
@@ -76,7 +77,7 @@ def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wir
 
 def test_a_host_that_has_too_many_calls_waiting_is_refused(server: Server, wire: Wire) -> None:
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
-    over = threading.Event()
+    over = Latch()
     calls = [silent(nothing(over), timeout=300) for _ in range(2 * WAITING)]
     refused = sum(call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED for call in calls[WAITING:])
     over.set()

@@ -12,14 +12,14 @@ from histospec.server.stores.opening import GivenUp, Opened, OpeningStore, Progr
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch
 from tests.support.contents import BATCHES, STATE, content, fill
-from tests.support.waiting import eventually
+from tests.support.waiting import Latch, eventually
 
 
 class Gate:
     """Opens a SQLite store once it is told to, or raises what it is told to raise."""
 
     def __init__(self, directory: Path) -> None:
-        self.may = threading.Event()
+        self.may = Latch()
         self.error: Exception | None = None
         self.opened: list[SQLiteStore] = []
         self._directory = directory
@@ -111,7 +111,7 @@ def test_closing_ends_the_opening(store: OpeningStore, gate: Gate) -> None:
 
 
 def test_a_store_that_is_opened_too_late_is_closed(gate: Gate, tmp_path: Path) -> None:
-    begun = threading.Event()
+    begun = Latch()
 
     def slowly(progress: Progress) -> Opened:
         begun.set()

@@ -3,7 +3,6 @@
 import hashlib
 import random
 import sqlite3
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,7 @@ from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.server.stores.sqlite.structure import Structure
 from tests.support.batches import put
 from tests.support.contents import to_load
-from tests.support.waiting import eventually
+from tests.support.waiting import Latch, eventually
 
 PAGE = 4096
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
@@ -383,7 +382,7 @@ def test_a_look_that_is_cut_short_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: None, why: str
 ) -> None:
     """To SQLite, pages look unused to which it did not come."""
-    looking = threading.Event()
+    looking = Latch()
 
     def interrupted(connection: sqlite3.Connection) -> str:
         looking.set()
@@ -413,7 +412,7 @@ def test_a_look_that_is_cut_short_finds_nothing(
 
 def test_a_look_ends_that_was_cut_short_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite forgets an interrupt that comes between two statements."""
-    looking, interrupted = threading.Event(), threading.Event()
+    looking, interrupted = Latch(), Latch()
 
     class Connection(sqlite3.Connection):
         def interrupt(self) -> None:
@@ -427,7 +426,9 @@ def test_a_look_ends_that_was_cut_short_before_it_began(tmp_path: Path, monkeypa
         return ""
 
     monkeypatch.setattr(sqlite_structure, "problem", late)
-    look = Structure(tmp_path / FILE_NAME, lambda: sqlite3.connect(":memory:", factory=Connection, check_same_thread=False))
+    look = Structure(
+        tmp_path / FILE_NAME, lambda: sqlite3.connect(":memory:", factory=Connection, check_same_thread=False)
+    )
     look.look(lambda reason: None)
     looking.wait()
     look.close()

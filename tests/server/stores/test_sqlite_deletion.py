@@ -3,7 +3,6 @@
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,7 +18,7 @@ from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.ages import age, forgotten_down_to, vouch
 from tests.support.batches import batch, put
 from tests.support.contents import to_load
-from tests.support.waiting import eventually
+from tests.support.waiting import Latch, eventually
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def test_other_writes_go_on_while_much_is_deleted(
     store = open_store(history_epochs=1)
     store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     put(store, b"aaaa", 1, prompt=b"another.")
-    gate = threading.Event()
+    gate = Latch()
     store._writer.submit(lambda connection: gate.wait(), 0)
     order = []
     starts: dict[str, Callable[[], Future[Any]]] = {

@@ -17,6 +17,7 @@ from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
 from tests.support.contents import to_load
+from tests.support.waiting import Latch
 
 
 def test_prompts_of_one_digest_are_two_problems(
@@ -132,7 +133,7 @@ def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[.
 
 def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
-    gate = threading.Event()
+    gate = Latch()
     store._writer.submit(
         lambda connection: gate.wait(), 0
     )  # holds the writer up, so that the next three form one group
@@ -147,7 +148,7 @@ def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLit
 
 def test_a_writer_that_is_too_far_behind_refuses(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store(max_backlog=1 << 20)
-    gate = threading.Event()
+    gate = Latch()
     store._writer.submit(lambda connection: gate.wait(), 0)
     accepted = store.append(batch(bytes(900 << 10)))
     with pytest.raises(StoreFull, match=r"more than 1MiB \(--max-backlog\) would wait to be written; try later"):
