@@ -22,7 +22,7 @@ from examples.tiny_rl.task import problems
 RESPONSES = 4096
 TOGETHER = 512  # responses that are sampled side by side
 SCORED = 64  # the same where the policy's probabilities are computed
-STEPS = 3000
+STEPS = 2000
 BATCH = 16
 PEAK_RATE = 4e-3
 WARMUP = 60
