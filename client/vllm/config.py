@@ -2,7 +2,8 @@
 
 ======================= ===========================================================================
 HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step: a number, or
-                        `auto`, the default: learned from the time that steps take. Higher drafts shorter
+                        `auto`, the default: learned from the time that steps take, and no drafts are asked for while
+                        they do not pay. Higher drafts shorter
 HISTOSPEC_MODEL_DRAFT_TOKENS
                         tokens that the model's own drafter makes in a step, where it has one; 0: none. `auto`, the
                         default: as many as pay
