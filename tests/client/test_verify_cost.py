@@ -101,7 +101,7 @@ def test_finds_the_cost(sequences: int, knee: int, seed: int) -> None:
     assert cost.learned
     drafted = statistics.mean(d for d in rollout.run(sequences, 300)) / sequences
     least, most = sorted(rollout.machine.cost(sequences, d) for d in (max(drafted, 0.25), 12))
-    assert 0.6 * min(least, 0.99) - 0.03 <= cost.value <= max(1.4 * most, 0.01) + 0.03
+    assert 0.5 * min(least, 0.99) - 0.03 <= cost.value <= max(1.4 * most, 0.01) + 0.03
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -139,14 +139,14 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     machine = Machine(knee=100)
     rollout = Rollout(cost, machine, seed)
     rollout.run(256, 400)
-    assert cost.value > 0.6
+    assert cost.value > 0.5
     for sequences in range(255, 0, -1):
         rollout.run(sequences, 3)
     drafted = rollout.run(1, 20)
     assert cost.value <= 0.05
     assert statistics.mean(drafted) > 2
     rollout.step(256)
-    assert cost.value > 0.6
+    assert cost.value > 0.5
     for sequences in (192, 128, 64, 32, 16, 8, 4, 2):  # and each size is where it belongs
         rollout.run(sequences, 60)
         assert cost.value == pytest.approx(min(machine.cost(sequences, 4), 1), abs=0.25)
@@ -208,14 +208,14 @@ def test_sensible_whatever_it_is_told() -> None:
         assert asked is None or 0.01 <= asked <= 1
 
 
-def test_a_pair_of_steps_is_an_opinion() -> None:
-    """0 and 4 drafted tokens a sequence take 10 and 14 ms: one for each sequence takes 1 ms, 0.1 of a plain step."""
+def test_a_few_steps_of_different_drafts_are_enough() -> None:
+    """0, 2 and 6 drafted tokens a sequence take 10, 12 and 16 ms: one for each takes 1 ms, 0.1 of a plain step."""
     cost = LearnedCost()
-    for step in range(20):
-        drafted = 4 * (step % 2)
+    for step in range(30):
+        drafted = (0, 2, 6)[step % 3]
         cost.observe(0.010 + 0.001 * drafted, 8, 8 * (1 + drafted))
     assert cost.learned
-    assert cost.value == pytest.approx(0.1, abs=0.01)
+    assert cost.value == pytest.approx(0.1, abs=0.02)
 
 
 def test_steps_with_prompts_and_idle_time_are_no_opinion() -> None:
@@ -230,8 +230,8 @@ def test_steps_with_prompts_and_idle_time_are_no_opinion() -> None:
 def test_a_learned_cost_stays_within_bounds() -> None:
     for each, bound in ((0.0, LOWEST), (1.0, HIGHEST)):  # seconds of a drafted token, where a plain step takes 0.01
         cost = LearnedCost()
-        for step in range(20):
-            drafted = 4 * (step % 2)
+        for step in range(60):
+            drafted = (0, 2, 6)[step % 3]
             cost.observe(0.010 + each * drafted, 8, 8 * (1 + drafted))
         assert cost.value == bound
 
@@ -239,9 +239,9 @@ def test_a_learned_cost_stays_within_bounds() -> None:
 def test_a_hopeless_cost_asks_only_now_and_then() -> None:
     cost = LearnedCost()
     for step in range(100):
-        drafted = 4 * (step % 2)
+        drafted = (0, 2, 6)[step % 3]
         cost.observe(0.010 + 0.008 * drafted, 8, 8 * (1 + drafted))
-    assert cost.value == pytest.approx(0.8, abs=0.05)
+    assert cost.value == pytest.approx(0.8, abs=0.1)
     asked = []
     for _ in range(2000):
         asked.append(cost.next())

@@ -1,5 +1,6 @@
 """A real engine learns what drafts cost it, and the server shows it."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ def test_learned_and_shown(
     rollouts = engine(shared_server.endpoint)
     cost = rollouts.scheduler._cost
     assert not cost.learned
+    assert rollouts.scheduler._clock._now is time.process_time  # the model computes here, on the CPU
     for _ in range(60):
         rollouts.generate(prompts, max_tokens=100)
         if cost.learned:

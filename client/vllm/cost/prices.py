@@ -2,13 +2,13 @@
 
 A decoding step of B sequences takes
 
-    T * (1 + ask * a + token * d / B + first_pass * r + model_token * k)
+    T * (1 + ask * a + verify * v + token * d / B + first_pass * r + model_token * k)
 
-    a: 1 where the step asks for drafts, d: drafted tokens that it verifies, r: 1 where the model's drafter runs in it,
-    k: tokens that this drafter makes for each sequence
+    a: 1 where the step asks for drafts, v: 1 where it verifies any, d: drafted tokens that it verifies, r: 1 where the
+    model's drafter runs in it, k: tokens that this drafter makes for each sequence
 
 T is the time of a plain step of the batch; it follows the batch, the lengths of contexts and the clock of the machine.
-The other four are what is wanted, in units of T. All five drift, so they are the state of a Kalman filter: each step is
+The other five are what is wanted, in units of T. All six drift, so they are the state of a Kalman filter: each step is
 one measurement, which moves what is uncertain and leaves what it says nothing about. A step that took far longer than
 expected counts as one of three standard deviations: pauses move the fit little, and no step has to be left out.
 """
@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 # The order of the state: the logarithm of T, then the prices.
-ASK, TOKEN, FIRST_PASS, MODEL_TOKEN = 1, 2, 3, 4
-START = np.array([0.0, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1])
-SPREAD = np.array([1.0, 0.3, 0.5, 0.5, 0.25])  # standard deviations of START
-DRIFT = np.array([0.01, 0.001, 0.003, 0.001, 0.001])  # and of what a step adds to them
+ASK, VERIFY, TOKEN, FIRST_PASS, MODEL_TOKEN = 1, 2, 3, 4, 5
+START = np.array([0.0, 0.05, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1])
+SPREAD = np.array([1.0, 0.3, 0.3, 0.5, 0.5, 0.25])  # standard deviations of START
+DRIFT = np.array([0.01, 0.001, 0.001, 0.003, 0.001, 0.001])  # and of what a step adds to them
 LONGEST_DRIFT = 1000  # steps
 
 BATCH_DRIFT = 0.7  # of T, where the batch changes by a factor of e
-OTHER_SIZE = np.array([0.0, 0.05, 0.05, 0.1, 0.05])  # by which prices differ from those of a batch sqrt(2) as large
+OTHER_SIZE = np.array(
+    [0.0, 0.05, 0.05, 0.05, 0.1, 0.05]
+)  # by which prices differ from those of a batch sqrt(2) as large
 OTHER_SHARE = 0.2  # and by this share of themselves
 FARTHEST = 4.0  # sizes away, beyond which they differ no more
 
@@ -45,7 +47,7 @@ SURE = 0.01  # the same for drafts that no longer vary for the sake of learning
 
 
 Looks = NDArray[np.float64]
-"""What a step does, [5]: 1, then the factors of the four prices."""
+"""What a step does, [6]: 1, then the factors of the five prices."""
 
 
 def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
@@ -56,7 +58,7 @@ def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
         drafted: tokens that it verified, for each sequence.
         model_tokens: that the model's drafter made for each sequence; None: it did not run.
     """
-    return np.array([1.0, asked, drafted, model_tokens is not None, model_tokens or 0.0])
+    return np.array([1.0, asked, drafted > 0, drafted, model_tokens is not None, model_tokens or 0.0])
 
 
 class DrafterCost(NamedTuple):
@@ -141,12 +143,12 @@ class StepPrices:
 
     @property
     def verify_cost(self) -> float:
-        """Of a drafted token, in units of a step that asks for drafts.
+        """Of a drafted token, in units of a step that asks for drafts and verifies some.
 
-        A draft is worth its tokens over 1 + ask + token * d / B; the length that makes most of this is the one for
-        1 + token / (1 + ask) * d / B.
+        A draft is worth its tokens over 1 + ask + verify + token * d / B; the length that makes most of this is the one
+        for 1 + token / (1 + ask + verify) * d / B.
         """
-        return float(self._state[TOKEN] / (1 + self._state[ASK]))
+        return float(self._state[TOKEN]) / self._drafting()
 
     @property
     def verify_cost_sure(self) -> bool:
@@ -162,8 +164,11 @@ class StepPrices:
         """None while it is not known. `asks`: whether in units of a step that asks for drafts, or of a plain one."""
         if not (self._known(FIRST_PASS) and self._known(MODEL_TOKEN)):
             return None
-        unit = 1 + float(self._state[ASK]) * asks
+        unit = self._drafting() if asks else 1.0
         return DrafterCost(float(self._state[FIRST_PASS]) / unit, float(self._state[MODEL_TOKEN]) / unit)
+
+    def _drafting(self) -> float:
+        return float(1 + self._state[ASK] + self._state[VERIFY])
 
     def _known(self, which: int) -> bool:
         return math.sqrt(self._spread[which, which]) <= max(KNOWN, KNOWN_SHARE * float(self._state[which]))
