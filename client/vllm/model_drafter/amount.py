@@ -63,6 +63,11 @@ class Amount:
         self._left_out = False  # prompts, since the cache was last emptied
 
     @property
+    def most(self) -> int:
+        """Tokens of its drafts that are looked at: a drafter that cannot vary may make more than were set."""
+        return self._longest if self._fixed is None else self._fixed
+
+    @property
     def told(self) -> bool:
         """Whether vLLM's workers make as many tokens as a step says, or rest; else they always make `longest`."""
         return self._may_vary or self._may_rest

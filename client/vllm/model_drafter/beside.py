@@ -151,7 +151,7 @@ class ModelDrafter:
     def _made(self, row: Sequence[int], request: str) -> Sequence[int]:
         """The draft of the model; none where it is poor, or no draft."""
         usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._amount.whole(request)
-        return row if usable else ()
+        return row[: self._amount.most] if usable else ()
 
 
 def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
