@@ -29,12 +29,13 @@ class One:
         max_tokens: int = 8,
         cost: float = 0.01,
     ) -> Any:
-        said: Any = (
-            {} if report is None else dict(zip(("verified", "model_drafted", "model_accepted"), report, strict=True))
-        )
+        said: dict[str, Any] = {}
+        if report is not None:
+            names = ("verified", "model_drafted", "model_accepted")
+            said = {name: np.array([count], np.int32) for name, count in zip(names, report, strict=True)}
         return self.engine.step(
             np.array([self.session], np.int64), np.array(new, np.int32), np.array([0, len(new)], np.int64),
-            max_tokens, cost, **{name: np.array([count], np.int32) for name, count in said.items()},
+            max_tokens, cost, **said,
         )  # fmt: skip
 
     def counted(self) -> Any:
