@@ -70,6 +70,7 @@ def main(model_path: Any, prompts: list[list[int]], version: Any, path: Any, spe
 if __name__ == "__main__":
     # Two workers on whatever cores there are, and nothing beyond loopback.
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the workers would compile into the same files, and read halves of them
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # of `patched`
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     main(sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:])

@@ -69,7 +69,9 @@ def test_tensor_parallel(
     result = rollout(prompts, "step7", drafts["speculative_config"] if method == "custom_class" else drafter(method))
     assert [[[tokens] for tokens in visit] for visit in result["responses"]] == [expected] * 2
     assert result["accepted"] > len(prompts)
-    in_workers = ["cpu", "undrafted"] if method == "custom_class" else ["cpu", "drafter", "undrafted"]
+    in_workers = (
+        ["cpu", "undrafted", "workers"] if method == "custom_class" else ["cpu", "drafter", "undrafted", "workers"]
+    )
     assert result["patched"] == [in_workers] * 2
     epoch = 7 if result["version"] else 0
     client = make_client(server.endpoint)
