@@ -160,6 +160,7 @@ class Batch:
                 self.amount.saw_levels(level)
                 self.ids = [str(int(i) + len(self.ids)) for i in self.ids]  # others come
                 continue
+            self.amount.saw_levels(level)
             gain = np.cumsum(right ** np.arange(1, number + 1)) * (level == 0)[:, None]
             self.amount.saw(SimpleNamespace(level=level, gain=gain), np.ones(len(self.ids), bool))  # type: ignore[arg-type]
         return asked

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..cost import DrafterCost
 from .choice import Gains
-from .outcomes import SIZE
+from .outcomes import SILENT, SIZE
 
 REST = -1
 """For the number of tokens: the drafter makes no pass at all."""
@@ -52,7 +52,8 @@ class Amount:
         self._longest = longest
         self._fixed = fixed
         self._may_vary, self._may_rest = may_vary, may_rest
-        self._levels = np.zeros(SIZE)  # share of the requests at each
+        self._levels = np.zeros(SIZE)  # share of the requests at each: sums that forget,
+        self._levels_seen = 0.0  # and what all of them sum to
         self._gain = np.zeros((SIZE, longest))
         self._seen = np.zeros((SIZE, longest))
         self._step = 0
@@ -98,6 +99,8 @@ class Amount:
             return REST
         if not self._may_vary:
             return self._longest
+        if age < TRIAL:
+            most = max(most, STARTING)
         turn, rest = divmod(self._step, VARY[cost is not None])
         if rest == 0 and turn % 2 == 0 and self._may_rest and not prompts:
             return REST
@@ -106,8 +109,7 @@ class Amount:
         return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
 
     def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:
-        """The drafts of a step. `whole`: bool[B], of requests that the drafter has seen from the beginning."""
-        self.saw_levels(gains.level)
+        """What the drafts of a step gain. `whole`: bool[B], of requests that the drafter has seen from the beginning."""
         width = gains.gain.shape[1]
         level, gain = gains.level[whole], gains.gain[whole]
         if not width or not len(level):
@@ -122,9 +124,10 @@ class Amount:
             self._gain[at, j] += (total[at] - seen[at] * self._gain[at, j]) / self._seen[at, j]
 
     def saw_levels(self, level: NDArray[np.int64]) -> None:
-        """The same of a step in which the drafter rested."""
+        """How sure the server was of the first token of each request, int[B], in a step in which it was asked."""
         if len(level):
             self._levels += (1 - LATELY) * (np.bincount(level, minlength=SIZE) / len(level) - self._levels)
+            self._levels_seen += (1 - LATELY) * (1 - self._levels_seen)
 
     def left_out(self, requests: Mapping[str, bool]) -> None:
         """A step without the drafter's first pass, of these requests: whether it computed a part of their prompts."""
@@ -154,8 +157,9 @@ class Amount:
 
     def _best(self, first: float, token: float) -> tuple[int, float]:
         """The number of tokens with the highest net gain a request, and that gain; prices in tokens."""
-        gain = self._levels @ self._gain
-        depth = int((self._levels @ self._seen > 1).sum())  # of what has been seen
+        levels = self._levels / self._levels_seen if self._levels_seen else np.eye(SIZE)[SILENT]
+        gain = levels @ self._gain
+        depth = int((levels @ self._seen > 1).sum())  # of what has been seen
         if not depth:
             return min(STARTING, self._longest), 0.0
         gain = gain[:depth]

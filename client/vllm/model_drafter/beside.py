@@ -116,7 +116,8 @@ class ModelDrafter:
             return [[] if draft is None else draft.tokens.tolist() for draft in history]
         chosen, gains = self._choice.choose(requests, history, drafts, cost * self._yield)
         if asked:
-            self._amount.saw(gains, np.array([self._amount.whole(request) for request in requests]))
+            self._amount.saw_levels(gains.level)
+        self._amount.saw(gains, np.array([self._amount.whole(request) for request in requests]))
         self._rows = dict(zip(requests, chosen, strict=True))
         return [row.tokens for row in chosen]
 
