@@ -296,11 +296,27 @@ def test_the_server_is_told_what_was_verified_of_whose_draft() -> None:
     assert [tuple(each) for each in told] == [("a", 2, 0, 0), ("b", 0, 3, 2), ("c", 1, 2, 2), ("d", 0, 0, 0)]
 
 
-def test_what_rests_costs_the_requests_their_drafts() -> None:
+def test_no_more_of_its_tokens_are_looked_at_than_were_set() -> None:
+    """Ngram and suffix drafters make what they find, whatever is set."""
+    for tokens, seen in (0, []), (2, [7, 8]):
+        beside = ModelDrafter(16, Amount(16, tokens, False, False))
+        beside.ask(step({"a": 1}, {}), None)
+        assert beside.choose(["a"], [None], [[7, 8, 9]], 0.01, True) == [seen]
+
+
+def test_a_drafter_that_rests_makes_nothing() -> None:
     beside = ModelDrafter(16, Amount(16, 0, True, True))
-    beside.ask(step({"a": 9}, {}, new=["a"]), None)
+    now = step({"a": 9}, {}, new=["a"])
+    beside.ask(now, None)
+    assert now.num_spec_tokens_to_schedule == REST
     assert beside.asked is None
-    beside._asked = 16
+
+
+def test_what_rests_costs_the_requests_their_drafts() -> None:
+    amount = Amount(16, 3, True, True)
+    beside = ModelDrafter(16, amount)
+    amount.left_out({"a": True})
+    beside.ask(step({"a": 1}, {}), None)
     assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[]]
     beside.forget("a")
     assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[7]]

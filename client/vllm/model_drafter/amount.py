@@ -109,7 +109,7 @@ class Amount:
         return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
 
     def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:
-        """What the drafts of a step gain. `whole`: bool[B], whether the drafter has seen a request from its beginning."""
+        """What the drafts of a step gain. `whole`: bool[B], of requests that the drafter has seen whole."""
         width = gains.gain.shape[1]
         level, gain = gains.level[whole], gains.gain[whole]
         if not width or not len(level):
