@@ -1,4 +1,5 @@
 // Sessions that have a twin: what they draft, and when the twin is left alone or gone.
+#include "draft/evidence.h"
 #include "draft/twin_trust.h"
 #include "histospec/engine.h"
 #include "random_text.h"
@@ -39,7 +40,7 @@ std::vector<Token> step(Engine& engine, SessionId session, Tokens tokens, int ma
 }
 
 NamespaceStats stats(const Engine& engine) { return engine.stats().at("run"); }
-SourceStats twin_stats(const Engine& engine) { return stats(engine).sources.back(); }
+SourceStats twin_stats(const Engine& engine) { return stats(engine).sources[kTwin]; }
 
 // Has the session say all of `text` as far as its drafts go; returns the number of steps.
 int say(Engine& engine, SessionId session, Tokens text, int max_tokens = 16, float cost = 0.05f) {
@@ -72,7 +73,7 @@ TEST_CASE("A session drafts its own twin, not those of other seeds") {
   const NamespaceStats counted = stats(engine);
   CHECK_EQ(counted.twins_hit, 8u);
   CHECK_EQ(counted.twins_miss, 0u);
-  CHECK_EQ(counted.sources.back().draft_tokens, counted.draft_tokens);
+  CHECK_EQ(counted.sources[kTwin].draft_tokens, counted.draft_tokens);
   open(engine, 8);
   open(engine, {});
   CHECK_EQ(stats(engine).twins_miss, 1u);
