@@ -33,8 +33,8 @@ void count_drafted(NamespaceStats& counters, std::span<const Origin> tokens) {
 }
 
 // Counts what became of a session's draft, and of what the worker's own drafter drafted since.
-void count_verified(const Session& session, const Verified& verified, std::size_t accepted,
-                    std::size_t model_accepted) {
+void count_verified(const Session& session, const Verified& verified, std::size_t accepted, std::size_t model_accepted)
+    REQUIRES(engine_lock) {
   NamespaceStats& counters = session.namespace_->counters;
   const std::span<const Origin> origins = session.draft.origins;
   if (!session.counted) count_drafted(counters, origins.first(verified.server));
