@@ -273,7 +273,8 @@ def test_a_line_a_minute_while_it_generates(
         return any(m is not None and float(m[1]) > 2 and int(m[2]) > 0 and float(m[4]) > 1 for m in found)
 
     eventually(drafted)
-    (connected,) = (line for line in engine.said if "of generating" not in line)
+    # The engine of the test before may still miss its server.
+    (connected,) = (line for line in engine.said if not re.search("of generating|no server at", line))
     assert "connected to" in connected
 
 

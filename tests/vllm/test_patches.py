@@ -46,7 +46,7 @@ for _ in range(2):
     for name in (None, "vllm.v1.core.sched.scheduler.Scheduler", "histospec.client.vllm.HistoSpecScheduler"):
         config = SimpleNamespace(
             scheduler_config=SimpleNamespace(scheduler_cls=name),
-            speculative_config=SimpleNamespace(method="draft_model"),
+            speculative_config=SimpleNamespace(method="draft_model", model="a/drafter"),
         )
         workers.preparing(lambda self, vllm_config: None)(None, config)
         said.setdefault(f"in a worker of {name}", replaced())

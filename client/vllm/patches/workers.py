@@ -28,7 +28,7 @@ def preparing(make: Any) -> Any:
 
     @functools.wraps(make)
     def prepare(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        if drafts_here(vllm_config.scheduler_config.scheduler_cls):
+        if drafts_here(vllm_config):
             settings.check(vllm_config)  # before the model is loaded
             logs.join_vllm()
             if AdapterConfig.from_environment().cpu_fix:
@@ -41,8 +41,11 @@ def preparing(make: Any) -> Any:
     return prepare
 
 
-def drafts_here(scheduler: Any) -> bool:
-    """Whether a `scheduler_cls` of vLLM's, a class or its name or None, is HistoSpecScheduler or made from it."""
+def drafts_here(vllm_config: Any) -> bool:
+    """Whether the engine of a VllmConfig has HistoSpecScheduler, one made from it, or HistoSpecProposer."""
+    speculative, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config.scheduler_cls
+    if speculative is not None and str(speculative.model).startswith(OURS):
+        return True
     if isinstance(scheduler, str):
         if scheduler.startswith(OURS):
             return True
