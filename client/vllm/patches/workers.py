@@ -6,6 +6,7 @@ the worker is made.
 
 import functools
 import importlib
+import logging
 from typing import Any
 
 from .. import logs, settings
@@ -13,12 +14,18 @@ from ..config import AdapterConfig
 from . import cpu, drafter, undrafted
 from .replacing import is_replaced, replace
 
+logger = logging.getLogger("histospec.vllm")
+
 OURS = "histospec.client.vllm"
 
 
 def install() -> None:
-    """Has every worker of this process prepared as it is made; once."""
-    worker: Any = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
+    """Has every worker of this process prepared as it is made; once. Plug-ins are loaded in engines of others, too."""
+    try:
+        worker: Any = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
+    except (ImportError, AttributeError):
+        logger.warning("HistoSpec: this vLLM has no WorkerBase; its workers are left as they are")
+        return
     if not is_replaced(worker, "__init__"):
         replace(worker, "__init__", preparing(worker.__init__))
 
@@ -49,5 +56,6 @@ def drafts_here(vllm_config: Any) -> bool:
     if isinstance(scheduler, str):
         if scheduler.startswith(OURS):
             return True
-        scheduler = importlib.import_module("vllm.utils.import_utils").resolve_obj_by_qualname(scheduler)
+        module, _, name = scheduler.rpartition(".")
+        scheduler = getattr(importlib.import_module(module), name)
     return any(base.__module__.startswith(OURS) for base in getattr(scheduler, "__mro__", ()))
