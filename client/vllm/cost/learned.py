@@ -45,8 +45,8 @@ class _Size:
         self.plain_steps = 0 if other is None else PLAIN
 
     def gain(self) -> tuple[float, float]:
-        """How many times as fast with drafts as without, and what it is if the price of drafts is too high by
-        OPTIMISM standard deviations. There is a step with drafts.
+        """The speed with drafts over the speed without, and the same ratio if drafts cost OPTIMISM standard deviations
+        less than estimated. At least one step had drafts.
         """
         looks, generated = self.drafting.looks, self.drafting.generated
         plain, others = (self.plain.looks, self.plain.generated) if self.plain.steps else (NOTHING, 1.0)
@@ -194,7 +194,7 @@ class LearnedCost(_Steps):
 
 
 class FixedCost(_Steps):
-    """The same, where somebody knows better what a drafted token costs; learns what the model's own drafter does."""
+    """A `verify_cost` that the user has set. Only the cost of the model's own drafter is learned."""
 
     learned = False
 

@@ -1,4 +1,4 @@
-"""The model's own drafter in the steps of an engine: what it is asked for, what of it is verified, what came of that.
+"""Runs the choice in an engine's steps: asks the model's drafter for tokens, picks drafts, learns from what came.
 
 A step's drafter runs after its forward pass, so what is asked for when a step is scheduled is verified in the next.
 """
@@ -47,7 +47,7 @@ class Verified(NamedTuple):
 
 
 class ModelDrafter:
-    """The drafts of the model's own drafter, beside those of the server. Not thread-safe."""
+    """Combines the drafts of the model's own drafter with those of the server. Not thread-safe."""
 
     def __init__(self, longest: int, amount: Amount) -> None:
         """Drafts of at most `longest` tokens, of which the drafter makes as many as `amount` says."""

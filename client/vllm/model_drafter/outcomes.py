@@ -1,4 +1,4 @@
-"""How often the drafts of the model's own drafter are right, beside what the server estimates of its own.
+"""Learns how often the model's own drafter is right, and how far to trust the server's estimates where both differ.
 
 A draft of the server (H) and one of the model (M) share their first tokens and then divide. Up to there it does not
 matter which is verified. At the dividing position at most one of them is right, and which it will be depends on how
@@ -6,8 +6,8 @@ sure the server was (its estimated probability, in a few levels) and on whether 
 was accepted to the end). Counts of both answers, by these two, are all that is learned, with how well tokens do on
 which both agree, and how well the model's drafts go on behind a right token.
 
-What came at a position is a sample of the policy, whoever drafted; it is seen if all before it was accepted, which
-decides nothing about the position itself. So every step teaches about both drafts, the one not verified included.
+The policy samples the token at a position, whichever draft is verified. The step shows that token if all tokens before
+it were accepted, whether or not it was drafted itself. So every step teaches about both drafts.
 """
 
 from typing import NamedTuple
@@ -74,7 +74,7 @@ class Outcomes:
         return history, np.minimum(model, 1.0 - history)
 
     def agreed(self, probs: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The server's probabilities of tokens that the model drafts, too: more than it says by itself."""
+        """Probabilities of tokens that both drafted: the server's, raised because the model agrees."""
         surer = min(1.0, self._agreed_wrong / self._agreed_doubt)
         return 1.0 - surer * (1.0 - probs.astype(np.float64))
 
