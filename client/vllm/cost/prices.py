@@ -11,27 +11,27 @@ T is the time of a plain step of the batch; it follows the batch, the lengths of
 The other five are what is wanted, in units of T. All six drift, so they are the state of a Kalman filter: each step is
 one measurement, which moves what is uncertain and leaves what it says nothing about. A step that took far longer than
 expected counts as one of three standard deviations: pauses move the fit little, and no step has to be left out.
+
+Written with lists, which between two steps of an engine cost it half of what arrays of six numbers do.
 """
 
 import math
+from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 # The order of the state: the logarithm of T, then the prices.
-ASK, VERIFY, TOKEN, FIRST_PASS, MODEL_TOKEN = 1, 2, 3, 4, 5
-START = np.array([0.0, 0.05, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1])
-SPREAD = np.array([1.0, 0.3, 0.3, 0.5, 0.5, 0.25])  # standard deviations of START
-DRIFT = np.array([0.01, 0.001, 0.001, 0.003, 0.001, 0.001])  # and of what a step adds to them
+ASK, VERIFY, TOKEN, FIRST_PASS, MODEL_TOKEN = PRICES = range(1, 6)
+STATE = range(6)
+START = (0.0, 0.05, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1)
+SPREAD = (1.0, 0.3, 0.3, 0.5, 0.5, 0.25)  # standard deviations of START
+DRIFT = (0.01, 0.001, 0.001, 0.003, 0.001, 0.001)  # and of what a step adds to them
 LONGEST_DRIFT = 1000  # steps
 
 BATCH_DRIFT = 0.7  # of T, where the batch changes by a factor of e
-OTHER_SIZE = np.array(
-    [0.0, 0.05, 0.05, 0.05, 0.1, 0.05]
-)  # by which prices differ from those of a batch sqrt(2) as large
+OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # by which prices differ from those of a batch sqrt(2) as large
 OTHER_SHARE = 0.2  # and by this share of themselves
 FARTHEST = 4.0  # sizes away, beyond which they differ no more
 
@@ -46,8 +46,8 @@ KNOWN_SHARE = 0.3
 SURE = 0.01  # the same for drafts that no longer vary for the sake of learning
 
 
-Looks = NDArray[np.float64]
-"""What a step does, [6]: 1, then the factors of the five prices."""
+Looks = tuple[float, ...]
+"""What a step does, six numbers: 1, then the factors of the five prices."""
 
 
 def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
@@ -58,7 +58,7 @@ def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
         drafted: tokens that it verified, for each sequence.
         model_tokens: that the model's drafter made for each sequence; None: it did not run.
     """
-    return np.array([1.0, asked, drafted > 0, drafted, model_tokens is not None, model_tokens or 0.0])
+    return 1.0, float(asked), float(drafted > 0), drafted, float(model_tokens is not None), float(model_tokens or 0)
 
 
 class DrafterCost(NamedTuple):
@@ -78,18 +78,20 @@ class StepPrices:
 
         `token`: the price of a drafted token, where it is given; None: it is learned.
         """
-        self._spread, self._drift = np.diag(SPREAD**2), DRIFT
-        if other is None:
-            self._state, self.noise = START.copy(), FIRST_NOISE
-        else:
+        self._spread = [[spread**2 if i == j else 0.0 for j in STATE] for i, spread in enumerate(SPREAD)]
+        self._drift = [drift**2 for drift in DRIFT]  # variances, as the spread
+        self._state, self.noise = list(START), FIRST_NOISE
+        if other is not None:
             self._state, self.noise = other._state.copy(), other.noise
-            self._spread[1:, 1:] = other._spread[1:, 1:]
-            away = (OTHER_SIZE + OTHER_SHARE * other._state)[1:] ** 2 * min(distance, FARTHEST)
-            diagonal = np.minimum(np.diag(self._spread)[1:] + away, np.maximum(SPREAD[1:] ** 2, away))
-            np.fill_diagonal(self._spread[1:, 1:], np.maximum(np.diag(self._spread)[1:], diagonal))
+            for i in PRICES:
+                self._spread[i][1:] = other._spread[i][1:]
+                away = (OTHER_SIZE[i] + OTHER_SHARE * other._state[i]) ** 2 * min(distance, FARTHEST)
+                known = self._spread[i][i]
+                self._spread[i][i] = max(known, min(known + away, max(SPREAD[i] ** 2, away)))
         if token is not None:
-            self._state[TOKEN], self._drift = token, np.where(np.arange(len(DRIFT)) == TOKEN, 0.0, DRIFT)
-            self._spread[TOKEN] = self._spread[:, TOKEN] = 0.0
+            self._state[TOKEN], self._drift[TOKEN] = token, 0.0
+            for i in STATE:
+                self._spread[i][TOKEN] = self._spread[TOKEN][i] = 0.0
         self._number = -1  # of the newest step; negative: T is not known yet
         self._steps = 0
         self._sequences = 1
@@ -108,24 +110,27 @@ class StepPrices:
             self._state[0] = math.log(seconds / price)
         else:
             passed = min(number - self._number, LONGEST_DRIFT)
-            spread = self._drift**2 * passed
-            spread[0] += (BATCH_DRIFT * math.log(sequences / self._sequences)) ** 2
-            self._spread.flat[:: len(spread) + 1] += spread
+            for i in STATE:
+                self._spread[i][i] += passed * self._drift[i]
+            if sequences != self._sequences:
+                self._spread[0][0] += (BATCH_DRIFT * math.log(sequences / self._sequences)) ** 2
         self._number, self._sequences = number, sequences
-        slopes = looks.copy()
-        slopes[0] = price
-        covariance = self._spread @ slopes
-        noise = (self.noise * price) ** 2
-        variance = float(slopes @ covariance) + noise
+        slopes = price, *looks[1:]
+        covariance = [_dot(row, slopes) for row in self._spread]
+        variance = _dot(covariance, slopes) + (self.noise * price) ** 2
         deviation = math.sqrt(variance)
         error = seconds * math.exp(-self._state[0]) - price
         error = min(max(error, -TAIL * deviation), TAIL * deviation)
-        self._state += covariance * (error / variance)
-        self._spread -= np.outer(covariance, covariance / variance)
-        for price_of in range(ASK, len(START)):  # none is negative: condition on 0 what came out below
-            if (below := float(self._state[price_of])) < 0:
-                self._state -= self._spread[price_of] * (below / float(self._spread[price_of, price_of]))
-                self._state[price_of] = 0.0
+        self._state = [value + c * error / variance for value, c in zip(self._state, covariance, strict=True)]
+        self._spread = [
+            [value - c * other / variance for value, other in zip(row, covariance, strict=True)]
+            for row, c in zip(self._spread, covariance, strict=True)
+        ]
+        for i in PRICES:  # none is negative: condition on 0 what came out below
+            if (below := self._state[i]) < 0:
+                share = below / self._spread[i][i]
+                self._state = [value - share * s for value, s in zip(self._state, self._spread[i], strict=True)]
+                self._state[i] = 0.0
         # The mean absolute deviation of normal noise is 0.8 standard deviations.
         self._steps += 1
         first, later = NOISE_MEMORY
@@ -134,12 +139,12 @@ class StepPrices:
 
     def price(self, looks: Looks) -> float:
         """Of a step, in plain steps."""
-        return max(LEAST_PRICE, float(1 + looks[1:] @ self._state[1:]))
+        return max(LEAST_PRICE, 1 + _dot(looks[1:], self._state[1:]))
 
     def doubt(self, looks: Looks, others: Looks) -> float:
         """The standard deviation of the difference between the prices of two steps, in plain steps."""
-        apart = looks - others
-        return math.sqrt(max(0.0, float(apart @ self._spread @ apart)))
+        apart = [a - b for a, b in zip(looks, others, strict=True)]
+        return math.sqrt(max(0.0, _dot([_dot(row, apart) for row in self._spread], apart)))
 
     @property
     def verify_cost(self) -> float:
@@ -148,12 +153,12 @@ class StepPrices:
         A draft is worth its tokens over 1 + ask + verify + token * d / B; the length that makes most of this is the one
         for 1 + token / (1 + ask + verify) * d / B.
         """
-        return float(self._state[TOKEN]) / self._drafting()
+        return self._state[TOKEN] / self._drafting()
 
     @property
     def verify_cost_sure(self) -> bool:
         """Whether it was measured so well that drafts need not vary for its sake."""
-        return math.sqrt(self._spread[TOKEN, TOKEN]) <= max(SURE, KNOWN_SHARE * float(self._state[TOKEN]))
+        return math.sqrt(self._spread[TOKEN][TOKEN]) <= max(SURE, KNOWN_SHARE * self._state[TOKEN])
 
     @property
     def verify_cost_known(self) -> bool:
@@ -165,10 +170,14 @@ class StepPrices:
         if not (self._known(FIRST_PASS) and self._known(MODEL_TOKEN)):
             return None
         unit = self._drafting() if asks else 1.0
-        return DrafterCost(float(self._state[FIRST_PASS]) / unit, float(self._state[MODEL_TOKEN]) / unit)
+        return DrafterCost(self._state[FIRST_PASS] / unit, self._state[MODEL_TOKEN] / unit)
 
     def _drafting(self) -> float:
-        return float(1 + self._state[ASK] + self._state[VERIFY])
+        return 1 + self._state[ASK] + self._state[VERIFY]
 
     def _known(self, which: int) -> bool:
-        return math.sqrt(self._spread[which, which]) <= max(KNOWN, KNOWN_SHARE * float(self._state[which]))
+        return math.sqrt(self._spread[which][which]) <= max(KNOWN, KNOWN_SHARE * self._state[which])
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(map(mul, a, b))

@@ -1,7 +1,5 @@
 """What the latest steps of one kind gave, and what they did."""
 
-import numpy as np
-
 from .prices import Looks
 
 MEMORY = 1024.0  # sequences times steps
@@ -18,12 +16,13 @@ class Rate:
         """Forgets them."""
         self.steps = 0
         self._weight = self._generated = 0.0
-        self._looks: Looks = np.zeros(0)
+        self._looks: Looks = ()
 
     def add(self, sequences: int, generated: int, looks: Looks) -> None:
         """One step more of so many sequences: the tokens that came out of it, and what it did."""
         kept = max(0.0, 1 - max(1 / STEPS, sequences / MEMORY))
-        self._looks = sequences * looks + (kept * self._looks if self.steps else 0.0)
+        before = self._looks or (0.0,) * len(looks)
+        self._looks = tuple(sequences * new + kept * old for new, old in zip(looks, before, strict=True))
         self._weight = kept * self._weight + sequences
         self._generated = kept * self._generated + generated
         self.steps += 1
@@ -36,4 +35,4 @@ class Rate:
     @property
     def looks(self) -> Looks:
         """What a step does. There is one."""
-        return self._looks / self._weight
+        return tuple(look / self._weight for look in self._looks)
