@@ -43,7 +43,7 @@ COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
-TELL_STEPS = 32  # between two messages while drafts cost too much to ask for any
+TELL_STEPS = 64  # between two messages while drafts cost too much to ask for any
 
 
 class HistoSpecScheduler(Scheduler):
@@ -82,8 +82,9 @@ class HistoSpecScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Announces the new sessions: the server looks them up while the model computes."""
-        with self._harmless("announce", forget=True):
-            self._sessions.announce()
+        if not self._silent:
+            with self._harmless("announce", forget=True):
+                self._sessions.announce()
         step = super().schedule(*args, **kwargs)
         if self._model is not None:
             with self._harmless("ask the model's drafter"):

@@ -28,6 +28,7 @@ OTHER_BATCH = 2  # half octaves, beyond which what was found to pay or not says 
 LEAST_SHARE = 0.1  # of the price that is believed, which it is at best
 
 NOTHING = looks_of(False, 0.0, None)
+WATCHED = 8  # of steps in which nothing is asked, verified or drafted, the share that is learned from
 
 
 class _Size:
@@ -105,12 +106,19 @@ class _Steps:
             return
         here, drafted = self._here, tokens - sequences
         looks = looks_of(self._asked, drafted / sequences, model_tokens)
+        if looks == NOTHING and self._quiet and self._number % WATCHED:
+            return
         here.prices.observe(self._number, seconds, sequences, looks)
         here.plain_steps += not self._asked
         if generated is not None:
             rate = here.drafting if self._asked else here.plain
             rate.add(sequences, generated, looks)
             self._judge(sequences)
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether steps without drafts are the rule, and known."""
+        return not self._here.asks and self._here.plain_steps >= PLAIN
 
     def _move(self, size: int) -> None:
         if size not in self._sizes:
@@ -201,7 +209,13 @@ class FixedCost(_Steps):
     def __init__(self, value: float) -> None:
         super().__init__(value)
         self.value = self.told = value
+        self._drafts = value < HOPELESS_VERIFY_COST
 
     def next(self) -> float | None:
         """The value, as long as anything can be drafted at it."""
-        return self.value if self.value < HOPELESS_VERIFY_COST else None
+        self._asked = self._drafts
+        return self.value if self._drafts else None
+
+    @property
+    def _quiet(self) -> bool:
+        return not self._drafts and self._here.plain_steps >= PLAIN
