@@ -61,8 +61,10 @@ class HistoSpecScheduler(Scheduler):
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
-        self._cost = LearnedCost() if config.verify_cost is None else FixedCost(config.verify_cost)
         self._model = model_drafter(vllm_config, config.model_draft_tokens)
+        self._cost: LearnedCost | FixedCost = (
+            LearnedCost(alone=self._model is None) if config.verify_cost is None else FixedCost(config.verify_cost)
+        )
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = WeightVersions()
         weight_versions.install()
@@ -88,7 +90,7 @@ class HistoSpecScheduler(Scheduler):
         step = super().schedule(*args, **kwargs)
         if self._model is not None:
             with self._harmless("ask the model's drafter"):
-                self._model.ask(step, self._cost.drafter)
+                self._model.ask(step, self._cost.drafter, server=self._cost.asks, pause=self._cost.apart)
         return step
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:

@@ -11,9 +11,9 @@ import pytest
 from histospec.client import Draft
 from histospec.client.vllm.cost import DrafterCost
 from histospec.client.vllm.model_drafter.amount import FEW, REST, STARTING, TRIAL, Amount
-from histospec.client.vllm.model_drafter.beside import ModelDrafter
+from histospec.client.vllm.model_drafter.beside import FIRST_STUDIED, STUDIED, ModelDrafter
 from histospec.client.vllm.model_drafter.choice import Choice, Row
-from histospec.client.vllm.model_drafter.outcomes import Pairs, levels
+from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
 
 PRICE = 0.1
 
@@ -151,7 +151,7 @@ class Batch:
         """Numbers asked for; `silent`: share of the requests of which the history knows nothing."""
         asked = []
         for _ in range(count):
-            number = self.amount.next(cost, 2.0, prompts=False)
+            number = self.amount.next(cost, 2.0, prompts=False, server=True)
             asked.append(number)
             unknown = round(silent * len(self.ids))
             level = np.array([0] * unknown + [7] * (len(self.ids) - unknown))
@@ -206,6 +206,24 @@ def test_a_drafter_that_has_become_good_is_found_out() -> None:
     batch = Batch(auto())
     assert usual(batch.steps(2000, 1.0, 0.0, CHEAP)) == REST
     assert usual(batch.steps(6000, 1.0, 0.8, CHEAP)) > 0
+
+
+def test_it_rests_beside_the_server_whose_drafts_may_stop_paying() -> None:
+    """A rest is not ended by steps that are taken without the server's drafts now and then, but once they all are."""
+    amount = auto()
+    batch = Batch(amount)
+    batch.steps(400, 1.0, 0.8, CHEAP)
+    assert usual(batch.steps(400, 0.0, 0.8, CHEAP)) == REST
+    assert [amount.next(CHEAP, 2.0, prompts=False) for _ in range(100)] == [REST] * 100
+    assert amount.next(CHEAP, 2.0, prompts=False, server=False) > 0
+
+
+def test_it_pauses_when_told_but_never_in_prompts() -> None:
+    amount = auto()
+    Batch(amount).steps(400, 1.0, 0.8, CHEAP)
+    assert amount.next(CHEAP, 2.0, prompts=False, server=False, pause=True) == REST
+    assert amount.next(CHEAP, 2.0, prompts=True, server=False, pause=True) > 0
+    assert auto(may_rest=False).next(CHEAP, 2.0, prompts=False, pause=True) > 0
 
 
 def test_while_its_cost_is_unknown_steps_differ() -> None:
@@ -263,7 +281,7 @@ def sampled(rows: dict[str, list[int]]) -> Any:
 def test_a_step_is_told_how_many_tokens_to_make() -> None:
     beside = ModelDrafter(16, Amount(16, 3, True, True))
     now = step({"a": 1}, {})
-    beside.ask(now, None)
+    beside.ask(now, None, True)
     assert now.num_spec_tokens_to_schedule == 3
     assert beside.asked == 3
 
@@ -271,22 +289,65 @@ def test_a_step_is_told_how_many_tokens_to_make() -> None:
 def test_drafts_of_another_length_than_was_asked_for_are_none() -> None:
     """vLLM drafts zeros for every request once one of them nears the end of the context, whatever was asked for."""
     beside = ModelDrafter(4, Amount(4, 2, True, True))
-    beside.ask(step({"a": 1, "b": 1}, {}), None)
+    beside.ask(step({"a": 1, "b": 1}, {}), None, True)
     assert beside.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], 0.01, True) == [[7, 8], []]
     assert beside.choose(["a", "b"], [None, None], [[7, 8, 9], [7]], 0.01, True) == [[], [7]]
     assert beside.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], 0.01, True) == [[], []]
 
 
+def test_zeros_are_no_drafts_and_forgotten_with_their_requests() -> None:
+    amount = Amount(4, 4, True, True)
+    beside = ModelDrafter(4, amount)
+    for _ in range(FEW + 1):
+        beside.ask(step({"a": 1, "b": 1}, {}), None)
+        assert beside.choose(["a", "b", "left"], [None] * 3, [[0] * 4] * 3, 0.01, True) == [[], [], []]
+    beside.ask(step({"a": 1}, {}), None)
+    assert not amount.whole("a")
+    assert amount.whole("left")
+
+
+def test_where_only_the_model_drafts_few_steps_are_learned_from() -> None:
+    """The others verify as many tokens as pay, and are told as the model's."""
+    beside = ModelDrafter(8, Amount(8, 8, True, True))
+    tokens, lengths = list(range(1, 9)), []
+    for _ in range(FIRST_STUDIED + 20 * STUDIED):
+        beside.ask(step({"a": 1}, {}), None, server=False)
+        (row,) = beside.choose(["a"], [None], [tokens], 0.05, asked=False)
+        lengths.append(len(row))
+        (told,) = beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [1, 2, 99]}), 0.05)
+        assert tuple(told) == ("a", 0, len(row), 2)
+    assert lengths[0] > 2
+    assert set(lengths[-2 * STUDIED :]) == {2}  # the third is always wrong
+
+
+@pytest.mark.parametrize("price", [0.01, 0.1, 0.5, 0.99])
+def test_depth_is_where_a_draft_is_worth_most(price: float) -> None:
+    outcomes, rng = Outcomes(6), random.Random(1)
+    for _ in range(500):
+        right = 0 if rng.random() < 0.3 else rng.randint(1, 6)
+        came = [*range(1, right + 1), 99, *[-3] * 6][:7]
+        pair = Pairs(
+            np.full((1, 7), -1, np.int32), np.zeros((1, 7), np.float32), np.array([[*range(1, 7), -2]], np.int32),
+            np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64),
+        )  # fmt: skip
+        outcomes.learn(pair, np.array([came], np.int32), np.array([right + 1]), np.array([True]))
+    survival, worth = 1.0, [0.0]
+    for j in range(7):
+        survival *= float(outcomes.at_split(pair)[1][0]) if j == 0 else float(outcomes.goes_on[j])
+        worth.append(worth[-1] + survival - price)
+    assert outcomes.depth(price) == int(np.argmax(worth))
+
+
 def test_a_draft_of_token_0_is_one() -> None:
     beside = ModelDrafter(1, Amount(1, 1, True, True))
     for _ in range(2):  # nor is the drafter taken to have been left out
-        beside.ask(step({"a": 1, "b": 1}, {}), None)
+        beside.ask(step({"a": 1, "b": 1}, {}), None, True)
         assert beside.choose(["a", "b"], [None, None], [[0], [5]], 0.01, True) == [[0], [5]]
 
 
 def test_the_server_is_told_what_was_verified_of_whose_draft() -> None:
     beside = ModelDrafter(16, Amount(16, 3, True, True))
-    beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}), None)
+    beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}), None, True)
     history = [draft([1, 2], [0.9, 0.9]), None, draft([1, 2], [0.9, 0.05]), draft([5], [0.9])]
     rows = beside.choose(list("abcd"), history, [[7], [7, 8, 9], [1, 7, 8], []], 0.01, True)
     assert rows == [[1, 2], [7, 8, 9], [1, 7, 8], [5]]
@@ -300,14 +361,14 @@ def test_no_more_of_its_tokens_are_looked_at_than_were_set() -> None:
     """Ngram and suffix drafters make what they find, whatever is set."""
     for tokens, seen in (0, []), (2, [7, 8]):
         beside = ModelDrafter(16, Amount(16, tokens, False, False))
-        beside.ask(step({"a": 1}, {}), None)
+        beside.ask(step({"a": 1}, {}), None, True)
         assert beside.choose(["a"], [None], [[7, 8, 9]], 0.01, True) == [seen]
 
 
 def test_a_drafter_that_rests_makes_nothing() -> None:
     beside = ModelDrafter(16, Amount(16, 0, True, True))
     now = step({"a": 9}, {}, new=["a"])
-    beside.ask(now, None)
+    beside.ask(now, None, True)
     assert now.num_spec_tokens_to_schedule == REST
     assert beside.asked is None
 
@@ -316,7 +377,7 @@ def test_what_rests_costs_the_requests_their_drafts() -> None:
     amount = Amount(16, 3, True, True)
     beside = ModelDrafter(16, amount)
     amount.left_out({"a": True})
-    beside.ask(step({"a": 1}, {}), None)
+    beside.ask(step({"a": 1}, {}), None, True)
     assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[]]
     beside.forget("a")
     assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[7]]
@@ -336,5 +397,5 @@ def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
     assert len(alone.tokens) < 5
     resting, drafting = ModelDrafter(16, Amount(16, 0, True, True)), ModelDrafter(16, Amount(16, 3, True, True))
     for beside in (resting, drafting):
-        beside.ask(step({"a": 1}, {}), None)
+        beside.ask(step({"a": 1}, {}), None, True)
     assert resting.asks_at == 1 > drafting.asks_at

@@ -1,5 +1,7 @@
 """Engines that learn for themselves whether drafts pay, beside what an oracle makes of the same engine."""
 
+import random
+
 import pytest
 
 from histospec.client.vllm.cost import LearnedCost
@@ -87,6 +89,64 @@ def test_steps_that_say_nothing_of_their_tokens_never_stop_drafts() -> None:
         cost.observe(0.03 if asked else 0.01, 8, 8 + 8 * asked)
     assert cost.value > 0.5
     assert sum(cost.next() is not None for _ in range(5)) >= 4
+
+
+def test_the_message_that_catches_up_is_no_price_of_asking() -> None:
+    """After a pause the first message carries all tokens since; the steps after it cost what they always do."""
+    cost, asked = LearnedCost(), False
+    for step in range(400):
+        first = not asked
+        asked = cost.next() is not None and step > 50
+        cost._asked = asked
+        cost.observe(0.01 * (1.5 + 3.0 * first if asked else 1.0), 8, 8, generated=8 + asked)
+    price = cost._here.prices.price((1.0, 1.0, 0.0, 0.0, 0.0, 0.0))
+    assert price == pytest.approx(1.5, abs=0.1)
+
+
+class Overlaid:
+    """An engine whose model has a drafter of its own, which runs where the server is not asked or where it pays."""
+
+    def __init__(self, server: float, model: float, both: float, seed: int) -> None:
+        self.yields = {(False, False): 1.0, (True, False): server, (False, True): model, (True, True): both}
+        self.cost = LearnedCost(alone=False)
+        self.told = random.Random(seed)
+        self.ran = False  # the drafter, in the step before
+        self.arms: list[tuple[bool, bool]] = []
+
+    def steps(self, count: int, rests: bool) -> list[tuple[bool, bool]]:
+        """`rests`: the drafter rests beside the server's drafts. -> whether they were asked for, and it ran."""
+        for number in range(count):
+            asked = self.cost.next() is not None
+            runs = not (self.cost.asks and rests) and not self.cost.apart and number % 16 != 0
+            price = 1 + 0.7 * asked + (1.1 if runs else 0.0)
+            tokens = self.yields[asked, self.ran]
+            drafted = round(16 * 1.5 * (tokens - 1))
+            seconds = 0.002 * (price + 0.05 * drafted / 16) * self.told.lognormvariate(0, 0.1)
+            self.cost.observe(seconds, 16, 16 + drafted, False, 3 if runs else None, round(16 * tokens))
+            self.arms.append((asked, runs))
+            self.ran = runs
+        return self.arms[-count:]
+
+
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_where_history_is_empty_the_model_drafts_alone(seed: int, rests: bool) -> None:
+    """And the server's drafts are looked at again, more and more rarely."""
+    engine = Overlaid(server=1.3, model=3.2, both=3.3, seed=seed)
+    early, late = engine.steps(500, rests), engine.steps(2000, rests)
+    assert sum(asked for asked, _ in early) < 0.25 * len(early)
+    assert sum(asked for asked, _ in late) < 0.04 * len(late)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_history_that_is_better_alone_is_found_behind_the_models_drafts(seed: int) -> None:
+    """After a long epoch without. Both together cost more than they yield, and the server's drafts alone are best."""
+    engine = Overlaid(server=1.3, model=3.2, both=3.3, seed=seed)
+    engine.steps(2000, rests=True)
+    engine.yields |= {(True, False): 4.0, (True, True): 4.05}
+    engine.steps(LONGEST_PAUSE + 100, rests=True)
+    late = engine.steps(600, rests=True)
+    assert sum(arm == (True, False) for arm in late) > 0.9 * len(late)
 
 
 def test_drafts_of_the_models_own_drafter_count_on_both_sides() -> None:

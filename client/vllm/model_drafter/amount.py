@@ -29,7 +29,10 @@ REST = -1
 TRIAL = 48  # steps that the drafter is given, at first and after a rest, before it may rest
 SOONEST, LATEST = 1024, 32768  # steps of a rest until it is waked to look again
 VARY = 4, 64  # every so many steps the number varies: while the drafter's cost is not known, and later
+LEAVE_OUT = 16, 128  # and so many from one step without the drafter to the next
+WEIGH = 8  # steps for which a number holds
 FEW = 16  # steps that may be missing of a request
+STALE = 32  # steps without the server's drafts, after which its levels are counted anew
 NO_PROMPT = 1 << 20  # a missing prompt counts as so many
 MEMORY = 2048.0  # requests after which what was learned of a level counts half
 LATELY = 0.97  # a step's share in the levels of today: of the last thirty or so
@@ -54,9 +57,11 @@ class Amount:
         self._may_vary, self._may_rest = may_vary, may_rest
         self._levels = np.zeros(SIZE)  # share of the requests at each: sums that forget,
         self._levels_seen = 0.0  # and what all of them sum to
+        self._levels_at = 0  # the step that was counted last
         self._gain = np.zeros((SIZE, longest))
         self._seen = np.zeros((SIZE, longest))
         self._step = 0
+        self._found = -WEIGH, 0, 0.0, True  # when the best number was looked for; it, its net gain; beside the server
         self._since = 0  # when it was waked or laid to rest
         self._resting = fixed == 0 and may_rest
         self._patience = SOONEST
@@ -73,19 +78,25 @@ class Amount:
         """Whether vLLM's workers make as many tokens as a step says, or rest; else they always make `longest`."""
         return self._may_vary or self._may_rest
 
-    def next(self, cost: DrafterCost | None, speed_up: float, prompts: bool) -> int:
+    def next(
+        self, cost: DrafterCost | None, speed_up: float, prompts: bool, server: bool = True, pause: bool = False
+    ) -> int:
         """The tokens to make in the step that begins, or REST.
 
         Args:
             cost: of the drafter; None: not known yet.
             speed_up: tokens for the price of a plain step, as things are.
             prompts: the step computes some.
+            server: it is asked for drafts in these steps, too.
+            pause: the drafter is to be left out, if it can be, to see what the server's drafts give without it.
         """
         self._step += 1
         if self._fixed is not None:
             return REST if self._resting else self._fixed if self._may_vary else self._longest
-        first, token = STARTING_COST if cost is None else cost
-        most, net = self._best(first * speed_up, token * speed_up)
+        if self._step - self._found[0] >= WEIGH or server is not self._found[3]:
+            first, token = STARTING_COST if cost is None else cost
+            self._found = self._step, *self._best(first * speed_up, token * speed_up, server), server
+        _, most, net, _ = self._found
         age = self._step - self._since
         if self._resting:
             if net > 0 or age >= self._patience:
@@ -95,17 +106,18 @@ class Amount:
         elif net <= 0 and age >= TRIAL and self._may_rest:
             self._patience = min(2 * self._patience, LATEST)
             self._turn()
-        if self._resting:
+        if self._resting or (pause and self._may_rest and not prompts):
             return REST
         if not self._may_vary:
             return self._longest
         if age < TRIAL:
             most = max(most, STARTING)
-        turn, rest = divmod(self._step, VARY[cost is not None])
-        if rest == 0 and turn % 2 == 0 and self._may_rest and not prompts:
+        known = cost is not None
+        if self._step % LEAVE_OUT[known] == 0 and self._may_rest and not prompts:
             return REST
+        turn, rest = divmod(self._step, VARY[known])
         if rest == 0:
-            most += 1 if turn % 4 == 1 else -1
+            most += 1 if turn % 2 else -1
         return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
 
     def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:
@@ -126,6 +138,9 @@ class Amount:
     def saw_levels(self, level: NDArray[np.int64]) -> None:
         """How sure the server was of the first token of each request, int[B], in a step in which it was asked."""
         if len(level):
+            if self._step - self._levels_at > STALE:
+                self._levels[:] = self._levels_seen = 0.0
+            self._levels_at = self._step
             self._levels += (1 - LATELY) * (np.bincount(level, minlength=SIZE) / len(level) - self._levels)
             self._levels_seen += (1 - LATELY) * (1 - self._levels_seen)
 
@@ -155,9 +170,9 @@ class Amount:
     def _turn(self) -> None:
         self._resting, self._since = not self._resting, self._step
 
-    def _best(self, first: float, token: float) -> tuple[int, float]:
+    def _best(self, first: float, token: float, server: bool) -> tuple[int, float]:
         """The number of tokens with the highest net gain a request, and that gain; prices in tokens."""
-        levels = self._levels / self._levels_seen if self._levels_seen else np.eye(SIZE)[SILENT]
+        levels = self._levels / self._levels_seen if server and self._levels_seen else np.eye(SIZE)[SILENT]
         gain = levels @ self._gain
         depth = int((levels @ self._seen > 1).sum())  # of what has been seen
         if not depth:

@@ -27,6 +27,9 @@ LONGER = 0.4
 """Share of the cost with which the server is asked for drafts. Tokens that the model drafts, too, are surer than the
 server knows, so that longer drafts pay; those that do not are cut when both are compared."""
 
+STUDIED = 8  # of the steps in which only the model drafts, the share that is learned from,
+FIRST_STUDIED = 64  # and so many at first
+
 LATELY = 0.98  # a step's share in the speed-up: of the last fifty or so
 
 
@@ -57,6 +60,8 @@ class ModelDrafter:
         self._asked = longest  # tokens of the drafts that come next
         self._rows: dict[str, Row] = {}  # that are being verified
         self._yield = STARTING_SPEED_UP
+        self._alone = 0  # steps in which only the model drafted
+        self._zeroed: Sequence[str] = ()  # requests for which vLLM drafted zeros instead in the newest step
         self._cost: DrafterCost | None = None
 
     @property
@@ -69,19 +74,29 @@ class ModelDrafter:
         """The share of the cost with which to ask the server for the drafts that are compared next."""
         return LONGER if self._asked > 0 else 1.0
 
-    def ask(self, step: "SchedulerOutput", cost: DrafterCost | None) -> None:
-        """Tells the step that was scheduled how many tokens the drafter makes in it."""
+    def ask(self, step: "SchedulerOutput", cost: DrafterCost | None, server: bool = True, pause: bool = False) -> None:
+        """Tells the step that was scheduled how many tokens the drafter makes in it.
+
+        Args:
+            step: vLLM's, which goes to its workers.
+            cost: of the drafter; None: not known yet.
+            server: it is asked for drafts in these steps, too.
+            pause: the drafter is to be left out of this step.
+        """
         if not step.num_scheduled_tokens:
             return
         verified = step.scheduled_spec_decode_tokens
         prompts = {r: n - len(verified.get(r, ())) > 1 for r, n in step.num_scheduled_tokens.items()}
         self._cost = cost
-        self._asked = self._amount.next(cost, self._yield, any(prompts.values()))
+        self._asked = self._amount.next(cost, self._yield, any(prompts.values()), server, pause)
         if self._amount.told:
             step.num_spec_tokens_to_schedule = self._asked
         for new in step.scheduled_new_reqs:
             if new.num_computed_tokens:
                 self._amount.cached(new.req_id)
+        if self._zeroed:  # those that have not left since
+            self._amount.left_out({request: False for request in self._zeroed if request in prompts})
+            self._zeroed = ()
         if self._asked == REST:
             self._amount.left_out(prompts)
 
@@ -105,7 +120,7 @@ class ModelDrafter:
         if all(len(row) == self._longest and not any(row) for row in model):
             # Near the end of the longest context vLLM drafts zeros for every request, and asks no drafter. A single
             # row of zeros is a draft like any other: where a draft has one token, that of id 0.
-            self._amount.left_out(dict.fromkeys(requests, False))
+            self._zeroed = requests
             model = [()] * len(requests)
         drafts = [self._made(row, request) for row, request in zip(model, requests, strict=True)]
         if not any(drafts):
@@ -114,6 +129,11 @@ class ModelDrafter:
                 firsts = [draft.probs[0] if draft is not None and len(draft) else 0.0 for draft in history]
                 self._amount.saw_levels(levels(np.array(firsts, np.float32)))
             return [[] if draft is None else draft.tokens.tolist() for draft in history]
+        self._alone += not asked
+        if not asked and self._alone > FIRST_STUDIED and self._alone % STUDIED:
+            depth = self._choice.outcomes.depth(cost * self._yield)
+            self._rows = {r: Row(list(draft[:depth]), 0, True) for r, draft in zip(requests, drafts, strict=True)}
+            return [row.tokens for row in self._rows.values()]
         chosen, gains = self._choice.choose(requests, history, drafts, cost * self._yield)
         if asked:
             self._amount.saw_levels(gains.level)

@@ -84,6 +84,13 @@ class Outcomes:
         goes_on: NDArray[np.float64] = self._next_right / self._next_seen
         return goes_on
 
+    def depth(self, price: float) -> int:
+        """How many tokens of a draft of the model to verify where the server has none, at a price in tokens each."""
+        silent = slice(SILENT, None, SIZE)
+        first = self._model_right[silent].sum() / self._seen[silent].sum()
+        worth = np.cumsum(np.cumprod(np.concatenate(([first], self.goes_on[1:]))) - price)
+        return int(worth.argmax()) + 1 if worth.max() > 0 else 0
+
     def learn(
         self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]
     ) -> None:
