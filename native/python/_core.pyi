@@ -85,7 +85,7 @@ class Engine:
         history_epochs: how many of its newest epochs a problem keeps, at least 1. The engine removes older responses
             when it merges their segment, or when the segment holds nothing newer. Until then they still yield drafts.
         threads: how many threads draft for one batch, 1 to 64. The drafts do not depend on it.
-        namespace_tokens: how many tokens of text the index over all problems of a namespace holds, about 15 bytes
+        namespace_tokens: how many tokens of text the index over all problems of a namespace holds, 15 to 17 bytes
             each. It drafts where a problem has no history. 0 switches it off.
         history_responses: about how many of its newest responses a problem keeps, whatever their epochs; at least 1.
 

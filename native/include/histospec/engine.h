@@ -45,7 +45,7 @@ struct EngineOptions {
   int history_epochs = 8;
   // How many threads draft for one batch. The drafts do not depend on it.
   int threads = 1;
-  // How many tokens of text the index over all problems of a namespace holds, about 15 bytes each. 0: none. More text
+  // How many tokens of text the index over all problems of a namespace holds, 15 to 17 bytes each. 0: none. More text
   // helps where problems share it (tool calls, code), and in the first epoch. It makes lookups slower.
   std::size_t namespace_tokens = std::size_t{1} << 19;
   // About how many of its newest responses a problem keeps, whatever their epochs. The engine removes older segments as
