@@ -84,10 +84,8 @@ def number(name: str, value: Any, least: float, most: float) -> float:
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:
     """Returns a timeout in seconds; `zero` allows 0."""
     if not is_number(value) or not 0 <= value <= LONGEST or not (value or zero):
-        least = "at least 0" if zero else "above 0"
-        raise ValueError(
-            f"{name}: must be a number of seconds, {least} and at most {LONGEST}, such as 0.02; is {shown(value)}"
-        )
+        allowed = f"from 0 to {LONGEST}" if zero else f"above 0, at most {LONGEST}"
+        raise ValueError(f"{name}: must be a number of seconds {allowed}, such as 0.02; is {shown(value)}")
     return float(value)
 
 
@@ -107,7 +105,7 @@ def text(name: str, value: Any, most: int) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be a string, is {shown(value)}")
     if len(value) > most:
-        raise ValueError(f"{name}: has {len(value)} characters, must have at most {most}")
+        raise ValueError(f"{name}: {len(value)} characters are more than the limit of {most}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -153,4 +151,4 @@ def for_each(name: str, values: Any, kind: Kind, other: str, size: int) -> Seque
 def same_length(name: str, values: Any, other: str, size: int) -> None:
     """Raises unless there is one value for each element of the other argument."""
     if len(values) != size:
-        raise ValueError(f"{name}: has {len(values)} values for {size} {other}; give one for each")
+        raise ValueError(f"{name}: {len(values)} values for {size} {other}")

@@ -249,7 +249,9 @@ def _given(name: str, value: Any, what: str, example: str, most: int) -> tuple[s
 def _deadline(name: str, value: Any) -> float:
     seconds = _checked(arguments.seconds, name, value)
     if seconds > LONGEST_DEADLINE:
-        raise ConfigurationError(f"{name}: is {seconds:g} seconds, must be at most {LONGEST_DEADLINE:g}, such as 0.02")
+        raise ConfigurationError(
+            f"{name}: {seconds:g} seconds are more than the limit of {LONGEST_DEADLINE:g}, try 0.02"
+        )
     return seconds
 
 

@@ -31,7 +31,7 @@ def accept_prefix(new_logprobs: Any, old_logprobs: Any, lenience: float, uniform
     draws = _floats("uniforms", uniforms)
     for name, array in (("old_logprobs", old), ("uniforms", draws)):
         if len(array) != len(new):
-            raise ValueError(f"{name}: has {len(array)} values for {len(new)} of new_logprobs; give one for each")
+            raise ValueError(f"{name}: {len(array)} values for {len(new)} of new_logprobs")
     outside = ~((draws >= 0) & (draws < 1))
     if outside.any():
         raise ValueError(f"uniforms: value {int(outside.argmax())}, {draws[outside][0]}, is outside [0, 1)")

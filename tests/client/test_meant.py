@@ -114,7 +114,7 @@ WRONG: list[tuple[Use, str]] = [
     (lambda c: c.rewind("3"), "epoch: must be an integer, is '3'"),
     (
         lambda c: c.flush("1s"),
-        "timeout: must be a number of seconds from 0 on, at most 86400, such as 0.02; is '1s'",
+        "timeout: must be a number of seconds from 0 to 86400, such as 0.02; is '1s'",
     ),
     (
         lambda c: c.inspect(-1),
@@ -130,7 +130,7 @@ WRONG: list[tuple[Use, str]] = [
     (lambda c: c.open([[1]], problems=[5]), "problems[0]: must be a string, is 5"),
     (lambda c: c.open([[1, None]]), "prompts[0]: must be integers; item 1 is None"),
     # what a message cannot hold
-    (lambda c: c.open([[1]], problems=["\ud800"]), "problems[0]: character 0 of '\\ud800' cannot be written as UTF-8"),
+    (lambda c: c.open([[1]], problems=["\ud800"]), "problems[0]: character 0 of '\\ud800' cannot be encoded as UTF-8"),
     (lambda c: c.step([1], [[1]], verify_cost=1e39), "verify_cost: 1e+39 is not a finite number of at least 0"),
     (lambda c: c.finish([1], rewards=1e39), "rewards: must be a finite number, is 1e+39"),
     (lambda c: c.finish([1], rewards=10**400), "rewards: must be a finite number, is an integer of 1329 bits"),
@@ -242,8 +242,8 @@ DEADLINE = "must be a number of seconds above 0, at most 86400, such as 0.02; is
         ),
         ({"tls": 1}, "tls: must be True, False or a Tls, is 1"),
         ({"token": "abc\n"}, "token: begins or ends with white space or a line break; remove it"),
-        ({"token": "ab\nc"}, "token: character 3 is not printable ASCII; a token holds nothing else"),
-        ({"token": "schlüssel"}, "token: character 5 is not printable ASCII; a token holds nothing else"),
+        ({"token": "ab\nc"}, "token: character 3 is not printable ASCII; correct the token"),
+        ({"token": "schlüssel"}, "token: character 5 is not printable ASCII; correct the token"),
         ({"token": b"abc"}, "token: must be a string, is bytes"),
         ({"endpoint": ["h:1", "h:2"]}, "endpoint: must be a string, such as 'host:6378,host2:6378'; is list"),
         ({"endpoint": "h:70000"}, "endpoint: the port of 'h:70000' is outside [1, 65535]"),
@@ -252,7 +252,7 @@ DEADLINE = "must be a number of seconds above 0, at most 86400, such as 0.02; is
         ({"namespace": "run "}, "namespace: 'run ' begins or ends with white space; give 'run'"),
         ({"namespace": "run\n"}, "namespace: 'run\\n' begins or ends with white space; give 'run'"),
         ({"namespace": " \t"}, "namespace: ' \\t' is white space alone"),
-        ({"namespace": "\ud800"}, "namespace: character 0 of '\\ud800' cannot be written as UTF-8"),
+        ({"namespace": "\ud800"}, "namespace: character 0 of '\\ud800' cannot be encoded as UTF-8"),
     ],
 )  # fmt: skip
 def test_the_configuration_says_what_is_allowed(arguments: dict[str, Any], sentence: str) -> None:

@@ -99,9 +99,9 @@ def test_the_first_token_is_distributed_as_the_docs_say(lenience: float) -> None
         (([-1.0], [-1.0], 1, [1.0]), r"^uniforms: value 0, 1.0, is outside \[0, 1\)$"),
         (([-1.0], [-1.0], 1, [-0.1]), r"^uniforms: value 0, -0.1"),
         (([-1.0], [-1.0], 1, [math.nan]), r"^uniforms: value 0, nan"),
-        (([-1.0], [-1.0], 0, [0.5]), r"^lenience: 0 is not a number above 0$"),
-        (([-1.0], [-1.0], -1.0, [0.5]), r"^lenience: -1.0"),
-        (([-1.0], [-1.0], math.nan, [0.5]), r"^lenience: nan"),
+        (([-1.0], [-1.0], 0, [0.5]), r"^lenience: is 0, must be a number above 0$"),
+        (([-1.0], [-1.0], -1.0, [0.5]), r"^lenience: is -1.0"),
+        (([-1.0], [-1.0], math.nan, [0.5]), r"^lenience: is nan"),
     ],
 )
 def test_bad_arguments_are_named(arguments: tuple[Any, ...], message: str) -> None:

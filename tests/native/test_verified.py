@@ -154,7 +154,7 @@ def test_no_report_spoils_what_was_learned() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"verified": [0, 0]}, r"verified: has 2 entries, must have 1 \(one a session\)"),
+        ({"verified": [0, 0]}, r"verified: has 2 entries, must have 1 \(one per session\)"),
         ({"verified": [-1]}, r"verified\[0\]: is -1, must lie in \[0, 1024\]"),
         ({"verified": [1025]}, r"verified\[0\]: is 1025, must lie in \[0, 1024\]"),
         ({"model_drafted": [1], "model_accepted": [1]}, r"verified: has 0 entries"),
