@@ -35,6 +35,8 @@ class DraftClient:
             drafts = client.step(sessions, [[4, 5]])                     # report new tokens, get drafts
             client.finish(sessions, commit=True, epochs=1)               # add the responses to the history
 
+    `close()` is `shutdown()`, as with files and sockets. `close(sessions)` is `finish`, as in earlier versions.
+
     A step never waits longer than the deadline, and never raises an error of the server or the network; its drafts are
     then empty. Sessions survive a restart of the server, because the client keeps their tokens and opens them again.
     The client keeps a finished response until the server acknowledges it, and sends it again after a reconnection. The

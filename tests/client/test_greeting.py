@@ -81,16 +81,14 @@ def test_prompts_that_another_namespace_knows(said: Any) -> None:
     shared = (SharedPrompts("run-0", 3, 64), SharedPrompts("run-9", 60, 64))
     line = (
         "WARNING HistoSpec: 60 of the last 64 prompts of namespace 'run-1' are known in namespace 'run-9'; "
-        "is that the one you mean?"
+        "did you mean that one?"
     )
     assert said(shard("b"), shard(shared=shared))[2:] == [line]
     assert said(shard("b", namespace=replace(FACTS, lookups_hit=1)), shard(shared=shared))[2:] == []
 
 
 def test_a_token_that_may_only_read(said: Any) -> None:
-    line = (
-        "WARNING HistoSpec: the token may not write in namespace 'run-1', so shard-0 keeps no responses of this engine"
-    )
+    line = "WARNING HistoSpec: the token may not write in namespace 'run-1'; shard-0 stores no responses of this engine"
     assert said(shard(rights=("read",)))[1:] == [line]
 
 
