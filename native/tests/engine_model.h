@@ -483,8 +483,8 @@ class EngineModel {
       MODEL_CHECK_THROWS(UnknownSession, engine_.generated(-5));
       const std::vector<double> quantiles = {0.5, 1.5};
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
-      engine_.newest_epoch("nobody's");
-      engine_.history("nobody's", c.prompt);
+      engine_.newest_epoch("absent");
+      engine_.history("absent", c.prompt);
     }
     MODEL_CHECK(snapshot() == before);
   }

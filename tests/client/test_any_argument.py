@@ -1,4 +1,4 @@
-"""Whatever is passed in: ValueError or TypeError with the argument's name, and a client that goes on working."""
+"""Random arguments: the client raises ValueError or TypeError with the argument's name, and goes on working."""
 
 import warnings
 from collections.abc import Callable, Iterator

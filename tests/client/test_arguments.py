@@ -1,4 +1,4 @@
-"""What callers pass in: checked here, with the name of the argument, before anything is changed or sent."""
+"""Checks of arguments: the error names the argument, and nothing was changed or sent."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A shard that was away: how the client finds it again, and how sessions and responses return. All time is simulated.
+"""A shard after an outage: how the client reconnects and brings back sessions and responses. All time is simulated.
 
 The worker steps with a pause after each step. The server takes time for every byte, one message after the other, so a
 step waits for what was sent before it.

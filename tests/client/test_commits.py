@@ -1,4 +1,4 @@
-"""Finished responses that wait for their shards: what each shard may hold, and what is said of what is dropped."""
+"""Finished responses that wait for their shards: the share of each shard, and the log of dropped ones."""
 
 import logging
 from collections import Counter

@@ -1,8 +1,8 @@
-"""What is said on a stream, checked against a model of the server under random operations. No network in here.
+"""The messages of a stream, checked against a model of the server under random operations, without a network.
 
-The model holds sessions exactly as the wire's comments promise, forgets some, loses the stream now and then, and
-complains about every message that a real server would refuse: also for its limits, which it tells before the first
-message is written, or never. Whatever happens: it ends up with the worker's tokens.
+The model holds sessions exactly as the comments of the protocol say, forgets some, sometimes loses the stream, and
+refuses every message that a real server would refuse. It tells its limits before the first message, or never. In every
+case it must end with the worker's tokens.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What is wrong with an address, told apart with real sockets and real servers."""
+"""Diagnosis of an address, with real sockets and real servers."""
 
 import contextlib
 import datetime

@@ -1,4 +1,4 @@
-"""Faults, planted in real processes: the doctor names each, says what to do, and leaves nothing behind."""
+"""Faults in real processes: the doctor names each, says what to do, and leaves nothing behind."""
 
 import asyncio
 import json
@@ -120,11 +120,11 @@ def test_it_leaves_nothing_behind(server: Server) -> None:
     fill(server, "run-1", range(3))
     with DraftClient(server.endpoint, "run-1") as client:
         before = client.inspect(60.0)[0].namespace
-    assert doctor(server.endpoint, "run-1").code == doctor(server.endpoint, "nobody").code == 0
+    assert doctor(server.endpoint, "run-1").code == doctor(server.endpoint, "absent").code == 0
     with DraftClient(server.endpoint, "run-1") as client:
         assert client.inspect(60.0)[0].namespace == before
     metrics = server.metrics()
-    assert not [name for name in metrics if "nobody" in name]
+    assert not [name for name in metrics if "absent" in name]
     assert metrics["histospec_sessions"] == 0
     assert [line["steps"] for line in server.log if line.get("event") == "draft stream ended"] == [21, 21]
     assert [line["opened"] for line in server.log if line.get("event") == "draft stream ended"] == [0, 0]

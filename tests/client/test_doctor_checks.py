@@ -1,4 +1,4 @@
-"""How the doctor judges what cannot be planted everywhere: other versions of vLLM and of servers, and much at once."""
+"""The doctor's checks for facts that real processes cannot produce, such as other versions of vLLM and of servers."""
 
 import re
 from dataclasses import replace
@@ -117,7 +117,7 @@ def test_steps_and_the_deadline(seconds: list[float], level: str) -> None:
     ("ahead", "doubt", "text"),
     [
         (59.0, 0.0, "agrees"),
-        (-3000.0, 2945.0, "agrees"),  # nobody knows better: the call took so long
+        (-3000.0, 2945.0, "agrees"),  # the call took too long to know better
         (3700.0, 0.1, "1 h 2 min ahead of"),
         (-90.0, 0.1, "1 min behind"),
         (86_400.0 * 3, 0.1, "72 h 0 min ahead of"),

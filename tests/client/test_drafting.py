@@ -1,4 +1,4 @@
-"""The client's contract against a real server, in both faces."""
+"""The client's contract with a real server, blocking and asyncio."""
 
 import asyncio
 import threading

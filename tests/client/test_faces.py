@@ -1,4 +1,4 @@
-"""What a user sees of a client before the first step: its methods, how it ends, and how its values print."""
+"""The client's interface: its methods, how it ends, and the repr of its values."""
 
 import contextlib
 import importlib.metadata

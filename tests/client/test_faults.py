@@ -1,7 +1,7 @@
-"""Section "When things go wrong": real servers, really killed, stopped, cut off and misbehaving.
+"""Faults of real servers, which are killed, stopped, cut off or misbehave.
 
-No test asserts a time. That a worker never waits is shown by counting: while a server is away, steps come back (with
-empty drafts) and most of them are not even sent.
+No test asserts a time. To show that a worker does not wait, tests count steps: while a server is away, steps return
+with empty drafts, and most of them are not sent.
 """
 
 import os
@@ -576,7 +576,7 @@ def test_partition_between_two_hosts(start_server: Starter) -> None:
 
 
 def test_exit_without_shutdown_is_silent(shared_server: Server) -> None:
-    """Workers are rarely shut down properly; their last lines should not be ours."""
+    """Workers are rarely shut down properly; HistoSpec must not print the last lines of their logs."""
     script = """
 import sys
 from histospec.client import DraftClient

@@ -1,4 +1,4 @@
-"""What the adapter says of the shards' answers when an engine starts. No vLLM and no server in here."""
+"""The adapter's log lines when an engine starts, without vLLM and without a server."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Clients that are dropped, copied, or come along into a forked process. Each in a process of its own."""
+"""Clients that are garbage-collected, copied or inherited by a forked process. Each test has a process of its own."""
 
 import copy
 import os

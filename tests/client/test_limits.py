@@ -1,4 +1,4 @@
-"""Servers that take little: batches of any size are cut to fit, and what fits nowhere harms nothing else."""
+"""Servers with low limits: the client splits batches, and one message that is too large affects no other."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""An argument of the wrong shape or type: the sentence names it, says what it must be, and what was probably meant."""
+"""Arguments of the wrong shape or type: the error names the argument, what is allowed, and what was probably meant."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The core while shards come and go: no session and no finished response is ever without an owner."""
+"""The core while shards join and leave: every session and every finished response always has an owner."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core) -> 
     sessions = core.begin_sessions(PROMPTS)
     pending = core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
     assert pending.done
-    assert pending.touched == core.shards  # somebody has to look for shards
+    assert pending.touched == core.shards  # their streams look for shards
     assert [len(d) for d in core.collect(pending, 0.0)] == [0] * len(sessions)
     core.end_sessions(sessions[:10])
     stats = core.stats()

@@ -1,4 +1,4 @@
-"""The drafts of a model's own drafter beside the server's: which is verified, and how many are asked for. No vLLM."""
+"""Drafts of the model's own drafter beside the server's: which is verified, and how many are made. Without vLLM."""
 
 import random
 from collections.abc import Sequence

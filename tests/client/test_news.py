@@ -1,4 +1,4 @@
-"""What the log is told of shards, with the clock in the test's hands: that one answers, does not, drafts again."""
+"""The log lines about shards: one answers, does not answer, drafts again. The test controls the clock."""
 
 import logging
 from typing import Any
@@ -40,7 +40,7 @@ class Worker:
         return self.core.shards[0]
 
     def step(self, max_tokens: int = 16) -> None:
-        """A step whose drafts nobody waits for."""
+        """A step without waiting for its drafts."""
         self.core.abandon(self.core.advance_sessions(self.session, [[3]], Budget(max_tokens), self.now))
 
     def fail(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, details: str = "refused") -> None:

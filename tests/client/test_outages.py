@@ -1,4 +1,4 @@
-"""What a client that steps says of servers that are not there, or not as it thinks: real sockets, real servers."""
+"""The log lines of a stepping client about missing or wrong servers, with real sockets and real servers."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The end of a client's own loop: whatever still runs on it ends first, but never later than its time."""
+"""The end of a client's own event loop: its tasks end first, within a time limit."""
 
 import asyncio
 import threading

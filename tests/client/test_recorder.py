@@ -1,4 +1,4 @@
-"""HISTOSPEC_RECORD: what a process commits and ingests, as a file that `histospec replay` reads."""
+"""HISTOSPEC_RECORD: commits and ingests of a process, as a file for `histospec replay`."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The adapter's line of a minute: its numbers, and when it comes. No vLLM in here."""
+"""The adapter's line per minute: its numbers, and its times. Without vLLM."""
 
 import math
 

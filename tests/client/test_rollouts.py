@@ -1,4 +1,4 @@
-"""SPEC-RL without vLLM: lenience, which old response is taken and how much of it; the client's calls for batches."""
+"""SPEC-RL without vLLM: lenience, choice and length of the old response, and the client's calls for batches."""
 
 import asyncio
 import math

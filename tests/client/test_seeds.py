@@ -1,4 +1,4 @@
-"""Seeds are a function of sample and epoch, renewed as often as the policy says."""
+"""Seeds are a function of sample and epoch, and are renewed as often as the SeedPolicy says."""
 
 from typing import Any
 

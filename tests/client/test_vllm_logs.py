@@ -1,4 +1,4 @@
-"""Where the lines of HistoSpec go inside vLLM; a logger of the same name stands for vLLM's. No vLLM in here."""
+"""The handlers of HistoSpec's log lines inside vLLM, with a logger in place of vLLM's. Without vLLM."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the adapter says of settings that vLLM drops without a word. No vLLM in here; test_lines.py has the rest."""
+"""The adapter's warning of settings that vLLM ignores, without vLLM; tests/vllm/test_lines.py has the other lines."""
 
 from importlib import metadata
 

@@ -1,4 +1,4 @@
-"""The lines of docs/frameworks/verl.md, in verl's own configuration."""
+"""The lines of docs/frameworks/verl.md in verl's configuration."""
 
 from collections.abc import Callable
 from typing import Any

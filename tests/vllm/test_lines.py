@@ -1,4 +1,4 @@
-"""What an engine's process prints of drafts, and which settings and requests are refused; real vLLM, real servers."""
+"""The log lines of an engine's process, and refused settings and requests, with real vLLM and real servers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A model that is split over several workers has one scheduler, and so one set of sessions."""
+"""A model on several workers has one scheduler, and therefore one set of sessions."""
 
 import contextlib
 import json
