@@ -1,4 +1,4 @@
-// Which other namespaces know the prompts of one.
+// Prompts that a namespace shares with others.
 #include <atomic>
 #include <map>
 #include <thread>

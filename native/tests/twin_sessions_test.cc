@@ -1,4 +1,4 @@
-// Sessions that have a twin: what they draft, and when the twin is left alone or gone.
+// Sessions with a twin: their drafts, and twins that are not trusted or gone.
 #include "draft/evidence.h"
 #include "draft/twin_trust.h"
 #include "histospec/engine.h"
