@@ -336,9 +336,8 @@ class DraftClient:
             seeds: None, or for each problem what `ingest` takes.
 
         Returns:
-            For each problem, whether its responses are stored. False if its shard cannot be reached; such a shard gets
-            no
-                further requests.
+            For each problem, whether its responses are stored. False if its shard cannot be reached; such a shard
+                gets no further requests.
 
         Raises:
             ValueError: an argument is malformed; nothing was sent.
