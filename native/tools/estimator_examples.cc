@@ -7,7 +7,9 @@
 //     1 problem prompt n (epoch text) * n              n finished responses of one visit join the history
 //     2 problem prompt n tag text * n                  replays n responses side by side, and writes examples
 //
-//     prompt = length token*      text = turns (generated length token*)*      generated = 0, 1
+//     prompt    = length token*
+//     text      = turns (generated length token*) * turns
+//     generated = 0 | 1
 //
 // The estimator learns nothing from replayed responses, and they do not join the history. Responses that are replayed
 // side by side advance in steps, as the engine's sessions do if a draft costs nothing: up to kMaxStep tokens, as long
