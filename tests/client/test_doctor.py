@@ -26,7 +26,7 @@ from tests.support.servers import Server, Starter
 from tests.support.slow_link import SlowLink
 
 PATIENCE = ("--timeout", "60")
-"""For what answers. What does not is asked with less."""
+"""Timeout for servers that answer. Tests of others use less."""
 TOKENS = """
 [[token]]
 name = "trainer"
@@ -41,7 +41,7 @@ rights = ["read"]
 
 
 class Report:
-    """What the doctor said: its exit code, and its findings that are not ok."""
+    """The doctor's exit code, and its findings that are not ok."""
 
     def __init__(self, code: int, told: dict[str, Any]) -> None:
         self.code = code
@@ -49,7 +49,7 @@ class Report:
         self.faults = [f for f in self.findings if f["level"] != "ok"]
 
     def only(self, level: str, check: str) -> str:
-        """The text and advice of the one fault that there is."""
+        """Returns the text and advice of the only fault."""
         assert [(f["level"], f["check"]) for f in self.faults] == [(level, check)], self.faults
         assert self.code == (1 if level == "bad" else 0)
         assert self.faults[0]["advice"]
@@ -83,7 +83,7 @@ def fill(server: Server, namespace: str, prompts: Sequence[int], epoch: int = 0)
 
 
 def with_sitecustomize(folder: Path, code: str) -> dict[str, str]:
-    """Environment of a server whose Python runs this code first."""
+    """Returns the environment of a server whose Python runs this code first."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(code)
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -97,7 +97,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guarded(start_server: Starter, tmp_path: Path) -> Server:
-    """A server that asks for tokens."""
+    """A server that requires tokens."""
     (tmp_path / "tokens.toml").write_text(TOKENS)
     return start_server("--tokens", str(tmp_path / "tokens.toml"))
 

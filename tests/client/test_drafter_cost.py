@@ -1,4 +1,4 @@
-"""The cost of the model's own drafter, learned from simulated engines with known prices."""
+"""What the model's own drafter costs, learned from simulated engines whose true prices are known."""
 
 import random
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from histospec.client.vllm.cost import FixedCost, LearnedCost
 from tests.support.step_times import Engine, Machine, Noise, busy, quiet
 
 MAKES = (None, 0, 1, 2, 3, 5)
-"""How many tokens the model's drafter drafts in a step; None: it does not run."""
+"""Tokens that the model's drafter makes in a step; None: it does not run."""
 
 
 def vary(engine: Engine, sequences: int, steps: int, seed: int) -> None:
-    """Makes steps in which the number of the drafter's tokens varies."""
+    """Takes steps in which somebody varies what the model's drafter makes."""
     told = random.Random(seed)
     for _ in range(steps):
         engine.step(sequences, model_tokens=told.choice(MAKES))

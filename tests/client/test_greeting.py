@@ -15,7 +15,7 @@ FACTS = NamespaceFacts(problems=12, responses=40, sessions=0, newest_epoch=3, lo
 
 
 class Client:
-    """Stands for a DraftClient whose shards answer as given, or that raises."""
+    """Replaces a DraftClient: its shards answer as given, or it raises."""
 
     def __init__(self, *answers: Inspection | Exception) -> None:
         self.config = SimpleNamespace(namespace="run-1")
@@ -43,7 +43,7 @@ def shard(name: str = "shard-0", **differently: Any) -> Inspection:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Any:
-    """said(answers) -> the lines of a start, with their levels."""
+    """said(answers) returns the log lines of a start, with their levels."""
     caplog.set_level(logging.INFO, "histospec")
 
     def start(*answers: Inspection | Exception) -> list[str]:
@@ -66,7 +66,7 @@ def test_every_shard_that_answers_is_named(said: Any) -> None:
 
 
 def test_another_namespace_may_be_meant(said: Any) -> None:
-    """Where nothing is known in this one, on no shard, and all shards have read their store."""
+    """If no shard knows anything of this namespace, and all shards have loaded their store."""
     line = "WARNING HistoSpec: nothing is known in namespace 'run-1'; did you mean 'run-l'?"
     nothing = shard(namespace=None, similar=("run-l", "run-2"))
     assert line in said(nothing)
@@ -77,7 +77,7 @@ def test_another_namespace_may_be_meant(said: Any) -> None:
 
 
 def test_prompts_that_another_namespace_knows(said: Any) -> None:
-    """Also where something is known in this one, but not where its sessions find it."""
+    """Also if this namespace has responses that its sessions do not find."""
     shared = (SharedPrompts("run-0", 3, 64), SharedPrompts("run-9", 60, 64))
     line = (
         "WARNING HistoSpec: 60 of the last 64 prompts of namespace 'run-1' are known in namespace 'run-9'; "
@@ -102,7 +102,7 @@ def test_a_limit_of_one_shard_is_refused() -> None:
 
 
 def test_what_goes_wrong_costs_drafts_alone(said: Any) -> None:
-    """But for what the user configured."""
+    """Except for errors of the user's settings."""
     assert said(Unavailable("process 7 was forked")) == [
         "WARNING HistoSpec: process 7 was forked; going on WITHOUT drafts"
     ]

@@ -143,7 +143,7 @@ def test_the_sentence_says_what_was_meant(client: DraftClient, use: Use, sentenc
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole sentence is compared
         use(client)
     assert str(caught.value) == sentence
-    assert not isinstance(caught.value, HistoSpecError)  # the server was never asked
+    assert not isinstance(caught.value, HistoSpecError)  # the client did not call the server
     assert client.stats().steps == before
 
 
@@ -169,7 +169,7 @@ async def test_a_send_that_was_not_awaited() -> None:
 
 
 def test_what_works_goes_on_working(client: Any) -> None:
-    """Everything that has an order and holds integers."""
+    """All kinds of ordered values with integers."""
     for prompts in (
         np.array([[1, 2], [3, 4]]),
         ([1], (2,)),
@@ -209,7 +209,7 @@ def test_torch_tensors_are_sequences(client: Any) -> None:
 
 
 def test_a_problem_of_half_a_surrogate_harms_no_step(client: DraftClient) -> None:
-    """With a single shard nothing would look at it before the message is written."""
+    """With a single shard the client would not read it before it writes the message."""
     with pytest.raises(ValueError, match=r"^problems\[1\]: "):
         client.open([[1], [2]], problems=["good", "\udfff"])
     session = client.open([[1]], problems=["good"])

@@ -29,7 +29,7 @@ def core() -> Core:
 
 
 def sent(shard: ShardState) -> list[pb.DraftRequest]:
-    """What the shard was sent, taken off the wire."""
+    """Returns the messages to the shard, and removes them from the wire."""
     if shard.conversation is None:
         return []
     messages = list(shard.conversation.outbox)
@@ -102,7 +102,7 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core: Core) -> None:
 
 
 def two_that_were_sent_everything(core: Core) -> list[ShardState]:
-    """Two shards on whose streams every response is on its way, and none acknowledged."""
+    """Two shards to which every response was sent, without acknowledgements."""
     core.update(endpoints("a", "b"))
     sessions = core.begin_sessions(PROMPTS)
     core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)

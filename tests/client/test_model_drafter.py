@@ -1,4 +1,4 @@
-"""Drafts of the model's own drafter beside the server's: which is verified, and how many are made. Without vLLM."""
+"""The drafts of a model's own drafter beside the server's: which is verified, and how many are asked for. No vLLM."""
 
 import random
 from collections.abc import Sequence

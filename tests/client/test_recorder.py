@@ -91,7 +91,7 @@ def test_an_ingest_that_the_server_did_not_take_is_not_recorded(file: Path) -> N
 def test_a_recording_gives_the_table_of_its_rollouts(
     server: Server, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run through the client, and the same responses written by hand."""
+    """Compares a run through the client with the same responses written by hand."""
     rng = np.random.default_rng(0)
     problems = []
     with DraftClient(server.endpoint, "table", deadline=5) as client:
@@ -143,7 +143,7 @@ def test_the_client_says_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_disk_that_hangs_holds_nobody_up(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What waits is bounded; what was taken before is written when the disk is back."""
+    """The queue is bounded; responses in it are written when the disk is back."""
     back = threading.Event()
     write = os.write
 

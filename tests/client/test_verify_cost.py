@@ -1,4 +1,4 @@
-"""The cost of a drafted token, learned from simulated engines with a known cost."""
+"""The cost of a drafted token, learned from simulated engines whose true cost is known."""
 
 import math
 import random

@@ -19,7 +19,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def theirs() -> Iterator[Kept]:
-    """What vLLM's handler got. Both loggers are as in a new process, and afterwards as they were."""
+    """Yields the output of vLLM's handler. Both loggers start as in a new process, and are restored afterwards."""
     before = [(x, x.handlers, x.level, x.propagate) for x in (logs.OURS, logs.THEIRS)]
     kept = Kept()
     for logger in (logs.OURS, logs.THEIRS):

@@ -1,4 +1,4 @@
-"""Engines that learn whether drafts pay, compared with an oracle on the same engine."""
+"""Engines that learn for themselves whether drafts pay, beside what an oracle makes of the same engine."""
 
 import pytest
 
