@@ -1,1 +1,1 @@
-"""Measurements beside the peers; README.md says what each is for."""
+"""Measurements, most of them in comparison with peers; README.md says what each one answers."""

@@ -1,4 +1,4 @@
-"""Processes of their own: what they hold is told from what the benchmark itself holds, and they can take turns."""
+"""Child processes, so that their memory can be told from the benchmark's own, and so that they can take turns."""
 
 import ctypes
 import gc
@@ -21,7 +21,7 @@ Args = ParamSpec("Args")
 
 
 class Child(Generic[Held]):
-    """An object in a fresh process: `call(Kind.method, *args)` runs there, in its main thread, and gives the result."""
+    """An object in a new process: `call(Kind.method, *args)` runs there, in its main thread, and returns the result."""
 
     def __init__(self, kind: Callable[Args, Held], *args: Args.args, **named: Args.kwargs) -> None:
         context = multiprocessing.get_context("spawn")
@@ -31,19 +31,19 @@ class Child(Generic[Held]):
         theirs.close()
 
     def start(self, method: Callable[Concatenate[Held, Args], object], *args: Args.args, **named: Args.kwargs) -> None:
-        """Begins a call without waiting for it."""
+        """Starts a call without waiting for it."""
         self._connection.send((method, args, named))
 
     def wait(self) -> None:
-        """Waits for what was begun. Raises EOFError if the process died; its traceback is on stderr."""
+        """Waits for the started call. Raises EOFError if the process died; its traceback is on stderr."""
         self._connection.recv()
 
     def ended(self, seconds: float) -> bool:
-        """Whether what was begun has ended, or the process; waits so long for it."""
+        """Returns whether the started call, or the process, has ended. Waits at most this many seconds."""
         return self._connection.poll(seconds)
 
     def call(self, method: Callable[Concatenate[Held, Args], Result], *args: Args.args, **named: Args.kwargs) -> Result:
-        """Begins and waits. Raises EOFError as `wait` does."""
+        """Starts a call and returns its result. Raises EOFError as `wait` does."""
         self.start(method, *args, **named)
         result: Result = self._connection.recv()
         return result
@@ -65,9 +65,10 @@ def _serve(connection: Connection, make: Callable[[], object]) -> None:
 
 
 def printed(module: str, *args: str, environment: Mapping[str, str] | None = None) -> Any:
-    """Runs `python -m module` with `args`, and `environment` on top of this one's. -> its last line, which is JSON.
+    """Runs `python -m module args`, with `environment` added to the present one. Returns its last line, read as JSON.
 
-    Raises subprocess.CalledProcessError if it fails.
+    Raises:
+        subprocess.CalledProcessError: it failed.
     """
     command = [sys.executable, "-m", module, *args]
     told = os.environ | dict(environment or {})
@@ -76,23 +77,23 @@ def printed(module: str, *args: str, environment: Mapping[str, str] | None = Non
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Returns the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def settled() -> int:
-    """The same, once the allocator has given back what it can."""
+    """Returns the resident memory after the allocator has returned free memory, in bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return resident()
 
 
 def forget_peak() -> None:
-    """Makes peak() start from now."""
+    """Resets the peak that `peak` returns."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """The most bytes of memory that this process has ever held at once, or held since forget_peak()."""
+    """Returns the peak of the resident memory since the start or the last `forget_peak`, in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024

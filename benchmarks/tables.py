@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The table; its last line ends in a newline, too."""
+    """Returns a table; every line ends with a newline."""
     return heading(head) + "".join(map(line, rows))
 
 
 def heading(head: Sequence[str]) -> str:
-    """Its first two lines."""
+    """Returns the first two lines of a table."""
     return line(head) + "|---" * len(head) + "|\n"
 
 
 def line(cells: Sequence[str]) -> str:
-    """A row."""
+    """Returns a row."""
     return f"| {' | '.join(cells)} |\n"

@@ -1,4 +1,4 @@
-"""Ways to do one thing that take turns, so that a busy machine slows all alike, and the medians of their figures."""
+"""Runs alternatives in turns, so that a busy machine slows all of them equally, and takes medians of their figures."""
 
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def by_turns(ways: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
-    """Calls every way once a round. -> what its calls returned, by way."""
+    """Calls every alternative once per round. Returns the results of each."""
     figures: dict[Key, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -17,10 +17,10 @@ def by_turns(ways: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, 
 
 
 def medians(figures: Mapping[Key, Iterable[float]]) -> dict[Key, float]:
-    """The median of each list of figures."""
+    """Returns the median of each list of figures."""
     return {name: statistics.median(values) for name, values in figures.items()}
 
 
 def median_row(rows: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
-    """The median of each column. All rows have the columns of the first."""
+    """Returns the median of each column. All rows must have the columns of the first."""
     return medians({name: [row[name] for row in rows] for name in rows[0]})

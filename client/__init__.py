@@ -1,4 +1,4 @@
-"""The client of the HistoSpec draft server: a few lines inside a trainer or an inference engine.
+"""The client of the HistoSpec draft server, for trainers and inference engines.
 
 ::
 
@@ -10,7 +10,7 @@
         drafts = client.step(sessions, [new_tokens])
         client.finish(sessions, commit=True)
 
-Imports nothing but numpy and gRPC, configures no logging, starts nothing until it is used.
+It needs only numpy and gRPC. Importing it configures no logging, starts no threads and opens no connections.
 """
 
 from typing import TYPE_CHECKING
@@ -73,9 +73,9 @@ __all__ = [
 ]
 
 __version__: str
-"""Of the package that is installed; looked up when it is asked for."""
+"""Version of the installed package."""
 
-if not TYPE_CHECKING:  # a checker would take any name for one of this module's
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name in this module
 
     def __getattr__(name: str) -> str:
         if name == "__version__":
@@ -84,5 +84,5 @@ if not TYPE_CHECKING:  # a checker would take any name for one of this module's
             try:
                 return version("histospec")
             except PackageNotFoundError:
-                raise AttributeError("__version__: histospec is not installed as a package here") from None
+                raise AttributeError("__version__: histospec is not installed as a package") from None
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

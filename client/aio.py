@@ -23,13 +23,13 @@ from histospec.client.values import Draft, Inspection, LengthPrediction, Respons
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 GRACE = 0.001
-"""Seconds that a receive past its deadline still takes to pick up what has arrived already."""
+"""How many seconds a receive past its deadline waits for drafts that have already arrived."""
 
 
 class AsyncDraftClient:
-    """A client of the draft server for asyncio; `DraftClient` with `await`. All calls must come from one loop.
+    """A client of the draft server for asyncio. It has the methods of `DraftClient`, as coroutines.
 
-    Args, environment and errors are those of `DraftClient`.
+    All calls must come from one event loop. Arguments, environment and errors are those of `DraftClient`.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class AsyncDraftClient:
         await (self.finish(*args, **kwargs) if args or kwargs else self.shutdown())
 
     async def aclose(self) -> None:
-        """`shutdown`, for `contextlib.aclosing`."""
+        """Calls `shutdown`, for `contextlib.aclosing`."""
         await self.shutdown()
 
     def __repr__(self) -> str:
@@ -246,16 +246,14 @@ class AsyncDraftClient:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an AsyncDraftClient holds connections and cannot be copied or pickled; make another one instead"
-        )
+        raise TypeError("an AsyncDraftClient holds connections and cannot be copied or pickled; make a new one instead")
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
 
 
 class _Waiting:
-    """The calls that wait. Not the client, which streams would keep alive otherwise."""
+    """The waiting calls. It does not refer to the client, so that streams do not keep the client alive."""
 
     def __init__(self) -> None:
         self._calls: set[tuple[Callable[[], bool], asyncio.Future[None]]] = set()

@@ -1,6 +1,6 @@
-"""Checks of what callers pass in. Each raises ValueError with a sentence that names the argument.
+"""Checks of arguments. Each check raises ValueError with a message that names the argument.
 
-The sentence says what is allowed and what came, and what was meant where that can be told.
+The message says what is allowed and what was given, and what to give instead if the mistake is a common one.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 LONGEST = 86_400
-"""Seconds that anything may be told to wait: a day."""
+"""The longest timeout: a day, in seconds."""
 LARGEST = float(np.finfo(np.float32).max)
-"""The largest number that travels as a float32."""
+"""The largest finite float32."""
 _REAL = (float, int, numbers.Real)
 _SHOWN = 60
-"""Characters of a text in a sentence."""
+"""How many characters of a text a message shows."""
 
 
 class Kind(NamedTuple):
-    """What a list holds. For a list of lists, `one` and `give` name the mistake of passing a single inner list."""
+    """The elements of a list, for messages. For a list of lists, `one` and `give` explain how to pass a single one."""
 
     many: str
     one: str = ""
@@ -43,7 +43,7 @@ RESPONSE_LISTS = Kind("response lists, one for each prompt", "list of token ids"
 
 
 def shown(value: object) -> str:
-    """A value for a sentence: numbers and short texts as they are written, all else by its type."""
+    """Returns a value as text for a message: numbers and short texts literally, other values as their type."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, int) and value.bit_length() > 128:
@@ -56,17 +56,17 @@ def shown(value: object) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one real number, also one of numpy's; True and False are none."""
+    """Returns whether a value is one real number, of Python or numpy; True and False are not."""
     return isinstance(value, _REAL) and not isinstance(value, bool)
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it is one number, also as an array or a tensor without dimensions."""
+    """Returns whether a value is one number, or an array or a tensor without dimensions."""
     return is_number(value) or getattr(value, "ndim", None) == 0
 
 
 def whole(name: str, value: Any, least: int, most: int, limits: str = "") -> int:
-    """An integer from `least` to `most`; `limits` says the same in fewer characters."""
+    """Returns an integer from `least` to `most`. Messages show `limits` instead of the two numbers if it is given."""
     if isinstance(value, bool) or not isinstance(value, (int, numbers.Integral)):
         raise ValueError(f"{name}: must be an integer, is {shown(value)}")
     if not least <= value <= most:
@@ -75,24 +75,22 @@ def whole(name: str, value: Any, least: int, most: int, limits: str = "") -> int
 
 
 def number(name: str, value: Any, least: float, most: float) -> float:
-    """A number from `least` to `most`."""
+    """Returns a number from `least` to `most`."""
     if not is_number(value) or not least <= value <= most:
         raise ValueError(f"{name}: must be a number from {least:g} to {most:g}, is {shown(value)}")
     return float(value)
 
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:
-    """How long something may take; `zero` says whether it may be no time at all."""
+    """Returns a timeout in seconds; `zero` allows 0."""
     if not is_number(value) or not 0 <= value <= LONGEST or not (value or zero):
-        least = "from 0 on" if zero else "above 0"
-        raise ValueError(
-            f"{name}: must be a number of seconds {least}, at most {LONGEST}, such as 0.02; is {shown(value)}"
-        )
+        allowed = f"from 0 to {LONGEST}" if zero else f"above 0, at most {LONGEST}"
+        raise ValueError(f"{name}: must be a number of seconds {allowed}, such as 0.02; is {shown(value)}")
     return float(value)
 
 
 def finite(name: str, value: Any) -> float:
-    """A number that travels as a float32 and stays finite."""
+    """Returns a number that is finite as a float32."""
     result = math.nan
     if not isinstance(value, str | bytes | bytearray) and getattr(value, "ndim", 0) == 0:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -103,7 +101,7 @@ def finite(name: str, value: Any) -> float:
 
 
 def text(name: str, value: Any, most: int) -> str:
-    """A string that can travel as UTF-8."""
+    """Returns a string of at most `most` characters that can be encoded as UTF-8."""
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be a string, is {shown(value)}")
     if len(value) > most:
@@ -111,26 +109,26 @@ def text(name: str, value: Any, most: int) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: character {error.start} of {shown(value)} cannot be written as UTF-8") from None
+        raise ValueError(f"{name}: character {error.start} of {shown(value)} cannot be encoded as UTF-8") from None
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False."""
+    """Returns True or False."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: must be True or False, is {shown(value)}")
     return bool(value)
 
 
 def instance(name: str, value: Any, kind: type, hint: str) -> None:
-    """Raises unless it is one of this class."""
+    """Raises unless the value is of this class."""
     if not isinstance(value, kind):
         raise ValueError(f"{name}: must be a {kind.__name__}, is {shown(value)}; {hint}")
 
 
 def listed(name: str, values: Any, kind: Kind) -> None:
-    """Raises unless these are values in order, as in a list, a tuple or an array; looks at the first of them alone."""
-    if type(values) is list and (not kind.one or (values and type(values[0]) is list)):  # as a step has it
+    """Raises unless the values are in order, as in a list, a tuple or an array. Checks the first element only."""
+    if type(values) is list and (not kind.one or (values and type(values[0]) is list)):  # fast path for steps
         return
     if is_number(values):
         raise ValueError(f"{name}: must be a list of {kind.many}, is {shown(values)}; give [{shown(values)}]")
@@ -142,7 +140,7 @@ def listed(name: str, values: Any, kind: Kind) -> None:
 
 
 def for_each(name: str, values: Any, kind: Kind, other: str, size: int) -> Sequence[Any]:
-    """One value for each of the other argument's; where none are given, None for each."""
+    """Returns one value for each element of the other argument; None for each if no values are given."""
     if values is None:
         return [None] * size
     listed(name, values, kind)
@@ -151,6 +149,6 @@ def for_each(name: str, values: Any, kind: Kind, other: str, size: int) -> Seque
 
 
 def same_length(name: str, values: Any, other: str, size: int) -> None:
-    """Raises unless there is one value for each of the other argument's."""
+    """Raises unless there is one value for each element of the other argument."""
     if len(values) != size:
         raise ValueError(f"{name}: {len(values)} values for {size} {other}")

@@ -1,21 +1,21 @@
-"""Everything that can be set, in small values that do not change; nothing else in the client reads the environment.
+"""The client's configuration, as immutable values. No other module of the client reads the environment.
 
-What is given to the constructor wins over the environment:
+Arguments of the constructor take precedence over the environment:
 
 ======================= ===========================================================================
-HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`, or named, `a=host:6378,b=host2:6378`;
-                        or where to find them: `discover://host:6378`
-HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; histories of two namespaces never mix
-HISTOSPEC_DEADLINE      seconds that a step may take, 0.02 unless told, at most 60
-HISTOSPEC_LEAVE_SECONDS seconds after which the problems of a shard that `discover://` no longer finds go to the others,
-                        30 unless told, at most 86400. Longer than a shard takes to restart
+HISTOSPEC_ENDPOINT      addresses of the shards, `host:6378,host2:6378`; or with names, `a=host:6378,b=host2:6378`;
+                        or an address at which to discover them, `discover://host:6378`
+HISTOSPEC_NAMESPACE     the training run, or model and tokenizer; the histories of two namespaces never mix
+HISTOSPEC_DEADLINE      deadline of a step in seconds, at most 60; default 0.02
+HISTOSPEC_LEAVE_SECONDS seconds after which the problems of a shard that `discover://` no longer finds move to the other
+                        shards, at most 86400; default 30. Choose more than a shard takes to restart
 HISTOSPEC_TOKEN         bearer token
-HISTOSPEC_TOKEN_FILE    file that holds it, read for every connection, so that it may change
-HISTOSPEC_TLS_CA        file with the authorities that may sign the server's certificate; switches TLS on
-HISTOSPEC_TLS_CERT      file with the client's own certificate (mTLS)
-HISTOSPEC_TLS_KEY       file with the key of that certificate
-HISTOSPEC_RECORD        file to which every finished response is appended as a line for `histospec replay`; it holds
-                        prompts and responses in clear; a new file has mode 0600
+HISTOSPEC_TOKEN_FILE    file with the bearer token; the client reads it for every connection, so the token may change
+HISTOSPEC_TLS_CA        PEM file with the authorities that sign the server's certificate; switches TLS on
+HISTOSPEC_TLS_CERT      PEM file with the client's own certificate (mTLS)
+HISTOSPEC_TLS_KEY       PEM file with the key of that certificate
+HISTOSPEC_RECORD        file to which the client appends every finished response as a line for `histospec replay`; it
+                        contains prompts and responses in plain text; a new file has mode 0600
 ======================= ===========================================================================
 """
 
@@ -38,11 +38,11 @@ T = TypeVar("T")
 
 DISCOVER = "discover://"
 LONGEST_FILE = 16 << 20
-"""Bytes of a token or a certificate."""
+"""The most bytes of a token or certificate file."""
 LONGEST_DEADLINE = 60.0
-"""Seconds. A worker waits for so long when the server hangs: more is a slip, such as milliseconds."""
+"""Seconds. A worker waits this long if the server hangs. A larger value is a mistake, such as milliseconds."""
 MAX_ENDPOINT = 1 << 20
-"""Characters of an endpoint: thousands of shards."""
+"""The most characters of an endpoint, enough for thousands of shards."""
 
 
 def _checked(check: Callable[..., T], *values: Any) -> T:
@@ -54,27 +54,26 @@ def _checked(check: Callable[..., T], *values: Any) -> T:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long the client waits, in seconds: above 0 and at most a day."""
+    """Timeouts of the client, in seconds: above 0 and at most a day."""
 
     step: float = DEFAULT_DEADLINE
-    """A step's drafts, from `send` on. Longer waits for slower servers; a worker loses at most this much a step, and
-    only until the breaker opens."""
+    """Deadline of a step, from `send` on. A longer deadline suits slower servers. A worker waits at most this long per
+    step, and only until the breaker opens. HISTOSPEC_DEADLINE."""
     call: float = 10.0
-    """History, PredictLength, Topology and DropNamespace. They are not on a worker's path."""
+    """For History, PredictLength, Topology and DropNamespace, which no step waits for."""
     ingest: float = 60.0
-    """Ingest, which waits for the store's disk."""
+    """For Ingest, which waits for the store's disk."""
     silence: float = 2.0
-    """A stream that has not said a word for so long, while steps ran into their deadline, is given up and its
-    connection made anew; so is a connection that is not made in this time. Shorter than connecting takes, it would
-    never get anywhere."""
+    """If a stream sends nothing for this long while steps miss their deadline, the client closes it and connects again.
+    A connection attempt that takes longer is also started again, so this must be longer than connecting takes."""
     shutdown: float = 1.0
-    """How long `shutdown` waits for the last commits to be acknowledged."""
+    """How long `shutdown` waits for acknowledgements of the last commits."""
     discovery: float = 10.0
-    """Between two looks at which shards there are, where they are found by `discover://`."""
+    """Interval at which a client with `discover://` looks for shards."""
     leave: float = 30.0
-    """Where shards are found by `discover://`: a shard that neither DNS nor another shard has named for so long has
-    left, and its problems go to the others. Longer than a restart takes: moving problems away and back costs more than
-    doing without their drafts for a moment. HISTOSPEC_LEAVE_SECONDS."""
+    """With `discover://`: if neither DNS nor another shard has named a shard for this long, the shard has left, and its
+    problems move to the others. Choose more than a restart takes, because moving problems away and back costs more than
+    a moment without their drafts. HISTOSPEC_LEAVE_SECONDS."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -83,18 +82,18 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Breaker:
-    """When to stop asking a shard that does not answer, and when to try again."""
+    """Settings of each shard's circuit breaker, which keeps steps from waiting for a shard that does not answer."""
 
     failures: int = 3
-    """Steps in a row without an answer, until steps return at once instead of waiting."""
+    """After this many unanswered steps in a row the breaker opens: steps return at once instead of waiting."""
     cooldown: float = 0.25
-    """Seconds until the next try. It doubles with every try that fails ..."""
+    """Seconds until the first retry. The time doubles after every failed retry, up to a maximum."""
     cooldown_max: float = 5.0
-    """... up to this, where a shard is there and answers too late: a try is a step that waits for it."""
+    """Maximum for a shard that is connected but answers too late. A retry is then a step, which waits for the shard."""
     reconnect: float = 0.5
-    """... and up to this, where a shard is away: a try is a connection, and no step waits for it."""
+    """Maximum for a shard that is not connected. A retry is then a connection attempt, and no step waits for it."""
     jitter: float = 0.25
-    """Fraction by which a cool-down may be longer, so that a thousand workers do not come back in one instant."""
+    """Random extension of each wait, as a fraction of it, so that a thousand workers do not retry at one moment."""
 
     def __post_init__(self) -> None:
         _checked(arguments.whole, "Breaker.failures", self.failures, 1, 1 << 31)
@@ -110,17 +109,18 @@ class Breaker:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the client keeps and sends at most."""
+    """Limits on what the client keeps and sends."""
 
     commits: int = 10_000
-    """Finished responses of all shards that are kept until they are acknowledged. Each shard has an equal share and may
-    use what others leave. Beyond the limit, the shard furthest over its share loses its oldest, which is counted."""
+    """How many finished responses of all shards the client keeps until they are acknowledged. Each shard has an equal
+    share and may use what the others leave. Beyond the limit the client drops the oldest response of the shard that is
+    furthest over its share, and counts it."""
     commit_bytes: int = 256 << 20
-    """The same, in bytes of their tokens, prompts and logprobs."""
+    """The same limit in bytes of their tokens, prompts and logprobs."""
     message_bytes: int = 4 << 20
-    """Bytes of a message, where one session alone does not take more. A server may take less, and says so."""
+    """Bytes of a message. A single session may need more. The client uses the server's limit if that is lower."""
     batch: int = 4096
-    """Sessions in one message. A server may take fewer, and says so; larger batches are split."""
+    """Sessions in one message. The client uses the server's limit if that is lower, and splits larger batches."""
 
     def __post_init__(self) -> None:
         for name, least in (("commits", 0), ("commit_bytes", 0), ("message_bytes", 1), ("batch", 1)):
@@ -129,12 +129,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates, as PEM files; what is None is the system's own, or not there."""
+    """Certificates for TLS, as paths of PEM files."""
 
     ca: str | os.PathLike[str] | None = None
-    """Authorities that may have signed the server's certificate; None: those of the system."""
+    """Authorities that sign the server's certificate; None: those of the system."""
     certificate: str | os.PathLike[str] | None = None
-    """The client's own certificate, where the server asks for one."""
+    """The client's own certificate, for a server that requires one; None: no certificate."""
     key: str | os.PathLike[str] | None = None
     """The key of that certificate."""
 
@@ -147,7 +147,7 @@ class Tls:
             raise ConfigurationError("tls: a client certificate needs its key, and a key its certificate")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """The files, read."""
+        """Reads the files and returns gRPC credentials."""
         return grpc.ssl_channel_credentials(
             *(None if path is None else _read("tls", path) for path in (self.ca, self.key, self.certificate))
         )
@@ -155,14 +155,14 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One shard as the client was told of it."""
+    """One shard of the endpoint."""
 
     name: str
-    """Stable: problems are placed by it. The address, unless one was given."""
+    """Stable name of the shard, which determines its problems. Without a name, the address."""
     address: str
     """host:port"""
     certified: str | None = None
-    """The host name in its certificate, where that is not the one in the address."""
+    """The host name in its certificate, if that differs from the address."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,10 @@ class Config:
     """The whole configuration of one client."""
 
     endpoints: tuple[Endpoint, ...]
-    """All shards; or, where they are to be found, the addresses to ask."""
+    """All shards; with `discover`, the addresses at which to discover them."""
     namespace: str
     discover: bool = False
-    """Whether the endpoints are only where to ask for the shards."""
+    """Whether to discover the shards at the endpoints."""
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     tls: Tls | None = None
@@ -181,7 +181,7 @@ class Config:
     breaker: Breaker = Breaker()
     limits: Limits = Limits()
     record: str | None = None
-    """The file to which every finished response is appended, for `histospec replay`."""
+    """The file to which the client appends every finished response, for `histospec replay`."""
 
 
 def configure(
@@ -194,10 +194,10 @@ def configure(
     breaker: Breaker | None = None,
     limits: Limits | None = None,
 ) -> Config:
-    """The configuration that arguments and environment add up to.
+    """Returns the configuration from the arguments and the environment.
 
     Raises:
-        ConfigurationError: something is missing or malformed; the sentence says what to set.
+        ConfigurationError: a setting is missing or malformed; the message says what to set.
     """
     _, where = _given("endpoint", endpoint, "the server's address", "host:6378,host2:6378", MAX_ENDPOINT)
     said, run = _given("namespace", namespace, "the name of the training run", "run-1", MAX_NAMESPACE)
@@ -234,7 +234,7 @@ def configure(
 
 
 def _given(name: str, value: Any, what: str, example: str, most: int) -> tuple[str, str]:
-    """An argument, or else its variable: which of the two, and its text."""
+    """Returns an argument, or else its environment variable: the name of the one that is set, and its text."""
     said = name
     if value is None or (isinstance(value, str) and not value):
         said = f"HISTOSPEC_{name.upper()}"
@@ -263,7 +263,7 @@ def _as_number(text: str) -> float | str:
 
 
 def _token(name: str, value: Any) -> str | None:
-    """A bearer token that fits a header. Errors do not repeat it."""
+    """Checks that a bearer token fits into a header. Error messages do not contain the token."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -272,12 +272,12 @@ def _token(name: str, value: Any) -> str | None:
         raise ConfigurationError(f"{name}: begins or ends with white space or a line break; remove it")
     wrong = next((i for i, letter in enumerate(value) if not " " <= letter <= "~"), None)
     if wrong is not None:
-        raise ConfigurationError(f"{name}: character {wrong + 1} is not printable ASCII; a token holds nothing else")
+        raise ConfigurationError(f"{name}: character {wrong + 1} is not printable ASCII; correct the token")
     return value
 
 
 def _tls(value: Any) -> Tls | None:
-    """What the argument says, or else the environment."""
+    """Returns the certificates of the argument, or else of the environment."""
     if value is None:
         ca, certificate, key = (os.environ.get(f"HISTOSPEC_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
         return Tls(ca, certificate, key) if ca or certificate or key else None
@@ -290,10 +290,10 @@ def _tls(value: Any) -> Tls | None:
 
 
 def bearer(config: Config) -> str | None:
-    """The token to show; None: there is none.
+    """Returns the bearer token, or None if there is none.
 
     Raises:
-        ConfigurationError: the file that should hold it cannot be read.
+        ConfigurationError: the token file cannot be read.
     """
     if config.token is not None or config.token_file is None:
         return config.token
@@ -327,5 +327,7 @@ def _read(name: str, path: str | os.PathLike[str]) -> bytes:
     except OSError as error:
         raise ConfigurationError(f"{name}: cannot read {path}: {error.strerror}") from error
     if len(content) > LONGEST_FILE:
-        raise ConfigurationError(f"{name}: {path} is longer than {LONGEST_FILE >> 20} MiB; give a PEM or token file")
+        raise ConfigurationError(
+            f"{name}: {path} is longer than {LONGEST_FILE >> 20} MiB; give a PEM file or a token file"
+        )
     return content

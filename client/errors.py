@@ -1,50 +1,49 @@
-"""What can go wrong, and who has to do something about it.
+"""The errors that the client raises.
 
 ::
 
     HistoSpecError
-    ├── ConfigurationError   the client cannot work as configured: no endpoint, no namespace, a bad address (ValueError)
+    ├── ConfigurationError   a setting is missing or malformed: endpoint, namespace, an address (ValueError)
     ├── InvalidRequest       the server refused an argument that passed the client's own checks (ValueError)
-    ├── UnknownSession       a session that this client never opened, or has closed already (KeyError)
-    ├── PermissionDenied     no token, a wrong one, or one that is bound to another namespace (PermissionError)
-    ├── LimitExceeded        the request is larger than the server takes
-    ├── Unavailable          the server cannot be reached or cannot answer now; the same call may succeed later
-    │   │                                                                                          (ConnectionError)
-    │   └── DeadlineExceeded it did not answer in time; whether it did what was asked is not known (TimeoutError)
-    └── ServerError          the server failed in a way that only its log explains
+    ├── UnknownSession       this client never opened the session, or has closed it (KeyError)
+    ├── PermissionDenied     the token is missing, wrong, or bound to another namespace (PermissionError)
+    ├── LimitExceeded        the request exceeds a limit of the server
+    ├── Unavailable          the server cannot be reached or cannot answer now; a retry may succeed (ConnectionError)
+    │   └── DeadlineExceeded the server did not answer in time; it may have carried out the call (TimeoutError)
+    └── ServerError          the server failed; its log says why
 
-`step`, `send`, `receive`, `flush` and `finish` raise none of those that a server causes: a worker goes on without
-drafts. What is wrong with the caller's own arguments is a plain `ValueError` that names the argument.
+`step`, `send`, `receive`, `flush` and `finish` raise no error that a server causes: the worker continues without
+drafts. A malformed argument raises a plain `ValueError` that names the argument.
 """
 
 import grpc
 
 
 class HistoSpecError(Exception):
-    """Base of all errors that the client raises on purpose."""
+    """Base of the client's own errors."""
 
 
 class ConfigurationError(HistoSpecError, ValueError):
-    """The client cannot work as configured; the message says what to set."""
+    """A setting is missing or malformed; the message says what to set."""
 
 
 class InvalidRequest(HistoSpecError, ValueError):  # noqa: N818 - named as gRPC and the server name it
-    """The server refused an argument; sending it again unchanged cannot succeed."""
+    """The server refused an argument; a retry of the same call fails again."""
 
 
 class UnknownSession(HistoSpecError, KeyError):  # noqa: N818
-    """The session was never opened by this client, or is closed."""
+    """This client never opened the session, or has closed it."""
 
     def __str__(self) -> str:
-        return str(self.args[0])  # KeyError would show its quotes
+        return str(self.args[0])  # KeyError would add quotes
 
 
 class PermissionDenied(HistoSpecError, PermissionError):  # noqa: N818
-    """The bearer token or the client certificate does not allow this."""
+    """The bearer token or the client certificate does not allow the call."""
 
 
 class LimitExceeded(HistoSpecError):  # noqa: N818
-    """The request is larger than the server takes, or its store is full."""
+    """The request exceeds a limit of the server, or the server's store is full."""
 
 
 class Unavailable(HistoSpecError, ConnectionError):  # noqa: N818
@@ -52,11 +51,11 @@ class Unavailable(HistoSpecError, ConnectionError):  # noqa: N818
 
 
 class DeadlineExceeded(Unavailable, TimeoutError):  # noqa: N818
-    """The server did not answer in time; whether it did what was asked is not known."""
+    """The server did not answer in time; it may or may not have carried out the call."""
 
 
 class ServerError(HistoSpecError):
-    """The server failed in a way that only its log explains."""
+    """The server failed; its log says why."""
 
 
 _CLASSES: dict[grpc.StatusCode, type[HistoSpecError]] = {
@@ -74,5 +73,5 @@ _CLASSES: dict[grpc.StatusCode, type[HistoSpecError]] = {
 
 
 def from_status(code: grpc.StatusCode, details: str | None, what: str) -> HistoSpecError:
-    """The error for a call that ended with `code`; `what` names the call and the shard."""
+    """Returns the error for a call that ended with `code`; `what` names the call and the shard."""
     return _CLASSES.get(code, ServerError)(f"{what}: {details or code.name}")

@@ -1,6 +1,6 @@
-"""Imports gRPC before anything else of the client does, with its core's handling of forks switched off.
+"""Imports gRPC before other modules of the client do, with the fork support of its core switched off (see `fork.py`).
 
-Only where the environment does not decide it: see `fork.py`. The environment stays as it was.
+It does nothing if the environment sets the variable. The environment stays as it was.
 """
 
 import os

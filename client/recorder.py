@@ -1,7 +1,7 @@
-"""HISTOSPEC_RECORD: every finished response of this process as a line of a file that `histospec replay` reads.
+"""HISTOSPEC_RECORD: writes every finished response of this process as a line of a file for `histospec replay`.
 
-A worker only puts what it has into a bounded queue. A thread makes the line and appends it with one write, so that
-processes of one machine may share a file. What cannot be recorded is counted and said once; the run goes on.
+The worker puts responses into a bounded queue. A thread makes the lines and appends each with one write, so that
+processes of one machine may share a file. The recorder counts responses that it cannot record and logs one warning.
 """
 
 import atexit
@@ -25,9 +25,9 @@ log = logging.getLogger("histospec.client")
 
 VARIABLE = "HISTOSPEC_RECORD"
 MOST_WAITING = 64 << 20
-"""Bytes of tokens that wait to be written; more are lost: the disk is slower than the run."""
+"""How many bytes of tokens may wait to be written. Beyond that the disk is too slow, and recording stops."""
 PATIENCE = 1.0
-"""Seconds that a shutdown, or the end of the process, waits for the last lines."""
+"""How many seconds a shutdown, or the end of the process, waits for the last lines."""
 
 
 class Recorder:
@@ -46,12 +46,12 @@ class Recorder:
 
     @property
     def written(self) -> int:
-        """Responses in the file."""
+        """How many responses are in the file."""
         return self._writer.written
 
     @property
     def lost(self) -> int:
-        """Responses that could not be recorded."""
+        """How many responses could not be recorded."""
         return self._writer.lost
 
     def keep(
@@ -69,10 +69,14 @@ class Recorder:
         """Records one response.
 
         Args:
-            prompt, tokens: little-endian int32; not changed any more.
-            problem: explicit id; empty where the prompt is the problem.
-            epoch, changes, seed, reward: as `DraftClient.close` was told them.
-            generated: a byte for each token, 0 where the environment wrote it; empty: the policy wrote it all.
+            prompt: little-endian int32; must not change afterwards.
+            tokens: little-endian int32; must not change afterwards.
+            problem: explicit id; empty if the prompt identifies the problem.
+            epoch: as for `DraftClient.finish`.
+            changes: as for `DraftClient.finish`.
+            seed: as for `DraftClient.open`.
+            reward: as for `DraftClient.finish`.
+            generated: a byte for each token, 0 if the environment wrote it; empty: the policy generated all tokens.
         """
         fields: dict[str, Any] = {"namespace": self._namespace}
         if problem:
@@ -85,12 +89,12 @@ class Recorder:
         self._writer.put((fields, prompt, tokens, generated))
 
     def close(self) -> None:
-        """Waits for the last lines, for at most `PATIENCE` seconds. What comes later begins anew."""
+        """Waits at most `PATIENCE` seconds for the last lines. A later `keep` starts a new thread."""
         self._writer.end()
 
 
 def recorder(config: Config) -> Recorder | None:
-    """The recorder that the configuration asks for."""
+    """Returns the recorder of a configuration, or None if it has none."""
     return None if config.record is None else Recorder(config.record, config.namespace)
 
 
@@ -98,21 +102,21 @@ _Item = tuple[dict[str, Any], bytes, bytes | bytearray, bytes]
 
 
 class _Writer:
-    """The queue and its thread. Knows nothing of the recorder, which can be collected therefore."""
+    """The queue and its thread. It does not refer to the recorder, so that the recorder can be garbage-collected."""
 
     def __init__(self, path: str, file: int) -> None:
         self.written = 0
         self.lost = 0
         self._path = path
         self._file = file
-        self._stopped = False  # nothing more is taken: a file with a gap would look whole
-        self._failed = False  # nothing more is written
+        self._stopped = False  # the queue takes nothing more, because a file with a gap would look complete
+        self._failed = False  # the thread writes nothing more
         self._begin()
         weakref.finalize(self, os.close, file).atexit = False  # type: ignore[misc]
         _writers.add(self)
 
     def _begin(self) -> None:
-        """A queue without a thread yet: also in a process that was forked, where there is none."""
+        """Starts with an empty queue and no thread, also in a forked process."""
         self._process = os.getpid()
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -125,7 +129,7 @@ class _Writer:
         size = len(item[1]) + len(item[2])
         with self._lock:
             if not self._stopped and self._waiting + size > MOST_WAITING:
-                self._stop(f"{MOST_WAITING >> 20} MiB wait for a disk that is too slow")
+                self._stop(f"the disk is too slow, {MOST_WAITING >> 20} MiB wait")
             if not self._stopped and self._thread is None:
                 self._start()
             if self._stopped:
@@ -139,17 +143,17 @@ class _Writer:
         try:
             thread.start()
             self._thread = thread
-        except RuntimeError as error:  # too many threads, or the interpreter ends
+        except RuntimeError as error:  # too many threads, or the interpreter is shutting down
             self._stop(str(error))
 
     def finish(self) -> None:
-        """The thread ends after what waits. Takes no lock: the garbage collector may call it anywhere."""
+        """Ends the thread after the waiting lines. Takes no lock, because the garbage collector may call it."""
         if self._process == os.getpid():
             self._items.put(None)
 
     def end(self) -> None:
-        """The same, and waits for it."""
-        if self._process != os.getpid():  # the lock may be held by a thread that is not there
+        """Ends the thread and waits for it."""
+        if self._process != os.getpid():  # a thread of the parent may hold the lock
             return
         with self._lock:
             thread, self._thread = self._thread, None
@@ -170,7 +174,7 @@ class _Writer:
                 self.written += not self._failed
 
     def _append(self, line: bytes) -> str:
-        """Writes a line at once. -> why it could not be written."""
+        """Writes a line with one call. Returns why it could not be written, or an empty text."""
         try:
             if os.write(self._file, line) == len(line):
                 return ""
@@ -180,7 +184,7 @@ class _Writer:
 
     def _stop(self, why: str) -> None:
         self._stopped = True
-        log.warning("%s: %s: %s; responses are recorded no longer, the run goes on", VARIABLE, self._path, why)
+        log.warning("%s: %s: %s; recording stops, the run goes on", VARIABLE, self._path, why)
 
 
 _writers: "weakref.WeakSet[_Writer]" = weakref.WeakSet()
@@ -193,22 +197,22 @@ def _at_exit() -> None:
 
 
 def _opened(path: str) -> int:
-    """The file, to append to; one that is new is for its owner alone."""
+    """Opens the file to append to. A new file is readable by its owner only."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
     except (OSError, ValueError) as error:
         why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise ConfigurationError(
-            f"{VARIABLE}: cannot write {path}: {why}; name a file in a folder that exists, or unset it"
+            f"{VARIABLE}: cannot write {path}: {why}; give a file in an existing folder, or unset the variable"
         ) from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise ConfigurationError(f"{VARIABLE}: {path} is a device or a pipe; name a file, or unset it")
+        raise ConfigurationError(f"{VARIABLE}: {path} is a device or a pipe; give a file, or unset the variable")
     return file
 
 
 def _line(fields: dict[str, Any], prompt: bytes, tokens: bytes | bytearray, generated: bytes) -> bytes:
-    """A response as docs/replay.md describes it."""
+    """Returns a response as a line in the format of docs/replay.md."""
     text = np.frombuffer(tokens, INT32)
     record = {**fields, "prompt": np.frombuffer(prompt, INT32).tolist()}
     if 0 in generated:

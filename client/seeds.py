@@ -1,8 +1,8 @@
-"""Which seed a response is sampled with, where coupled sampling is to repeat itself and yet not for ever.
+"""The seeds of coupled sampling: how long each sample of a problem keeps its seed.
 
-With the same seed a response repeats where the policy has not moved; a policy that trains on the same noise in every
-epoch learns the noise. So each sample of a problem keeps its seed for some visits and then gets another. All of it
-is a function of what it is given, so that every worker says the same and nothing has to be remembered.
+With the same seed a response repeats wherever the policy has not changed. But a policy that trains on the same noise in
+every epoch learns the noise. Each sample of a problem therefore keeps its seed for some visits and then gets another.
+Seeds are a pure function of the sample and the epoch, so that all workers agree without sharing any state.
 """
 
 import math
@@ -16,17 +16,17 @@ SCALE = 2.0**64
 
 @dataclass(frozen=True)
 class SeedPolicy:
-    """How long seeds are kept.
+    """How long samples keep their seeds.
 
     Attributes:
         refresh: share of the seeds that is renewed at each visit of a problem, in [0, 1]. 1: every response is
-            independent of all before; 0: the same noise for ever.
+            independent of all before; 0: seeds are never renewed.
         max_age: visits after which a seed is renewed at the latest; None: no limit.
-        every: policy versions from one visit of a problem to the next: 1 where versions are epochs, else the training
-            steps of an epoch.
+        every: policy versions between two visits of a problem: 1 if versions are epochs, else the training steps per
+            epoch.
 
     Raises:
-        ValueError: one of them is out of its range; the message names it.
+        ValueError: an attribute is out of range; the message names it.
     """
 
     refresh: float = DEFAULT_REFRESH
@@ -42,11 +42,11 @@ class SeedPolicy:
             raise ValueError(f"every: expected at least 1 policy version, got {self.every!r}")
 
     def seed(self, sample: bytes, epoch: int) -> int:
-        """The seed of a sample in an epoch.
+        """Returns the seed of a sample in an epoch.
 
         Args:
-            sample: what tells the sample from all others: namespace, problem, and its number among its siblings.
-            epoch: the version of the policy, at least 0.
+            sample: identity of the sample: namespace, problem, and its number among its siblings.
+            epoch: version of the policy, at least 0.
 
         Returns:
             An integer in [0, 2^63).

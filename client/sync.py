@@ -25,42 +25,46 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
 
 class DraftClient:
-    """A client of the draft server. Thread-safe; connects when it is first needed.
+    """A blocking client of the draft server. Thread-safe; connects at its first call.
 
     ::
 
-        with DraftClient("host:6378", namespace="run-1") as client:      # or client.shutdown() at the end
-            client.ingest([1, 2, 3], [Response([4, 5, 6, 7])], epoch=0)  # what the policy wrote before
-            sessions = client.open([[1, 2, 3]])                          # generations that begin
-            drafts = client.step(sessions, [[4, 5]])                     # what each generated -> what may come next
-            client.finish(sessions, commit=True, epochs=1)               # they join the history
+        with DraftClient("host:6378", namespace="run-1") as client:      # or call client.shutdown() at the end
+            client.ingest([1, 2, 3], [Response([4, 5, 6, 7])], epoch=0)  # add an earlier response
+            sessions = client.open([[1, 2, 3]])                          # open a session per prompt
+            drafts = client.step(sessions, [[4, 5]])                     # report new tokens, get drafts
+            client.finish(sessions, commit=True, epochs=1)               # add the responses to the history
 
-    `close()` is `shutdown()`, as with files and sockets; `close(sessions)` is `finish`, which was called so before.
+    `close()` is `shutdown()`, as with files and sockets. `close(sessions)` is `finish`, as in earlier versions.
 
-    A worker that steps is never held up longer than the deadline, and never sees an error of the server or the
-    network: drafts are then empty. Sessions survive a restart of the server, because the client keeps their tokens and
-    opens them again. A finished response that the server has not acknowledged is sent again after a reconnection, so it
-    is stored **at least once**: if the connection broke between the server's storing and its acknowledging, twice.
+    A step never waits longer than the deadline, and never raises an error of the server or the network; its drafts are
+    then empty. Sessions survive a restart of the server, because the client keeps their tokens and opens them again.
+    The client keeps a finished response until the server acknowledges it, and sends it again after a reconnection. The
+    server therefore stores it **at least once**: twice, if the connection broke between storing and acknowledging.
 
-    A client does not cross `fork`: in a process forked from one that had connected every method raises Unavailable,
-    also of a client made there, and `shutdown` does nothing. Fork before, or spawn. Where a process imports gRPC before
-    this package and forks later, start it with GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC starts threads again in the
-    child, which sometimes crashes it.
+    A client does not work across `fork`. In a process forked from one that had connected, every method of every client
+    raises Unavailable, and `shutdown` does nothing. Fork before the first connection, or use spawn. If a process
+    imports gRPC before this package and forks later, start it with GRPC_ENABLE_FORK_SUPPORT=0: otherwise gRPC starts
+    threads again in the child, which sometimes crashes it.
 
-    A client that is dropped without `shutdown` closes its connections; responses that were not acknowledged are lost.
+    A client that is garbage-collected without `shutdown` closes its connections, and loses responses that the server
+    has not acknowledged.
 
     Args:
         endpoint: addresses of the shards, "host:6378,host2:6378", or with stable names, "a=host:6378,b=host2:6378"; or
-            "discover://name:6378", to find all shards behind that name, or known to those, and follow their changes.
-            Default: HISTOSPEC_ENDPOINT.
-        namespace: the training run; histories of two namespaces never mix. Default: HISTOSPEC_NAMESPACE.
+            "discover://name:6378", to find the shards behind this name and those that they know, and to follow their
+            changes. Default: HISTOSPEC_ENDPOINT.
+        namespace: the training run; the histories of two namespaces never mix. Default: HISTOSPEC_NAMESPACE.
         token: bearer token. Default: HISTOSPEC_TOKEN.
-        tls: True for the system's authorities, or files. Default: HISTOSPEC_TLS_CA, _CERT, _KEY; none means plain TCP.
-        deadline: seconds that a step may take. Default: HISTOSPEC_DEADLINE, or 0.02.
-        timeouts, breaker, limits: everything else that can be tuned, see `histospec.client.config`.
+        tls: True for the system's authorities, or a `Tls` with files. Default: HISTOSPEC_TLS_CA, HISTOSPEC_TLS_CERT and
+            HISTOSPEC_TLS_KEY; plain TCP if none is set.
+        deadline: deadline of a step, in seconds. Default: HISTOSPEC_DEADLINE, or 0.02.
+        timeouts: all other timeouts.
+        breaker: when to stop asking a shard that does not answer, and when to try again.
+        limits: how much the client keeps and sends.
 
     Raises:
-        ConfigurationError: something is missing or malformed.
+        ConfigurationError: a setting is missing or malformed.
     """
 
     def __init__(
@@ -82,9 +86,9 @@ class DraftClient:
         self._connections = PumpedConnections(self._core, self._streams, pump=self._pump)
         self._calls = BlockingCalls(self._core, self._streams, self._connections)
         self._dropped = weakref.finalize(self, self._connections.dropped)
-        self._dropped.atexit = False  # type: ignore[misc]  # the process takes its connections along
+        self._dropped.atexit = False  # type: ignore[misc]  # the end of the process closes the connections
 
-    # ---- drafting: never raises for a fault of the server ---------------------------------------------------------
+    # ---- drafting: never raises an error of the server ------------------------------------------------------------
 
     def open(
         self,
@@ -93,18 +97,18 @@ class DraftClient:
         generated: Sequence[Tokens] | None = None,
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
-        """Opens a session for each prompt. Local and instant: the server hears of it with the next message.
+        """Opens a session for each prompt. Returns at once; the next message tells the server.
 
         Args:
-            prompts: B prompts, each the tokens of the context that the generation starts from; not empty.
-            problems: None, or B explicit problem ids (multi-turn RL), None where the prompt itself is the problem.
-            generated: None, or B times what was generated already, for a generation that goes on after a prefix.
-            seeds: None, or B times the sampling seed (int64) that the generation is drawn with, None where nobody knows
-                it. With coupled sampling, the latest response of the problem with the same seed is the best source of
-                drafts.
+            prompts: B prompts, each the tokens from which the generation starts; not empty.
+            problems: None, or B explicit problem ids (for multi-turn RL), None for a prompt that identifies its
+                problem.
+            generated: None, or for each session the tokens generated before, if it continues a generation.
+            seeds: None, or B sampling seeds (int64) that the generations are drawn with, None where unknown. With
+                coupled sampling, the latest response of the problem with the same seed is the best source of drafts.
 
         Returns:
-            B session ids: integers that this client never uses twice. They mean nothing to another client.
+            B session ids: integers that this client never uses twice. They are not valid for other clients.
 
         Raises:
             ValueError: an argument is malformed; no session was opened.
@@ -122,21 +126,22 @@ class DraftClient:
         model_drafted: Sequence[int] | None = None,
         model_accepted: Sequence[int] | None = None,
     ) -> list[Draft]:
-        """Tells what each session has generated, and gets a draft for each, within the deadline.
+        """Reports the new tokens of each session, and returns a draft for each within the deadline.
 
         Args:
             sessions: B session ids, each at most once.
-            new_tokens: B times what the session generated since its last step.
-            max_tokens: longest draft wanted, at most 256; 0 only tells.
+            new_tokens: for each session the tokens that it generated since its last step.
+            max_tokens: longest draft, at most 256; 0 reports tokens without asking for drafts.
             verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step.
-            verified: for a worker with a drafter of its own, whose tokens it verifies in some steps: B times how many
-                tokens of the session's last draft, from its first on, were verified with `new_tokens`, at most 1,024.
-                None: the worker verifies every draft in full.
-            model_drafted, model_accepted: B times how many tokens of the worker's own drafter were verified since the
-                session's last step, and how many of these were accepted. Both or none, and only with `verified`.
+            verified: for a worker that also has a drafter of its own: for each session, how many tokens of its last
+                draft, from the first on, the worker verified together with `new_tokens`; at most 1,024. None: the
+                worker verifies every draft in full.
+            model_drafted: for each session, how many tokens of the worker's own drafter the worker verified since the
+                session's last step. Needs `verified` and `model_accepted`.
+            model_accepted: for each session, how many of these it accepted. Needs `verified` and `model_drafted`.
 
         Returns:
-            B drafts; empty where the server had nothing, was late or is away.
+            B drafts. A draft is empty if the server has none, is late, or cannot be reached.
 
         Raises:
             ValueError: an argument is malformed; nothing was changed.
@@ -159,20 +164,41 @@ class DraftClient:
         model_drafted: Sequence[int] | None = None,
         model_accepted: Sequence[int] | None = None,
     ) -> Pending:
-        """The first half of `step`: writes the message from this thread, and does not wait for the answer.
+        """Sends a step and returns without waiting for the drafts. The deadline of the step starts here.
 
-        The deadline runs from here.
+        Args:
+            sessions: as for `step`.
+            new_tokens: as for `step`.
+            max_tokens: as for `step`.
+            verify_cost: as for `step`.
+            verified: as for `step`.
+            model_drafted: as for `step`.
+            model_accepted: as for `step`.
+
+        Returns:
+            The pending step, for `receive`.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was changed.
+            UnknownSession: a session is not open; nothing was changed.
         """
         budget = Budget(max_tokens, verify_cost)
         report = Report(verified, model_drafted, model_accepted)
         pending = self._core.advance_sessions(sessions, new_tokens, budget, time.monotonic(), report)
         if pending.touched:
-            # A function that waits for its turn on the loop must not hold the client.
+            # Without a reference to the client, which a function that waits on the loop would keep alive.
             self._pump.run(partial(self._streams.kick, pending.touched), self.config.timeouts.step)
         return pending
 
     def receive(self, pending: Pending) -> list[Draft]:
-        """The second half of `step`: waits for what is left of the deadline. Call it once for each `send`."""
+        """Waits for the drafts of a step that `send` began, at most until its deadline. Call it once for each `send`.
+
+        Args:
+            pending: what `send` returned.
+
+        Returns:
+            As `step`.
+        """
         fork.refuse()
         arguments.instance("pending", pending, Pending, "give what send returned")
         if not pending.done:
@@ -188,27 +214,31 @@ class DraftClient:
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
     ) -> None:
-        """Ends sessions. Local and instant: the server hears of it with the next message, or `flush`.
+        """Ends sessions. Returns at once; the next message, or `flush`, tells the server.
 
         Args:
             sessions: B session ids.
-            commit: what the sessions generated joins the history of their problems; one for all.
-            epochs: version of the policy, one for all or one each; None: the newest that the namespace has seen.
-            rewards: one for all or one each, None where there is none.
-            logprobs: None, or B times None or float32[n], one for each generated token.
-            changes: for who cannot say the epoch: how often the weights have changed under this worker, one for all or
-                one each. The server counts on from the newest epoch, as long as nobody names any.
+            commit: whether the generated tokens of all sessions join the history of their problems.
+            epochs: version of the policy, one for all sessions or one for each; None: the newest of the namespace.
+            rewards: one for all sessions or one for each, None where there is none.
+            logprobs: None, or for each session None or float32[n], one for each generated token.
+            changes: for a worker that does not know the epoch: how often its weights have changed, one for all sessions
+                or one for each. The server adds it to the newest epoch, unless a client gives explicit epochs.
 
         Raises:
-            ValueError, UnknownSession: an argument is wrong; nothing was closed.
+            ValueError: an argument is malformed; no session was closed.
+            UnknownSession: a session is not open; no session was closed.
         """
         self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Sends the opens and closes that wait for the next message, and waits for commits to be acknowledged.
+        """Sends waiting opens and closes, and waits until the server has acknowledged the commits.
 
-        Best effort: returns after `timeout` seconds (default: the deadline of a step) whatever happened, at once where
-        the breaker is open and no connection is being made. What was not acknowledged is kept for later.
+        It returns after the timeout in any case, and at once if the breaker is open and no connection attempt runs. The
+        client keeps commits that were not acknowledged and sends them again later.
+
+        Args:
+            timeout: seconds; None: the deadline of a step.
         """
         until = time.monotonic() + self._core.patience(timeout)
         while touched := self._core.flush(time.monotonic()):
@@ -219,10 +249,10 @@ class DraftClient:
                 return
 
     def stats(self) -> Stats:
-        """What happened since the client was made."""
+        """Returns the counters of this client since it was made."""
         return self._core.stats()
 
-    # ---- single calls: these raise when the server cannot be reached ----------------------------------------------
+    # ---- single calls: these raise if the server cannot be reached ------------------------------------------------
 
     def ingest(
         self,
@@ -232,15 +262,15 @@ class DraftClient:
         problem: str | None = None,
         seeds: Sequence[int | None] | None = None,
     ) -> None:
-        """Adds finished responses to the history of a problem. Returns when the store has them.
+        """Adds finished responses to the history of a problem. Returns when the server has stored them.
 
-        Many responses travel in several messages; after an error some of them may have been stored.
+        Many responses are sent in several messages; after an error some of them may be stored.
 
         Args:
             prompt: tokens of the problem's prompt.
-            responses: what the policy generated for it; their `epoch` is not looked at.
-            epoch: version of the policy that did; None: the newest that the namespace has seen.
-            problem: explicit problem id; None: the prompt is the problem.
+            responses: finished responses to it. Their `epoch` is ignored.
+            epoch: version of the policy that sampled them; None: the newest of the namespace.
+            problem: explicit problem id; None: the prompt identifies the problem.
             seeds: the sampling seed of each response (int64 or None), in place of their own `seed`.
 
         Raises:
@@ -250,9 +280,18 @@ class DraftClient:
         self._calls.do(calls.ingest, prompt, responses, epoch, problem, seeds)
 
     def history(self, prompt: Tokens, problem: str | None = None, limit: int | None = None) -> list[Response]:
-        """The stored responses of a problem, oldest first; at most the `limit` newest. None are stored: an empty list.
+        """Returns the stored responses of a problem, oldest first. The list is empty if there are none.
 
-        What this client has committed before is sent first, so it is normally there.
+        It first sends what this client has committed, so the result normally contains that.
+
+        Args:
+            prompt: tokens of the problem's prompt.
+            problem: explicit problem id; None: the prompt identifies the problem.
+            limit: return at most this many, the newest; None: all.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+            HistoSpecError: see `histospec.client.errors`.
         """
         self.flush(self.config.timeouts.shutdown)
         return self._calls.do(calls.history, prompt, problem, limit)[0]
@@ -260,17 +299,18 @@ class DraftClient:
     def histories(
         self, prompts: Sequence[Tokens], problems: Sequence[str | None] | None = None, limit: int | None = None
     ) -> list[list[Response] | None]:
-        """`history` of many problems, several at a time.
+        """Returns the stored responses of many problems. Asks for several problems at a time.
 
         Args:
-            prompts, limit: as for `history`, one prompt for each problem.
-            problems: None, or an explicit problem id, or None, for each prompt.
+            prompts: one prompt for each problem.
+            problems: None, or for each prompt an explicit problem id or None.
+            limit: as for `history`.
 
         Returns:
-            The responses of each problem; None where its shard cannot be reached. Such a shard is asked no more.
+            The responses of each problem; None if its shard cannot be reached. Such a shard gets no further requests.
 
         Raises:
-            ValueError: an argument is malformed; nothing was asked.
+            ValueError: an argument is malformed; nothing was sent.
             HistoSpecError: as for `history`, but not Unavailable.
         """
         self.flush(self.config.timeouts.shutdown)
@@ -286,15 +326,18 @@ class DraftClient:
         problems: Sequence[str | None] | None = None,
         seeds: Sequence[Sequence[int | None] | None] | None = None,
     ) -> list[bool]:
-        """`ingest` for many problems, several at a time.
+        """Adds finished responses to the history of many problems. Sends several problems at a time.
 
         Args:
-            prompts, responses, problems, seeds: for each problem what `ingest` takes.
+            prompts: one prompt for each problem.
+            responses: for each problem its responses, as for `ingest`.
             epoch: as for `ingest`, the same for all.
+            problems: None, or for each prompt an explicit problem id or None.
+            seeds: None, or for each problem what `ingest` takes.
 
         Returns:
-            Whether the responses of each problem are stored; False where its shard cannot be reached, which is then
-            asked no more.
+            For each problem, whether its responses are stored. False if its shard cannot be reached; such a shard
+                gets no further requests.
 
         Raises:
             ValueError: an argument is malformed; nothing was sent.
@@ -311,22 +354,27 @@ class DraftClient:
         generated: int = 0,
         quantiles: Sequence[float] | None = None,
     ) -> LengthPrediction:
-        """Quantiles of the whole length of a response, given that it is longer than `generated` tokens.
+        """Predicts the length of a response that has more than `generated` tokens, as quantiles.
 
         Args:
-            prompt, problem: as for `ingest`.
+            prompt: tokens of the problem's prompt.
+            problem: explicit problem id; None: the prompt identifies the problem.
             generated: tokens generated so far.
             quantiles: each in [0, 1]; None: 0.1, 0.5, 0.9, 0.99.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+            HistoSpecError: see `histospec.client.errors`.
         """
         return self._calls.do(calls.predict_length, prompt, problem, generated, quantiles)[0]
 
     def topology(self) -> list[Shard]:
-        """The shards of the service: those that were found, or as the first endpoint knows them."""
+        """Returns the shards of the service: the discovered ones, or those that the first endpoint knows."""
         self._calls.find()
         return calls.members(self._core) or self._calls.do(calls.topology)[0]
 
     def inspect(self, timeout: float | None = None) -> list[Inspection]:
-        """What every shard says of itself and of the namespace; see `histospec doctor`, which explains it.
+        """Returns facts about every shard and the namespace. The command `histospec doctor` explains them.
 
         Args:
             timeout: seconds for each shard; None: `Timeouts.call`.
@@ -337,28 +385,36 @@ class DraftClient:
         return self._calls.do(calls.inspect, timeout)
 
     def greet(self, timeout: float) -> list[Inspection]:
-        """`inspect` for a worker that starts: what those shards say that answer; the log says why others do not."""
+        """Returns the result of `inspect` for the shards that answer, and logs why others do not. For starting workers.
+
+        Args:
+            timeout: seconds for each shard.
+        """
         self._calls.find(timeout)
         return greeting.greet(self._core, self._calls.one, timeout)
 
     def drop_namespace(self) -> int:
-        """Forgets everything that the namespace holds, on every shard. -> responses forgotten."""
+        """Deletes everything in the namespace, on every shard. Returns how many responses it deleted."""
         return sum(self._calls.do(calls.drop_namespace))
 
     def rewind(self, epoch: int) -> int:
-        """Forgets every response of an epoch newer than this one, on every shard: for a trainer that goes back to a
-        checkpoint, before it samples again. -> responses forgotten.
+        """Deletes every response of a newer epoch, on every shard. Returns how many responses it deleted.
+
+        A trainer that goes back to a checkpoint calls this before it samples again.
+
+        Args:
+            epoch: the newest epoch to keep.
         """
         return sum(self._calls.do(calls.rewind, epoch))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Sends what waits, for at most `Timeouts.shutdown` seconds, and closes the connections.
+        """Sends waiting messages, for at most `Timeouts.shutdown` seconds, and closes the connections.
 
-        Afterwards steps give empty drafts, and the calls that ask the server raise Unavailable.
+        Afterwards steps return empty drafts, and calls that need the server raise Unavailable.
         """
-        if fork.forked():  # what there is belongs to the parent
+        if fork.forked():  # the connections belong to the parent
             return
         if not self._calls.end():
             return
@@ -380,7 +436,7 @@ class DraftClient:
         changes: int | Sequence[int] | None = None,
     ) -> None: ...
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """`close()` is `shutdown()`; `close(sessions, ...)` is `finish`, with the same arguments."""
+        """Calls `shutdown` without arguments, and `finish` with arguments, as earlier versions did."""
         if args or kwargs:
             self.finish(*args, **kwargs)
         else:
@@ -394,7 +450,7 @@ class DraftClient:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a DraftClient holds connections and cannot be copied or pickled; make another one")
+        raise TypeError("a DraftClient holds connections and cannot be copied or pickled; make a new one instead")
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()

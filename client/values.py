@@ -1,4 +1,4 @@
-"""What goes into the client and comes out of it."""
+"""The values that the client takes and returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -12,11 +12,11 @@ Tokens: TypeAlias = Sequence[int] | NDArray[np.integer]
 """Token ids, each in [0, 2^31)."""
 
 _BRIEF = 8
-"""Elements of a list that a repr shows."""
+"""How many elements of a list a repr shows."""
 
 
 def brief(value: Any) -> str:
-    """A value for a repr: of a long list its beginning and its length."""
+    """Returns a value as text for a repr. Of a long list it shows the first elements and the length."""
     if not hasattr(value, "__len__") or isinstance(value, str):
         return repr(value)
     items = (f"{item:.3g}" if isinstance(item, float | np.floating) else f"{item}" for item in islice(value, _BRIEF))
@@ -29,16 +29,17 @@ class Response:
     """A finished response."""
 
     tokens: Tokens
-    """int32[n] when it comes from the server. Not empty."""
+    """int32[n] if it comes from the server. Not empty."""
     logprobs: Sequence[float] | NDArray[np.floating] | None = None
     """float32[n]: log-probability of each token under the policy that sampled it."""
     reward: float | None = None
     epoch: int | None = None
-    """Filled in by `history`; `ingest` takes the epoch as its own argument."""
+    """Version of the policy that sampled it. `history` sets it; `ingest` takes the epoch as its own argument."""
     generated: Sequence[bool] | NDArray[np.bool_] | None = None
-    """bool[n]: False for tool and user turns, which are context and never drafted. None: the policy wrote it all."""
+    """bool[n]: False for tokens of tool and user turns, which are context and never drafted. None: the policy generated
+    all tokens."""
     seed: int | None = None
-    """int64: the sampling seed that it was drawn with. None: nobody knows it."""
+    """int64: the sampling seed that it was drawn with. None: unknown."""
 
     def __repr__(self) -> str:
         said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
@@ -48,12 +49,12 @@ class Response:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A proposed continuation of one session; empty when there is nothing to propose, or nothing came in time."""
+    """A draft for one session; empty if the server has none, or if it did not arrive within the deadline."""
 
     tokens: NDArray[np.int32]
     """int32[k], read-only"""
     probs: NDArray[np.float32]
-    """float32[k], read-only: estimated probability that a token is accepted, given that all before it were"""
+    """float32[k], read-only: estimated probability that the token is accepted, given that all tokens before it were"""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -64,14 +65,14 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class LengthPrediction:
-    """How long a response to a problem will be."""
+    """The predicted length of a response to a problem."""
 
     quantiles: NDArray[np.float64]
     """float64[q], each in [0, 1]"""
     lengths: NDArray[np.float64]
     """float64[q], in tokens; empty when neither the problem nor its namespace has a longer response"""
     observations: int
-    """Responses that the estimate rests on."""
+    """How many earlier responses the prediction is based on."""
 
 
 @dataclass(frozen=True)
@@ -85,101 +86,105 @@ class Shard:
 
 @dataclass
 class ShardStats:
-    """What became of the finished responses of one shard's problems."""
+    """Counts of the finished responses that belong to one shard."""
 
     pending: int = 0
-    """Kept, because the shard has not acknowledged them yet."""
+    """Responses that the client keeps because the shard has not acknowledged them yet."""
     pending_bytes: int = 0
-    """The same, in bytes of their tokens, prompts and logprobs."""
+    """Bytes of their tokens, prompts and logprobs."""
     committed: int = 0
-    """Acknowledged by the shard."""
+    """Responses that the shard acknowledged."""
     dropped: int = 0
-    """Given up: the shard holds more than its share of the limits, or refused them."""
+    """Responses that were lost: the shard's responses exceeded the limits, or the shard refused them."""
 
 
 @dataclass
 class Stats:
-    """What a client has seen since it was made. Counts are of steps a shard, so a step over two shards counts twice.
+    """Counters of a client since it was made. Each shard's part of a step counts, so a step over two shards counts
+    twice.
 
-    The server counts how many drafted tokens were accepted: it compares each draft with the tokens that come next. See
-    `histospec_accepted_tokens_total` beside `histospec_draft_tokens_total`, or the status page. Counting it here would
-    cost a step of 256 sessions 6 % more of the worker's time, before any token is compared.
+    The server counts accepted tokens, because it compares each draft with the tokens that come next. See its metrics
+    `histospec_accepted_tokens_total` and `histospec_draft_tokens_total`, or its status page. Counting them in the
+    client would cost 6 % more of the worker's time in a step of 256 sessions, before any token is compared.
     """
 
     steps: int = 0
-    """Steps asked for."""
+    """Steps that the worker asked for."""
     skipped: int = 0
-    """Steps not sent, because the shard's breaker was open."""
+    """Steps that the client did not send because the shard's breaker was open."""
     late: int = 0
-    """Steps that were not answered within the deadline."""
+    """Steps that the shard did not answer within the deadline."""
     failed: int = 0
-    """Streams that could not be made or broke off."""
+    """Streams that could not be opened, or broke."""
     reopened: int = 0
-    """Sessions opened again, after a broken stream or because the server did not know them."""
+    """Sessions that the client opened again, after a broken stream or because the server did not know them."""
     refused: int = 0
-    """Sessions that a shard refused; they never draft."""
+    """Sessions that a shard refused; they get no drafts."""
     drafts: int = 0
     """Drafts that were not empty."""
     draft_tokens: int = 0
     commits: int = 0
     """Finished responses that the server acknowledged."""
     pending_commits: int = 0
-    """Finished responses that it has not acknowledged yet."""
+    """Finished responses that the server has not acknowledged yet."""
     dropped_commits: int = 0
-    """Finished responses given up: over the limits, or refused."""
+    """Finished responses that were lost: they exceeded the limits, or the server refused them."""
     breakers: dict[str, str] = field(default_factory=dict)
-    """By shard: closed (all is well), open, or trying."""
+    """State of each shard's breaker: closed (the shard answers), open, or trying."""
     shards: dict[str, ShardStats] = field(default_factory=dict)
-    """By shard, also of those that have left: the finished responses that it acknowledged, owes and cost."""
+    """Counts of the finished responses of each shard, including shards that have left."""
     recorded: int = 0
-    """Finished responses in the file that HISTOSPEC_RECORD names."""
+    """Finished responses written to the file of HISTOSPEC_RECORD."""
     unrecorded: int = 0
-    """Finished responses that could not be written there."""
+    """Finished responses that could not be written to that file."""
 
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Another namespace that knows prompts of this one."""
+    """Another namespace that has responses to prompts of this one."""
 
     namespace: str
     prompts: int
-    """So many of the ones that were asked about, the newest, ..."""
+    """How many of the prompts that were looked up it has responses to."""
     asked: int
-    """... are known there, too."""
+    """How many prompts were looked up: the newest of this namespace."""
 
 
 @dataclass(frozen=True)
 class NamespaceFacts:
-    """What a shard holds of a namespace, and since its start has seen of it."""
+    """What a shard holds of a namespace, and its counters since the shard started."""
 
     problems: int
     responses: int
     sessions: int
     newest_epoch: int
     lookups_hit: int
-    """Sessions that were opened on a problem with history."""
+    """Sessions opened on a problem with history."""
     lookups_miss: int
+    """Sessions opened on a problem without history."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a shard says of itself and of one namespace."""
+    """Facts about a shard and one namespace."""
 
     shard: str
     version: str
     time: float
-    """Its clock, in seconds since 1970."""
+    """The shard's clock, in seconds since 1970."""
     limits: dict[str, int]
-    """What it takes at most: `batch` sessions in a message, `message_bytes`, `draft_tokens`, `sessions` on a stream."""
+    """The shard's limits: `batch` sessions in a message, `message_bytes`, `draft_tokens`, `sessions` on a stream."""
     rights: tuple[str, ...]
-    """What the token of this client may do in the namespace: "read", "write", "admin"."""
+    """The rights of this client's token in the namespace: "read", "write", "admin"."""
     namespace: NamespaceFacts | None
-    """None where the shard holds nothing of it, or this client may not read it."""
+    """None if the shard holds nothing of the namespace, or if this client may not read it."""
     similar: tuple[str, ...]
-    """Other namespaces with nearly this name, the nearest first; at most 8 that this client may read."""
+    """Other namespaces with a similar name, the most similar first; at most 8, and only those that this client may
+    read."""
     shared: tuple[SharedPrompts, ...]
-    """Other namespaces that know prompts of this one, and that this client may read; the one with the most first."""
+    """Other namespaces that have responses to prompts of this one and that this client may read; the one with the most
+    prompts first."""
     loaded: bool
-    """Whether the shard has loaded its store. Until then it seems to know fewer problems than it does."""
+    """Whether the shard has loaded its store. Until then it reports fewer problems than it has."""
     trouble: str = ""
-    """Why it can store nothing until a person acts; empty where nothing is wrong, or this client may not write."""
+    """Why the shard cannot store responses until an operator acts; empty if it can, or if this client may not write."""

@@ -1,4 +1,4 @@
-"""`histospec serve` as a process of its own, and what its /metrics say."""
+"""Starts `histospec serve` as a process, and reads its /metrics."""
 
 import socket
 import subprocess
@@ -19,7 +19,7 @@ STOP_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Lookups:
-    """How often a new session's problem had a history already (hit), or had none (miss)."""
+    """How many new sessions had a problem with history (hit), or without (miss)."""
 
     hit: int
     miss: int
@@ -29,13 +29,13 @@ class Lookups:
 
     @property
     def hit_rate(self) -> float:
-        """Share of hits; 0 when nothing was looked up."""
+        """Share of hits; 0 if there were no lookups."""
         return self.hit / (self.hit + self.miss) if self.hit + self.miss else 0.0
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """Draft tokens that were verified, and those of them that were accepted."""
+    """How many draft tokens were verified, and how many of these were accepted."""
 
     drafted: int = 0
     accepted: int = 0
@@ -45,13 +45,13 @@ class Drafts:
 
     @property
     def acceptance(self) -> float:
-        """Share of the verified tokens that was accepted; 0 when nothing was drafted."""
+        """Share of the verified tokens that were accepted; 0 if none were verified."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
 @dataclass(frozen=True)
 class DraftServer:
-    """A running server: its addresses, host:port, and its process."""
+    """A running server: its two addresses, host:port, and its process."""
 
     endpoint: str
     http: str
@@ -59,11 +59,11 @@ class DraftServer:
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus scrapes."""
+        """The URL that Prometheus scrapes."""
         return f"http://{self.http}/metrics"
 
     def lookups(self, namespace: str) -> Lookups:
-        """The problem lookups of a namespace so far, read from /metrics."""
+        """Returns the problem lookups of a namespace so far."""
         counts = {"hit": 0, "miss": 0}
         for sample in self._samples("histospec_problem_lookups_total"):
             if sample.labels["namespace"] == namespace:
@@ -71,18 +71,18 @@ class DraftServer:
         return Lookups(counts["hit"], counts["miss"])
 
     def drafts(self, namespace: str) -> Drafts:
-        """The server's drafts of a namespace so far that vLLM verified, read from /metrics."""
+        """Returns the verified and accepted draft tokens of a namespace so far."""
         drafted, accepted = (
             self.total(f"histospec_{what}_tokens_total", namespace=namespace) for what in ("draft", "accepted")
         )
         return Drafts(int(drafted), int(accepted))
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process so far."""
+        """Returns the CPU time of the server so far."""
         return self.total("process_cpu_seconds_total")
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples of a name that have these labels, read from /metrics."""
+        """Returns the sum of a metric's samples with these labels."""
         return sum(sample.value for sample in self._samples(name) if labels.items() <= sample.labels.items())
 
     def _samples(self, name: str) -> Iterator[Sample]:
@@ -94,10 +94,16 @@ class DraftServer:
 
 @contextmanager
 def running(data_dir: Path, log: Path, *flags: str, at: DraftServer | None = None) -> Iterator[DraftServer]:
-    """Starts a server on free loopback ports, or on those of the server `at`, and stops it at the end.
+    """Runs a server while the block runs.
 
-    `data_dir` is where its store lives; its log goes to the file `log`; `flags` are further ones of `histospec serve`.
-    Raises RuntimeError, with the end of the log, when the server does not become ready.
+    Args:
+        data_dir: folder of its store.
+        log: file of its log.
+        flags: further flags of `histospec serve`.
+        at: use the ports of this server; None: free ports of the loopback interface.
+
+    Raises:
+        RuntimeError: the server did not become ready; the message has the end of its log.
     """
     endpoint, http = (at.endpoint, at.http) if at else (f"127.0.0.1:{free_port()}" for _ in range(2))
     command = [sys.executable, "-m", "histospec.server", "serve", "--listen", endpoint]
@@ -129,7 +135,7 @@ def _ready(server: DraftServer, process: "subprocess.Popen[bytes]") -> bool:
 
 
 def free_port() -> int:
-    """A port on loopback that nothing listens on now."""
+    """Returns a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

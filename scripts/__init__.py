@@ -1,1 +1,1 @@
-"""Tools of the project: what Make, CI and people who change it run."""
+"""Tools of the project, for make, CI and developers."""

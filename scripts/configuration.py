@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the code: `python -m scripts.configuration`. A test says when it is out of date."""
+"""Writes docs/configuration.md from the code: `python -m scripts.configuration`. A test checks that it is current."""
 
 import ast
 import re
@@ -19,10 +19,10 @@ Written by `python -m scripts.configuration` from the code.
 ## The server
 
 Every option of `histospec serve` is a flag (`--drain-seconds 5`), an environment variable
-(`HISTOSPEC_DRAIN_SECONDS=5`) and a key of the file named by `--config` or `HISTOSPEC_CONFIG` (`drain-seconds = 5`,
-TOML). A flag wins over the environment, the environment over the file. An empty variable counts as absent. A wrong
-value, an unknown flag or an unknown key stops the server with exit code 2 and one sentence. `histospec snapshot` and
-`histospec restore` take those about the store, too.
+(`HISTOSPEC_DRAIN_SECONDS=5`) and a key (`drain-seconds = 5`) of the TOML file that `--config` or `HISTOSPEC_CONFIG`
+gives. A flag takes precedence over the environment, and the environment over the file. An empty variable counts as
+absent. An invalid value, an unknown flag or an unknown key stops the server with exit code 2 and a message.
+`histospec snapshot` and `histospec restore` also take the options about the store.
 
 | flag | environment | default | meaning |
 |---|---|---|---|
@@ -31,14 +31,14 @@ value, an unknown flag or an unknown key stops the server with exit code 2 and o
 CLIENT = """
 ## Clients
 
-`DraftClient`, and with it the adapter for vLLM, take what they are not told from the environment:
+`DraftClient` and the vLLM adapter read these environment variables. Arguments of `DraftClient` take precedence:
 
 | environment | meaning |
 |---|---|
 """
 
 ADAPTER = """
-The adapter for vLLM also takes:
+The vLLM adapter also reads:
 
 | environment | meaning |
 |---|---|
@@ -46,7 +46,7 @@ The adapter for vLLM also takes:
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     text = SERVER
     for name, field in Config.model_fields.items():
         flag = "--" + name.replace("_", "-")
@@ -57,7 +57,7 @@ def page() -> str:
             default = f"`{default}`"
         text += f"| `{flag}` | `{PREFIX}{name.upper()}` | {default} | {_cell(str(field.description))} |\n"
     for head, module in ((CLIENT, "client/config.py"), (ADAPTER, "client/vllm/config.py")):
-        source = (ROOT / module).read_text()  # not imported, which would import all of vLLM
+        source = (ROOT / module).read_text()  # importing the module would import all of vLLM
         said = ast.get_docstring(ast.parse(source))
         text += head
         text += "".join(f"| `{name}` | {_cell(what)} |\n" for name, what in _variables(said or ""))
@@ -65,10 +65,10 @@ def page() -> str:
 
 
 def _variables(text: str) -> list[tuple[str, str]]:
-    """The rows of the table of variables in a docstring, continued lines joined."""
+    """Returns the rows of the table of variables in a docstring, with continued lines joined."""
     rows: list[tuple[str, str]] = []
     for line in text.split("\n"):
-        if found := re.match(rf"({PREFIX}[A-Z_]+)\s*(.*)", line):  # what it means may begin on the next line
+        if found := re.match(rf"({PREFIX}[A-Z_]+)\s*(.*)", line):  # the meaning may begin on the next line
             rows.append((found[1], found[2]))
         elif rows and line.startswith("   "):
             rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}".lstrip())

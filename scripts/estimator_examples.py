@@ -1,11 +1,11 @@
-"""Examples to train the estimator on: recorded rollouts, played again by native/tools/estimator_examples.cc.
+"""Makes training examples for the estimator: native/tools/estimator_examples.cc replays recorded rollouts.
 
-A kind is a file of recordings. Some of its problems are held out: they are never trained on. The others are played as
-the situations that a run meets:
+A kind is a file of recordings. Some of its problems are held out and never used for training. The others are replayed
+in the situations of a run:
 
-* `history`: a response is written again when all earlier visits of all problems are known;
-* `siblings`: the same, with the others of its group running beside it, token by token;
-* `first visit`: a group runs side by side and nothing is known of its problem, only what groups before it wrote.
+* `history`: a response is generated again, and all earlier visits of all problems are known;
+* `siblings`: the same, with the other responses of its group running beside it, token by token;
+* `first visit`: a group runs side by side. Its problem is unknown, and only earlier groups are known.
 """
 
 import itertools
@@ -23,19 +23,19 @@ from histospec.replay import recordings
 from histospec.replay.recordings import Problem, RecordedResponse, Turn
 
 SITUATIONS = ("history", "siblings", "first visit")
-TARGETS = 16  # of a visit, that are written again
-GROUP = 8  # that run side by side
+TARGETS = 16  # how many responses of a visit are replayed
+GROUP = 8  # how many responses run side by side
 LONGEST_TARGET = 2000  # tokens
 LONGEST_SIBLING = 600
 
 EXAMPLE = np.dtype([("rows", "u1", 5), ("right", "u1"), ("tag", "<u2"), ("x", "<f4", 10)])  # as the tool writes it
 
-_NEW_NAMESPACE, _INGEST, _EXPLAIN = range(3)  # its commands
+_NEW_NAMESPACE, _INGEST, _EXPLAIN = range(3)  # commands of the tool
 
 
 @dataclass(frozen=True)
 class Split:
-    """The problems of one kind of text: to train on, and held out."""
+    """The problems of one kind of text: for training, and held out."""
 
     kind: str
     train: tuple[Problem, ...]
@@ -43,11 +43,11 @@ class Split:
 
 
 def split(path: Path, held_out: int) -> Split:
-    """The problems of a recording in a random order that depends on their number alone, the first ones held out.
+    """Splits the problems of a recording in a random order that depends on their number only; the first are held out.
 
-    The order is that of `numpy.random.default_rng(1).permutation` over the problems with anything to know before their
-    last visit: those with earlier visits, or, where siblings count as known, with any other response. A problem that
-    comes first in either order is held out.
+    The order is that of `numpy.random.default_rng(1).permutation` over the problems with history before their last
+    visit: those with earlier visits, or, if siblings count as history, with any other response. A problem that comes
+    first in either order is held out.
 
     Raises:
         RecordingError: the file is not a recording.
@@ -70,7 +70,7 @@ def _shuffled(numbers: Sequence[int]) -> list[int]:
 
 
 def examples(tool: Path, problems: Iterable[Problem], targets: int = TARGETS) -> npt.NDArray[np.void]:
-    """What the estimator is shown when these problems are played, as EXAMPLE[n]; tags are indices of SITUATIONS."""
+    """Returns the examples from replaying these problems, as EXAMPLE[n]; tags are indices of SITUATIONS."""
     with tempfile.TemporaryFile() as commands, tempfile.TemporaryFile() as out:
         _write(commands, _commands(tuple(problems), targets))
         commands.seek(0)
@@ -119,7 +119,7 @@ def _groups(responses: list[RecordedResponse]) -> Iterator[list[RecordedResponse
 
 def _ingest(number: int, problem: Problem, epoch: int) -> _Words:
     visit = _visit(problem, epoch)
-    # What the tool needs of an epoch is its order.
+    # The tool needs the order of epochs only.
     texts = itertools.chain.from_iterable([problem.epochs().index(epoch), *_text(response.turns)] for response in visit)
     return [_INGEST, number, len(problem.prompt), problem.prompt, len(visit), *texts]
 

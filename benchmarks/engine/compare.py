@@ -1,7 +1,7 @@
-"""Index and drafter in process, HistoSpec beside Arctic Inference: `python -m benchmarks.engine.compare [--quick]`.
+"""Compares index and drafter with Arctic Inference, in process: `python -m benchmarks.engine.compare [--quick]`.
 
-Both run in one process, taking turns round by round, so that a busy machine slows both; figures are medians.
-Time is the CPU time of the process with all its threads. benchmarks/README.md says what each number means.
+Both run in one process and take turns, so that a busy machine slows both; figures are medians. Time is the CPU time of
+the process with all its threads. benchmarks/README.md explains each number.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from benchmarks.process import resident
 from benchmarks.turns import by_turns, medians
 from histospec.replay.recordings import Tokens
 
-APPENDED = 3  # tokens a session takes in a step
+APPENDED = 3  # how many tokens a session appends in a step
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     problems: int
     responses: int
@@ -53,7 +53,7 @@ Row = dict[str, object]
 
 
 def ingest(rollouts: Rollouts, rounds: int, one_by_one: bool) -> Row:
-    """Tokens per CPU-second from responses to the first draft for every problem."""
+    """Returns ingested tokens per CPU-second, until every problem has drafted once."""
     ways = {name: partial(_ingested, drafter, rollouts, one_by_one) for name, drafter in available().items()}
     seconds = medians(by_turns(ways, rounds))
     rates = {name: rollouts.tokens() / median / 1e6 for name, median in seconds.items()}
@@ -62,7 +62,7 @@ def ingest(rollouts: Rollouts, rounds: int, one_by_one: bool) -> Row:
 
 
 def _ingested(drafter: type[Drafter], rollouts: Rollouts, one_by_one: bool) -> float:
-    """CPU seconds until every problem has drafted once."""
+    """Returns the CPU seconds until every problem has drafted once."""
     index = drafter()
     gc.collect()
     start = time.process_time()
@@ -75,7 +75,7 @@ def _ingested(drafter: type[Drafter], rollouts: Rollouts, one_by_one: bool) -> f
 
 
 def memory(rollouts: Rollouts) -> list[Row]:
-    """Bytes a token: growth of the resident memory of a process of its own, and what the engine says it holds."""
+    """Returns bytes per token: growth of the resident memory of a child process, and memory_bytes()."""
     held, claimed = {}, {}
     for name, drafter in available().items():
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
@@ -90,7 +90,7 @@ def memory(rollouts: Rollouts) -> list[Row]:
 
 
 def _grow(drafter: type[Drafter], rollouts: Rollouts) -> tuple[int, int | None]:
-    warm = generated(1, 2, 100, seed=99)  # allocates what the first use allocates
+    warm = generated(1, 2, 100, seed=99)  # for the allocations of the first use
     first = drafter()
     first.ingest(warm.prompts[0], warm.history[0])
     index = drafter()
@@ -104,13 +104,13 @@ def _grow(drafter: type[Drafter], rollouts: Rollouts) -> tuple[int, int | None]:
 
 @dataclass(frozen=True)
 class Stepping:
-    """Sessions of one drafter, mid-response, and what their steps took.
+    """Sessions of one drafter in the middle of their responses, and the times of their steps.
 
     Attributes:
         index: the drafter, its history ingested and its sessions open.
-        texts: int32[sessions, context + steps * APPENDED], what the sessions will generate.
+        texts: int32[sessions, context + steps * APPENDED], the responses of the sessions.
         seconds: CPU time of each step.
-        drafted: drafted tokens of each step.
+        drafted: number of drafted tokens of each step.
 
     """
 
@@ -120,12 +120,12 @@ class Stepping:
     drafted: list[int]
 
     def micros(self) -> float:
-        """Median CPU microseconds of a step, per session."""
+        """Returns the median CPU time of a step per session, in microseconds."""
         return statistics.median(self.seconds) / len(self.texts) * 1e6
 
 
 def stepped(cases: list[Rollouts], steps: int, context: int, turn: int = TURN) -> list[dict[str, Stepping]]:
-    """Every drafter on every case, all of them taking turns of so many steps."""
+    """Runs every drafter on every case, in turns of this many steps."""
     running = [
         {name: started(drafter(), case, steps, context) for name, drafter in available().items()} for case in cases
     ]
@@ -147,7 +147,7 @@ def stepped(cases: list[Rollouts], steps: int, context: int, turn: int = TURN) -
 
 
 def started(index: Drafter, rollouts: Rollouts, steps: int, context: int) -> Stepping:
-    """The history ingested, and every session `context` tokens into its response."""
+    """Returns sessions `context` tokens into their responses, with the history ingested."""
     texts = np.stack([text[: context + steps * APPENDED] for _, text in rollouts.live])
     for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
         index.ingest(prompt, responses)
@@ -157,7 +157,7 @@ def started(index: Drafter, rollouts: Rollouts, steps: int, context: int) -> Ste
 
 
 def step(rollouts: Rollouts, steps: int, context: int, turn: int = TURN) -> Row:
-    """What a step costs a session."""
+    """Measures the cost of a step per session."""
     (drafters,) = stepped([rollouts], steps, context, turn)
     micros = {name: one.micros() for name, one in drafters.items()}
     drafted = {name: statistics.mean(one.drafted) / len(one.texts) for name, one in drafters.items()}
@@ -166,7 +166,7 @@ def step(rollouts: Rollouts, steps: int, context: int, turn: int = TURN) -> Row:
 
 
 def growth(sizes: Sizes) -> Row:
-    """How much slower a step gets from the smallest to the largest history."""
+    """Measures how much slower a step gets from the smallest to the largest history."""
     batch, (few, many) = sizes.batches[-2], (sizes.histories[0], sizes.histories[-1])
     cases = [generated(max(1, batch // 16), responses, sizes.length, batch, seed=3) for responses in (few, many)]
     small, large = stepped(cases, sizes.steps, sizes.context)
@@ -175,16 +175,18 @@ def growth(sizes: Sizes) -> Row:
 
 
 def row(what: str, unit: str, values: dict[str, float], better: Callable[..., float], **more: object) -> Row:
-    """A result; the ratio says how many times better than the peer HistoSpec is."""
+    """Returns a row of results; its ratio says how many times better than the peer HistoSpec is."""
     ratio = None
-    if set(values) == {"Arctic", "HistoSpec"} and all(values.values()):  # tiny sizes may not grow by one page
+    if set(values) == {"Arctic", "HistoSpec"} and all(
+        values.values()
+    ):  # with tiny sizes the growth may be less than one page
         ours, theirs = values["HistoSpec"], values["Arctic"]
         ratio = ours / theirs if better is max else theirs / ours
     return {"what": what, "unit": unit, **values, "ratio": ratio, **more}
 
 
 def measure(sizes: Sizes, folder: Path | None) -> Iterator[Row]:
-    """Every figure, one after the other."""
+    """Yields every row."""
     made = generated(sizes.problems, sizes.responses, sizes.length)
     yield ingest(made, sizes.rounds, one_by_one=False)
     yield ingest(made, sizes.rounds, one_by_one=True)
@@ -205,10 +207,10 @@ def measure(sizes: Sizes, folder: Path | None) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure and print; every row as soon as it is known."""
+    """Measures and prints every row as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes: proves that it runs, the figures mean nothing"
+        "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
     )
     parser.add_argument("--rollouts", type=Path, metavar="DIR", help="also measure on the recordings of this folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
@@ -229,7 +231,7 @@ def main() -> None:
 
 
 def machine() -> str:
-    """The processor, the number of cores and the versions."""
+    """Returns the processor, the number of cores and the versions."""
     names = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]

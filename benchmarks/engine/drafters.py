@@ -1,4 +1,4 @@
-"""The drafters that are compared, behind one small interface, each called the way an inference engine would."""
+"""The compared drafters behind one interface. Each is called the way an inference engine calls it."""
 
 from typing import Protocol
 
@@ -9,42 +9,42 @@ from histospec.replay.recordings import Tokens
 
 MAX_DRAFT = 16
 VERIFY_COST = 0.05
-MATCHED = 64  # tokens of context that Arctic looks at
+MATCHED = 64  # how many tokens of context Arctic uses
 
 
 class Drafter(Protocol):
     """One index with its sessions."""
 
     def ingest(self, prompt: Tokens, responses: list[Tokens]) -> None:
-        """Add finished responses to a problem."""
+        """Adds finished responses to a problem."""
 
     def open(self, prompts: list[Tokens], room: int) -> None:
-        """Start one session a prompt, each of which will append at most `room` tokens."""
+        """Starts one session per prompt, each of which will append at most `room` tokens."""
 
     def step(self, new: Tokens) -> int:
-        """Append new[b], int32[sessions, n], to session b and draft for all. Returns the number of drafted tokens."""
+        """Appends new[b], int32[sessions, n], to session b and drafts for all. Returns the number of drafted tokens."""
 
     def close(self) -> None:
-        """End all sessions; what they generated is forgotten."""
+        """Ends all sessions without committing their tokens."""
 
 
 class HistoSpec(Drafter):
-    """The engine of this project: one call a step."""
+    """The engine of this project, with one call per step."""
 
     def __init__(self) -> None:
         self.engine = Engine(memory_bytes=16 << 30)
         self._sessions = np.empty(0, np.int64)
 
     def ingest(self, prompt: Tokens, responses: list[Tokens]) -> None:
-        """One call for all responses."""
+        """Ingests all responses with one call."""
         self.engine.ingest("bench", prompt, responses)
 
     def open(self, prompts: list[Tokens], room: int) -> None:
-        """One session a prompt."""
+        """Opens one session per prompt."""
         self._sessions = np.array([self.engine.open("bench", prompt) for prompt in prompts], np.int64)
 
     def step(self, new: Tokens) -> int:
-        """One call for the whole batch."""
+        """Steps the whole batch with one call."""
         offsets = np.arange(len(new) + 1, dtype=np.int64) * new.shape[1]
         drafted, _, _ = self.engine.step(
             self._sessions, new.reshape(-1), offsets, max_tokens=MAX_DRAFT, verify_cost=VERIFY_COST
@@ -52,13 +52,13 @@ class HistoSpec(Drafter):
         return len(drafted)
 
     def close(self) -> None:
-        """Without committing."""
+        """Closes the sessions without committing."""
         for session in self._sessions:
             self.engine.close(int(session), commit=False)
 
 
 class Arctic(Drafter):
-    """Snowflake's suffix decoding, with the settings and the calls of vLLM's own proposer: two a session and step."""
+    """Snowflake's suffix decoding, with the settings and calls of vLLM's proposer: two calls per session and step."""
 
     def __init__(self) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -69,7 +69,7 @@ class Arctic(Drafter):
         self._ends: list[int] = []
 
     def ingest(self, prompt: Tokens, responses: list[Tokens]) -> None:
-        """Each response is a request that starts, grows and stops."""
+        """Adds each response as a request that starts, grows and stops."""
         for response in responses:
             self.cache.start_request(self._finished, prompt)
             self.cache.add_active_response(self._finished, response)
@@ -77,7 +77,7 @@ class Arctic(Drafter):
             self._finished += 1
 
     def open(self, prompts: list[Tokens], room: int) -> None:
-        """Start one request a prompt."""
+        """Starts one request per prompt."""
         self._contexts = np.zeros((len(prompts), max(map(len, prompts)) + room), np.int32)
         self._ends = [len(prompt) for prompt in prompts]
         for b, prompt in enumerate(prompts):
@@ -85,7 +85,7 @@ class Arctic(Drafter):
             self._contexts[b, : len(prompt)] = prompt
 
     def step(self, new: Tokens) -> int:
-        """Two calls a session: append, speculate."""
+        """Makes two calls per session: append, speculate."""
         drafted = 0
         for b, tokens in enumerate(new):
             begin, end = self._ends[b], self._ends[b] + len(tokens)
@@ -103,14 +103,14 @@ class Arctic(Drafter):
         return drafted
 
     def close(self) -> None:
-        """Stop the requests and evict what they wrote."""
+        """Stops the requests and evicts their responses."""
         for b in range(len(self._ends)):
             self.cache.stop_request(("live", b))
             self.cache.evict_cached_response(("live", b))
 
 
 def available() -> dict[str, type[Drafter]]:
-    """The drafters that can run here, the peers first."""
+    """Returns the drafters that are installed, the peers first."""
     found: dict[str, type[Drafter]] = {}
     try:
         import arctic_inference.suffix_decoding  # noqa: F401

@@ -1,7 +1,7 @@
-"""One engine grown to 1, 10 and 100 million tokens of history: `python -m benchmarks.engine.growth [--quick]`.
+"""Measures engines with 1, 10 and 100 million tokens of history: `python -m benchmarks.engine.growth [--quick]`.
 
-Each size has a process of its own, so that what it holds can be told. All stay, and step by turns, round by round, so
-that a busy machine slows all alike; figures are medians. benchmarks/README.md says what each number means.
+Each size has a process of its own, so that its memory can be measured. All processes stay and step in turns, so that a
+busy machine slows all of them equally; figures are medians. benchmarks/README.md explains each number.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from histospec.native import Engine
 
 @dataclass(frozen=True)
 class Held:
-    """What ingesting took and what it left.
+    """The cost of ingesting, and the memory after it.
 
     Attributes:
-        tokens: of the history.
-        cpu: seconds of CPU, all threads.
-        claimed: bytes, as memory_bytes() says.
-        resident: bytes by which the process grew.
+        tokens: tokens of the history.
+        cpu: CPU seconds of all threads.
+        claimed: memory_bytes().
+        resident: growth of the process, in bytes.
 
     """
 
@@ -41,7 +41,7 @@ class Round:
 
     Attributes:
         micros: CPU microseconds of a step per session, the median of the steps.
-        advance: tokens a session and step.
+        advance: tokens per session and step.
 
     """
 
@@ -50,12 +50,12 @@ class Round:
 
 
 class Grown:
-    """An engine, and the history it grows to."""
+    """An engine, and the texts of its history."""
 
     def __init__(self, tokens: int, length: int = 2000) -> None:
         self._texts = Texts(length)
         self._problems = max(1, round(tokens / (RESPONSES * length)))
-        self._texts.problem(0, RESPONSES)  # what the first use allocates is not the engine's
+        self._texts.problem(0, RESPONSES)  # so that allocations of the first use do not count
         self._before = settled()
         self._engine = Engine(memory_bytes=64 << 30)
 
@@ -74,7 +74,7 @@ class Grown:
         return Held(tokens, cpu, self._engine.memory_bytes(), settled() - self._before)
 
     def round(self, seed: int, context: int, steps: int) -> Round:
-        """Steps a batch of sessions on problems drawn from the whole history, each replaying a response it lacks."""
+        """Steps a batch of sessions on problems from the whole history. Each replays a response that is not in it."""
         drawn = np.random.default_rng(seed).integers(self._problems, size=BATCH // SIBLINGS)
         live = self._texts.live(drawn.tolist(), RESPONSES, SIBLINGS)
         replay = Replay(self._engine, live, context)
@@ -86,9 +86,11 @@ class Grown:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny: proves that it runs, the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
+    )
     parser.add_argument("--sizes", type=float, nargs="+", default=[1, 10, 100], help="millions of tokens (1 10 100)")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of steps (15)")
     args = parser.parse_args()
@@ -111,7 +113,7 @@ def main() -> None:
     print(f"\n{'history':>10}{'step, batch 256':>26}{'times the first':>18}{'tokens a step':>16}")
     smallest = [row[0] for row in rounds]
     for size, own in zip(sizes, zip(*rounds, strict=True), strict=True):
-        # Neighbours in time are compared: whatever else the machine does, it does to both.
+        # Compares neighbours in time, because other load of the machine affects both.
         times = statistics.median(one.micros / first.micros for one, first in zip(own, smallest, strict=True))
         print(
             f"{size:8g} M{statistics.median(one.micros for one in own):15.2f} us/session{times:17.2f}x"

@@ -1,5 +1,7 @@
-"""Sessions that replay written responses the way an inference engine generates: each step takes the drafted tokens
-that the response agrees with, and one more."""
+"""Sessions that replay given responses the way an inference engine generates.
+
+Each step appends the drafted tokens that agree with the response, and one more.
+"""
 
 import time
 from dataclasses import dataclass
@@ -12,16 +14,16 @@ from histospec.native import Engine
 from histospec.replay.recordings import Tokens
 
 Places = NDArray[np.int64]
-TURN = 8  # steps that one engine takes in a row, before the turn of another
+TURN = 8  # how many steps one engine makes before the turn of another
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took and gave.
+    """The times and drafts of one step.
 
     Attributes:
-        wall: seconds that passed.
-        cpu: seconds of the process, all its threads.
+        wall: duration in seconds.
+        cpu: CPU seconds of all threads of the process.
         tokens: the drafts, flat.
 
     """
@@ -35,9 +37,9 @@ class Replay:
     """A batch of open sessions.
 
     Args:
-        engine: where they run.
-        live: (prompt, response) of each session, responses of one length.
-        context: how many tokens of its response each has generated at the start.
+        engine: the engine.
+        live: (prompt, response) of each session; all responses have the same length.
+        context: how many tokens of its response each session has generated at the start.
 
     """
 
@@ -48,16 +50,16 @@ class Replay:
         self._written = np.zeros(len(live), np.int64)
         self._next = np.full(len(live), context, np.int64)
         self.generated = 0
-        self.step()  # catches up, and drafts for the first time
+        self.step()  # the first step also catches up with the context
         self.generated = 0
 
     @property
     def done(self) -> bool:
-        """Whether a session is so far that its next draft may reach beyond the response."""
+        """Returns whether the next draft of a session may reach beyond its response."""
         return bool((self._written + self._next).max() + MAX_DRAFT >= self._texts.shape[1])
 
     def step(self) -> Step:
-        """One step of all sessions; only the call of the engine is timed."""
+        """Steps all sessions; times only the call of the engine."""
         offsets = np.concatenate([[0], np.cumsum(self._next)])
         new = self._texts[_ragged(self._written, self._next)]
         cpu, wall = time.process_time(), time.perf_counter()
@@ -74,12 +76,12 @@ class Replay:
         return Step(wall, cpu, drafted)
 
     def close(self) -> None:
-        """Ends the sessions; what they generated is forgotten."""
+        """Ends the sessions without committing their tokens."""
         for session in self._sessions:
             self._engine.close(int(session), commit=False)
 
 
 def _ragged(starts: Places, counts: Places) -> tuple[Places, Places]:
-    """Rows and columns of counts[b] columns from starts[b] on, for every row b."""
+    """Returns the rows and columns of counts[b] columns from starts[b] on, for every row b."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - np.cumsum(counts) + counts, counts)

@@ -1,4 +1,4 @@
-"""What the benchmarks run on: rollouts made up to look like real ones, or real ones from recordings."""
+"""The texts of the benchmarks: synthetic rollouts that resemble real ones, or recorded ones."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 from histospec.replay.recordings import Problem, Tokens, read
 
 MILLION = 10**6
-BATCH = 256  # sessions of a step
-SIBLINGS = 16  # sessions of one problem
-RESPONSES = 16  # of one problem, in the history
+BATCH = 256  # sessions per step
+SIBLINGS = 16  # sessions per problem
+RESPONSES = 16  # responses per problem in the history
 
 VOCABULARY = 32_000
 PHRASES = 4_000
@@ -19,13 +19,13 @@ PHRASES = 4_000
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Problems with their history, and responses being written now.
+    """Problems with their history, and responses of running sessions.
 
     Attributes:
-        name: what they are.
-        prompts: int32[n], one a problem.
+        name: name of the texts.
+        prompts: int32[n], one per problem.
         history: the finished responses of each problem, int32[n] each.
-        live: (problem, response) of every session that is being generated.
+        live: (problem, response) of every running session.
 
     """
 
@@ -35,18 +35,18 @@ class Rollouts:
     live: list[tuple[int, Tokens]]
 
     def tokens(self) -> int:
-        """Tokens of the whole history."""
+        """Returns the number of tokens of the whole history."""
         return sum(len(response) for responses in self.history for response in responses)
 
 
 class Texts:
-    """Responses that retell one another: runs copied from a sibling, broken by tokens of their own.
+    """Makes synthetic responses that copy runs of tokens from siblings, with tokens of their own in between.
 
-    A response follows one of its siblings at about the same position for a geometrically distributed run, then says
-    one to four tokens of its own and goes on with another sibling. The first response of a problem is a chain of
-    phrases that all problems share. benchmarks/README.md compares the repetition with that of recorded rollouts.
+    A response follows one of its siblings, at about the same position, for a run of geometrically distributed length.
+    Then it has one to four tokens of its own and continues with another sibling. The first response of a problem is a
+    chain of phrases that all problems share. benchmarks/README.md compares the repetition with recorded rollouts.
 
-    A problem is the same whenever it is asked for, so that a history of any size need not be kept to be continued.
+    The same problem always has the same text, so that a history of any size can be continued without keeping it.
     """
 
     def __init__(self, length: int = 2000, seed: int = 0) -> None:
@@ -60,7 +60,7 @@ class Texts:
         self._phrase_odds = np.cumsum(rank / rank.sum())
 
     def problem(self, problem: int, responses: int, more: int = 0) -> tuple[Tokens, list[Tokens]]:
-        """The prompt and the responses of a problem; `more` than those retell them, but are not retold."""
+        """Returns the prompt and the responses of a problem, and `more` responses that copy from those."""
         rng = np.random.default_rng((self._seed, problem))
         prompt = self._said(rng, int(rng.integers(60, 200)))
         texts = np.empty((responses + more, self.length), np.int32)
@@ -70,7 +70,7 @@ class Texts:
         return prompt, list(texts)
 
     def live(self, problems: Iterable[int], responses: int, siblings: int) -> list[tuple[Tokens, Tokens]]:
-        """(prompt, response) of `siblings` sessions of each problem, whose history is its first `responses`."""
+        """Returns (prompt, response) of `siblings` sessions per problem, whose history is its first `responses`."""
         sessions = []
         for problem in problems:
             prompt, written = self.problem(problem, responses, siblings)
@@ -87,7 +87,7 @@ class Texts:
         return self._phrases[chain][said][: self.length]
 
     def _retold(self, rng: np.random.Generator, siblings: Tokens) -> Tokens:
-        runs = self.length  # more than there can be: each is 2 tokens or longer
+        runs = self.length  # enough, because each run has at least 2 tokens
         lengths = np.stack([rng.geometric(1 / 12, runs // 2), rng.integers(1, 5, runs // 2)], axis=1)
         ends = np.cumsum(lengths)
         runs = int(np.searchsorted(ends, self.length)) // 2 + 1
@@ -102,12 +102,12 @@ class Texts:
 
 
 def _words(rng: np.random.Generator, n: int) -> Tokens:
-    """Tokens as frequent as words are."""
+    """Returns random tokens with the frequencies of words."""
     return ((rng.zipf(1.3, n) * 7919) % VOCABULARY).astype(np.int32)
 
 
 def generated(problems: int, responses: int, length: int, sessions: int = 0, seed: int = 0) -> Rollouts:
-    """Made-up rollouts, the sessions spread evenly over the problems."""
+    """Returns synthetic rollouts, with the sessions spread evenly over the problems."""
     texts = Texts(length, seed)
     prompts, history, live = [], [], []
     for problem in range(problems):
@@ -120,13 +120,13 @@ def generated(problems: int, responses: int, length: int, sessions: int = 0, see
 
 
 def recorded(folder: Path, tokens: int, sessions: int = 0, context: int = 0) -> Iterator[Rollouts]:
-    """Every recording of a folder: earlier visits are the history, responses of the last visit are being written.
+    """Yields every recording of a folder. Earlier visits are the history, responses of the last visit the sessions.
 
     Args:
-        folder: where the .jsonl and .jsonl.gz files are.
-        tokens: stop taking problems when their history holds so many.
-        sessions: how many responses are being written; the same ones again where the recording has too few.
-        context: shorter responses are not taken for sessions.
+        folder: folder with .jsonl and .jsonl.gz files.
+        tokens: take problems until their history has this many tokens.
+        sessions: number of sessions; responses repeat if the recording has too few.
+        context: sessions have only responses that are longer than this.
 
     """
     for path in sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")]):

@@ -1,7 +1,7 @@
-"""What a second thread brings a step: `python -m benchmarks.engine.threads [--quick]`.
+"""Measures the gain of a second thread in a step: `python -m benchmarks.engine.threads [--quick]`.
 
-Engines with one and with two worker threads hold the same history and step the same sessions by turns of eight steps;
-what counts is the time that passes. benchmarks/README.md says what each number means.
+Engines with one and with two worker threads have the same history and step the same sessions, in turns of eight steps.
+The measured time is wall-clock time. benchmarks/README.md explains each number.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from benchmarks.turns import medians
 from histospec.native import Engine
 
 THREADS = (1, 2)
-CONTEXT = 512  # tokens into its response each session starts
+CONTEXT = 512  # how many tokens of its response each session has at the start
 
 
 def measured(batch: int, length: int, rounds: int) -> dict[int, list[float]]:
-    """Seconds of every step, by the number of threads. Raises RuntimeError if their drafts differ."""
+    """Returns the seconds of every step, by number of threads. Raises RuntimeError if their drafts differ."""
     rollouts = generated(max(1, batch // SIBLINGS), 16, length, batch)
     engines = {threads: Engine(memory_bytes=16 << 30, threads=threads) for threads in THREADS}
     for engine in engines.values():
@@ -42,7 +42,7 @@ def measured(batch: int, length: int, rounds: int) -> dict[int, list[float]]:
 
 
 def turn(replay: Replay) -> list[Step]:
-    """Up to TURN steps, as many as there are."""
+    """Makes at most TURN steps, until the responses end."""
     steps: list[Step] = []
     while len(steps) < TURN and not replay.done:
         steps.append(replay.step())
@@ -50,9 +50,11 @@ def turn(replay: Replay) -> list[Step]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny: proves that it runs, the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024], help="sessions of a step (256 1024)")
     args = parser.parse_args()
     batches, length = ([32], 300) if args.quick else (args.batches, 2000)

@@ -1,1 +1,1 @@
-"""What a large GPU makes of it."""
+"""Measurements on a large GPU."""

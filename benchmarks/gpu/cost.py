@@ -1,4 +1,4 @@
-"""What a step takes, by batch and by drafted tokens a sequence: the verify_cost that a GPU has."""
+"""Measures the time of a step by batch and drafted tokens per sequence, and so the verify_cost of a GPU."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from benchmarks.gpu.steps import Stepper
 
 LENGTHS = (0, 1, 2, 4, 8, 16)
-SETTLE = 2  # steps after a change: the first still verifies drafts of the length before
+SETTLE = 2  # untimed steps after a change, because the first still verifies drafts of the previous length
 PLAIN, DRAFTS, CAPTURED = "plain", "drafts", "drafts, all graphs"
 ENGINES = (PLAIN, DRAFTS, "plain, not async", CAPTURED)
-"""Without speculation, as vLLM comes and without async scheduling; with drafts, as vLLM comes and with a CUDA graph
-for each number of tokens that is measured."""
+"""Without speculation: vLLM's defaults, and without async scheduling. With drafts: vLLM's defaults, and a CUDA graph
+for each measured number of tokens."""
 
 
 def verify_cost(seconds: Mapping[int, float], plain: float) -> dict[int, float]:
-    """Cost of a drafted token, in plain steps, by the length of the drafts.
+    """Returns the cost of a drafted token, in plain steps, by the length of the drafts.
 
     Args:
-        seconds: of a step, by drafted tokens a sequence; 0 among them.
-        plain: seconds of a step without speculation.
+        seconds: duration of a step by drafted tokens per sequence, including 0.
+        plain: duration of a step without speculation.
     """
     return {k: (took - seconds[0]) / (k * plain) for k, took in sorted(seconds.items()) if k}
 
 
 def marginal_cost(seconds: Mapping[int, float], plain: float) -> dict[int, float]:
-    """The same for the tokens by which each length exceeds the next shorter one: what lengthening a draft costs."""
+    """Returns the same for the tokens by which each length exceeds the next shorter one: the marginal cost."""
     return {k: (seconds[k] - seconds[less]) / ((k - less) * plain) for less, k in pairwise(sorted(seconds))}
 
 
 def jobs(scale: Scale) -> list[tuple[str, ...]]:
-    """Model and engine of each process, the most telling first."""
+    """Returns model and engine of each process, the most informative first."""
     return [(model, engine) for engine in ENGINES for model in scale.shapes if not (scale.dry and engine == CAPTURED)]
 
 
 def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
-    """Whether nothing of the job is left."""
+    """Returns whether the job is complete."""
     model, engine = job
     return all(results.has(model=model, engine=engine, batch=batch) for batch in scale.batches)
 
@@ -88,12 +88,12 @@ def _options(engine: str, batches: Sequence[int]) -> dict[str, Any]:
 
 
 def _prompts(batch: int, length: int, vocabulary: int) -> list[list[int]]:
-    """Different ones; a larger batch begins with those of a smaller one."""
+    """Returns different prompts; a larger batch begins with the prompts of a smaller one."""
     return [Random(i).choices(range(vocabulary), k=length) for i in range(batch)]
 
 
 def _curve(stepper: "Stepper", lengths: Sequence[int], scale: Scale, rng: Random) -> dict[int, list[float]]:
-    """Seconds a step of each window, by length. The lengths take turns, in another order each time."""
+    """Returns the seconds per step of each window, by length. The lengths take turns, in another order each time."""
     from benchmarks.gpu.drafts import FixedLengthDrafter
 
     seconds: dict[int, list[float]] = {k: [] for k in lengths}
@@ -104,7 +104,7 @@ def _curve(stepper: "Stepper", lengths: Sequence[int], scale: Scale, rng: Random
             window = stepper.window(scale.steps)
             if window.drafted != k:
                 raise RuntimeError(f"{window.drafted:.2f} drafted tokens a sequence were verified, not {k}")
-            if number:  # the first time warms up
+            if number:  # the first one warms up
                 seconds[k].append(window.step)
-    FixedLengthDrafter.length = 0  # while the next prompts are read
+    FixedLengthDrafter.length = 0  # no drafts while vLLM reads the next prompts
     return seconds

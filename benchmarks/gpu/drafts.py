@@ -1,4 +1,4 @@
-"""A drafter whose drafts are as long as the measurement wants and never right; vLLM imports it by its name."""
+"""A drafter for measurements: its drafts have a given length and are never right. vLLM imports it by its name."""
 
 from random import Random
 from typing import Any
@@ -13,15 +13,15 @@ OPTIONS: dict[str, Any] = {
         "num_speculative_tokens": LONGEST,
     }
 }
-"""vLLM's arguments for it."""
-ROWS = 997  # drafts made beforehand: making them is no part of what is measured
+"""vLLM's arguments for this drafter."""
+ROWS = 997  # how many drafts are made beforehand, outside of the measured time
 
 
 class FixedLengthDrafter:
-    """Drafts `length` random tokens for each request; otherwise the engine is set as HistoSpec's drafter sets it."""
+    """Drafts `length` random tokens for each request. Its engine has the settings that HistoSpec's drafter needs."""
 
     length = 0
-    """Tokens a draft, at most LONGEST. Of the class: the measurement changes it between two steps."""
+    """Tokens per draft, at most LONGEST. A class attribute, which the measurement changes between two steps."""
 
     def __init__(self, vllm_config: Any) -> None:
         vocabulary, rng = vllm_config.model_config.get_vocab_size(), Random(0)
@@ -31,10 +31,10 @@ class FixedLengthDrafter:
         undrafted.install()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load; the CPU runner calls it."""
+        """Does nothing; vLLM's CPU runner calls it."""
 
     def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
-        """One draft a request; none while its prompt is still being read."""
+        """Returns one draft per request; an empty one while vLLM still reads its prompt."""
         self._next += len(sampled_token_ids)
         return [
             self._rows[(self._next + i) % ROWS][: self.length] if tokens else []

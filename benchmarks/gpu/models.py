@@ -1,4 +1,4 @@
-"""The models of the GPU measurements, and their sizes: real ones, and toys to try the programs on a CPU (dry)."""
+"""The models of the GPU measurements and their sizes: real ones, and toys to try the programs on a CPU (--dry)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-ALWAYS = 40.0  # in the first hidden channel of every token; what layers add to it is far less
-PREFERENCE = 2.5  # standard deviation of the logits: the likeliest of 64 tokens comes in about a quarter of all places
+ALWAYS = 40.0  # value of the first hidden channel for every token; layers add far less to it
+PREFERENCE = 2.5  # standard deviation of the logits: the likeliest of 64 tokens has a share of about a quarter
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,33 @@ class Shape:
 
 @dataclass(frozen=True)
 class Scale:
-    """Of all measurements; the defaults are those of one GPU of 80 GB."""
+    """The sizes of all measurements; the defaults fit one GPU of 80 GB."""
 
     dry: bool = False
     shapes: dict[str, Shape] = field(
-        default_factory=lambda: {  # of Qwen2.5: few KV heads, so that many long contexts fit
+        default_factory=lambda: {  # the shapes of Qwen2.5: few KV heads, so that many long contexts fit
             "1.5B": Shape(1536, 8960, 28, 12, 2, 128, 151_936),
             "7.6B": Shape(3584, 18944, 28, 28, 4, 128, 152_064),
         }
     )
     batches: tuple[int, ...] = (8, 32, 64, 128, 256)
     windows: int = 5
-    """How often each setting is timed, beside a first time that warms up."""
+    """How often each setting is timed, after a first time that warms up."""
     steps: int = 8
-    """Decoding steps timed at once."""
+    """How many decoding steps are timed together."""
     context: int = 7680
-    """Tokens of a prompt where the cost of a step is measured."""
+    """Tokens of a prompt in the cost measurements."""
     room: int = 512
-    """Tokens that its response may have: prompts are read and steps measured within them."""
+    """How many tokens its response may have, for reading prompts and for the measured steps."""
     overhead_context: int = 2048
     overhead_room: int = 2048
     history: int = 256
-    """Tokens of the responses that drafters know of where their overhead is measured."""
+    """Tokens of the known responses in the overhead measurements."""
     engine: dict[str, Any] = field(
         default_factory=lambda: {
             "dtype": "bfloat16",
             "max_num_batched_tokens": 16384,
-            # The logits of 256 x 17 tokens take 8 GB that vLLM does not foresee.
+            # The logits of 256 x 17 tokens take 8 GB, which vLLM does not reserve.
             "gpu_memory_utilization": 0.85,
         }
     )
@@ -80,11 +80,11 @@ DRY = Scale(
 
 
 def write(folder: Path, shape: Shape, letters: int = 0) -> Path:
-    """Writes a transformers folder that vLLM loads; returns it.
+    """Writes a transformers folder for vLLM; returns it.
 
-    Without `letters` there are no weights: `load_format="dummy"` makes them up. With them, there are, and the model
-    writes only the first `letters` tokens, some much rather than others, depending on what came before: text in which
-    drafters find something.
+    Without `letters` it has no weights, and `load_format="dummy"` makes them. With `letters` it has weights with which
+    the model generates only the first `letters` tokens, with unequal probabilities that depend on the previous tokens,
+    so that drafters find repetitions in its text.
     """
     from transformers import LlamaConfig
 
@@ -110,14 +110,14 @@ def write(folder: Path, shape: Shape, letters: int = 0) -> Path:
 
 
 def _spelling(config: "LlamaConfig", letters: int) -> "LlamaForCausalLM":
-    """Random weights; a hidden channel that is always high keeps the logits of all but the letters down."""
+    """Sets random weights. A hidden channel that is always high lowers the logits of all tokens but the letters."""
     import torch
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
     with torch.no_grad():
         model = LlamaForCausalLM(config).bfloat16()
-        model.model.embed_tokens.weight.normal_()  # the last token decides much about the next
+        model.model.embed_tokens.weight.normal_()  # the next token depends mostly on the last one
         model.model.embed_tokens.weight[:, 0] = ALWAYS
         output = model.lm_head.weight
         output[:letters, 0] = 0

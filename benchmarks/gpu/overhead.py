@@ -1,4 +1,4 @@
-"""What a drafter costs a step beside what its drafts cost: milliseconds a step, and those inside its calls."""
+"""Measures the overhead of drafters: milliseconds per step, and how many of these pass inside the drafter's calls."""
 
 import importlib
 import importlib.util
@@ -21,22 +21,22 @@ from examples import draft_server
 if TYPE_CHECKING:
     from benchmarks.gpu.steps import Stepper
 
-LETTERS = 64  # tokens that the model writes with
-GROUP = 8  # responses a problem
+LETTERS = 64  # how many different tokens the model generates
+GROUP = 8  # responses per problem
 WINDOWS = 10
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to draft, or not to."""
+    """A method to draft, or none."""
 
     options: Callable[[], dict[str, Any]] = dict
     """vLLM's arguments."""
     cost: str = ""
-    """HISTOSPEC_VERIFY_COST, where HistoSpec drafts."""
+    """HISTOSPEC_VERIFY_COST, if HistoSpec drafts."""
     calls: tuple[str, str] = ("", "")
-    """Where vLLM's own drafters are called: module and class, whose `propose` is timed."""
+    """Module and class of vLLM's own drafter, whose `propose` is timed."""
     needs: str = field(default="vllm")
     """A package."""
 
@@ -55,7 +55,7 @@ def _ngram() -> dict[str, Any]:
 METHODS = {
     NONE: Method(),
     "none, not async": Method(lambda: {"async_scheduling": False}),
-    "HistoSpec, cost 1": Method(_histospec, cost="1"),  # asks for nothing
+    "HistoSpec, cost 1": Method(_histospec, cost="1"),  # asks for no drafts
     "HistoSpec, cost 0.05": Method(_histospec, cost="0.05"),
     "suffix": Method(
         suffix,
@@ -67,17 +67,17 @@ METHODS = {
 
 
 def jobs(scale: Scale) -> list[tuple[str, ...]]:
-    """The method of each process; all with the smallest model, where a millisecond shows most."""
+    """Returns the method of each process; all use the smallest model, with which a millisecond matters most."""
     return [(method,) for method in METHODS]
 
 
 def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
-    """Whether nothing of the job is left."""
+    """Returns whether the job is complete."""
     return all(results.has(method=job[0], batch=batch) for batch in scale.batches)
 
 
 def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
-    """Measures one method at each batch: the second visit to problems whose first one is the history."""
+    """Measures one method at each batch, on the second visit of problems whose first visit is the history."""
     from benchmarks.gpu.steps import Stepper, say
     from examples.tiny_rl.rollout import as_prompt
     from histospec.client.vllm.patches import cpu
@@ -89,7 +89,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
         for batch in scale.batches:
             results.add({"method": job[0], "batch": batch}, {"skipped": f"no {method.needs}"})
         return
-    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts
+    cpu.install()  # without it, vLLM's CPU build rejects drafts at random
     folder = gpu_models.write(work / f"{model} with {LETTERS} letters", shape, LETTERS)
     with ExitStack() as stack:
         if method.cost:
@@ -101,7 +101,7 @@ def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> Non
             }
         options = scale.engine | method.options()
         stepper = Stepper(folder, scale.overhead_context, scale.overhead_room, max(scale.batches), options)
-        ours = _timed(method)  # not sooner: vLLM on a CPU stumbles over numba if its drafter came first
+        ours = _timed(method)  # after the engine, because vLLM on a CPU fails in numba if its drafter is imported first
         fitting = [batch for batch in scale.batches if batch <= stepper.fitting]
         prompts = _prompts(fitting[-1], scale.overhead_context)
         sampling = stepper.sampling(1, scale.history)
@@ -125,12 +125,12 @@ def _timed(method: Method) -> Stopwatch:
 
 
 def _prompts(batch: int, length: int) -> list[list[int]]:
-    """In groups of the same."""
+    """Returns prompts in groups of equal ones."""
     return [Random(i // GROUP).choices(range(LETTERS), k=length) for i in range(batch)]
 
 
 def _measured(stepper: "Stepper", prompts: list[list[int]], steps: int, ours: Stopwatch) -> dict[str, float]:
-    """Medians over the windows."""
+    """Returns medians over the windows."""
     stepper.start(prompts, epoch=2)
     stepper.window(2 * steps)
     windows, inside = [], []

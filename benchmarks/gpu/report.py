@@ -1,4 +1,4 @@
-"""The tables and plots of the GPU measurements, from whatever has been measured so far."""
+"""Makes the tables and plots of the GPU measurements from the results so far."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ COLORS = ("#1b6ca8", "#e07a1f", "#4d8b57", "#8a95a1", "#a23b72", "#6a4c93")
 
 
 def write(folder: Path, dry: bool) -> None:
-    """Writes gpu.md, and a plot for each part with measurements."""
+    """Writes gpu.md, and a plot for each part with results."""
     texts = ["# One GPU" + (": a dry run on a CPU, these figures mean nothing" if dry else "")]
     for part, (tables, plot) in PARTS.items():
         results = Results(folder, part, dry)
@@ -38,17 +38,17 @@ def write(folder: Path, dry: bool) -> None:
 
 
 def _texts(results: Results, key: str) -> list[str]:
-    """The different values of a key, in the order of the measurements."""
+    """Returns the distinct values of a key, in the order of the measurements."""
     return list(dict.fromkeys(row[key] for row in results.rows if key in row))
 
 
 def _numbers(results: Results, key: str) -> list[int]:
-    """The different values of a key, sorted."""
+    """Returns the distinct values of a key, sorted."""
     return sorted({row[key] for row in results.rows if key in row})
 
 
 def _curves(results: Results) -> Iterator[tuple[str, str, int, dict[int, float], float]]:
-    """Model, engine, batch, seconds of a step by length and those of a plain step, where both were measured."""
+    """Yields model, engine, batch, seconds of a step by length, and seconds of a plain step, if both were measured."""
     for row in sorted(results.rows, key=lambda row: row["batch"]):
         plain = results.find(model=row["model"], engine=gpu_cost.PLAIN, batch=row["batch"])
         if plain and "seconds" in plain and "seconds" in row and not row["engine"].startswith(gpu_cost.PLAIN):
@@ -57,7 +57,7 @@ def _curves(results: Results) -> Iterator[tuple[str, str, int, dict[int, float],
 
 
 def cost_tables(results: Results) -> list[str]:
-    """Milliseconds a step, then the cost of a drafted token."""
+    """Returns two tables: milliseconds per step, and the cost of a drafted token."""
     lengths, rows, costs = gpu_cost.LENGTHS, [], []
     for row in sorted(results.rows, key=lambda row: (row["model"], row["batch"])):
         cells = [row["skipped"]] if "skipped" in row else []
@@ -78,7 +78,7 @@ def cost_tables(results: Results) -> list[str]:
 
 
 def cost_plot(results: Results) -> Figure:
-    """A panel a model: the cost of a drafted token over the length of the draft, a line a batch."""
+    """Plots the cost of a drafted token over the length of the draft: one panel per model, one line per batch."""
     models, batches = _texts(results, "model"), _numbers(results, "batch")
     figure = titled("What verifying a drafted token costs", 6.5 * len(models), 4.6)
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
@@ -106,7 +106,7 @@ def cost_plot(results: Results) -> Figure:
 
 
 def overhead_tables(results: Results) -> list[str]:
-    """A row a batch and method."""
+    """Returns a table with one row per batch and method."""
     rows = []
     for row in sorted(results.rows, key=lambda row: row["batch"]):
         cells = [str(row["batch"]), row["method"]]
@@ -122,7 +122,7 @@ def overhead_tables(results: Results) -> list[str]:
 
 
 def overhead_plot(results: Results) -> Figure:
-    """Milliseconds beyond those of the plain step, by batch and method; the darker part was spent in its calls."""
+    """Plots the milliseconds beyond the plain step, by batch and method; the darker part passed in its calls."""
     batches = [row["batch"] for row in results.rows if row["method"] == gpu_overhead.NONE and "seconds" in row]
     methods = [name for name in _texts(results, "method") if name != gpu_overhead.NONE]
     figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -146,7 +146,7 @@ def overhead_plot(results: Results) -> Figure:
 
 
 def speedup_tables(results: Results) -> list[str]:
-    """A row a concurrency and method: epochs 2 and later."""
+    """Returns a table with one row per concurrency and method, for epochs 2 and later."""
     rows = []
     for concurrency in _numbers(results, "concurrency"):
         for method in gpu_speedup.METHODS:
@@ -175,7 +175,7 @@ def _later(results: Results, method: str, concurrency: int) -> list[Row]:
 
 
 def _faster(results: Results, method: str, concurrency: int) -> dict[int, float]:
-    """By epoch, the first one too: how many times the tokens a second of the rollouts without drafts."""
+    """Returns the tokens per second by epoch, relative to the rollouts without drafts."""
     faster = {}
     for row in results.rows:
         none = results.find(method=gpu_speedup.NONE, concurrency=concurrency, epoch=row["epoch"])
@@ -185,7 +185,7 @@ def _faster(results: Results, method: str, concurrency: int) -> dict[int, float]
 
 
 def speedup_plot(results: Results) -> Figure:
-    """A panel a concurrency: tokens a second relative to no drafts, over the epochs."""
+    """Plots the tokens per second relative to no drafts over the epochs, one panel per concurrency."""
     concurrencies = _numbers(results, "concurrency")
     title = "Tokens a second of whole rollouts, relative to those without drafts"
     figure = titled(title, 4.4 * len(concurrencies), 4.6)
@@ -199,7 +199,7 @@ def speedup_plot(results: Results) -> Figure:
         axes.set_title(f"{concurrency} requests at once")
         axes.set_xlabel("epoch")
         axes.set_xticks(_numbers(results, "epoch"))
-    panels[0].set_ylim(bottom=0)  # of all panels, and after all: it fixes the other end, too
+    panels[0].set_ylim(bottom=0)  # applies to all panels; last, because it also fixes the upper end
     panels[0].legend(frameon=False)
     return figure
 

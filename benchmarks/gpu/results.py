@@ -1,4 +1,4 @@
-"""What was measured, in a JSON file a part that is whole after every measurement."""
+"""The results, in one JSON file per part, which is complete after every measurement."""
 
 import json
 import os
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-"""A measurement, as JSON has it."""
+"""A measurement as in JSON."""
 Key = dict[str, str | int]
 """What was measured."""
 
 
 class Results:
-    """The measurements of one part. Raises ValueError when the file holds those of another scale."""
+    """The measurements of one part. Raises ValueError if the file has measurements of another scale."""
 
     def __init__(self, folder: Path, part: str, dry: bool) -> None:
         self.path = folder / f"{part}.json"
@@ -26,15 +26,15 @@ class Results:
             self.rows = stored["measurements"]
 
     def has(self, **key: str | int) -> bool:
-        """Whether there is a measurement with these values."""
+        """Returns whether there is a measurement with these values."""
         return self.find(**key) is not None
 
     def find(self, **key: str | int) -> Row | None:
-        """The first measurement with these values."""
+        """Returns the first measurement with these values."""
         return next((row for row in self.rows if key.items() <= row.items()), None)
 
     def add(self, key: Key, values: Row) -> None:
-        """Keeps a measurement, in the place of an earlier one of the same key."""
+        """Adds a measurement, or replaces an earlier one with the same key."""
         self.rows = [row for row in self.rows if not key.items() <= row.items()]
         self.rows.append(key | values | {"machine": machine()})
         text = json.dumps(self._head | {"measurements": self.rows}, indent=1)
@@ -44,7 +44,7 @@ class Results:
 
 
 def machine() -> str:
-    """The device and the versions that figures depend on."""
+    """Returns the device and the versions that figures depend on."""
     import torch
     import vllm
 

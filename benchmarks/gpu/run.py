@@ -1,12 +1,12 @@
-"""HistoSpec on one large GPU: what a drafted token costs, what asking for drafts costs, what rollouts gain.
+"""Measures HistoSpec on one large GPU: the cost of a drafted token, the overhead of drafters, and the gain of rollouts.
 
     python -m benchmarks.gpu.run --out FOLDER                       # needs vllm and a GPU of 80 GB; about 40 minutes
     python -m benchmarks.gpu.run --out FOLDER --parts cost overhead # some of it
     python -m benchmarks.gpu.run --out FOLDER --dry                 # toys on vLLM's CPU build; figures mean nothing
-    python -m benchmarks.gpu.run --out FOLDER --draw                # only the tables and plots, once again
+    python -m benchmarks.gpu.run --out FOLDER --draw                # only the tables and plots, from the results
 
-FOLDER takes a JSON file a part, written anew as each measurement ends. What is in there is not measured again, so the
-same command goes on where it was cut off. Each engine has a process of its own.
+FOLDER gets one JSON file per part, which is written after each measurement. Results in it are not measured again, so
+the same command continues an interrupted run. Each engine has a process of its own.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from benchmarks.gpu.results import Results
 
 
 class Part(Protocol):
-    """What each part has, which is a module."""
+    """The interface of a part, which is a module."""
 
     def jobs(self, scale: Scale) -> list[tuple[str, ...]]:
-        """What has a process of its own, the most telling first."""
+        """Returns the jobs, each for a process of its own, the most informative first."""
 
     def finished(self, job: tuple[str, ...], results: Results, scale: Scale) -> bool:
-        """Whether nothing of a job is left."""
+        """Returns whether a job is complete."""
 
     def run(self, job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
         """Does a job."""
@@ -45,7 +45,7 @@ PARTS: dict[str, Part] = {"cost": gpu_cost, "overhead": gpu_overhead, "speedup":
 
 
 def main() -> int:
-    """Measures what is missing; 1 when some of it failed."""
+    """Measures what is missing. Returns 1 if a job failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def measure(arguments: argparse.Namespace, scale: Scale, work: Path) -> list[str]:
-    """Runs what is missing, each job in a process of its own; returns the jobs that failed."""
+    """Runs the missing jobs, each in a process of its own. Returns the jobs that failed."""
     failed = []
     for part in arguments.parts:
         for job in PARTS[part].jobs(scale):

@@ -1,12 +1,12 @@
-"""What coupled sampling costs on a GPU, beside vLLM's own sampler, in one process.
+"""Compares the cost of coupled sampling on a GPU with vLLM's own sampler, in one process.
 
     python -m benchmarks.gpu.sampler            # 256 requests x (16 drafts + 1) x 151,936 tokens; a GPU of 40 GB
     python -m benchmarks.gpu.sampler --dry      # toy sizes on the CPU; figures mean nothing
 
-Three ways to decide on the same logits: coupled (one kernel over all of them), vLLM with a seed a request, and vLLM
-without seeds. vLLM's own are its functions, called as its RejectionSampler calls them: `rejection_sample` on the
-drafted positions and the random sampler on the ones behind them. Medians of calls that take turns. First both devices
-choose on the same logits, which must agree.
+It samples the same logits in three ways: coupled (one kernel for all of them), vLLM with one seed per request, and vLLM
+without seeds. vLLM's functions are called as its RejectionSampler calls them: `rejection_sample` on the drafted
+positions, and the random sampler on the positions after them. Figures are medians of calls that take turns. Before, the
+CPU and the GPU sample the same logits by coupled sampling, and must agree.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.turns import by_turns, medians
 from histospec.client.vllm.coupled import noise
 
 Chooser: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Logits, the row of each, seeds, and two numbers of the place -> tokens."""
+"""A function from logits, the row of each, seeds, and the two numbers of the place to tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Positions that are decided on: the drafted ones and one behind them."""
+        """Sampled positions per request: the drafted ones and one after them."""
         return self.batch * (self.drafted + 1)
 
 
 def main() -> int:
-    """Prints the table; 1 where the devices disagree."""
+    """Prints the table. Returns 1 if the devices disagree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--drafted", type=int, default=16)
@@ -95,7 +95,7 @@ def _kernel() -> Chooser:
 
 
 def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], torch.Tensor]:
-    """What vLLM does with the logits of a step in which every request drafted."""
+    """Returns vLLM's sampling of a step in which every request has a draft."""
     device = logits.device
     seeded_requests = range(shape.batch if seeded else 0)
     generators = {i: torch.Generator(device=device).manual_seed(i) for i in seeded_requests}
@@ -105,7 +105,7 @@ def _vllm(logits: torch.Tensor, shape: Shape, seeded: bool) -> Callable[[], torc
     used = SimpleNamespace(
         all_greedy=False, all_random=True, generators=generators, temperature=torch.ones(shape.batch, device=device)
     )
-    metadata = cast("SamplingMetadata", used)  # it reads no more of it
+    metadata = cast("SamplingMetadata", used)  # it reads only these attributes
     target, behind = logits.split([shape.batch * shape.drafted, shape.batch])
 
     def sample() -> torch.Tensor:

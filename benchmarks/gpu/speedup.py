@@ -1,7 +1,7 @@
-"""Rollouts of a policy of 100 million parameters that learns: seconds with and without drafts, epoch by epoch.
+"""Measures rollouts of a learning policy with 100 million parameters, with and without drafts, epoch by epoch.
 
 The policy is trained on the task of examples/tiny_rl, then by RL on rollouts without drafts. The policies of all epochs
-are kept, and each method rolls out all of them.
+are kept, and each method generates rollouts with all of them.
 """
 
 import importlib.util
@@ -51,7 +51,7 @@ ON_GPU = {
     "enforce_eager": False,
     "max_num_batched_tokens": 8192,
     "kv_cache_memory_bytes": 8 << 30,
-    "gpu_memory_utilization": 0.5,  # checked, though not used: training needs the rest
+    "gpu_memory_utilization": 0.5,  # training needs the rest
 }
 
 
@@ -61,12 +61,12 @@ def plan(scale: Scale) -> Plan:
 
 
 def jobs(scale: Scale) -> list[tuple[str, ...]]:
-    """The training, then method and concurrency of each process; the methods take turns."""
+    """Returns the training, then method and concurrency of each process; the methods take turns."""
     return [(TRAINING,), *((method, str(n)) for n in reversed(plan(scale).concurrencies) for method in METHODS)]
 
 
 def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
-    """Whether nothing of the job is left; policies are needed as long as a rollout is."""
+    """Returns whether the job is complete. The training is complete when no rollout needs its policies."""
     if job[0] == TRAINING:
         return all(finished(other, results, scale) for other in jobs(scale) if other != job)
     epochs = range(1, plan(scale).epochs + 1)
@@ -74,7 +74,7 @@ def finished(job: tuple[str, ...], results: Results, scale: Scale) -> bool:
 
 
 def run(job: tuple[str, ...], results: Results, scale: Scale, work: Path) -> None:
-    """Trains, unless `work` has the policies already, or rolls out with one method."""
+    """Trains, unless `work` has the policies already, or generates the rollouts of one method."""
     policies, size = work / "policies", plan(scale)
     if job[0] != TRAINING:
         _roll_out(job, results, size, policies, work)

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process that is stepped by hand: only decoding steps of full batches are timed."""
+"""Steps a vLLM engine in this process, to time only decoding steps of full batches."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ from examples.tiny_rl.rollout import Counts, StepCounter, as_prompt
 
 @dataclass(frozen=True)
 class Window:
-    """Some decoding steps, one after the other."""
+    """Consecutive decoding steps."""
 
     seconds: float
     batch: int
@@ -27,25 +27,32 @@ class Window:
 
     @property
     def step(self) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         return self.seconds / self.counts.engine_steps
 
     @property
     def drafted(self) -> float:
-        """Verified tokens a step and sequence."""
+        """Verified tokens per step and sequence."""
         return self.counts.drafted / self.counts.steps
 
     @property
     def gained(self) -> float:
-        """Tokens a step and sequence."""
+        """Tokens per step and sequence."""
         return 1 + self.counts.accepted / self.counts.steps
 
 
 class Stepper:
-    """Runs batches of requests that do not end by themselves."""
+    """Runs batches of requests that do not stop."""
 
     def __init__(self, folder: Path, context: int, room: int, batch: int, options: dict[str, Any]) -> None:
-        """Prompts of `context` tokens, responses of at most `room`, `batch` requests at most; `options` are vLLM's."""
+        """Makes the engine.
+
+        Args:
+            context: tokens of a prompt.
+            room: most tokens of a response.
+            batch: most requests.
+            options: vLLM's arguments.
+        """
         self.llm = LLM(
             model=str(folder),
             skip_tokenizer_init=True,
@@ -59,18 +66,18 @@ class Stepper:
 
     @property
     def config(self) -> VllmConfig:
-        """As vLLM settled it."""
+        """vLLM's final configuration."""
         return self.llm.llm_engine.vllm_config
 
     @property
     def fitting(self) -> int:
-        """Requests whose contexts fit into the KV cache together."""
+        """How many requests fit into the KV cache together."""
         cache = self.config.cache_config
         assert cache.num_gpu_blocks is not None  # it has started
         return int((cache.num_gpu_blocks - 1) // -(-self._each // cache.block_size))  # vLLM keeps one block empty
 
     def settings(self) -> dict[str, Any]:
-        """What of vLLM's configuration bears on the time of a step."""
+        """Returns the parts of vLLM's configuration that affect the time of a step."""
         graphs = self.config.compilation_config
         return {
             "async_scheduling": bool(self.config.scheduler_config.async_scheduling),
@@ -81,7 +88,7 @@ class Stepper:
         }
 
     def sampling(self, epoch: int, tokens: int) -> SamplingParams:
-        """At temperature 1, as in RL; only whole responses are handed out, as by LLM.generate."""
+        """Returns sampling parameters at temperature 1, as in RL, that return whole responses as LLM.generate does."""
         return SamplingParams(
             max_tokens=tokens,
             ignore_eos=True,
@@ -91,9 +98,9 @@ class Stepper:
         )
 
     def start(self, prompts: Sequence[list[int]], epoch: int = 1) -> None:
-        """Adds the requests and reads their prompts; those known from before come out of the prefix cache.
+        """Adds the requests and lets vLLM read their prompts; known prompts come from the prefix cache.
 
-        Raises RuntimeError when some end before all have begun.
+        Raises RuntimeError if a request ends before all have begun.
         """
         engine, self._running = self.llm.llm_engine, len(prompts)
         sampling = self.sampling(epoch, self._room)
@@ -107,7 +114,7 @@ class Stepper:
                 raise RuntimeError(f"responses of {self._room} tokens end before {self._running} prompts are read")
 
     def window(self, steps: int) -> Window:
-        """Times `steps` steps. Raises RuntimeError when one of them did not decode every request."""
+        """Times `steps` steps. Raises RuntimeError if one of them did not decode every request."""
         before, start = self._counter.counts, time.perf_counter()
         while (done := self._counter.counts - before).engine_steps < steps:
             self.llm.llm_engine.step()

@@ -1,1 +1,1 @@
-"""How many shards a deployment needs."""
+"""A model of how many shards a deployment needs."""

@@ -1,4 +1,4 @@
-"""What a step and an ingest cost, on real servers under `histospec bench`: the figures that model.py fits."""
+"""Measures the cost of steps and ingests on real servers under `histospec bench`, for the model in model.py."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from benchmarks.turns import median_row
 from examples.draft_server import DraftServer, free_port, running
 from histospec.server.commands.bench_worker import WARM_STEPS
 
-PATIENT = 1.0  # seconds: no step goes without its drafts because another program had the core
+PATIENT = 1.0  # deadline in seconds, so long that no step misses it because another program has the core
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Run:
     """One run of `histospec bench`.
 
     Attributes:
-        shards: that serve; one has SQLite, several share a Redis.
-        workers, batch, steps: as bench calls them.
-        interval: seconds between the steps of a worker, long enough that the service waits most of the time.
-        siblings: sessions of a problem on one worker.
+        shards: number of shards; one has SQLite, several share a Redis.
+        workers, batch, steps: as in `histospec bench`.
+        interval: seconds between the steps of a worker, long enough that the service is mostly idle.
+        siblings: sessions per problem on one worker.
         max_tokens: longest draft.
-        responses, length, together: what is ingested for each problem, and how many responses a call.
-        problems: at least so many.
+        responses, length, together: responses ingested per problem, their length, and responses per call.
+        problems: least number of problems.
 
     """
 
@@ -48,7 +48,7 @@ class Run:
     problems: int = 8
 
 
-# CPU time is counted in hundredths of a second, so small steps have to be many.
+# CPU time is counted in hundredths of a second, so small steps need many repetitions.
 SMALL = Run(batch=16, steps=1000, interval=0.01)
 STEPS = [
     replace(SMALL, batch=1),
@@ -90,9 +90,9 @@ INGESTS = [
 
 
 def measure(rounds: int, quick: bool = False) -> list[Figures]:
-    """Runs all of it, in another order in each round. -> one dict a Run: its fields, and medians of its figures.
+    """Makes all runs, in another order in each round. Returns one dict per Run: its fields, and medians of its figures.
 
-    Where there is no redis-server, one shard only.
+    Without redis-server, it makes the runs with one shard only.
     """
     plan = {1: STEPS + INGESTS}
     if shutil.which("redis-server"):
@@ -113,7 +113,7 @@ def measure(rounds: int, quick: bool = False) -> list[Figures]:
 
 @contextlib.contextmanager
 def service(shards: int) -> Iterator[dict[str, DraftServer]]:
-    """Real servers, by the name of their shard."""
+    """Runs real servers; yields them by the name of their shard."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store = "sqlite" if shards == 1 else stack.enter_context(_redis(folder))
@@ -140,7 +140,7 @@ def _redis(folder: Path) -> Iterator[str]:
 
 
 def _idle(servers: Iterable[DraftServer], seconds: float = 3.0) -> float:
-    """CPU milliseconds a second of a shard that nobody asks."""
+    """Returns the CPU milliseconds per second of an idle shard."""
     before = [server.cpu_seconds() for server in servers]
     time.sleep(seconds)
     after = [server.cpu_seconds() for server in servers]
@@ -148,7 +148,7 @@ def _idle(servers: Iterable[DraftServer], seconds: float = 3.0) -> float:
 
 
 def _messages(servers: Iterable[DraftServer]) -> float:
-    """Messages of Draft streams that all shards have answered."""
+    """Returns how many messages of Draft streams all shards together have answered."""
     return sum(server.total("histospec_rpc_seconds_count", method="Draft") for server in servers)
 
 

@@ -1,4 +1,4 @@
-"""A cost model of steps and ingests: fitted to measurements, and what it says about a deployment."""
+"""A cost model of steps and ingests, fitted to measurements, and its predictions for a deployment."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU time. The defaults were fitted on an Intel Xeon, 2 cores; docs/scale.md says how well.
+    """CPU times. The defaults were fitted on an Intel Xeon with 2 cores; docs/scale.md says how well.
 
     Attributes:
-        message, problem, session, drafted: microseconds of a shard for a step: for each message, for each problem that
-            its sessions belong to, for each session, and for each token drafted.
-        client_message, client_session: microseconds of a worker for a step.
-        call, token: microseconds and nanoseconds of a shard for an ingest: for the call, and for each token.
+        message, problem, session, drafted: microseconds of a shard for a step: per message, per problem of its
+        sessions,
+            per session, and per drafted token.
+        client_message, client_session: microseconds of a worker for a step: per message, and per session.
+        call, token: for an ingest on a shard: microseconds per call, and nanoseconds per token.
 
     """
 
@@ -35,7 +36,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Fit:
-    """Costs, and by how much they miss: relative, one a measurement, in the order of the measurements."""
+    """Costs, and their relative errors, one per measurement, in the order of the measurements."""
 
     costs: Costs
     steps: Floats
@@ -44,7 +45,7 @@ class Fit:
 
 
 def fit(measured: Sequence[Figures]) -> Fit:
-    """Least squares of the relative errors. `measured` is what measure.measure() returns."""
+    """Fits the costs by least squares of the relative errors. `measured` is the result of measure.measure()."""
     steps = [m for m in measured if m["steps"] > 1]
     ingests = [m for m in measured if m["steps"] == 1]
     idle = [m["idle_cpu_ms_per_second"] * m["shards"] / (m["worker_steps_per_second"] * m["workers"]) for m in steps]
@@ -64,7 +65,7 @@ def fit(measured: Sequence[Figures]) -> Fit:
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[list[float], Floats]:
-    """-> coefficients, relative errors of what they predict."""
+    """Returns the coefficients, and the relative errors of their predictions."""
     scaled = np.array(rows) / np.array(values)[:, None]
     found: Floats = np.linalg.lstsq(scaled, np.ones(len(values)), rcond=None)[0]
     coefficients: list[float] = found.tolist()
@@ -73,17 +74,17 @@ def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be served.
+    """The load of a deployment.
 
     Attributes:
-        gpus: workers, each with an engine of its own.
-        sequences: that each decodes at once: the sessions of a step.
-        siblings: of them that belong to one problem.
+        gpus: number of workers, each with an engine of its own.
+        sequences: sequences that each decodes at once, which are the sessions of a step.
+        siblings: sequences per problem.
         step_ms: time of a decoding step, without waiting for drafts.
-        generated, drafted: tokens a session and step.
+        generated, drafted: tokens per session and step.
         prompt, length: tokens of a prompt and of a response.
-        problems, samples, epochs: of the data set; responses of each and epoch; epochs kept.
-        bytes_per_token: of the index; benchmarks/engine/compare.py measures it.
+        problems, samples, epochs: problems of the data set, responses per problem and epoch, and kept epochs.
+        bytes_per_token: bytes of the index per token; benchmarks/engine/compare.py measures it.
 
     """
 
@@ -107,53 +108,53 @@ class Plan:
 
     @property
     def groups(self) -> int:
-        """Problems in a worker's batch."""
+        """Returns the number of problems in a worker's batch."""
         return math.ceil(self.sequences / self.siblings)
 
     @property
     def steps_per_second(self) -> float:
-        """Of one worker, at most: what waiting for drafts takes is left out."""
+        """Returns the steps per second of one worker, without the time that it waits for drafts."""
         return 1e3 / self.step_ms
 
     def messages(self, shards: int) -> float:
-        """Of one worker's step: the shards that own at least one problem of its batch."""
+        """Returns the messages of one worker's step: the number of shards that own a problem of its batch."""
         return float(shards * -math.expm1(self.groups * math.log1p(-1 / shards))) if shards > 1 else 1.0
 
     def step_us(self, costs: Costs, shards: int) -> float:
-        """CPU microseconds that all shards together spend on one worker's step."""
+        """Returns the CPU microseconds of all shards together for one worker's step."""
         return self.messages(shards) * costs.message + self.groups * self.group_us(costs)
 
     def group_us(self, costs: Costs) -> float:
-        """What the sessions of one problem add to a message."""
+        """Returns the CPU microseconds that the sessions of one problem add to a message."""
         return costs.problem + self.sequences / self.groups * (costs.session + self.drafted * costs.drafted)
 
     def client_us(self, costs: Costs, shards: int) -> float:
-        """CPU microseconds of the worker in a step."""
+        """Returns the CPU microseconds of the worker for a step."""
         return self.messages(shards) * costs.client_message + self.sequences * costs.client_session
 
     def responses_per_second(self) -> float:
-        """That all workers finish."""
+        """Returns the responses per second that all workers finish."""
         return self.gpus * self.steps_per_second * self.sequences * self.generated / self.length
 
     def step_cores(self, costs: Costs, shards: int) -> float:
-        """Cores that are busy with steps, when no shard is waited for."""
+        """Returns how many cores steps keep busy if no worker waits for a shard."""
         return self.gpus * self.steps_per_second * self.step_us(costs, shards) / 1e6
 
     def ingest_cores(self, costs: Costs) -> float:
-        """Cores that are busy with finished responses, each a call of its own: more than commits on a stream."""
+        """Returns how many cores finished responses keep busy, as one call each, which costs more than commits."""
         return self.responses_per_second() * (1e3 * costs.call + self.length * costs.token) / 1e9
 
     def network(self, shards: int) -> tuple[float, float]:
-        """Bytes a second to and from all shards: the fields of protos/, and 100 bytes of framing a message."""
+        """Returns the bytes per second to and from all shards: the fields of protos/, and 100 bytes per message."""
         rate, framing = self.gpus * self.steps_per_second, 100 * self.messages(shards)
         sent = framing + self.sequences * (8 + 4 + 4 + 4 * self.generated)
         received = framing + self.sequences * (4 + (4 + 4) * self.drafted)
         return rate * sent + self.responses_per_second() * 4 * self.prompt, rate * received
 
     def memory(self) -> float:
-        """Bytes of the index of all shards together, when every epoch that is kept is there."""
+        """Returns the bytes of the index of all shards together, with all kept epochs."""
         return self.bytes_per_token * self.tokens()
 
     def tokens(self) -> int:
-        """Of the whole history."""
+        """Returns the tokens of the whole history."""
         return self.problems * self.samples * self.epochs * self.length

@@ -1,4 +1,4 @@
-"""The picture of docs/scale.md."""
+"""Draws the picture of docs/scale.md."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,11 +17,11 @@ SHARDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 
 
 class Layout(Protocol):
-    """A row of the table, as run.py prints it."""
+    """A row of the table of run.py."""
 
     @property
     def plan(self) -> Plan:
-        """What is served."""
+        """The load."""
 
     @property
     def layout(self) -> str:
@@ -29,7 +29,7 @@ class Layout(Protocol):
 
     @property
     def cells(self) -> int:
-        """Services of their own."""
+        """Number of separate services."""
 
     @property
     def shards(self) -> int:
@@ -37,7 +37,7 @@ class Layout(Protocol):
 
 
 def plot(file: Path, cell: Plan, costs: Costs, around: Surroundings, rows: Iterable[Layout]) -> None:
-    """Left: what all sizes need. Right: what more shards do to one cell."""
+    """Draws two panels. Left: the needs of all sizes. Right: the effect of more shards on one cell."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
     lines: dict[str, list[tuple[int, int]]] = {}
     for row in rows:

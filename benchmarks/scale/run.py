@@ -1,6 +1,7 @@
-"""How many shards N GPUs need: `python -m benchmarks.scale.run [--gpus N ...] [--measure FILE] [--costs FILE]`.
+"""Computes how many shards N GPUs need: `python -m benchmarks.scale.run [--gpus N ...] [--measure FILE] [--costs
+FILE]`.
 
-Without options it prints the tables of docs/scale.md. benchmarks/README.md says what each column means.
+Without options it prints the tables of docs/scale.md. benchmarks/README.md explains each column.
 """
 
 import argparse
@@ -19,19 +20,19 @@ from benchmarks.scale.simulation import Outcome, Surroundings, cheapest_shards, 
 
 GIB = 1 << 30
 PROBLEMS = {10: 1_000, 100: 8_000, 1_000: 32_000, 10_000: 128_000}
-"""Of the data set, by GPUs, unless told otherwise."""
+"""Default number of problems of the data set, by number of GPUs."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A way to serve a plan.
+    """A layout for a plan.
 
     Attributes:
-        plan: all of it.
-        layout: in words.
-        cells: services of their own, each for as many of the GPUs.
-        shards: of a cell.
-        outcome: of a cell, simulated.
+        plan: the whole plan.
+        layout: description of the layout.
+        cells: number of separate services, each for an equal share of the GPUs.
+        shards: shards per cell.
+        outcome: simulated outcome of a cell.
 
     """
 
@@ -43,7 +44,7 @@ class Row:
 
 
 def main() -> None:
-    """Measure where asked, and print."""
+    """Measures if asked to, and prints the tables."""
     args = _arguments()
     costs = Costs()
     if args.measure:
@@ -75,7 +76,7 @@ def main() -> None:
 
 
 def _options() -> dict[str, type]:
-    """What may be said of a plan."""
+    """Returns the options of a plan and their types."""
     return {field.name: type(field.default) for field in dataclasses.fields(Plan) if field.name != "gpus"}
 
 
@@ -85,15 +86,21 @@ def _arguments() -> argparse.Namespace:
     for name, kind in _options().items():
         default = "by GPUs" if name == "problems" else str(getattr(Plan(), name))
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=f"({default})")
-    parser.add_argument("--cell", type=int, default=8, metavar="N", help="GPUs of a cell (8)")
+    parser.add_argument("--cell", type=int, default=8, metavar="N", help="GPUs per cell (8)")
     parser.add_argument("--faster", type=float, default=1.0, metavar="X", help="divide all costs by this (1)")
-    parser.add_argument("--gpu-cores", type=float, default=50.0, metavar="N", help="that cost as much as a GPU (50)")
-    parser.add_argument("--deadline", type=float, default=20.0, metavar="MS", help="of a step (20)")
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure here, and write what was found")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of the measurement (3)")
-    parser.add_argument("--costs", type=Path, metavar="FILE", help="fit what --measure wrote")
+    parser.add_argument(
+        "--gpu-cores", type=float, default=50.0, metavar="N", help="how many cores cost as much as a GPU (50)"
+    )
+    parser.add_argument("--deadline", type=float, default=20.0, metavar="MS", help="deadline of a step (20)")
+    parser.add_argument(
+        "--measure", type=Path, metavar="FILE", help="measure on this machine, and write the results to this file"
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of the measurement (3)")
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="fit the costs to a file of --measure")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs matplotlib")
-    parser.add_argument("--quick", action="store_true", help="proves that it runs, the figures mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
+    )
     args = parser.parse_args()
     for name in (*_options(), "cell", "faster", "gpu_cores", "deadline", "rounds"):
         if (value := getattr(args, name)) is not None and value <= 0:
@@ -104,14 +111,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def layouts(plan: Plan, cell: int, gpu_cores: float, costs: Costs, around: Surroundings) -> Iterator[Row]:
-    """One service for all, and cells of some GPUs, as a node has: with the fewest shards, and the cheapest."""
+    """Yields layouts with the fewest and the cheapest number of shards: one service, and cells of some GPUs each."""
     parts = [("one service", plan.gpus, around)]
     if cell < plan.gpus:
         parts += [(f"cells of {cell}", cell, around)]
         parts += [(f"cells of {cell}, lockstep", cell, replace(around, lockstep=True))]
     for name, gpus, surroundings in parts:
         cells = -(-plan.gpus // gpus)
-        # Steps do not depend on the number of problems, so all sizes have the same cells.
+        # The cost of steps does not depend on the number of problems, so all sizes have the same cells.
         found = _shards(replace(plan, gpus=gpus, problems=1), gpu_cores, costs, surroundings)
         for kind, (shards, outcome) in found.items():
             yield Row(plan, f"{name}, {kind}", cells, shards, outcome)
@@ -154,7 +161,7 @@ def _print_fit(fitted: Fit, measured: Sequence[Figures]) -> None:
 
 
 def _print_validation(costs: Costs, measured: Sequence[Figures]) -> None:
-    """The simulation beside what was measured, where a batch is as large as a GPU's."""
+    """Returns a table of simulated and measured results, for batches as large as those of a GPU."""
     print(f"\n{'shards':>6}{'workers':>9}{'p50':>12}{'simulated':>12}{'CPU':>12}{'simulated':>12}")
     for m in measured:
         if m["steps"] > 1 and m["batch"] == 256 and m["siblings"] == 16 and m["max_tokens"] == 16:
@@ -167,7 +174,7 @@ def _print_validation(costs: Costs, measured: Sequence[Figures]) -> None:
 
 
 def simulated(m: Figures, costs: Costs) -> tuple[Outcome, Plan]:
-    """What the simulation makes of a measured run."""
+    """Simulates a measured run."""
     plan = Plan(
         gpus=round(m["workers"]),
         sequences=round(m["batch"]),

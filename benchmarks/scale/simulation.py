@@ -1,9 +1,9 @@
-"""A discrete-event simulation of steps: many workers, many shards, and how many steps miss their deadline.
+"""A discrete-event simulation of steps with many workers and shards, to find how many steps miss their deadline.
 
-A worker decodes, sends one message to each shard that owns a problem of its batch, and goes on when the slowest has
-answered, or at the deadline. A shard is one event loop: it serves one message after the other, in order of arrival.
-So when a message arrives, its end is known, and one event a message is enough: a heap of arrivals. simpy, which passes
-a message through several events and generators, takes nine times as long.
+A worker decodes, sends one message to each shard that owns a problem of its batch, and continues when the slowest shard
+has answered, or at the deadline. A shard is one event loop that serves one message after the other, in order of
+arrival. Therefore the end of a message is known when it arrives, and one event per message is enough: a heap of
+arrivals. simpy needs several events and generators per message, and takes nine times as long.
 """
 
 import heapq
@@ -16,21 +16,21 @@ import numpy.typing as npt
 
 from benchmarks.scale.model import Costs, Plan
 
-NOISE = 1 << 16  # random numbers drawn beforehand, used again and again
-WARM = 5  # steps of each worker, or so, that do not count
+NOISE = 1 << 16  # how many random numbers are drawn beforehand; they are used repeatedly
+WARM = 5  # about how many steps of each worker do not count
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the costs do not say.
+    """The conditions besides the costs.
 
     Attributes:
-        deadline_ms: of a step.
-        network_ms, jitter_ms: one way: the least, and the mean of what comes on top, exponential.
+        deadline_ms: deadline of a step.
+        network_ms, jitter_ms: network latency one way: the minimum, and the mean of an exponential addition.
         service_spread: standard deviation of the logarithm of a message's service time. 0.2 makes the 99th percentile
             1.6 times the median, as docs/benchmarks.md has it.
         decode_spread: standard deviation of a decoding step, relative to its mean; a gamma distribution.
-        lockstep: all workers start their steps together, as data parallel ranks of one engine do.
+        lockstep: whether all workers start their steps together, as the data-parallel ranks of one engine do.
 
     """
 
@@ -44,13 +44,13 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened.
+    """The results of a simulation.
 
     Attributes:
         millis: float64[steps of all workers], from sending to the last answer.
-        late: share of steps beyond the deadline.
+        late: share of the steps that missed the deadline.
         waiting: share of the workers' time in which they waited for drafts.
-        busy: float64[shards], share of the time that each served.
+        busy: float64[shards], share of the time in which each shard was busy.
 
     """
 
@@ -69,12 +69,12 @@ def simulate(
 ) -> Outcome:
     """Simulates the time of `steps` decoding steps, after some to warm up. The same seed gives the same outcome.
 
-    Problems are drawn to shards uniformly at random, which is what rendezvous hashing does with them.
+    Problems are assigned to shards uniformly at random, as by rendezvous hashing.
     """
     around = around or Surroundings()
     rng = np.random.default_rng(seed)
     work = _work(plan, shards, costs, around, rng)
-    # Lists: single numbers of an array are slow.
+    # Lists, because access to single numbers of an array is slow.
     noise = rng.lognormal(-(around.service_spread**2) / 2, around.service_spread, NOISE).tolist()
     way = (around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
     decode = _decode(plan.step_ms, around.decode_spread, rng)
@@ -86,7 +86,7 @@ def simulate(
     begin, end = WARM * plan.step_ms, (WARM + steps) * plan.step_ms
     waited = decoded = 0.0
     found: list[float] = []
-    together: list[float] = []  # in lockstep: when each that is ready became so
+    together: list[float] = []  # in lockstep: when each waiting worker became ready
     events: list[tuple[float, int, int, float]] = []  # arrival, worker, shard, milliseconds of service
 
     def send(worker: int, now: float) -> None:
@@ -128,7 +128,7 @@ def simulate(
 def _work(
     plan: Plan, shards: int, costs: Costs, around: Surroundings, rng: np.random.Generator
 ) -> list[list[tuple[int, float]]]:
-    """For each worker: (shard, milliseconds) of each message of its steps."""
+    """Returns for each worker (shard, milliseconds) of each message of its steps."""
     owners = rng.integers(shards, size=(plan.gpus, plan.groups))
     work = []
     for row in owners:
@@ -148,7 +148,7 @@ def _decode(mean: float, spread: float, rng: np.random.Generator) -> list[float]
 def tried(
     plan: Plan, shards: int, costs: Costs, around: Surroundings | None = None, seeds: Sequence[int] = (0, 1, 2)
 ) -> Outcome:
-    """The worst of several random placements of the problems, in as many steps as matter."""
+    """Returns the worst outcome of several random placements of the problems."""
     steps = max(20, min(200, 10_000 // plan.gpus))
     outcomes = (simulate(plan, shards, costs, around, steps, seed) for seed in seeds[: max(1, 3_000 // plan.gpus)])
     return max(outcomes, key=lambda outcome: (outcome.late, outcome.waiting))
@@ -157,12 +157,12 @@ def tried(
 def fewest_shards(
     plan: Plan, costs: Costs, around: Surroundings | None = None, late: float = 0.01
 ) -> tuple[int, Outcome]:
-    """The smallest number of shards, within 5 %, with which fewer steps than `late` miss the deadline.
+    """Returns the smallest number of shards, within 5 %, with which fewer steps than `late` miss the deadline.
 
     Raises:
-        ValueError: no number of shards does.
+        ValueError: there is no such number.
     """
-    # Who waits until the deadline in every step makes the fewest steps; what those take must be there.
+    # The load is lowest if workers wait until the deadline in every step; the shards must at least serve that load.
     slowest = plan.step_ms / (plan.step_ms + (around or Surroundings()).deadline_ms)
     least = max(1, math.floor(slowest * plan.step_cores(costs, 1)))
     least = enough = max(1, math.floor(slowest * plan.step_cores(costs, least)))
@@ -183,11 +183,13 @@ def fewest_shards(
 def cheapest_shards(
     plan: Plan, fewest: tuple[int, Outcome], costs: Costs, gpu_cores: float, around: Surroundings | None = None
 ) -> tuple[int, Outcome]:
-    """The number of shards, in steps of a fifth from the fewest on, that costs least: a core each, and GPUs that wait.
+    """Returns the cheapest number of shards, counting a core per shard and the GPU time spent waiting.
+
+    It tries numbers in steps of a fifth, from the fewest on.
 
     Args:
-        plan, costs, around: as simulated.
-        fewest: what fewest_shards() says.
+        plan, costs, around: as for `simulate`.
+        fewest: result of fewest_shards().
         gpu_cores: how many cores cost as much as a GPU.
 
     """

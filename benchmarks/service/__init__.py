@@ -1,1 +1,1 @@
-"""The running server."""
+"""Measurements of a running server."""

@@ -1,9 +1,9 @@
-"""What a backup over the network and its restore take: time, memory of both sides, and the steps of a small worker.
+"""Measures a backup over the network and its restore: time, memory of both sides, and the steps of a small worker.
 
-A server is filled with responses; then `histospec snapshot --from` runs while a worker steps 8 sessions every 10 ms,
-and `histospec restore --to` brings the file to an empty server in the same way. The command runs at a lower priority,
-because it stands for another machine. Every second it is stopped for a second, in which a process of the same priority
-computes instead: so the steps of both halves had the same machine. Prints a Markdown table.
+It fills a server with responses. Then `histospec snapshot --from` runs while a worker steps 8 sessions every 10 ms, and
+`histospec restore --to` loads the file into an empty server in the same way. The command runs at a lower priority,
+because it stands for another machine. Every other second it is stopped, and a process of the same priority computes
+instead, so that both halves of the steps have the same machine. Prints a Markdown table.
 """
 
 import argparse
@@ -27,48 +27,48 @@ from examples.draft_server import DraftServer, running
 from histospec.client import DraftClient, Response
 
 NAMESPACE = "run"
-GROUP = 16  # responses of a problem and epoch
+GROUP = 16  # responses per problem and epoch
 EPOCHS = 4
-TOGETHER = 64  # problems ingested in one call
+TOGETHER = 64  # problems per ingest call
 NICE = 10
 TURN = 1.0  # seconds
-LATE = 20.0  # milliseconds: the deadline of a step, unless told otherwise
+LATE = 20.0  # milliseconds: the default deadline of a step
 
 
 class Taken(NamedTuple):
-    """What a command took."""
+    """The cost of a command."""
 
     seconds: float
-    """In which it ran."""
+    """How long it ran."""
     own: int
-    """Bytes that its process held at most."""
+    """Peak memory of its process, in bytes."""
     servers: int
-    """Bytes that the server held at most, beyond what it held before."""
+    """Peak memory of the server, in bytes, less its memory before."""
     steps: list[float]
     """Milliseconds of the worker's steps while it ran."""
     others: list[float]
-    """... and while another process computed."""
+    """Milliseconds of the worker's steps while another process computed."""
 
 
 class Turns:
-    """Two processes of which one runs at a time, turn by turn."""
+    """Two processes that run in turns."""
 
     def __init__(self, *processes: "subprocess.Popen[bytes]") -> None:
         self._processes = list(processes)
         self._processes[1].send_signal(signal.SIGSTOP)
         self._until = time.monotonic() + TURN
         self.seconds = 0.0
-        """In which the first one ran, without the turn that has not ended."""
+        """Seconds in which the first process ran, without the present turn."""
         self.first = True
-        """Whether it is the turn of the first one."""
+        """Whether it is the turn of the first process."""
 
     @property
     def elapsed(self) -> float:
-        """Seconds of this turn."""
+        """Seconds of the present turn so far."""
         return time.monotonic() - self._until + TURN
 
     def look(self) -> None:
-        """Begins the next turn, if it is time."""
+        """Starts the next turn if it is time."""
         if (late := time.monotonic() - self._until) < 0:
             return
         running, waiting = self._processes if self.first else self._processes[::-1]
@@ -80,7 +80,7 @@ class Turns:
 
 
 def fill(server: DraftServer, responses: int, length: int) -> None:
-    """Ingests so many responses, with log-probabilities, of problems with GROUP responses in each of EPOCHS epochs."""
+    """Ingests this many responses with log-probabilities; problems have GROUP responses in each of EPOCHS epochs."""
     random = np.random.default_rng(0)
     problems = range(max(1, responses // (GROUP * EPOCHS)))
     with DraftClient(server.endpoint, NAMESPACE, deadline=60.0) as client:
@@ -97,14 +97,14 @@ def fill(server: DraftServer, responses: int, length: int) -> None:
 
 
 def held(server: DraftServer, what: str) -> int:
-    """Bytes of memory that a server holds: VmRSS, or VmHWM, the most since the last look."""
+    """Returns the memory of a server in bytes: VmRSS, or VmHWM, the peak since the last reset."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     return int(status.split(f"{what}:")[1].split()[0]) * 1024
 
 
 @contextmanager
 def worker(server: DraftServer) -> Iterator[Worker]:
-    """A worker whose stream ends."""
+    """Yields a worker, and ends its stream afterwards."""
     stepping = Worker(server.endpoint)
     try:
         yield stepping
@@ -113,7 +113,7 @@ def worker(server: DraftServer) -> Iterator[Worker]:
 
 
 def run(server: DraftServer, stepping: Worker, *words: str) -> Taken:
-    """Runs a command of ours while the worker steps."""
+    """Runs a `histospec` command while the worker steps."""
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")
     before = held(server, "VmRSS")
     politely = ["nice", "-n", str(NICE), sys.executable]
@@ -138,7 +138,7 @@ def run(server: DraftServer, stepping: Worker, *words: str) -> Taken:
 
 
 def row(name: str, taken: Taken) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     memory = f"{taken.own / MIB:.0f} MiB", f"{taken.servers / MIB:.0f} MiB"
     halves = []
     for steps in (np.array(taken.others), np.array(taken.steps)):
@@ -148,7 +148,7 @@ def row(name: str, taken: Taken) -> str:
 
 
 def measure(responses: int, length: int) -> Iterator[str]:
-    """Two rows: the snapshot and the restore of so many responses."""
+    """Yields two rows: the snapshot and the restore of this many responses."""
     with tempfile.TemporaryDirectory() as name:
         folder, file = Path(name), str(Path(name, "all.jsonl.gz"))
         with running(folder / "data", folder / "log") as server, worker(server) as stepping:

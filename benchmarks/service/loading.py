@@ -1,11 +1,11 @@
-"""How soon a server serves a large SQLite store after its start, how fast it loads it, and what that does to steps.
+"""Measures the start of a server with a large SQLite store: time to serve, loading throughput, and latency of steps.
 
     python -m benchmarks.service.loading make DIR                    # a store of 300,000 responses of 1,500 tokens
-    python -m benchmarks.service.loading start DIR --other PATH      # compared with another version, by turns
-    python -m benchmarks.service.loading index DIR                   # the limit: the index alone, of the same responses
+    python -m benchmarks.service.loading start DIR --other PATH      # compared with another version, in turns
+    python -m benchmarks.service.loading index DIR                   # the limit: indexing the same responses alone
 
-The store is what an RL run leaves: in each epoch every problem is visited once, in another order, and the responses of
-32 problems at a time finish in any order. PATH is where another version of `histospec` is, as in PYTHONPATH.
+The store resembles that of an RL run: every epoch visits each problem once, in another order, and the responses of 32
+problems at a time finish in random order. PATH is the folder of another version of `histospec`, as in PYTHONPATH.
 Prints Markdown tables.
 """
 
@@ -41,8 +41,8 @@ from histospec.v1 import draft_pb2 as pb
 
 NAMESPACE = "run"
 TOGETHER = 32  # problems whose responses are generated at the same time
-KNOWN = 64  # tokens of a stored response after which its next one is to be drafted
-SURE = 12  # drafted tokens: so many come only from the problem's own history
+KNOWN = 64  # how many tokens of a stored response a session has when it asks for the next ones
+SURE = 12  # drafts of this many tokens come only from the problem's own history
 EVERY = 0.005  # seconds between two steps
 PATIENCE = 1800.0  # seconds
 LIMIT = "8GiB"
@@ -80,7 +80,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(folder: Path) -> tuple[Wanted, Wanted]:
-    """The problem that is loaded first, and the one that is loaded last."""
+    """Returns the problem that is loaded first, and the one that is loaded last."""
     reader = SQLiteSnapshot(folder)
     try:
         pages = list(reader.wanted_first())
@@ -107,11 +107,11 @@ class Run:
             )
 
     def seconds(self) -> float:
-        """Since the start."""
+        """Returns the seconds since the start."""
         return time.monotonic() - self.started
 
     def until(self, page: str) -> float:
-        """Seconds from the start until a page answers 200."""
+        """Returns the seconds from the start until a page answers 200."""
         while self.seconds() < PATIENCE and self.process.poll() is None:
             with suppress(OSError), urllib.request.urlopen(f"http://{self.http}{page}", timeout=5):
                 return self.seconds()
@@ -119,14 +119,14 @@ class Run:
         raise RuntimeError(f"{page} does not answer 200")
 
     def metrics(self) -> dict[str, float]:
-        """The samples without labels."""
+        """Returns the samples without labels."""
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=30) as reply:
             text = reply.read().decode()
         families = text_string_to_metric_families(text)
         return {s.name: s.value for family in families for s in family.samples if not s.labels}
 
     def until_loaded(self) -> float:
-        """Seconds from the start until nothing more is loaded."""
+        """Returns the seconds from the start until the store is loaded."""
         while self.seconds() < PATIENCE:
             metrics = self.metrics()
             if not metrics.get("histospec_loading", 0) and metrics["histospec_ready"]:
@@ -135,7 +135,7 @@ class Run:
         raise RuntimeError("it loads for too long")
 
     def until_drafted(self, what: Wanted, session: int) -> float:
-        """Seconds from the start until the stored response is drafted; it is asked for as soon as gRPC answers."""
+        """Returns the seconds from the start until a draft has the stored response. Steps start when gRPC answers."""
         with grpc.insecure_channel(self.endpoint) as channel:
             grpc.channel_ready_future(channel).result(PATIENCE)
         stream = Stream(self.endpoint)
@@ -154,12 +154,12 @@ class Run:
         raise RuntimeError("no draft")
 
     def memory(self) -> int:
-        """The most that the process has held, in bytes."""
+        """Returns the peak memory of the process, in bytes."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(text.split("VmHWM:")[1].split()[0]) * 1024
 
     def end(self, number: int) -> float:
-        """Ends it by a signal; seconds until it is gone."""
+        """Ends the process by a signal. Returns the seconds until it has ended."""
         began = time.monotonic()
         self.process.send_signal(number)
         self.process.wait(PATIENCE)
@@ -171,7 +171,7 @@ def _step(session: int, position: int, tokens: npt.NDArray[np.int32]) -> pb.Step
 
 
 def forget_pages(folder: Path) -> None:
-    """The file is on the disk alone, as after a boot."""
+    """Removes the file from the page cache, as after a boot."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -180,7 +180,7 @@ def forget_pages(folder: Path) -> None:
 
 @contextmanager
 def running(folder: Path, path: str) -> Iterator[Run]:
-    """A server that is killed in the end."""
+    """Runs a server and kills it at the end."""
     run = Run(folder, path, Path(tempfile.gettempdir(), "histospec-loading.log"))
     try:
         yield run
@@ -191,7 +191,7 @@ def running(folder: Path, path: str) -> Iterator[Run]:
 
 
 def start(folder: Path, path: str, end: int, cold: bool) -> dict[str, float]:
-    """One start after an end by a signal."""
+    """Measures one start after an end by a signal."""
     newest, oldest = wanted(folder)
     with running(folder, path) as run:
         run.until("/livez")
@@ -218,7 +218,7 @@ def start(folder: Path, path: str, end: int, cold: bool) -> dict[str, float]:
 
 
 def steps(folder: Path, path: str) -> tuple[float, float, float, float]:
-    """p50 and p99 of a small worker's steps, in ms: while the store is loaded, and afterwards."""
+    """Returns p50 and p99 of a small worker's steps in ms, while the server loads its store and afterwards."""
     with running(folder, path) as run:
         run.until("/livez")
         time.sleep(1.0)
@@ -233,7 +233,7 @@ def steps(folder: Path, path: str) -> tuple[float, float, float, float]:
 
 
 def index(folder: Path, problems: int) -> float:
-    """Tokens a second of CPU that the index takes, of the same responses, a problem a call."""
+    """Returns the tokens per CPU-second of indexing the same responses, with one call per problem."""
     reader = SQLiteSnapshot(folder)
     histories = []
     for page in reader.wanted_first():

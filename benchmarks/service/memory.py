@@ -1,9 +1,9 @@
-"""The memory that a server needs in addition to its index, while callers ingest beyond the budget, commit and step.
+"""Measures the memory that a server needs besides its index while callers ingest beyond the budget, commit and step.
 
-Each budget gets a server of its own. Two processes ingest 64 responses of 1,500 tokens a call, each call a new problem,
-until half as much again as the budget holds has come. Another process steps 256 sessions and commits them. Prints a
-Markdown table with the peak of what the server held: anonymous memory, sampled every 20 ms. Libraries and files come on
-top, and the kernel takes those back when it must.
+Each budget gets a server of its own. Two processes ingest 64 responses of 1,500 tokens per call, each for a new
+problem, until they have ingested 1.5 times what the budget holds. Another process steps 256 sessions and commits them.
+Prints a Markdown table with the peak of the server's anonymous memory, sampled every 20 ms. Libraries and files are not
+included; the kernel can reclaim their memory.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SESSIONS = 256
 
 
 class Caller:
-    """A client in a process of its own."""
+    """A client in a child process."""
 
     def __init__(self, endpoint: str, seed: int) -> None:
         self._client = DraftClient(endpoint, "run", deadline=5.0)
@@ -38,13 +38,13 @@ class Caller:
         return self._phrases[self._random.integers(0, len(self._phrases), tokens // 12 + 1)].ravel()[:tokens]
 
     def ingest(self, calls: int) -> None:
-        """So many problems."""
+        """Ingests this many problems."""
         for _ in range(calls):
             responses = [Response(self._text(TOKENS)) for _ in range(RESPONSES)]
             self._client.ingest(self._random.integers(0, 150_000, 100), responses, epoch=0)
 
     def roll_out(self, rounds: int) -> None:
-        """So many batches of sessions, which are committed."""
+        """Steps and commits this many batches of sessions."""
         for _ in range(rounds):
             sessions = self._client.open([self._random.integers(0, 150_000, 100) for _ in range(SESSIONS // 16)] * 16)
             for _ in range(20):

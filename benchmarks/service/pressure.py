@@ -1,7 +1,7 @@
-"""What a small worker's steps take while other callers ask for much, and how long the engine's lock is held meanwhile.
+"""Measures a small worker's steps, and the times that the engine's lock is held, while other callers cause heavy load.
 
-Every load is a process of its own, at the lowest priority, and repeated for some seconds; the worker steps 8 sessions
-every 10 ms over a stream of its own. The server runs as it comes, with one small budget for the floods. Prints a
+Every load is a process of its own with the lowest priority, repeated for some seconds. The worker steps 8 sessions
+every 10 ms over a stream of its own. The server has its defaults, with one small budget for the floods. Prints a
 Markdown table.
 """
 
@@ -28,22 +28,22 @@ from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 EVERY = 0.01  # seconds between two steps of the worker
-MEASURED = 8.0  # seconds before each load, and about as many of it
+MEASURED = 8.0  # seconds measured before each load, and about as many during it
 DROPPED = 10_000  # problems
 
 
 def i32(values: npt.ArrayLike) -> bytes:
-    """As the wire has them."""
+    """Returns tokens as bytes of the wire."""
     return np.asarray(values, "<i4").tobytes()
 
 
 def opening(session: int, prompt: npt.ArrayLike, namespace: str) -> pb.OpenSession:
-    """A session to open."""
+    """Returns the message that opens a session."""
     return pb.OpenSession(session=session, namespace=namespace, prompt=i32(prompt))
 
 
 def step(sessions: list[int], position: int, texts: npt.NDArray[np.int64], max_tokens: int = 16) -> pb.Step:
-    """A step of sessions that all are at one position; texts: [B, n]."""
+    """Returns a step of sessions that have the same position; texts: [B, n]."""
     lengths = [texts.shape[1]] * len(sessions)
     return pb.Step(
         sessions=np.array(sessions, "<u8").tobytes(),
@@ -71,16 +71,16 @@ class Stream:
         opens: Iterable[pb.OpenSession] = (),
         closes: Iterable[pb.CloseSession] = (),
     ) -> None:
-        """Sends without waiting for the answer."""
+        """Sends a message without waiting for the answer."""
         self._sequence += 1
         self._requests.put(pb.DraftRequest(sequence=self._sequence, step=step, opens=opens, closes=closes))
 
     def receive(self) -> pb.DraftResponse:
-        """The next answer."""
+        """Returns the next answer."""
         return next(self._answers)
 
     def ask(self, step: pb.Step, opens: Iterable[pb.OpenSession] = ()) -> pb.DraftResponse:
-        """Sends and waits."""
+        """Sends a message and returns the answer."""
         self.send(step, opens)
         return self.receive()
 
@@ -90,17 +90,17 @@ class Stream:
 
 
 class Load:
-    """What other callers do, each method in a process of its own."""
+    """The loads of other callers; each method runs in a process of its own."""
 
     def __init__(self, endpoint: str, http: str) -> None:
-        # They stand for other machines: what they compute themselves must not slow down the rest. With a low priority
-        # alone they would keep a core for their slice of some milliseconds; an idle task gives it up at once.
+        # They stand for other machines, so their own computing must not slow down the rest. With a low priority alone
+        # they would keep a core for a time slice of some milliseconds; an idle task gives it up at once.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         self._endpoint, self._http = endpoint, http
         self._random = np.random.default_rng(0)
 
     def commits(self, messages: int, length: int) -> None:
-        """Responses of one prompt, one a message, as fast as they are taken."""
+        """Commits responses to one prompt, one per message, as fast as the server accepts them."""
         stream, text = Stream(self._endpoint), self._random.integers(0, 1000, (1, length))
         for n in range(1, messages + 1):
             close = pb.CloseSession(session=n, commit=True, generated=length, epoch=0)
@@ -112,7 +112,7 @@ class Load:
         stream.end()
 
     def opens(self, sessions: int, length: int, together: int) -> None:
-        """A batch with long prompts, as at the start of a rollout, so many in a message."""
+        """Opens a batch with long prompts, as at the start of a rollout, this many per message."""
         stream, prompts = Stream(self._endpoint), self._random.integers(0, 50_000, (sessions, length))
         ids = list(range(1, sessions + 1))
         for start in range(0, sessions, together):
@@ -122,7 +122,7 @@ class Load:
         stream.end()
 
     def steps(self, sessions: int, steps: int) -> None:
-        """A worker with a large batch."""
+        """Steps a large batch."""
         stream, ids = Stream(self._endpoint), list(range(1, sessions + 1))
         stream.ask(
             opens=[opening(i, [i % 64], "large") for i in ids], step=step(ids, 0, np.ones((sessions, 1), np.int64))
@@ -132,27 +132,27 @@ class Load:
         stream.end()
 
     def burn(self, seconds: float) -> None:
-        """Asks nothing of the server, and takes a core: what the machine alone does to the steps."""
+        """Computes without calling the server, to measure the effect of the machine alone."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             pass
 
     def scrapes(self, seconds: float) -> None:
-        """A scraper that never pauses."""
+        """Scrapes /metrics without a pause."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with urllib.request.urlopen(f"http://{self._http}/metrics") as response:
                 response.read()
 
     def problems(self, problems: int, length: int) -> None:
-        """Ingests what is to be dropped."""
+        """Ingests a namespace that is dropped later."""
         stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(self._endpoint))
         for n in range(problems):
             response = pb.Response(tokens=i32(self._random.integers(0, 50_000, length)))
             stub.Ingest(pb.IngestRequest(namespace="drop", prompt=i32([n, 1]), responses=[response]))
 
     def namespaces(self, namespaces: int) -> None:
-        """Namespaces for scrapes."""
+        """Makes namespaces for scrapes."""
         stub = pb_grpc.DraftServiceStub(grpc.insecure_channel(self._endpoint))
         for n in range(namespaces):
             response = pb.Response(tokens=i32([1, 2, 3]))
@@ -168,11 +168,11 @@ class Case(NamedTuple):
     """A load.
 
     Attributes:
-        name: for the table.
-        calls: what a process each does, all at once.
-        before: what one of them does first, unmeasured.
-        rounds: how often, each with its `before`; None: until MEASURED seconds have passed.
-        flags: of the server.
+        name: name in the table.
+        calls: the loads, each in a process, all at the same time.
+        before: a call of one of them before, unmeasured.
+        rounds: how often it is repeated, each time with `before`; None: until MEASURED seconds have passed.
+        flags: flags of the server.
 
     """
 
@@ -216,7 +216,7 @@ CASES = [
 
 
 class Worker:
-    """Steps 8 sessions, and notes how long each answer takes."""
+    """Steps 8 sessions, and measures each answer."""
 
     def __init__(self, endpoint: str) -> None:
         self._stream = Stream(endpoint)
@@ -225,7 +225,7 @@ class Worker:
         self._stream.ask(opens=opens, step=step(self._ids, 0, np.ones((8, 1), np.int64)))
 
     def step(self) -> float:
-        """Milliseconds of one step."""
+        """Returns the milliseconds of one step."""
         texts = np.full((8, 1), self._position % 97)
         started = time.perf_counter()
         self._stream.ask(step=step(self._ids, self._position, texts))
@@ -247,13 +247,13 @@ class Worker:
 
 
 def seconds_over(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since now."""
+    """Returns a function that tells whether this many seconds have passed."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() > end
 
 
 def all_over(loads: list[Child[Load]]) -> Callable[[], bool]:
-    """Whether what they began has ended. Raises EOFError where one died."""
+    """Returns a function that tells whether their calls have ended. It raises EOFError if a process died."""
     waiting = list(loads)
 
     def over() -> bool:
@@ -266,7 +266,7 @@ def all_over(loads: list[Child[Load]]) -> Callable[[], bool]:
 
 
 def measure(case: Case) -> str:
-    """A row of the table."""
+    """Returns a row of the table."""
     with tempfile.TemporaryDirectory() as name, running(Path(name, "data"), Path(name, "log"), *case.flags) as server:
         loads = [Child(Load, server.endpoint, server.http) for _ in case.calls]
         worker = Worker(server.endpoint)

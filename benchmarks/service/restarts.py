@@ -1,8 +1,8 @@
-"""How soon drafts are back after a server was killed and started again, under load.
+"""Measures how soon drafts are back after a server was killed and started again under load.
 
-Workers of their own processes step all their sessions with a pause after each step, whether or not the server is there.
-The server is killed with SIGKILL, stays away for some seconds and starts again with its store. Meanwhile a worker
-may finish many responses, which then wait for it. Each restart begins with an empty store. Prints a Markdown table.
+Workers in separate processes step all their sessions with a pause after each step, with and without the server. The
+server is killed with SIGKILL, and starts again with its store after some seconds. Meanwhile a worker may finish many
+responses, which wait for the server. Each restart begins with an empty store. Prints a Markdown table.
 """
 
 import argparse
@@ -28,22 +28,22 @@ PROBLEMS = 32
 PROMPT = 1000  # tokens
 GENERATED = 1000, 3000  # tokens of a session when it opens
 HISTORY = 16_000  # tokens of the response that every session of a problem repeats
-FINISHED = 2000  # tokens of a response that waits
-AWAY = 6.0, 10.0  # seconds
-LIMIT = 30.0  # seconds; what has not come by then counts as coming then
+FINISHED = 2000  # tokens of a waiting response
+AWAY = 6.0, 10.0  # seconds without a server
+LIMIT = 30.0  # seconds; later events count as happening then
 
 
 class Back(NamedTuple):
-    """What one worker saw after a restart; times by time.monotonic()."""
+    """The events of one worker after a restart; times by time.monotonic()."""
 
     first: float
-    """The first draft."""
+    """Time of the first draft."""
     every: float
-    """Every session has had a draft."""
+    """Time when every session had had a draft."""
     stored: float
-    """Every response that waited is acknowledged."""
+    """Time when the server had acknowledged every waiting response."""
     late: int
-    """Steps that ran into their deadline, from the first draft to the end."""
+    """Steps that missed their deadline, from the first draft to the end."""
     skipped: int
     """Steps without a server, from the first draft to the end."""
     longest: float
@@ -51,7 +51,7 @@ class Back(NamedTuple):
 
 
 def text(problem: int, tokens: int) -> npt.NDArray[np.int32]:
-    """The same for each call."""
+    """Returns random tokens, the same ones in each call."""
     return np.random.default_rng(problem).integers(0, 50_000, tokens, dtype=np.int32)
 
 
@@ -75,7 +75,7 @@ class Worker:
         self._client.ingest_many(self._prompts, [[Response(whole)] for whole in self._texts], epoch=0)
 
     def steps(self, seconds: float) -> None:
-        """Steps until every session has had a draft, and for so many seconds."""
+        """Steps until every session has had a draft, and for this many seconds."""
         until, waiting = time.monotonic() + seconds, set(self._sessions)
         while waiting or time.monotonic() < until:
             waiting -= self._step()
@@ -83,7 +83,7 @@ class Worker:
             raise RuntimeError("responses wait before the server is killed")
 
     def finish(self, responses: int) -> None:
-        """Responses that wait for the server; nobody else has them."""
+        """Finishes responses that wait for the server."""
         random = np.random.default_rng(0)
         for start in range(0, responses, 100):
             some = range(start, min(start + 100, responses))
@@ -112,7 +112,7 @@ class Worker:
         self._back = Back(*times, stats.late - late, stats.skipped - skipped, longest)
 
     def back(self) -> Back:
-        """What `until_back` has seen."""
+        """Returns the result of `until_back`."""
         assert self._back is not None
         return self._back
 
@@ -121,7 +121,7 @@ class Worker:
         self._client.shutdown()
 
     def _step(self) -> set[int]:
-        """One step and the forward pass behind it. -> sessions with a draft."""
+        """Makes one step and the pause of a forward pass. Returns how many sessions had a draft."""
         tokens = [whole[p : p + 1] for whole, p in zip(self._mine, self._positions, strict=True)]
         self._positions += 1
         drafts = self._client.step(self._sessions, tokens)
@@ -130,7 +130,7 @@ class Worker:
 
 
 class Restart(NamedTuple):
-    """Seconds from /readyz on, the slowest worker's."""
+    """The times of a restart: seconds from /readyz on, of the slowest worker."""
 
     first: float
     every: float
@@ -176,7 +176,7 @@ def restart(workers: int, sessions: int, pause: float, backlog: int, away: float
 
 
 def together(children: Sequence[Child[Worker]], begin: Callable[[Child[Worker]], None]) -> None:
-    """All of them at a time; returns when the last has ended."""
+    """Calls all workers in parallel; returns when the last call has ended."""
     for child in children:
         begin(child)
     for child in children:
@@ -184,7 +184,7 @@ def together(children: Sequence[Child[Worker]], begin: Callable[[Child[Worker]],
 
 
 def row(name: str, restarts: Sequence[Restart]) -> str:
-    """A line of the table."""
+    """Returns a row of the table."""
 
     def span(values: Sequence[float]) -> str:
         return f"{statistics.median(values):.2f}, {max(values):.2f}"

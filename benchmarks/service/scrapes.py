@@ -1,7 +1,8 @@
-"""What a scraper costs a shard with thousands of namespaces: CPU time, bytes, series, and the steps of a worker.
+"""Measures the cost of scrapes on a shard with thousands of namespaces: CPU time, bytes, series, and a worker's steps.
 
-A worker steps 8 sessions every 10 ms, while by turns nothing is asked, a scraper asks for /metrics each second, or for
-/status. The CPU time of an answer is that of the server's whole process, without a worker. Prints two Markdown tables.
+A worker steps 8 sessions every 10 ms. In turns, there are no scrapes, one scrape of /metrics per second, and one of
+/status per second. The CPU time of an answer is that of the whole server process, without a worker. Prints two Markdown
+tables.
 """
 
 import argparse
@@ -29,13 +30,13 @@ PAGES = ("/metrics", "/status")
 HEADERS = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "Accept-Encoding": "gzip"}
 EVERY = 1.0  # seconds between two scrapes
 TOGETHER = 256  # ingests
-BURST = 20  # answers whose CPU time is measured
+BURST = 20  # how many answers the CPU time is measured for
 TURNS = 4
-LATE = 20.0  # milliseconds: the deadline of a step unless told otherwise
+LATE = 20.0  # milliseconds: the default deadline of a step
 
 
 def get(http: str, page: str) -> bytes:
-    """An answer, as it travels."""
+    """Returns an answer as sent over the network."""
     request = urllib.request.Request(f"http://{http}{page}", headers=HEADERS)
     with urllib.request.urlopen(request, timeout=60) as answer:
         body: bytes = answer.read()
@@ -43,13 +44,13 @@ def get(http: str, page: str) -> bytes:
 
 
 class Scraper:
-    """Another process that asks."""
+    """A scraper in a child process."""
 
     def __init__(self, http: str) -> None:
         self._http = http
 
     def scrapes(self, page: str, seconds: float) -> None:
-        """Asks each second."""
+        """Scrapes once per second."""
         over = seconds_over(seconds)
         while not over():
             next_one = time.monotonic() + EVERY
@@ -58,7 +59,7 @@ class Scraper:
 
 
 def fill(endpoint: str, namespaces: int) -> None:
-    """Makes namespaces in which sessions have stepped, so that no series is left out and none is 0 throughout."""
+    """Makes namespaces with steps, so that every series exists and has values above 0."""
     stub, stream = pb_grpc.DraftServiceStub(grpc.insecure_channel(endpoint)), Stream(endpoint)
     text = np.arange(10, 40)
     names = [f"qwen3-8b-math-{number:04}" for number in range(namespaces)]
@@ -70,24 +71,24 @@ def fill(endpoint: str, namespaces: int) -> None:
     for number, name in enumerate(names):
         session = number + 1
         stream.ask(opens=[opening(session, [1], name)], step=step([session], 0, text[None, :4]))
-        stream.send(closes=[pb.CloseSession(session=session)])  # which has no answer
+        stream.send(closes=[pb.CloseSession(session=session)])  # a close has no answer
     stream.end()
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process, all threads; to the nanosecond."""
+    """Returns the CPU time of all threads of a process, with a resolution of nanoseconds."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def answer_cost(server: DraftServer, page: str) -> str:
-    """A row: what one answer is and takes."""
+    """Returns a row: size and cost of one answer."""
     body = get(server.http, page)
     plain = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
     series = sum(not row.startswith("#") for row in plain.decode().splitlines()) if page == "/metrics" else None
     started = time.monotonic()
     before = cpu_seconds(server.pid)
-    for _ in range(BURST):  # one a second: the server answers no sooner
+    for _ in range(BURST):  # one per second, because the server computes no more
         get(server.http, page)
     busy, seconds = cpu_seconds(server.pid) - before, time.monotonic() - started
     before = cpu_seconds(server.pid)
@@ -98,7 +99,7 @@ def answer_cost(server: DraftServer, page: str) -> str:
 
 
 def steps(server: DraftServer, scraper: Child[Scraper], seconds: float) -> list[str]:
-    """Rows: what the worker's steps take, by turns with and without a scraper."""
+    """Yields rows: the latency of the worker's steps, in turns with and without a scraper."""
     worker = Worker(server.endpoint)
     taken: dict[str, list[float]] = {"nothing": [], **{page: [] for page in PAGES}}
     for _ in range(TURNS):

@@ -1,1 +1,1 @@
-"""Inside real vLLM."""
+"""Measurements in real vLLM."""

@@ -1,4 +1,4 @@
-"""How long a process spends in some methods of a class."""
+"""Measures the time that a process spends in some methods of a class."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -12,9 +12,9 @@ HOOKS = ("begin", "announce", "ask", "tell", "collect", "finish", "settle")
 
 
 class Stopwatch:
-    """The seconds that calls took, counting from when it was made or set back; of calls within calls the outer ones.
+    """Counts the seconds in calls since it was made or reset. Of nested calls, it counts the outer ones.
 
-    Replaces the methods `names` of the class `owner`, for as long as the process lives.
+    It replaces the methods `names` of the class `owner`, for the life of the process.
     """
 
     def __init__(self, owner: type | None = None, names: Iterable[str] = ()) -> None:
@@ -38,7 +38,7 @@ class Stopwatch:
 
 
 def in_histospec() -> Stopwatch:
-    """For the adapter's calls to the client."""
+    """Returns a counter for the adapter's calls to the client."""
     from histospec.client.vllm.sessions import RequestSessions
 
     return Stopwatch(RequestSessions, HOOKS)

@@ -1,4 +1,4 @@
-"""The RL run of examples/tiny_rl in two parts: training, which keeps each epoch's policy, and rollouts on those."""
+"""The RL run of examples/tiny_rl in two parts: training, which keeps the policies of all epochs, and rollouts."""
 
 import sys
 from collections.abc import Iterator
@@ -41,14 +41,14 @@ def train(
     options: dict[str, Any] | None = None,
     minibatches: int = 4,
 ) -> None:
-    """Trains a policy on rollouts without drafts; `folder/N` takes the policy that epoch N rolls out.
+    """Trains a policy on rollouts without drafts. Writes the policy for the rollouts of epoch N to `folder/N`.
 
     Args:
-        folder: where the policies go.
+        folder: folder of the policies.
         size: see `settings`.
         model: the policy of epoch 1, in place of the demo's.
-        options: arguments of vLLM for it.
-        minibatches: updates a pass; more of them need less memory.
+        options: vLLM's arguments for it.
+        minibatches: updates per pass; more of them need less memory.
 
     """
     torch.manual_seed(size.seed)
@@ -69,8 +69,12 @@ def train(
 
 
 def roll_out(folder: Path, size: Settings, options: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """All epochs on the policies of `train`, with vLLM's arguments `options`; yields the counts of each."""
-    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/patches/cpu.py)
+    """Generates the rollouts of all epochs with the policies of `train` and vLLM's arguments `options`.
+
+    Yields:
+        The counts of each epoch.
+    """
+    cpu.install()  # without it, vLLM's CPU build rejects drafts at random (see client/vllm/patches/cpu.py)
     engine = RolloutEngine(folder / "1", size.concurrency, options)
     engine.warm_up()
     repeated = [problem for problem in problems(size) for _ in range(size.samples)]

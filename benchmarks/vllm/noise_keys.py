@@ -1,13 +1,13 @@
-"""What the noise of coupled sampling should be keyed by: the position, or the last k tokens.
+"""Compares keys for the noise of coupled sampling: the position, or the last k tokens.
 
     python -m benchmarks.vllm.noise_keys --seeds 2
 
-The RL run of examples/tiny_rl, sampled in torch. At each epoch the same policy answers every prompt with each kind of
-noise, from the seeds of the epoch before; the engine drafts for all of them, from the responses that the same kind gave
-last epoch. So the kinds see the same policies, and only what repeats differs. The policy trains on independent draws.
+It makes the RL run of examples/tiny_rl, sampled in torch. In each epoch the same policy answers every prompt with each
+kind of noise and the seeds of the epoch before. The engine drafts for each kind from its responses of the last epoch.
+All kinds thereby have the same policies, and differ only in the repetition. The policy trains on independent draws.
 
-Noise of the last k tokens is that of their hash and of how often they stood in this response before: what repeats
-inside a response must not repeat its noise. It should survive insertions, which noise of the position does not.
+Noise of the last k tokens is a function of their hash and of how often they occurred before in this response, so that
+repeated text does not repeat its noise. It should survive insertions, which noise of the position does not.
 """
 
 import argparse
@@ -35,12 +35,12 @@ Key = Callable[[list[int], Counter[bytes]], int]
 
 
 def by_position(response: list[int], seen: Counter[bytes]) -> int:
-    """Noise of how many tokens there are."""
+    """Returns the position, as a key of the noise."""
     return len(response)
 
 
 def by_last(k: int) -> Key:
-    """Noise of the last k tokens, and of how often they were there."""
+    """Returns a function whose key of the noise is the last k tokens and how often they occurred before."""
 
     def key(response: list[int], seen: Counter[bytes]) -> int:
         last = np.asarray([len(response[-k:]), *response[-k:]], "<i4").tobytes()
@@ -56,7 +56,7 @@ KINDS: dict[str, Key] = {"position": by_position, **{f"last {k}": by_last(k) for
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def sample(model: LlamaForCausalLM, prompts: list[list[int]], seeds: torch.Tensor, key: Key) -> list[list[int]]:
-    """A response a prompt, each token the best with its noise."""
+    """Returns one response per prompt, in which each token is the argmax with its noise."""
     responses: list[list[int]] = [[] for _ in prompts]
     seen: list[Counter[bytes]] = [Counter() for _ in prompts]
     running, cache = list(range(len(prompts))), None
@@ -83,14 +83,14 @@ def sample(model: LlamaForCausalLM, prompts: list[list[int]], seeds: torch.Tenso
 
 
 class Drafter:
-    """The engine, told of one kind of noise."""
+    """The engine with the responses of one kind of noise."""
 
     def __init__(self, named: bool) -> None:
-        """Sessions name their seeds, or do not: then there are no twins."""
+        """`named`: whether sessions give their seeds; without them there are no twins."""
         self.engine, self.named = Engine(memory_bytes=1 << 28), named
 
     def steps(self, prompts: list[list[int]], responses: list[list[int]], seeds: list[int], epoch: int) -> int:
-        """Steps that these responses take; they are history afterwards."""
+        """Returns how many steps these responses take, and adds them to the history."""
         sessions = [
             self.engine.open("run", prompt, seed=seed if self.named else None)
             for prompt, seed in zip(prompts, seeds, strict=True)
@@ -121,7 +121,7 @@ class Drafter:
 
 
 def main() -> None:
-    """Prints a row a kind."""
+    """Prints one row per kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     arguments = parser.parse_args()

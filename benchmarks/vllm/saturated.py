@@ -1,16 +1,16 @@
-"""A large batch in real vLLM, where drafts hardly pay or not at all: is it slower than without speculation?
+"""Measures large batches in real vLLM, for which drafts hardly pay: are they slower than without speculation?
 
     python -m benchmarks.vllm.saturated             # needs vllm; twelve minutes on two cores
     python -m benchmarks.vllm.saturated --heavy 16  # a policy so slow that every token of a batch costs: saturated
-    python -m benchmarks.vllm.saturated --quick     # proves that it runs; the figures mean nothing
+    python -m benchmarks.vllm.saturated --quick     # to check that it runs; the figures mean nothing
 
-Two engines with the same configuration in one process differ by several percent, for as long as the process lives: by
-where their memory lies. So several processes, each with the engines in another order, roll out the demo's policy in
-turns, and the median over processes is stated.
+Two engines with the same configuration in one process differ by several percent for the life of the process, because of
+the location of their memory. So several processes, each with the engines in another order, generate rollouts of the
+demo's policy in turns, and the result is the median over processes.
 
-A step of the demo's policy is mostly vLLM's own work in Python, which a drafted token hardly adds to. `--heavy N` gives
-each layer N times as many neurons, all new ones with weights of zero: it writes the same, and takes the time of a
-policy whose arithmetic fills the machine.
+A step of the demo's policy is mostly vLLM's own work in Python, to which a drafted token adds little. `--heavy N` gives
+each layer N times as many neurons; the new ones have weights of zero. The policy then generates the same text in the
+time of a policy whose arithmetic uses the whole machine.
 """
 
 import argparse
@@ -40,7 +40,7 @@ COSTS = {"HistoSpec, learned cost": "auto", "HistoSpec, cost 1": "1"}
 
 
 def main() -> None:
-    """Prints the table, or one process' figures."""
+    """Prints the table, or the figures of one process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one process, one round")
     parser.add_argument("--processes", type=int, default=6)
@@ -71,7 +71,7 @@ def _cells(engine: str, parts: list[dict[str, Figures]]) -> list[str]:
 
 
 def widened(model: "LlamaForCausalLM", times: int) -> "LlamaForCausalLM":
-    """The same policy with `times` as many neurons a layer; those that are new have weights of zero. In float32."""
+    """Returns the same policy with `times` as many neurons per layer, the new ones with weights of zero, in float32."""
     from torch import float32, nn
     from transformers import LlamaForCausalLM
 
@@ -88,7 +88,7 @@ def widened(model: "LlamaForCausalLM", times: int) -> "LlamaForCausalLM":
 
 
 def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, Figures]:
-    """Medians over the rounds, by engine: seconds a token, tokens a step, the share of the time spent in our calls."""
+    """Returns medians over the rounds by engine: seconds per token, tokens per step, share of HistoSpec's calls."""
     from benchmarks.vllm import epochs
     from benchmarks.vllm.calls import in_histospec
     from examples.tiny_rl import policy
@@ -113,8 +113,8 @@ def roll_out(turn: int, rounds: int, batch: int, heavy: int) -> dict[str, Figure
             for engine in order:
                 ours.seconds = 0.0
                 rollouts = engines[engine].generate(epochs.prompts(size), samples, 0)
-                if number:  # the first warms up
-                    # Samples differ in length; a token is what the time is for.
+                if number:  # the first one warms up
+                    # Time per token, because samples differ in length.
                     figures[engine].append(
                         {
                             "seconds": rollouts.seconds / rollouts.tokens,

@@ -1,11 +1,12 @@
-"""HistoSpec beside vLLM's own suffix decoding, in real vLLM, on the policies of a real RL run.
+"""Compares HistoSpec with vLLM's own suffix decoding, in real vLLM, on the policies of a real RL run.
 
     python -m benchmarks.vllm.suffix                # needs vllm and arctic-inference; half an hour on two cores
-    python -m benchmarks.vllm.suffix --quick        # proves that it runs; the figures mean nothing
+    python -m benchmarks.vllm.suffix --quick        # to check that it runs; the figures mean nothing
 
 The run of examples/tiny_rl is trained once, without drafts, and the policy of every epoch is kept. Then each method
-rolls out every epoch on those weights: the same prompts, sampling and seeds, one engine for all epochs, so that each
-has the history that it would have in the run. Every method and seed has a process of its own; methods take turns.
+generates the rollouts of every epoch with those weights and the same prompts, sampling and seeds. One engine runs all
+epochs, so that each method has the history of the run. Every method and seed has a process of its own; methods take
+turns.
 """
 
 import argparse
@@ -27,7 +28,7 @@ Epochs = list[dict[str, float]]
 """The counts of each, see epochs.roll_out."""
 
 DRAFTED = 16
-COST = 0.05  # at which the speed-up S_c of a method is stated
+COST = 0.05  # verify cost of the speed-up S_c in the table
 
 
 def suffix(**options: float) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def suffix(**options: float) -> dict[str, Any]:
 
 
 METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
-    # name: environment, vLLM's arguments; None are HistoSpec's
+    # name: environment, vLLM's arguments; None: those of HistoSpec
     "HistoSpec": ({"HISTOSPEC_VERIFY_COST": str(COST)}, None),
     "HistoSpec, learned cost": ({"HISTOSPEC_VERIFY_COST": "auto"}, None),
     "suffix, defaults": ({}, suffix()),
@@ -47,7 +48,7 @@ METHODS: dict[str, tuple[dict[str, str], dict[str, Any] | None]] = {
 
 
 def main() -> None:
-    """Runs the comparison, or a part of it in a process of its own."""
+    """Runs the comparison, or one part of it in a child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     parser.add_argument("--seeds", type=int, default=3)
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def part(method: str, seed: int, folder: Path, quick: bool) -> Epochs:
-    """What one method makes of the policies in the folder."""
+    """Runs one method on the policies in the folder."""
     from benchmarks.vllm import epochs
     from examples.tiny_rl.rollout import DRAFTS
 
@@ -73,7 +74,7 @@ def part(method: str, seed: int, folder: Path, quick: bool) -> Epochs:
 
 
 def compare(quick: bool, seeds: int) -> dict[str, list[Epochs]]:
-    """Prints the table of methods, medians over the seeds. -> the figures of each method, seed by seed."""
+    """Prints the table of methods, with medians over the seeds. Returns the figures of each method, seed by seed."""
     from benchmarks.vllm import epochs
 
     results: dict[str, list[Epochs]] = {method: [] for method in METHODS}
@@ -100,7 +101,7 @@ def _cells(method: str, runs: list[Epochs]) -> list[str]:
 
 
 def summary(epochs: Epochs) -> dict[str, float]:
-    """What epochs 2 and later come to."""
+    """Returns the figures of epochs 2 and later."""
     total = {key: sum(epoch[key] for epoch in epochs[1:]) for key in epochs[0]}
     return {
         "tokens_a_step": total["tokens"] / total["steps"],

@@ -1,4 +1,4 @@
-"""`python -m histospec.client.doctor`, and `histospec` where the client is installed alone."""
+"""The command `python -m histospec.client.doctor`, and `histospec` in an installation with the client alone."""
 
 import os
 import sys
@@ -8,12 +8,12 @@ from histospec.client.doctor.command import main
 
 
 def doctor() -> int:
-    """The doctor as a process of its own. -> its exit code."""
+    """Runs the doctor with the arguments of this process. Returns its exit code."""
     return _run(lambda: main(sys.argv[1:]))
 
 
 def client_only() -> int:
-    """The command `histospec` of an installation that has no server."""
+    """Runs the command `histospec` of an installation without the server. Returns its exit code."""
     words = sys.argv[1:]
     if words[:1] == ["doctor"]:
         return _run(lambda: main(words[1:]))
@@ -33,12 +33,12 @@ _ALONE = (
 
 def _run(command: Callable[[], int]) -> int:
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters that the terminal cannot show
     try:
         return command()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # such as `| head`; else the interpreter tries again at its end
+    except BrokenPipeError:  # e.g. `| head`; with the pipe as stdout the interpreter would try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
 

@@ -1,4 +1,4 @@
-"""What each shard says, judged: pure functions from facts to findings."""
+"""Checks of the facts about each shard: pure functions from facts to findings."""
 
 from collections.abc import Iterator
 
@@ -7,23 +7,23 @@ from histospec.client.doctor.facts import Facts, Failure
 from histospec.client.doctor.findings import Finding, bad, ok, warn
 
 CLOCK = 60.0
-"""Seconds that two clocks may differ."""
+"""How many seconds two clocks may differ."""
 SOME_LATE = 0.1
-"""Share of the steps that may miss the deadline."""
+"""The share of steps that may miss the deadline."""
 TOKEN = "set HISTOSPEC_TOKEN, or HISTOSPEC_TOKEN_FILE, to a token in the server's --tokens file"
 
 
 def endpoint(facts: Facts) -> Iterator[Finding]:
-    """Is a draft server there, and does it answer?"""
+    """Does a draft server answer at the address?"""
     for shard in facts.shards:
         name, address = shard.endpoint.name, shard.endpoint.address
         if shard.trouble is not None:
             yield bad("endpoint", f"{address}: {shard.trouble.text}", shard.trouble.advice, name)
         elif not shard.drafts:
-            yield bad("endpoint", f"{address} speaks gRPC, but is no draft server", "is this the right port?", name)
+            yield bad("endpoint", f"{address} speaks gRPC, but is no draft server", "check the port", name)
         elif shard.failure is not None and shard.failure.code not in ("UNAUTHENTICATED", "UNIMPLEMENTED"):
-            text = f"{address} takes connections, but does not answer: {_words(shard.failure)}"
-            yield bad("endpoint", text, "look at the server's log; is it draining, or overloaded?", name)
+            text = f"{address} accepts connections, but does not answer: {_words(shard.failure)}"
+            yield bad("endpoint", text, "read the server's log; it may be draining or overloaded", name)
         else:
             how = "over TLS" if facts.config.tls is not None else "in plain text"
             yield ok("endpoint", f"{address} answers {how}", name)
@@ -36,7 +36,7 @@ def shards(facts: Facts) -> Iterator[Finding]:
         yield warn(
             "shards",
             f"the service has shards that HISTOSPEC_ENDPOINT does not list: {names}",
-            "list the same shards for all workers, or let them be found with discover://HOST:PORT",
+            "list the same shards for all workers, or discover them with discover://HOST:PORT",
         )
 
 
@@ -53,7 +53,7 @@ def token(facts: Facts) -> Iterator[Finding]:
         lost = [what for right, what in _LOST.items() if right not in rights]
         namespace = facts.config.namespace
         if not rights:
-            text = f"the token is good, but not for namespace {namespace!r}"
+            text = f"the token is valid, but not for namespace {namespace!r}"
             advice = "correct HISTOSPEC_NAMESPACE, or add it to the token's `namespaces` in the server's --tokens file"
             yield bad("token", text, advice, name)
         elif lost:
@@ -64,25 +64,25 @@ def token(facts: Facts) -> Iterator[Finding]:
             yield ok("token", f"{who} may {', '.join(rights)} in namespace {namespace!r}", name)
 
 
-_LOST = {"read": "no drafts are made", "write": "no response is remembered"}
-"""By right: what happens without it."""
+_LOST = {"read": "the worker gets no drafts", "write": "the server stores no responses"}
+"""What happens without each right."""
 
 
 def loading(facts: Facts) -> Iterator[Finding]:
     """Has the server loaded its store?"""
     for shard, told in facts.answering:
         if not told.loaded:
-            text = "the server is still loading its store; until then it seems to know less than it does"
-            advice = "wait until its log says `loaded`; sessions need not wait: it reads what they ask for first"
+            text = "the server is still loading its store; until then it reports fewer responses than it has"
+            advice = "wait until its log says `loaded`; sessions need not wait, because it loads their problems first"
             yield warn("loading", text, advice, shard.endpoint.name)
 
 
 def store(facts: Facts) -> Iterator[Finding]:
-    """Can responses be stored?"""
+    """Can the server store responses?"""
     for shard, told in facts.answering:
         if told.trouble:
             yield bad(
-                "store", f"no response can be stored: {told.trouble}", "see the server's log", shard.endpoint.name
+                "store", f"the server cannot store responses: {told.trouble}", "read its log", shard.endpoint.name
             )
 
 
@@ -95,7 +95,7 @@ def clock(facts: Facts) -> Iterator[Finding]:
             yield warn(
                 "clock",
                 f"the server's clock is {_duration(off)} {way} this machine's",
-                "set both by NTP; until then logs do not match, and certificates may look expired",
+                "set both by NTP; until then the times in logs differ, and certificates may seem expired",
                 shard.endpoint.name,
             )
         else:
@@ -103,7 +103,7 @@ def clock(facts: Facts) -> Iterator[Finding]:
 
 
 def version(facts: Facts) -> Iterator[Finding]:
-    """Are server and client of one version?"""
+    """Have server and client the same version?"""
     for shard in facts.shards:
         name = shard.endpoint.name
         if shard.failure is not None and shard.failure.code == "UNIMPLEMENTED" and shard.drafts:
@@ -120,7 +120,7 @@ def version(facts: Facts) -> Iterator[Finding]:
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
-    """Does the server take what vLLM will ask for?"""
+    """Do the server's limits allow what vLLM will ask for?"""
     wanted = facts.demand
     for shard, told in facts.answering:
         name = shard.endpoint.name
@@ -128,9 +128,9 @@ def limits(facts: Facts) -> Iterator[Finding]:
         server = ServerLimits(sessions=told.limits.get("sessions", UNLIMITED))
         running = Room.of(facts.config.limits, server).running
         if drafts < wanted.draft_tokens:
-            text = f"the server drafts {drafts} tokens at most; "
+            text = f"the server drafts at most {drafts} tokens; "
             text += f"vLLM asks for {wanted.draft_tokens} (num_speculative_tokens)"
-            yield warn("limits", text, "raise --max-draft-tokens of the server, or ask for fewer", name)
+            yield warn("limits", text, "raise --max-draft-tokens of the server, or lower num_speculative_tokens", name)
         if running < wanted.sequences:
             text = f"the server takes {running} sequences of a worker; vLLM runs {wanted.sequences} (max_num_seqs)"
             yield warn("limits", text, "raise --max-sessions-per-stream of the server", name)
@@ -140,13 +140,13 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 
 def step(facts: Facts) -> Iterator[Finding]:
-    """Do drafts come within the deadline?"""
+    """Do drafts arrive within the deadline?"""
     deadline = facts.config.timeouts.step
     for shard in facts.shards:
         name, seconds = shard.endpoint.name, sorted(shard.steps)
         if shard.step_failure is not None:
             text = f"a step failed: {_words(shard.step_failure)}"
-            yield bad("step", text, "look at the server's log; is it draining, or overloaded?", name)
+            yield bad("step", text, "read the server's log; it may be draining or overloaded", name)
         if not seconds:
             continue
         median, slowest = seconds[len(seconds) // 2], seconds[-1]
@@ -154,15 +154,15 @@ def step(facts: Facts) -> Iterator[Finding]:
         text = f"{len(seconds)} steps took {_ms(median)} at the median, {_ms(slowest)} at most; the deadline is"
         text += f" {_ms(deadline)}"
         if median > deadline:
-            yield bad("step", f"{text}, so that drafts come too late", _NEARER, name)
+            yield bad("step", f"{text}; drafts arrive too late", _NEARER, name)
         elif late > SOME_LATE * len(seconds):
-            yield warn("step", f"{text}, which {late} missed", _NEARER, name)
+            yield warn("step", f"{text}; {late} steps missed it", _NEARER, name)
         elif shard.step_failure is None:
             yield ok("step", text, name)
 
 
 _NEARER = (
-    "put the server nearer, give it more CPUs or more shards, or raise HISTOSPEC_DEADLINE "
+    "move the server nearer to the worker, give it more CPUs or more shards, or raise HISTOSPEC_DEADLINE "
     '(docs/troubleshooting.md, "Drafts are late")'
 )
 

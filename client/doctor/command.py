@@ -1,4 +1,4 @@
-"""`histospec doctor`: the words of its command line, and what it returns."""
+"""The command line of `histospec doctor`."""
 
 import argparse
 import asyncio
@@ -31,16 +31,20 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     worker_checks.vllm,
     worker_checks.runner,
 )
-"""In the order in which one thing needs the other."""
+"""In the order of their dependencies: later checks need what earlier ones test."""
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """All findings, in the order of the checks."""
+    """Runs all checks. Returns their findings in order."""
     return merged((finding for check in CHECKS for finding in check(facts)), len(facts.shards))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Asks, judges and prints. -> 0 no problem, 1 a problem, 2 wrong arguments or settings."""
+    """Gathers facts, checks them and prints the findings.
+
+    Returns:
+        The exit code: 0 no problem, 1 a problem, 2 wrong arguments or settings.
+    """
     try:
         options = _parser().parse_args(list(argv))
         config = _config(options)
@@ -64,17 +68,17 @@ def _parser() -> argparse.ArgumentParser:
     usual = Demand()
     parser = _Parser(
         prog="histospec doctor",
-        description="Find out why a worker gets no drafts, or its responses are lost, and what to do. Run it where the "
-        "worker runs: it reads the same HISTOSPEC_ variables. It leaves nothing behind on the server.",
-        epilog="Exit code: 0 no problem (warnings are none), 1 a problem, 2 wrong arguments or settings.",
+        description="Find out why a worker gets no drafts or why its responses are lost, and what to do. Run it where "
+        "the worker runs: it reads the same HISTOSPEC_ variables. It leaves nothing behind on the server.",
+        epilog="Exit code: 0 no problem, perhaps warnings; 1 a problem; 2 wrong arguments or settings.",
     )
     parser.add_argument("--endpoint", help="as HISTOSPEC_ENDPOINT: HOST:PORT[,...] or discover://HOST:PORT")
     parser.add_argument("--namespace", help="as HISTOSPEC_NAMESPACE: the name of the run")
-    parser.add_argument("--token-file", metavar="FILE", help="as HISTOSPEC_TOKEN_FILE: holds a bearer token")
+    parser.add_argument("--token-file", metavar="FILE", help="as HISTOSPEC_TOKEN_FILE: file with the bearer token")
     parser.add_argument("--tls", action="store_true", help="use TLS, with the authorities of the system")
     parser.add_argument("--tls-ca", metavar="FILE", help="as HISTOSPEC_TLS_CA: authorities of the server's certificate")
-    parser.add_argument("--tls-cert", metavar="FILE", help="as HISTOSPEC_TLS_CERT: a certificate to show")
-    parser.add_argument("--tls-key", metavar="FILE", help="as HISTOSPEC_TLS_KEY: its key")
+    parser.add_argument("--tls-cert", metavar="FILE", help="as HISTOSPEC_TLS_CERT: the client's certificate")
+    parser.add_argument("--tls-key", metavar="FILE", help="as HISTOSPEC_TLS_KEY: the key of that certificate")
     parser.add_argument(
         "--draft-tokens",
         metavar="N",
@@ -90,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         help="max_num_seqs of vLLM (default: %(default)s)",
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, default=5.0, help="for each question (default: %(default)g)"
+        "--timeout", metavar="SECONDS", type=_seconds, default=5.0, help="for each call (default: %(default)g)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.add_argument("--json", action="store_true", help="print the findings as one JSON value")
     return parser
 
 
@@ -113,7 +117,7 @@ def _seconds(text: str) -> float:
 
 
 def _config(options: argparse.Namespace) -> Config:
-    """The configuration of a worker with these options. Raises ConfigurationError."""
+    """Returns the configuration of a worker with these options. Raises ConfigurationError."""
     config = configure(options.endpoint, options.namespace)
     if options.token_file is not None:
         config = replace(config, token=None, token_file=options.token_file)
@@ -121,7 +125,7 @@ def _config(options: argparse.Namespace) -> Config:
     given = {name: path for name, path in given.items() if path is not None}
     if given or options.tls:
         config = replace(config, tls=replace(config.tls or Tls(), **given))
-    bearer(config)  # raises now what every call would raise
+    bearer(config)  # raises here instead of at each call
     if config.tls is not None:
         config.tls.credentials()
     return config

@@ -1,4 +1,4 @@
-"""What was found out, before it is judged."""
+"""The facts that the checks work on."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from histospec.client.values import Inspection
 
 @dataclass(frozen=True)
 class Demand:
-    """What vLLM is going to ask for."""
+    """What vLLM will ask for."""
 
     draft_tokens: int = 16
     """`num_speculative_tokens`"""
@@ -22,59 +22,60 @@ class Failure:
     """A call that failed."""
 
     code: str
-    """Of gRPC, such as UNAUTHENTICATED."""
+    """Status code of gRPC, such as UNAUTHENTICATED."""
     details: str
 
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """One shard."""
+    """Facts about one shard."""
 
     endpoint: Endpoint
     trouble: Trouble | None = None
-    """What keeps a connection from being made; then the rest is not known."""
+    """Why there is no connection; the other facts are then missing."""
     failure: Failure | None = None
-    """Why it does not say what it knows; None: it does."""
+    """Why the call Inspect failed; None if it succeeded."""
     inspection: Inspection | None = None
     ahead: float = 0.0
-    """Seconds that its clock is ahead of this machine's ..."""
+    """How many seconds its clock is ahead of this machine's."""
     doubt: float = 0.0
-    """... give or take this: half the time of the call."""
+    """Uncertainty of `ahead`, in seconds: half the time of the call."""
     drafts: bool = True
-    """Whether it is a draft server at all."""
+    """Whether it is a draft server."""
     known: tuple[Endpoint, ...] = ()
-    """The shards that it knows, itself among them."""
+    """The shards that it knows, including itself."""
     steps: tuple[float, ...] = ()
     """Seconds that each step took, from here to the engine and back."""
     step_failure: Failure | None = None
+    """Why a step failed; None if all succeeded."""
 
 
 @dataclass(frozen=True)
 class Vllm:
-    """The vLLM of this environment."""
+    """Facts about vLLM in this environment."""
 
     version: str
     runner: str | None
-    """VLLM_USE_V2_MODEL_RUNNER; None: it is not set."""
+    """Value of VLLM_USE_V2_MODEL_RUNNER; None if it is not set."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it."""
+    """All facts."""
 
     config: Config
     version: str
-    """Of this client."""
+    """Version of this client."""
     demand: Demand = Demand()
     shards: tuple[ShardFacts, ...] = ()
     others: tuple[Endpoint, ...] = ()
-    """Shards that the listed ones know, and the list lacks."""
+    """Shards that the listed shards know but the list does not contain."""
     vllm: Vllm | None = None
-    """None: it is not installed here."""
+    """None if vLLM is not installed here."""
     adapter: str = ""
-    """What is wrong with the settings of the vLLM adapter; empty where nothing is."""
+    """What is wrong with the settings of the vLLM adapter; empty if they are valid."""
 
     @property
     def answering(self) -> list[tuple[ShardFacts, Inspection]]:
-        """The shards that say what they know."""
+        """The shards whose call Inspect succeeded."""
         return [(shard, shard.inspection) for shard in self.shards if shard.inspection is not None]

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The findings of checks."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -9,40 +9,40 @@ Level = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """One finding of a check."""
 
     level: Level
-    """ok; warn: odd, and perhaps meant; bad: drafts or responses are lost."""
+    """ok; warn: unusual, and perhaps intended; bad: drafts or responses are lost."""
     check: str
-    """What was looked at, in one word."""
+    """The subject of the check, in one word."""
     text: str
     advice: str = ""
-    """What to do; empty where there is nothing to do."""
+    """What to do; empty if there is nothing to do."""
     shard: str = ""
-    """Of which shard it is said; empty: of all."""
+    """The shard that it is about; empty: all shards."""
 
     def as_json(self) -> dict[str, str]:
-        """For `--json`."""
+        """Returns the fields for `--json`."""
         return asdict(self)
 
 
 def ok(check: str, text: str, shard: str = "") -> Finding:
-    """As it should be."""
+    """Returns a finding without a problem."""
     return Finding("ok", check, text, "", shard)
 
 
 def warn(check: str, text: str, advice: str, shard: str = "") -> Finding:
-    """Odd, and perhaps meant."""
+    """Returns a finding that is unusual, and perhaps intended."""
     return Finding("warn", check, text, advice, shard)
 
 
 def bad(check: str, text: str, advice: str, shard: str = "") -> Finding:
-    """Drafts or responses are lost."""
+    """Returns a finding that costs drafts or responses."""
     return Finding("bad", check, text, advice, shard)
 
 
 def merged(findings: Iterable[Finding], shards: int) -> list[Finding]:
-    """The same, but what is said of every shard is said once."""
+    """Returns the findings, with one finding in place of equal ones about every shard."""
     out: list[Finding] = []
     found = list(findings)
     for finding in found:
@@ -54,5 +54,5 @@ def merged(findings: Iterable[Finding], shards: int) -> list[Finding]:
 
 
 def counted(number: int, what: str) -> str:
-    """`1 problem`, `2 problems`."""
+    """Returns a number with its noun: `1 problem`, `2 problems`."""
     return f"{number} {what}{'' if number == 1 else 's'}"

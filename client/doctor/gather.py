@@ -1,7 +1,7 @@
-"""Asks the servers, and looks at this environment: everything that the doctor does besides thinking.
+"""Gathers facts from the servers and from this environment. All input and output of the doctor is here and in `report`.
 
-Nothing stays behind on a server. The steps are real ones, through the stream, the checks and the engine; but they name
-a session that is not open, because an open would make the namespace, and count a lookup.
+The calls leave nothing behind on a server. The steps pass through the stream, the checks and the engine, but for a
+session that is not open, because opening one would create the namespace and count a lookup.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 
 STEPS = 20
-"""How many are timed."""
+"""How many steps are timed."""
 
 
 async def gather(config: Config, demand: Demand, timeout: float) -> Facts:
-    """What there is to know. Each question takes `timeout` seconds at most; shards are asked side by side."""
+    """Returns all facts. Each call takes at most `timeout` seconds; shards are asked in parallel."""
     visit = _Visit(config, demand, timeout)
     shards = await visit.shards(await _addresses(config))
     members = {shard.name: shard for facts in shards for shard in facts.known}
     known = {facts.endpoint.address: facts for facts in shards}
     others = [shard for shard in members.values() if shard.address not in known]
-    if config.discover and members:  # as a client does, which forgets addresses that do not answer
+    if config.discover and members:  # a client, too, then uses the shards' own addresses
         known |= {facts.endpoint.address: facts for facts in await visit.shards(others)}
         shards = [replace(known[shard.address], endpoint=shard) for shard in members.values()]
     asked = {facts.endpoint.name for facts in shards}
@@ -57,7 +57,7 @@ async def gather(config: Config, demand: Demand, timeout: float) -> Facts:
 
 
 async def _addresses(config: Config) -> list[Endpoint]:
-    """Where to ask; a name that leads nowhere is one of them, and says so when it is asked."""
+    """Returns the addresses to ask. A name that cannot be resolved stays among them, so that its call reports why."""
     if not config.discover:
         return list(config.endpoints)
     found = await asyncio.gather(*map(discovery.resolve, config.endpoints), return_exceptions=True)
@@ -69,16 +69,16 @@ async def _addresses(config: Config) -> list[Endpoint]:
 
 
 class _Visit:
-    """To some shards, with the same questions."""
+    """Makes the same calls to several shards."""
 
     def __init__(self, config: Config, demand: Demand, timeout: float) -> None:
         self._config = config
         self._demand = demand
         self._timeout = timeout
-        self._timing = asyncio.Lock()  # one shard's steps at a time: they are timed
+        self._timing = asyncio.Lock()  # the steps of one shard at a time, because they are timed
 
     async def shards(self, endpoints: Sequence[Endpoint]) -> list[ShardFacts]:
-        """What each of them says."""
+        """Returns the facts about each of these shards."""
         return await asyncio.gather(*map(self._shard, endpoints))
 
     async def _shard(self, endpoint: Endpoint) -> ShardFacts:
@@ -97,7 +97,7 @@ class _Visit:
                 facts = replace(facts, known=tuple(discovery.named(topology, endpoint)))
             if isinstance(answer, Failure):
                 facts = replace(facts, failure=answer)
-                if not (_unknown(answer) and facts.drafts):  # else it is an older server
+                if not (_unknown(answer) and facts.drafts):  # an older server has no Inspect, but it has steps
                     return facts
             else:
                 told = calls.read_inspection(answer)
@@ -108,7 +108,7 @@ class _Visit:
             return replace(facts, steps=tuple(seconds), step_failure=failure)
 
     async def _call(self, method: Any, request: Any) -> Any:
-        """The answer, or the Failure."""
+        """Returns the answer, or the Failure."""
         try:
             return await method(request, timeout=self._timeout, metadata=metadata(self._config))
         except grpc.aio.AioRpcError as error:
@@ -117,7 +117,7 @@ class _Visit:
             return Failure(type(error).__name__, str(error))
 
     async def _steps(self, stub: Any, told: Inspection | None) -> tuple[list[float], Failure | None]:
-        """Seconds that each step took after the first, which opens the stream; and why there are no more."""
+        """Times steps. Returns the seconds of each after the first, which opens the stream, and why a step failed."""
         wanted = self._demand.draft_tokens
         step = pb.Step(
             sessions=np.zeros(1, UINT64).tobytes(),
@@ -135,7 +135,7 @@ class _Visit:
                 await stream.write(pb.DraftRequest(sequence=sequence, step=step))
                 answer = await asyncio.wait_for(stream.read(), self._timeout)
                 if answer is grpc.aio.EOF or answer.sequence != sequence:  # type: ignore[attr-defined]
-                    return seconds, Failure("INTERNAL", "a step is answered by something else")
+                    return seconds, Failure("INTERNAL", "the answer to a step has another sequence number")
                 if sequence > 0:
                     seconds.append(time.perf_counter() - started)
                     if time.monotonic() > end:
@@ -154,7 +154,7 @@ class _Visit:
 
 
 def _unknown(answer: Any) -> bool:
-    """Whether there is no such call."""
+    """Returns whether the server does not have this call."""
     return isinstance(answer, Failure) and answer.code == grpc.StatusCode.UNIMPLEMENTED.name
 
 
@@ -163,7 +163,7 @@ def _failure(error: grpc.aio.AioRpcError) -> Failure:
 
 
 def _adapter() -> str:
-    """What is wrong with the settings of the adapter, or nothing."""
+    """Returns what is wrong with the settings of the adapter; an empty text if they are valid."""
     try:
         AdapterConfig.from_environment()
     except ValueError as error:
@@ -172,7 +172,7 @@ def _adapter() -> str:
 
 
 def _vllm() -> Vllm | None:
-    """By the package that has the module: the build for CPUs has another name than the module."""
+    """Looks vLLM up by the package that contains the module, because the CPU build has another package name."""
     if find_spec("vllm") is None:
         return None
     names = packages.packages_distributions().get("vllm", [])
@@ -181,7 +181,7 @@ def _vllm() -> Vllm | None:
 
 
 def _installed(package: str) -> str | None:
-    """Its version; without importing it."""
+    """Returns the version of a package without importing it; None if it is not installed."""
     try:
         return packages.version(package)
     except packages.PackageNotFoundError:

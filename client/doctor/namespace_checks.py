@@ -1,4 +1,4 @@
-"""What the shards together hold of a namespace, judged."""
+"""Checks of what all shards together hold of the namespace."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ from histospec.client.doctor.facts import Facts
 from histospec.client.doctor.findings import Finding, counted, ok, warn
 
 ENOUGH = 64
-"""Sessions from which on it is no accident that none of them found its problem known."""
+"""If this many sessions found no history, that is no accident."""
 
 
 def namespace(facts: Facts) -> Iterator[Finding]:
-    """Has the namespace responses, or is there another of nearly its name?"""
+    """Does the namespace have responses, or is there another with a similar name?"""
     name = facts.config.namespace
     readable = [told for _, told in facts.answering if "read" in told.rights]
     if not readable:
@@ -35,7 +35,7 @@ def namespace(facts: Facts) -> Iterator[Finding]:
 
 
 def lookups(facts: Facts) -> Iterator[Finding]:
-    """Do prompts come back?"""
+    """Do prompts repeat?"""
     there = [told.namespace for _, told in facts.answering if told.namespace is not None]
     hit, miss = sum(one.lookups_hit for one in there), sum(one.lookups_miss for one in there)
     if hit == 0 and miss >= ENOUGH and any(one.newest_epoch > 0 for one in there):
@@ -43,12 +43,12 @@ def lookups(facts: Facts) -> Iterator[Finding]:
             "lookups",
             f"none of {miss} sessions was opened on a prompt that has responses",
             "the tokens of a prompt must be the same in each epoch: look for a date, a random number, another chat "
-            'template or tokenizer; or name problems (docs/troubleshooting.md, "vLLM is no faster")',
+            'template or tokenizer; or give explicit problem ids (docs/troubleshooting.md, "vLLM is no faster")',
         )
 
 
 def prompts(facts: Facts) -> Iterator[Finding]:
-    """Are the same prompts known in another namespace?"""
+    """Does another namespace have responses to the same prompts?"""
     hit = any(told.namespace is not None and told.namespace.lookups_hit for _, told in facts.answering)
     known: dict[str, int] = {}
     asked = 0
@@ -60,11 +60,11 @@ def prompts(facts: Facts) -> Iterator[Finding]:
         return
     other, number = max(known.items(), key=lambda one: (one[1], one[0]))
     text = f"{number} of its {asked} newest prompts also have responses in {other!r}"
-    if hit:  # a run before this one, on the same problems
+    if hit:  # probably an earlier run on the same problems
         yield ok("prompts", text)
     else:
         yield warn(
             "prompts",
             f"{text}, and no session of this namespace has found history",
-            "use one namespace for all workers and all epochs of a run; only another run needs another",
+            "use one namespace for all workers and all epochs of a run, and another one for another run",
         )

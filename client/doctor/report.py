@@ -1,4 +1,4 @@
-"""Findings for people, in 80 columns, and for programs."""
+"""Prints findings as text of 80 columns, or as JSON."""
 
 import json
 import textwrap
@@ -13,7 +13,7 @@ INDENT = 17
 
 
 def judged(findings: Sequence[Finding]) -> str:
-    """All of it in one sentence."""
+    """Returns a summary in one sentence."""
     numbers = {level: sum(finding.level == level for finding in findings) for level in MARKS}
     if numbers["bad"]:
         more = f", {counted(numbers['warn'], 'warning')}" if numbers["warn"] else ""
@@ -24,7 +24,7 @@ def judged(findings: Sequence[Finding]) -> str:
 
 
 def text(facts: Facts, findings: Sequence[Finding]) -> str:
-    """What people read."""
+    """Returns the report as text."""
     lines = [f"{_endpoints(facts)}, namespace {facts.config.namespace!r}", ""]
     for finding in findings:
         start = f"  {MARKS[finding.level]:4}  {finding.check:9}  "
@@ -36,7 +36,7 @@ def text(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
-    """What programs read."""
+    """Returns the report as JSON."""
     told = {
         "endpoint": _endpoints(facts),
         "namespace": facts.config.namespace,
@@ -53,7 +53,7 @@ def _endpoints(facts: Facts) -> str:
 
 
 def _wrapped(start: str, said: str) -> list[str]:
-    """Lines of at most COLUMNS, without the control characters that a namespace may contain."""
+    """Wraps a text at COLUMNS, and replaces control characters, which a namespace may contain."""
     shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in said)
     return textwrap.wrap(
         shown,

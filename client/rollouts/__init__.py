@@ -1,4 +1,4 @@
-"""SPEC-RL: new rollouts start from what old ones wrote, as far as the current policy accepts it.
+"""SPEC-RL with vLLM: new rollouts start with the prefix of an old response that the current policy accepts.
 
 ::
 
@@ -9,7 +9,7 @@
     rollouts = speculative.generate(prompts, SamplingParams(n=8, max_tokens=4096), epoch=3, ingest=False)
     speculative.commit(rollouts, rewards)
 
-Needs vLLM only as the `llm` that it is given. What is exact and what is not: docs/spec-rl.md.
+It imports nothing of vLLM. docs/spec-rl.md says what is exact and what is not.
 """
 
 from histospec.client.rollouts.acceptance import accept_prefix

@@ -1,4 +1,4 @@
-"""Which prefix of an old response the current policy keeps: Algorithm 1 of SPEC-RL (arXiv 2509.23232)."""
+"""The prefix of an old response that the current policy accepts: Algorithm 1 of SPEC-RL (arXiv 2509.23232)."""
 
 import math
 from typing import Any
@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 
 
 def accept_prefix(new_logprobs: Any, old_logprobs: Any, lenience: float, uniforms: Any) -> int:
-    """How many tokens of an old response survive: those before the first that is rejected.
+    """Returns how many tokens of an old response are kept: those before the first rejected one.
 
-    Token i survives while `uniforms[i] <= min(1, lenience * exp(new_logprobs[i] - old_logprobs[i]))`. At infinite
-    lenience every token survives that the current policy can write at all. Where the product is not defined (infinite
-    lenience on probability 0, or 0 / 0 of two policies that can both not write the token), the token is rejected.
+    Token i is kept if `uniforms[i] <= min(1, lenience * exp(new_logprobs[i] - old_logprobs[i]))`. With infinite
+    lenience every token with a probability above 0 under the current policy is kept. A token is rejected if the product
+    is undefined: infinite lenience times probability 0, or 0 / 0 if both policies give the token probability 0.
 
     Args:
         new_logprobs: float[n], log-probability of each old token under the current policy; -inf is probability 0.
         old_logprobs: float[n], the same under the policy that sampled it.
-        lenience: above 0. 1 is the plain ratio of the policies, more keeps more; math.inf keeps all that is possible.
+        lenience: above 0. 1 is the plain ratio of the policies; a larger value keeps more tokens; math.inf keeps all
+            tokens that the current policy can generate.
         uniforms: float[n], independent draws from [0, 1).
 
     Returns:
@@ -35,8 +36,8 @@ def accept_prefix(new_logprobs: Any, old_logprobs: Any, lenience: float, uniform
     if outside.any():
         raise ValueError(f"uniforms: value {int(outside.argmax())}, {draws[outside][0]}, is outside [0, 1)")
     if not lenience > 0:
-        raise ValueError(f"lenience: {lenience} is not a number above 0")
-    with np.errstate(invalid="ignore"):  # inf - inf is nan, which no draw is below
+        raise ValueError(f"lenience: is {lenience}, must be a number above 0")
+    with np.errstate(invalid="ignore"):  # inf - inf is nan, and no draw is below nan
         log_ratio = math.log(lenience) + (new - old)
         rejected = ~(draws <= np.exp(np.minimum(log_ratio, 0)))
     return int(rejected.argmax()) if rejected.any() else len(new)

@@ -1,4 +1,4 @@
-"""The old response that a rollout starts from: which one, and how much of it could be written under today's limits."""
+"""Chooses the old response that a rollout starts from, and cuts it to the present limits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,33 +11,34 @@ from histospec.client.values import Response
 
 
 class ResponseLimits(NamedTuple):
-    """When a response to one prompt ends."""
+    """The limits of a response to one prompt."""
 
     most: int
-    """Tokens that it may have."""
+    """How many tokens it may have."""
     scored: int
-    """Tokens that vLLM can score: it always wants room to generate one more."""
+    """How many tokens vLLM can score; it always needs room to generate one more."""
     least: int
-    """Tokens before which no stop token may come."""
+    """How many tokens must come before a stop token."""
     stops: frozenset[int]
+    """The stop tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Old:
-    """An old response, cut to what could be written today."""
+    """An old response, cut to the present limits."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     epoch: int | None
     ended: bool
-    """Whether a response with these tokens is complete: it stops here, or has reached its limit."""
+    """Whether a response with these tokens is complete: it ends with a stop token, or has reached its limit."""
 
 
 def choose(responses: Iterable[Response], count: int, epoch: int | None) -> list[Response]:
-    """At most `count` responses to start from, newest epoch first. No two rollouts share one.
+    """Returns at most `count` responses to start from, newest epoch first, one for each rollout.
 
-    Only those that the policy wrote as a whole (no tool turns), with the logprobs that it had then. Where the epoch is
-    known, responses of the same epoch are the new ones' siblings and do not count.
+    A response is usable if the policy generated all of it (no tool turns) and its logprobs are known. If `epoch` is
+    given, it must also be of an earlier epoch, because responses of the same epoch are siblings of the new ones.
     """
     usable = [
         r
@@ -46,13 +47,13 @@ def choose(responses: Iterable[Response], count: int, epoch: int | None) -> list
         and (r.generated is None or bool(np.all(r.generated)))
         and (epoch is None or r.epoch is None or r.epoch < epoch)
     ]
-    usable.reverse()  # the newest of an epoch first
+    usable.reverse()  # newest first within an epoch
     usable.sort(key=lambda r: -1 if r.epoch is None else r.epoch, reverse=True)
     return usable[:count]
 
 
 def cut(response: Response, limits: ResponseLimits) -> Old | None:
-    """The response under today's limits; None where nothing of it can be scored."""
+    """Returns the response cut to the limits; None if nothing of it can be scored."""
     tokens = np.asarray(response.tokens, np.int32)[: limits.most]
     ended = len(tokens) == limits.most
     stops = np.isin(tokens, list(limits.stops)).nonzero()[0]

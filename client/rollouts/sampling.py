@@ -1,6 +1,7 @@
-"""What SPEC-RL needs to know of vLLM: its sampling parameters, its limits, and where its logprobs are.
+"""The parts of vLLM that SPEC-RL depends on: sampling parameters, limits, and logprobs.
 
-vLLM's own objects come in as arguments, so nothing here imports vLLM. Read in vLLM 0.27, run with 0.32.
+vLLM's objects are arguments, so this module does not import vLLM. It was checked against the source of vLLM 0.27 and
+run with 0.32.
 """
 
 import copy
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from histospec.client.rollouts.old import ResponseLimits
 
-_OWN = "SPEC-RL compares probabilities of the model itself, at temperature 1, which this changes"
-_WHOLE = "vLLM would look for it in the continuation alone, not in the prefix that is reused"
+_OWN = "SPEC-RL compares the model's own probabilities at temperature 1, and this setting changes them"
+_WHOLE = "vLLM would search the continuation only, not the reused prefix"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "temperature": ((1,), _OWN),
     "top_p": ((1,), _OWN),
@@ -30,27 +31,27 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "stop": ((None, []), f"{_WHOLE}; use stop_token_ids"),
     "repetition_detection": ((None,), _WHOLE),
 }
-"""By sampling parameter: the values that are fine, and what is wrong with the others."""
+"""By sampling parameter: the allowed values, and what is wrong with others."""
 
 
 def objection(parameters: Any) -> str | None:
-    """Why prefixes cannot be reused with these SamplingParams; None where they can."""
+    """Returns why prefixes cannot be reused with these SamplingParams; None if they can."""
     for name, (fine, reason) in _REFUSED.items():
         value = getattr(parameters, name, fine[0])
         if value not in fine:
-            return f"sampling_params.{name}: {value!r:.80} does not go with reuse: {reason}"
+            return f"sampling_params.{name}: {value!r:.80} does not work with reuse: {reason}"
     return None
 
 
 def check_logprobs(llm: Any) -> None:
-    """Raises ValueError where vLLM was told to return something else in the place of logprobs."""
+    """Raises ValueError if vLLM is configured to return other values in place of logprobs."""
     mode = str(getattr(_model(llm), "logprobs_mode", "raw_logprobs"))
     if not mode.endswith("logprobs"):
-        raise ValueError(f"llm: logprobs_mode={mode!r} returns no log-probabilities; use 'raw_logprobs', the default")
+        raise ValueError(f"llm: logprobs_mode is {mode!r}, which returns no logprobs; use 'raw_logprobs', the default")
 
 
 def stop_tokens(llm: Any, parameters: Any) -> frozenset[int]:
-    """The tokens that end a response, as vLLM will collect them: those asked for, and the model's own."""
+    """Returns the stop tokens as vLLM collects them: those of the request, and the model's own."""
     stops = set(parameters.stop_token_ids or ())
     if not parameters.ignore_eos:
         model = _model(llm)
@@ -62,16 +63,16 @@ def stop_tokens(llm: Any, parameters: Any) -> frozenset[int]:
 
 
 def limits_of(llm: Any, parameters: Any, prompt: int, stops: frozenset[int]) -> ResponseLimits:
-    """When a response to a prompt of so many tokens ends."""
+    """Returns the limits of a response to a prompt of this many tokens."""
     room = max(0, int(_model(llm).max_model_len) - prompt)
     most = room if parameters.max_tokens is None else min(room, parameters.max_tokens)
     return ResponseLimits(most, max(0, room - 1), parameters.min_tokens, stops)
 
 
 def to_score(parameters: Any) -> Any:
-    """SamplingParams for a pass that returns the logprobs of its prompt, and generates a token that nobody wants.
+    """Returns SamplingParams for a pass that returns the logprobs of its prompt. vLLM also generates one unused token.
 
-    Their positions in the prefix cache are not read: vLLM returns no logprobs for those.
+    The pass does not read the prefix cache, because vLLM returns no logprobs for cached positions.
     """
     return type(parameters)(
         temperature=0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, skip_reading_prefix_cache=True,
@@ -80,7 +81,7 @@ def to_score(parameters: Any) -> Any:
 
 
 def to_continue(parameters: Any, kept: int, most: int, seed: int | None, problem: str | None, epoch: int | None) -> Any:
-    """SamplingParams for what follows a prefix of `kept` tokens, in a request whose prompt ends with that prefix."""
+    """Returns SamplingParams for a request whose prompt ends with the kept prefix, and which generates the rest."""
     one = copy.copy(parameters)  # vLLM clones it again
     one.n, one.seed = 1, seed
     one.max_tokens = most - kept
@@ -93,7 +94,7 @@ def to_continue(parameters: Any, kept: int, most: int, seed: int | None, problem
 
 def _options(extra_args: Mapping[str, Any], kept: int, problem: str | None, epoch: int | None) -> dict[str, Any]:
     given = extra_args.get("histospec")
-    if given is False:  # no drafts wanted
+    if given is False:  # no drafts
         return dict(extra_args)
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"sampling_params.extra_args: 'histospec' must be a dictionary or False, is {given!r:.80}")
@@ -102,18 +103,18 @@ def _options(extra_args: Mapping[str, Any], kept: int, problem: str | None, epoc
 
 
 def prompt_logprobs(output: Any, start: int) -> NDArray[np.float32]:
-    """float32[m]: logprobs of the tokens of a scored prompt from position `start` on."""
+    """Returns the logprobs of a scored prompt from position `start` on, as float32[m]."""
     return _chosen(output.prompt_logprobs, start)
 
 
 def written(output: Any) -> tuple[NDArray[np.int32], NDArray[np.float32], str]:
-    """int32[n] and float32[n]: what a request generated and its logprobs; and why it ended."""
+    """Returns the tokens int32[n] that a request generated, their logprobs float32[n], and why it ended."""
     (only,) = output.outputs
     return np.array(only.token_ids, np.int32), _chosen(only.logprobs, 0), str(only.finish_reason)
 
 
 def _chosen(flat: Any, start: int) -> NDArray[np.float32]:
-    """The first logprob of every position of vLLM's FlatLogprobs: that of the token which is there."""
+    """Returns the first logprob of every position of vLLM's FlatLogprobs: that of the token at the position."""
     return np.array(flat.logprobs, np.float32)[np.array(flat.start_indices[start:], np.int64)]
 
 

@@ -1,8 +1,8 @@
-"""SPEC-RL with vLLM: the rollout of a batch starts from what the last epochs wrote.
+"""SPEC-RL with vLLM: the rollouts of a batch reuse prefixes of old responses.
 
-    history: an old response each -> one pass of vLLM scores them -> accept_prefix -> vLLM writes the ends -> ingest
+    history: an old response each -> one pass of vLLM scores them -> accept_prefix -> vLLM generates the rest -> ingest
 
-Nothing of the server's can stop a rollout: without old responses it is plain generation.
+If the server cannot be reached, a rollout is plain generation.
 """
 
 import logging
@@ -35,7 +35,7 @@ Prompt = Tokens | Mapping[str, Any]
 
 @dataclass(eq=False)
 class _Attempt:
-    """One rollout on its way."""
+    """One rollout in progress."""
 
     prompt: NDArray[np.int32]
     problem: str | None
@@ -43,7 +43,7 @@ class _Attempt:
     old: Old | None = None
     kept: int = 0
     logprobs: NDArray[np.float32] | None = None
-    """Of the old tokens, under the current policy."""
+    """Logprobs of the old tokens under the current policy."""
 
     @property
     def prefix(self) -> NDArray[np.int32]:
@@ -51,22 +51,22 @@ class _Attempt:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to generate."""
+        """Returns whether nothing is left to generate."""
         return self.old is not None and self.old.ended and self.kept == len(self.old.tokens)
 
 
 class SpeculativeRollout:
-    """Rolls out with vLLM, reusing of old responses what the current policy accepts (SPEC-RL, arXiv 2509.23232).
+    """Generates rollouts with vLLM that reuse prefixes of old responses (SPEC-RL, arXiv 2509.23232).
 
-    What it gives back is **not** distributed exactly as the current policy's own responses, at lenience 1 neither,
-    unless the policy has not changed: see docs/spec-rl.md.
+    Unless the policy has not changed, the rollouts are **not** distributed exactly as the current policy's own
+    responses, not even with lenience 1: see docs/spec-rl.md.
 
     Args:
-        llm: a vLLM `LLM`. After new weights, reset its prefix cache. With HistoSpec's scheduler it drafts the ends.
-        client: of the namespace that holds the responses.
-        lenience: how much less likely than before a token may be and still be kept: a number, or a function from the
-            epoch to one (see `histospec.client.rollouts.lenience`). 0 reuses nothing.
-        seed: of the draws that accept or reject; None: another one each time.
+        llm: a vLLM `LLM`. Reset its prefix cache after new weights. With HistoSpec's scheduler it also uses drafts.
+        client: a client of the namespace that holds the old responses.
+        lenience: how much less likely than before a token may be and still be kept: a number, or a function that
+            returns one for an epoch (see `Lenience`). 0 reuses nothing.
+        seed: seed of the draws that accept or reject tokens; None: a random one.
 
     Attributes:
         report: what the last `generate` did; None before the first.
@@ -93,26 +93,27 @@ class SpeculativeRollout:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Any = None,
     ) -> list[Rollout]:
-        """Rolls out every prompt `sampling_params.n` times.
+        """Generates `sampling_params.n` rollouts for every prompt.
 
         Args:
-            prompts: as for `LLM.generate`: token ids, or {"prompt_token_ids": token ids}. The same prompt may come
-                several times; no old response is used twice.
-            sampling_params: vLLM's SamplingParams. They must leave the model's distribution as it is. With a `seed`,
-                every request gets one of its own, another one in every call.
-            problems: None, or an explicit problem id for each prompt, which then belongs to that prompt alone.
-            epoch: version of the current policy. Only responses of earlier epochs are reused. None: the newest epoch
-                that the namespace has seen; all responses are.
-            ingest: whether the new responses join the history at once. False: `commit` does it, with rewards.
+            prompts: as for `LLM.generate`: token ids, or {"prompt_token_ids": token ids}. The same prompt may occur
+                several times; every old response is used at most once.
+            sampling_params: vLLM's SamplingParams. They must not change the model's distribution. With a `seed`, every
+                request gets a seed of its own, which differs from call to call.
+            problems: None, or for each prompt an explicit problem id or None.
+            epoch: version of the current policy; responses of earlier epochs are reused. None: the responses get the
+                newest epoch of the namespace, and responses of all epochs are reused.
+            ingest: whether the new responses join the history at once. False: call `commit`, which also takes rewards.
             use_tqdm: progress bars, as for `LLM.generate`.
             lora_request: as for `LLM.generate`.
 
         Returns:
-            Rollouts in the order of the prompts, the n of a prompt one after the other.
+            Rollouts in the order of the prompts, the n rollouts of a prompt one after the other.
 
         Raises:
-            ValueError: an argument is malformed, or sampling_params do not go with reuse; nothing was done.
-            PermissionDenied, InvalidRequest: the server refuses this client.
+            ValueError: an argument is malformed, or sampling_params do not work with reuse; nothing was done.
+            PermissionDenied: the server refuses this client.
+            InvalidRequest: the server refuses an argument.
         """
         tokens.epoch_number("epoch", epoch)
         lenience = lenience_of(self.lenience, epoch)
@@ -146,10 +147,10 @@ class SpeculativeRollout:
 
         Args:
             rollouts: from `generate(..., ingest=False)`; once each.
-            rewards: one each, or a function that knows them; None where there is none.
+            rewards: one for each rollout, or a function that returns the reward of a rollout; None where there is none.
 
         Returns:
-            How many the server has stored. One that cannot be reached costs history, and a warning.
+            How many rollouts the server has stored. If it cannot be reached, the others are lost, with a warning.
 
         Raises:
             ValueError: an argument is malformed; nothing was sent.
@@ -172,7 +173,7 @@ class SpeculativeRollout:
                 try:
                     done = self.client.ingest_many(texts, responses, epoch, names)
                 except (LimitExceeded, ServerError) as error:
-                    log.warning("HistoSpec: responses of this rollout do not join the history: %s", error)
+                    log.warning("HistoSpec: responses of this rollout are not stored: %s", error)
                     continue
                 stored += sum(len(group) for group, ok in zip(responses, done, strict=True) if ok)
         return stored
@@ -193,17 +194,17 @@ class SpeculativeRollout:
         return attempts
 
     def _find_old(self, attempts: Sequence[_Attempt], epoch: int | None, report: Report) -> None:
-        """Gives every attempt an old response of its problem, as far as there are any."""
+        """Gives every attempt an old response of its problem, as long as there are any."""
         groups: dict[tuple[str | None, bytes], list[_Attempt]] = {}
         for attempt in attempts:
             groups.setdefault((attempt.problem, attempt.prompt.tobytes()), []).append(attempt)
         members = list(groups.values())
-        # Some of the newest may be of no use: committed by a worker, which knows no logprobs.
+        # Twice as many as needed, because responses that workers commit have no logprobs and are not usable.
         limit = 2 * max(map(len, members), default=1)
         try:
             histories = self.client.histories([m[0].prompt for m in members], [m[0].problem for m in members], limit)
         except (LimitExceeded, ServerError) as error:
-            log.warning("HistoSpec: old responses could not be fetched, this rollout is plain generation: %s", error)
+            log.warning("HistoSpec: cannot fetch old responses; this rollout is plain generation: %s", error)
             histories = [None] * len(members)
         report.unreachable = sum(history is None for history in histories)
         for group, history in zip(members, histories, strict=True):
@@ -211,7 +212,7 @@ class SpeculativeRollout:
                 attempt.old = cut(response, attempt.limits)
 
     def _score(self, attempts: Sequence[_Attempt], parameters: Any, use_tqdm: Any, lora_request: Any) -> None:
-        """The current policy's logprobs of all old responses, in one pass each."""
+        """Scores all old responses with the current policy, in one pass each."""
         pairs = [(a, a.old) for a in attempts if a.old is not None]
         prompts = [_request(np.concatenate([a.prompt, old.tokens])) for a, old in pairs]
         if not prompts:
@@ -230,10 +231,10 @@ class SpeculativeRollout:
     def _continue(
         self, attempts: Sequence[_Attempt], parameters: Any, epoch: int | None, use_tqdm: Any, lora_request: Any
     ) -> list[Any]:
-        """vLLM's output for every attempt; None where nothing had to be generated."""
+        """Returns vLLM's output for every attempt; None if nothing had to be generated."""
         seeds: list[int | None] = [None] * len(attempts)
         if parameters.seed is not None:
-            # One seed for all would make siblings equal, and a token that was just rejected likely to come again.
+            # With one seed for all, siblings would be equal, and a rejected token would be likely to come again.
             draws = np.random.default_rng([abs(parameters.seed), self._calls])
             seeds = draws.integers(1 << 31, size=len(attempts)).tolist()
         self._calls += 1
@@ -274,7 +275,7 @@ def _assemble(attempt: _Attempt, end: Any, epoch: int | None, trusted: bool) -> 
 def _token_ids(name: str, given: Prompt) -> NDArray[np.int32]:
     if isinstance(given, Mapping):
         if set(given) != {"prompt_token_ids"}:
-            raise ValueError(f"{name}: must hold 'prompt_token_ids' and nothing else, holds {sorted(given)}")
+            raise ValueError(f"{name}: must have the key 'prompt_token_ids' alone, has {sorted(given)}")
         given = given["prompt_token_ids"]
     return np.frombuffer(tokens.token_bytes(name, cast("Tokens", given), empty=False), INT32)
 

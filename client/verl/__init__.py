@@ -1,9 +1,9 @@
-"""verl with rewards, logprobs and epochs in the history: one name in verl's own configuration.
+"""The verl adapter: stores responses with rewards, logprobs and epochs. One setting of verl switches it on:
 
     actor_rollout_ref.rollout.agent.agent_loop_manager_class=histospec.client.verl.HistoSpecAgentLoopManager
 
-beside the lines for drafts, see docs/frameworks/verl.md. Without it the vLLM adapter commits finished responses by
-itself, and that is enough for drafts.
+The settings for drafts are in docs/frameworks/verl.md. Drafts do not need this adapter, because the vLLM adapter
+commits finished responses.
 """
 
 from .manager import HistoSpecAgentLoopManager

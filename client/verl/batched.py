@@ -1,4 +1,4 @@
-"""Workers for trainers that hand over whole batches."""
+"""Workers and manager for verl's trainers that take whole batches."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ from .worker import Remembering
 
 
 class Worker(Remembering, AgentLoopWorker):
-    """An actor's class."""
+    """verl's worker, with the additions of `Remembering`. The class of a Ray actor."""
 
 
 class Manager(AgentLoopManager):
-    """verl's manager, with these workers."""
+    """verl's manager with these workers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

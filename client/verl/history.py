@@ -1,4 +1,4 @@
-"""Finished rollouts on their way to the history; a rollout never waits for that, and never fails because of it."""
+"""Sends finished rollouts to the history in the background. Rollouts neither wait for it nor fail because of it."""
 
 import asyncio
 import functools
@@ -11,7 +11,7 @@ from .. import AsyncDraftClient, HistoSpecError, Response
 
 logger = logging.getLogger("histospec.verl")
 
-QUIET_SECONDS = 60.0  # between two reports of failures
+QUIET_SECONDS = 60.0  # between two reports of one kind of failure
 
 _going: set[asyncio.Task[None]] = set()
 _reported: dict[str, float] = {}
@@ -19,7 +19,7 @@ _reported: dict[str, float] = {}
 
 @functools.cache
 def client() -> AsyncDraftClient:
-    """The client of this process, whose one event loop all agent loops share.
+    """Returns the client of this process. All agent loops of a process share one event loop.
 
     Raises:
         ConfigurationError: HISTOSPEC_ENDPOINT or another setting is missing or malformed.
@@ -28,11 +28,11 @@ def client() -> AsyncDraftClient:
 
 
 def keep(output: Any, problem: str) -> None:
-    """Begins to add a finished rollout to the history of its problem.
+    """Starts to add a finished rollout to the history of its problem.
 
     Args:
-        output: verl's `AgentLoopOutput`; the policy's version is its `max_global_steps`, where vLLM was told of one.
-        problem: the id that its requests to vLLM had, too.
+        output: verl's `AgentLoopOutput`. Its `max_global_steps`, if set, is the version of the policy.
+        problem: the problem id that its requests to vLLM have, too.
     """
     if not output.response_ids:  # aborted before the first token
         return
@@ -50,7 +50,7 @@ def keep(output: Any, problem: str) -> None:
 
 
 def report(what: str, error: Exception) -> None:
-    """Says that something of ours failed; not every time."""
+    """Logs a failure, at most once per minute for each kind."""
     now = time.monotonic()
     if now - _reported.get(what, -math.inf) >= QUIET_SECONDS:
         _reported[what] = now

@@ -1,7 +1,7 @@
-"""What HistoSpec depends on of verl; all of it, and nothing more.
+"""Everything of verl that HistoSpec depends on.
 
-Checked by running verl 0.9.1. Type checkers see these declarations and need no verl; at run time they are verl's own.
-The classes of verl's queue are in queued.py: they need a package that not every installation of verl has.
+It was checked by running verl 0.9.1. Type checkers see these declarations and need no verl; at run time they are verl's
+own classes. The classes of verl's queue are in queued.py, because they need a package that verl may lack.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
 
     class AgentLoopWorker:
-        """An actor's class: runs the agent loops of some prompts."""
+        """Runs the agent loops of some prompts. The class of a Ray actor."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, **kwargs: Any) -> Any: ...
         async def _agent_loop_postprocess(self, output: Any, *args: Any, **kwargs: Any) -> Any: ...
 
     class AgentLoopManager:
-        """Spreads a batch over the workers."""
+        """Distributes a batch over the workers."""
 
         agent_loop_workers_class: Any
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     class SingleTurnAgentLoop:
-        """One prompt, one response."""
+        """An agent loop with one prompt and one response."""
 
         config: Any
         rollout_config: Any
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     @dataclass
     class TokenOutput:
-        """What a request to vLLM gave."""
+        """The output of a request to vLLM."""
 
         token_ids: list[int]
         log_probs: list[float] | None

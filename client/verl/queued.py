@@ -1,4 +1,4 @@
-"""Workers for trainers that take single rollouts out of a TransferQueue as they finish."""
+"""Workers and manager for verl's trainers that take single rollouts out of a TransferQueue as they finish."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,18 @@ else:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor
 
-    # Ray lets nobody inherit from an actor's class. The class behind it says where it can be found, or its methods
-    # would be pickled with a second copy of it, and their super() would fail.
+    # Ray does not allow subclasses of an actor's class, so this takes the class behind it. Its __module__ must lead to
+    # it: otherwise Ray would pickle its methods with a second copy of the class, and their super() would fail.
     AgentLoopWorkerTQ = Actor.__ray_actor_class__
     AgentLoopWorkerTQ.__module__ = __name__
 
 
 class Worker(Remembering, AgentLoopWorkerTQ):
-    """An actor's class."""
+    """verl's worker, with the additions of `Remembering`. The class of a Ray actor."""
 
 
 class Manager(AgentLoopManagerTQ):
-    """verl's manager, with these workers."""
+    """verl's manager with these workers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""SPEC-RL within verl: an agent loop whose responses start from what old ones wrote, as far as the policy accepts it.
+"""SPEC-RL in verl: an agent loop whose responses start with the prefix of an old response that the policy accepts.
 
-    old response -> one request scores it (`prompt_logprobs`) -> accept_prefix -> one request writes the rest
+    old response -> one request scores it (`prompt_logprobs`) -> accept_prefix -> one request generates the rest
 
-The agent loop is verl's own for a single turn; only what it asks for its response is another.
+It is verl's own agent loop for a single turn, with another server client.
 """
 
 import functools
@@ -25,24 +25,24 @@ _random = np.random.default_rng()
 
 
 class _Scored(NamedTuple):
-    """An old response and what the current policy says to it."""
+    """An old response, scored by the current policy."""
 
     old: Old
     logprobs: list[float]
     kept: int
     output: Any
-    """verl's, of the request that scored it."""
+    """verl's output of the request that scored it."""
 
 
 class SpeculativeServer:
-    """verl's client of its vLLM servers, with a `generate` that reuses.
+    """verl's client of its vLLM servers, with a `generate` that reuses old responses.
 
     Args:
         server: verl's `LLMServerClient`.
         lenience: see `histospec.client.rollouts.accept_prefix`.
-        most: tokens that a response may have.
-        room: tokens that a prompt and its response may have together.
-        stops: tokens that end a response.
+        most: how many tokens a response may have.
+        room: how many tokens a prompt and its response may have together.
+        stops: the stop tokens.
     """
 
     def __init__(self, server: Any, lenience: float, most: int, room: int, stops: frozenset[int]) -> None:
@@ -55,7 +55,7 @@ class SpeculativeServer:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any], **others: Any
     ) -> Any:
-        """As verl's; its `extra_fields` also say what was reused of an old response, and at which lenience."""
+        """Generates as verl's client does. `extra_fields` also has `reused_tokens` and `lenience`."""
         scored = None
         if not (validating() or objection(SimpleNamespace(**sampling_params)) or any(others.get(m) for m in MEDIA)):
             problem = _options(sampling_params)["problem"]
@@ -82,9 +82,9 @@ class SpeculativeServer:
         )  # fmt: skip
         rows = output.extra_fields.pop("prompt_logprobs", None)
         output.extra_fields.pop("prompt_ids", None)
-        if rows is None:  # aborted
+        if rows is None:  # the request was aborted
             return None
-        logprobs = [row[0] for row in rows[len(prompt) - 1 :][: len(old.tokens)]]  # row i is of token i + 1
+        logprobs = [row[0] for row in rows[len(prompt) - 1 :][: len(old.tokens)]]  # row i scores token i + 1
         kept = accept_prefix(logprobs, old.logprobs, self._lenience, _random.random(len(logprobs)))
         return _Scored(old, logprobs, kept, output)
 
@@ -96,7 +96,7 @@ class SpeculativeServer:
         scored: _Scored | None,
         others: Mapping[str, Any],
     ) -> Any:
-        """The response: the prefix that was kept, and what vLLM writes after it."""
+        """Returns the response: the kept prefix, and what vLLM generates after it."""
         if scored is None or not scored.kept:
             return await self._server.generate(
                 request_id, prompt_ids=prompt, sampling_params=dict(sampling_params), **others
@@ -119,15 +119,20 @@ class SpeculativeServer:
 
 
 class SpeculativeAgentLoop(SingleTurnAgentLoop):
-    """verl's agent loop of a single turn, with reuse. Named in `rollout.agent.agent_loop_config_path`.
+    """verl's agent loop of a single turn, with reuse of old responses. Set it in
+    `rollout.agent.agent_loop_config_path`.
+
+    With reuse, responses are not distributed exactly as the current policy's own: see docs/spec-rl.md.
 
     Args:
+        server_manager: verl's `LLMServerClient`.
         lenience: how much less likely than before a token may be and still be kept; 1 is the plain ratio of the
-            policies, 0 reuses nothing. Responses are then not distributed as the current policy's own.
+            policies, 0 reuses nothing.
+        args: verl's.
         others: verl's.
 
     Raises:
-        ValueError: lenience is negative or not a number, or reuse does not go with the configuration of the rollout.
+        ValueError: lenience is negative or not a number, or reuse does not work with the configuration of the rollout.
     """
 
     def __init__(self, *args: Any, server_manager: Any, lenience: float, **others: Any) -> None:
@@ -137,9 +142,13 @@ class SpeculativeAgentLoop(SingleTurnAgentLoop):
         if reason := objection(SimpleNamespace(**sampling)):
             raise ValueError(f"actor_rollout_ref.rollout: {reason}")
         if not rollout.calculate_log_probs:
-            raise ValueError("actor_rollout_ref.rollout.calculate_log_probs: SPEC-RL needs the logprobs of responses")
+            raise ValueError(
+                "actor_rollout_ref.rollout.calculate_log_probs: is off; set it, SPEC-RL needs the logprobs of responses"
+            )
         if rollout.enable_rollout_routing_replay:
-            raise ValueError("actor_rollout_ref.rollout.enable_rollout_routing_replay: does not go with reuse")
+            raise ValueError(
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay: is on; switch it off to reuse responses"
+            )
         self.server_manager = SpeculativeServer(
             server_manager,
             lenience_of(lenience, None),
@@ -151,7 +160,7 @@ class SpeculativeAgentLoop(SingleTurnAgentLoop):
 
 @functools.cache
 def _stops(model: str, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a response, as vLLM will collect them."""
+    """Returns the stop tokens as vLLM collects them."""
     generation = get_generation_config(copy_to_local(model))
     ends: int | Sequence[int] | None = getattr(generation, "eos_token_id", None)
     found = {tokenizer.eos_token_id, *([ends] if isinstance(ends, int) else ends or ())}
@@ -159,11 +168,11 @@ def _stops(model: str, tokenizer: Any) -> frozenset[int]:
 
 
 def _options(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """What our workers tell the adapter in vLLM of a request."""
+    """Returns the options of a request, which `Remembering` sets."""
     try:
         return dict(sampling_params["extra_args"]["histospec"])
     except KeyError:
         raise ValueError(
             "actor_rollout_ref.rollout.agent.agent_loop_manager_class: SPEC-RL needs "
-            "histospec.client.verl.HistoSpecAgentLoopManager"
+            "histospec.client.verl.HistoSpecAgentLoopManager; set it"
         ) from None

@@ -1,4 +1,4 @@
-"""Which old response a rollout starts from. A visit: the rollouts of one problem that run at the same time here."""
+"""Gives each rollout an old response to start from. A visit is the set of rollouts of one problem that run here now."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from ..rollouts.old import choose
 from . import history
 
 MANY = 256
-"""Old responses of a problem that are looked at, and so the siblings that can have one each."""
+"""How many old responses of a problem are fetched: at most so many siblings get one each."""
 
 _validating = contextvars.ContextVar("validating", default=False)
 
@@ -26,21 +26,22 @@ _visits: dict[str, _Visit] = {}
 
 
 def validating() -> bool:
-    """Whether the rollout of this task measures the policy, and so may not reuse what another one wrote."""
+    """Returns whether this task's rollout is for validation, and so must not reuse old responses."""
     return _validating.get()
 
 
 def begin(validate: bool) -> None:
-    """Says so, for the task that calls and what it starts."""
+    """Sets `validating` for the calling task and the tasks that it starts."""
     _validating.set(validate)
 
 
 @contextlib.asynccontextmanager
 async def one_old(problem: str, prompt: Sequence[int]) -> AsyncIterator[Response | None]:
-    """An old response of a problem, newest epoch first; None where there is none left.
+    """Yields an old response of a problem, newest epoch first; None if there is none left. The visit lasts as the
+    block.
 
-    The siblings of a visit get one each, all from what was there when the visit began: what the first of them writes
-    would otherwise be old for the next. Inside of the block the visit goes on.
+    All siblings of a visit get responses from the history at its begin. Otherwise the response of the first sibling
+    would be an old one for the next.
     """
     visit = _visits.get(problem)
     if visit is None:
@@ -59,5 +60,5 @@ async def _fetch(problem: str, prompt: Sequence[int]) -> list[Response]:
     try:
         return choose(await history.client().history(prompt, problem, MANY), MANY, None)
     except HistoSpecError as error:
-        history.report("finds no old responses", error)
+        history.report("cannot fetch old responses", error)
         return []

@@ -1,8 +1,8 @@
-"""What is added to verl's agent loop workers, of either kind.
+"""The additions to verl's agent loop workers of both kinds.
 
-A worker runs the agent loops of some prompts: each a conversation with vLLM, of one turn or many, and a reward at the
-end. Here every request tells the adapter in vLLM which problem it belongs to, and that somebody else keeps the
-response; and what a loop returns goes to the history as one response, with what only verl knows of it.
+A worker runs the agent loops of some prompts. Each loop is a conversation with vLLM, of one turn or many, with a reward
+at its end. The additions give every request its problem id and tell the vLLM adapter not to commit its response. They
+store the result of each loop as one response, with the reward, logprobs and epoch that only verl knows.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from .visits import begin
 
 
 class Remembering:
-    """Mixed into a class of verl's workers, before it."""
+    """A mixin for verl's worker classes; list it before them."""
 
     async def _run_agent_loop(
         self, sampling_params: Mapping[str, Any], trajectory: Mapping[str, Any], **kwargs: Any
@@ -27,7 +27,7 @@ class Remembering:
         return await run({**sampling_params, "extra_args": extra_args}, trajectory, **kwargs)
 
     async def _agent_loop_postprocess(self, output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Here rewards are computed, where verl computes them within the rollout."""
+        """Stores the output after verl's own processing, which may compute the rewards."""
         done = await super()._agent_loop_postprocess(output, *args, **kwargs)  # type: ignore[misc]
         for one in output if isinstance(output, list) else [output]:
             keep(one, problem_of(kwargs["raw_prompt"]))
@@ -35,16 +35,16 @@ class Remembering:
 
 
 def problem_of(messages: Any) -> str:
-    """The id of a problem: a digest of its messages, the same in every epoch, whatever the turns that follow.
+    """Returns the id of a problem: a digest of its first messages, the same in every epoch and for all turns.
 
     Args:
-        messages: what verl calls `raw_prompt`: dictionaries with a role and a content; pictures count as their bytes.
+        messages: verl's `raw_prompt`: dictionaries with a role and a content; images count as their bytes.
     """
     text = json.dumps(list(messages), sort_keys=True, default=_plain)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> str:
-    if hasattr(value, "tobytes"):  # pictures, arrays
+    if hasattr(value, "tobytes"):  # images, arrays
         return hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
     return type(value).__name__

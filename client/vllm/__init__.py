@@ -1,13 +1,16 @@
-"""vLLM rollouts with drafts: two names in vLLM's own configuration, and no fork.
+"""The vLLM adapter: rollouts with drafts, with two settings of vLLM's own.
 
     --speculative-config '{"method": "custom_class", "model": "histospec.client.vllm.HistoSpecProposer",
                            "num_speculative_tokens": 16}'
     --scheduler-cls histospec.client.vllm.HistoSpecScheduler
 
-with HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE set. The scheduler opens a session for every request, drafts and commits
-the finished responses; the proposer only makes vLLM ask for drafts. vLLM 0.22 and later.
+Set HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE, too. The scheduler opens a session for every request, gets drafts from
+the server, and commits the finished responses. The proposer drafts nothing; vLLM needs one to verify drafts.
 
-Both replace some functions of vLLM in memory; `patches` lists them, with the reason for each.
+The adapter is tested with vLLM 0.27 and 0.32. The sources of 0.22 and 0.24 have what it needs, but were not run.
+
+The adapter replaces some functions of vLLM in memory, without changing its files. `patches` lists them, each with its
+reason.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,7 @@ __all__ = ["HistoSpecProposer", "HistoSpecScheduler"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports them when they are asked for: vLLM looks into this package in processes that need neither."""
+    """Imports a class at its first use, because vLLM imports this package in processes that need neither."""
     if name == "HistoSpecProposer":
         from .proposer import HistoSpecProposer
 

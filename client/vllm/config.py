@@ -1,18 +1,19 @@
-"""What the adapter reads from the environment, beside the client's own settings; nothing else here does.
+"""The adapter's settings, beside those of the client. No other module here reads the environment, except for vLLM's
+own.
 
 ======================= ===========================================================================
-HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step: a number, or
-                        `auto`, the default: learned from the time that steps take, and no drafts are asked for while
-                        they do not pay. Higher drafts shorter
+HISTOSPEC_VERIFY_COST   marginal cost of verifying one drafted token, in units of a plain decoding step; drafts are
+                        shorter with a higher cost. A number, or `auto` (default): the adapter learns it from the time
+                        of steps, and asks for no drafts while they do not pay
 HISTOSPEC_MODEL_DRAFT_TOKENS
-                        tokens that the model's own drafter makes in a step, where it has one; 0: none. `auto`, the
-                        default: as many as pay
-HISTOSPEC_SAMPLING      `coupled`: requests with a seed are sampled with noise of that seed, and those without
-                        get a seed (docs/coupled.md). `vllm`, the default: vLLM samples as without it
-HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem, 0.5 unless said
-HISTOSPEC_SEED_MAX_AGE  visits after which a seed is renewed at the latest; no limit unless said
-HISTOSPEC_SEED_EVERY    policy versions from one visit of a problem to the next; 1 unless said: versions are epochs
-HISTOSPEC_VLLM_CPU_FIX  `0` leaves vLLM's sampling on CPU as it is, which is wrong with any speculation; only to show it
+                        how many tokens the model's own drafter drafts in a step, if the model has one; 0: none. `auto`
+                        (default): as many as pay
+HISTOSPEC_SAMPLING      `coupled`: requests with a seed use coupled sampling, and other requests get a seed
+                        (docs/coupled.md). `vllm` (default): vLLM's own sampling
+HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem; default 0.5
+HISTOSPEC_SEED_MAX_AGE  visits after which a seed is renewed at the latest; default: no limit
+HISTOSPEC_SEED_EVERY    policy versions between two visits of a problem; default 1: versions are epochs
+HISTOSPEC_VLLM_CPU_FIX  `0` keeps vLLM's sampling on CPUs, which is wrong with any speculation; only to demonstrate it
 ======================= ===========================================================================
 """
 
@@ -34,14 +35,14 @@ class AdapterConfig:
     """Settings of the vLLM adapter.
 
     Attributes:
-        verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Higher drafts
-            shorter; 0 drafts as long as it can. None: learned from the time that steps take (see cost/).
+        verify_cost: marginal cost of verifying one drafted token, in units of a plain decoding step. Drafts are shorter
+            with a higher cost, and as long as possible with 0. None: learned from the time of steps (see cost/).
             HISTOSPEC_VERIFY_COST, a number or "auto".
-        model_draft_tokens: how many tokens the model's own drafter makes in a step, at least 0. None: as many as they
-            yield for what they cost (see model_drafter). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
-        seeds: which seeds sampled requests get; None: vLLM samples as it does. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
-        cpu_fix: whether workers on CPU replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py).
-            Off only to show that it is needed. HISTOSPEC_VLLM_CPU_FIX.
+        model_draft_tokens: how many tokens the model's own drafter drafts in a step, at least 0. None: as many as pay
+            (see model_drafter). HISTOSPEC_MODEL_DRAFT_TOKENS, an integer or "auto".
+        seeds: the seeds of sampled requests; None: vLLM's own sampling. HISTOSPEC_SAMPLING, HISTOSPEC_SEED_….
+        cpu_fix: whether workers on CPUs replace vLLM's wrong expansion of sampling parameters (see patches/cpu.py). Off
+            only to demonstrate the fault. HISTOSPEC_VLLM_CPU_FIX.
     """
 
     verify_cost: float | None = None
@@ -51,7 +52,7 @@ class AdapterConfig:
 
     @classmethod
     def from_environment(cls) -> "AdapterConfig":
-        """Raises ValueError, naming the variable, when a value cannot be used."""
+        """Returns the settings of the environment. Raises ValueError that names the variable if a value is invalid."""
         return cls(
             verify_cost=_cost("HISTOSPEC_VERIFY_COST", cls.verify_cost),
             model_draft_tokens=_tokens("HISTOSPEC_MODEL_DRAFT_TOKENS"),
@@ -61,7 +62,7 @@ class AdapterConfig:
 
 
 def samples_coupled() -> bool:
-    """Whether this process is to sample coupled. Raises ValueError, naming the variable, when it cannot tell."""
+    """Returns whether this process uses coupled sampling. Raises ValueError if HISTOSPEC_SAMPLING is invalid."""
     value = os.environ.get("HISTOSPEC_SAMPLING", "")
     if value not in ("", "vllm", "coupled"):
         raise ValueError(f"HISTOSPEC_SAMPLING: expected 'vllm' or 'coupled', got {value!r}")

@@ -1,4 +1,4 @@
-"""What the adapter says when an engine starts: which shards are there, what they know, and what cannot work."""
+"""The adapter's checks and log lines when an engine starts: which shards answer, and what they know."""
 
 import logging
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("histospec.vllm")
 
-PATIENCE = 2.0  # seconds for each shard, all at a time
+PATIENCE = 2.0  # seconds for each shard; all are asked in parallel
 
 
 def greet(client: "DraftClient", max_tokens: int) -> None:
-    """Asks every shard once. One that does not answer costs its drafts alone, and the client says so.
+    """Asks every shard for its facts and logs them. For a shard that does not answer, the client logs a warning.
 
     Args:
-        client: which has asked nothing yet.
-        max_tokens: the longest draft that the engine takes, in tokens.
+        client: a client that has not called the server yet.
+        max_tokens: the longest draft that the engine verifies, in tokens.
 
     Raises:
-        ValueError: a shard takes no step that asks for so long drafts, or a file of the client's cannot be read.
+        ValueError: max_tokens exceeds the limit of a shard, or a file of the client's settings cannot be read.
     """
     try:
         found = client.greet(PATIENCE)
     except ValueError:
         raise
-    except Exception as error:  # such as a process that was forked
+    except Exception as error:  # e.g. in a forked process
         logger.warning("HistoSpec: %s; going on WITHOUT drafts", error)
         return
     for shard in found:
@@ -47,7 +47,7 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
         )  # fmt: skip
         if "write" not in shard.rights:
             logger.warning(
-                "HistoSpec: the token may not write in namespace %r, so %s keeps no responses of this engine",
+                "HistoSpec: the token may not write in namespace %r; %s stores no responses of this engine",
                 namespace, shard.shard,
             )  # fmt: skip
     if found and all(shard.loaded for shard in found):
@@ -55,7 +55,7 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
 
 
 def _doubt(namespace: str, found: "Sequence[Inspection]") -> None:
-    """Says which namespace may be meant instead, unless sessions of this one have found history."""
+    """Warns of a namespace that may be meant instead, unless sessions of this one have found history."""
     if any(shard.namespace is not None and shard.namespace.lookups_hit for shard in found):
         return
     shared = [other for shard in found for other in shard.shared]
@@ -63,7 +63,7 @@ def _doubt(namespace: str, found: "Sequence[Inspection]") -> None:
     if shared:
         most = max(shared, key=lambda other: other.prompts)
         logger.warning(
-            "HistoSpec: %d of the last %d prompts of namespace %r are known in namespace %r; is that the one you mean?",
+            "HistoSpec: %d of the last %d prompts of namespace %r are known in namespace %r; did you mean that one?",
             most.prompts, most.asked, namespace, most.namespace,
         )  # fmt: skip
     elif similar and all(shard.namespace is None for shard in found):

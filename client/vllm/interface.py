@@ -1,9 +1,9 @@
-"""What the adapter depends on of vLLM's scheduler, which vLLM does not call public; all of it, and nothing more.
+"""Everything of vLLM's scheduler that the adapter depends on. vLLM does not declare these names public.
 
-Checked by reading vLLM 0.22, 0.24, 0.27, 0.32 and by running 0.27 and 0.32. Type checkers see these declarations and
-need no vLLM; at run time they are vLLM's own classes.
+They were checked in the source of vLLM 0.22, 0.24, 0.27 and 0.32, and by running 0.27 and 0.32. Type checkers see these
+declarations and need no vLLM; at run time the names are vLLM's own classes.
 """
-# ruff: noqa: D102 - what the methods do is vLLM's to say
+# ruff: noqa: D102 - vLLM documents the methods
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
 
     class SamplingParams(Protocol):
-        """The request's settings that decide when it ends."""
+        """The sampling parameters of a request."""
 
         max_tokens: int | None
         temperature: float
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
         def is_finished(self) -> bool: ...
 
     class NewRequest(Protocol):
-        """A request that a step computes first."""
+        """A request that a step computes for the first time."""
 
         req_id: str
         num_computed_tokens: int
 
     class SchedulerOutput(Protocol):
-        """What one step computes."""
+        """The work of one step."""
 
         scheduled_new_reqs: list[NewRequest]
         num_scheduled_tokens: dict[str, int]
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         num_spec_tokens_to_schedule: int
 
     class ModelRunnerOutput(Protocol):
-        """What one forward pass sampled; row i belongs to req_ids[i]."""
+        """The sampled tokens of one forward pass; row i belongs to req_ids[i]."""
 
         req_ids: list[str]
         sampled_token_ids: list[list[int]]
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
         draft_token_ids: list[list[int]]
 
     class RequestStatus:
-        """How a request stands; the finished ones that HistoSpec tells apart."""
+        """The status of a request; here the finished ones that HistoSpec distinguishes."""
 
         FINISHED_STOPPED: "RequestStatus"
         FINISHED_LENGTH_CAPPED: "RequestStatus"
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
         FINISHED_ABORTED: "RequestStatus"
 
     class Scheduler:
-        """The methods that are extended, and the state that they read."""
+        """The methods that the adapter extends, and the state that they read."""
 
         vllm_config: Any
         requests: dict[str, Request]

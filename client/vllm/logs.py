@@ -1,6 +1,6 @@
-"""Lets the lines of HistoSpec go where vLLM's go.
+"""Sends HistoSpec's log lines to vLLM's log.
 
-vLLM configures its own logger alone, so what others log inside it comes without time, level and name, or not at all.
+vLLM configures only its own logger, so lines of other loggers appear without time, level and name, or not at all.
 """
 
 import logging
@@ -9,7 +9,7 @@ OURS, THEIRS = logging.getLogger("histospec"), logging.getLogger("vllm")
 
 
 class _ToVllm(logging.Handler):
-    """Gives every line to vLLM's logger, whatever handlers that has by then."""
+    """Passes every line to the handlers that vLLM's logger has at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if THEIRS.isEnabledFor(record.levelno):
@@ -17,9 +17,9 @@ class _ToVllm(logging.Handler):
 
 
 def join_vllm() -> None:
-    """Makes the logger `histospec` use the handlers and the level of `vllm`; one that is configured is left alone."""
+    """Makes the logger `histospec` use the handlers and the level of `vllm`, unless it is configured already."""
     if any(isinstance(handler, _ToVllm) for handler in OURS.handlers):
-        OURS.setLevel(THEIRS.getEffectiveLevel())  # which may have changed
+        OURS.setLevel(THEIRS.getEffectiveLevel())  # it may have changed
     elif not OURS.handlers and OURS.level == logging.NOTSET and OURS.propagate:
         OURS.addHandler(_ToVllm())
         OURS.setLevel(THEIRS.getEffectiveLevel())

@@ -1,18 +1,18 @@
-"""What a request says about itself in `SamplingParams.extra_args`: {"histospec": {"problem": "id", "epoch": 3}}.
+"""The options of a request in `SamplingParams.extra_args`: {"histospec": {"problem": "id", "epoch": 3}}.
 
 =========== =========================================================================================================
-problem     an explicit problem id
-epoch       the version of the policy that writes the response
-generated   how many of the last tokens of the prompt were generated before: the request goes on after them, and the
-            problem is the prompt without them
-seed        the seed that the response is drawn with; with coupled sampling vLLM's own counts instead
-sample      which of its siblings the response is, from 0: with coupled sampling it keeps a seed of its own
-commit      false: the response is drafted for, but joins no history; whoever asked for it ingests it
+problem     explicit problem id
+epoch       version of the policy that generates the response
+generated   how many of the last tokens of the prompt were generated before; the request continues after them, and the
+            prompt without them identifies the problem
+seed        the seed that the response is drawn with; with coupled sampling vLLM's own seed counts instead
+sample      the number of the response among its siblings, from 0; with coupled sampling each keeps a seed of its own
+commit      false: the request gets drafts, but its response does not join the history; the caller ingests it
 =========== =========================================================================================================
 
-Over HTTP the same comes as `vllm_xargs`, which holds no dictionaries: there a JSON text under "histospec", or flat keys
-such as "histospec.problem" (also with an underscore), say it. `False` under "histospec" leaves the request alone: no
-session, no drafts, no commit; for calls that only score a text.
+Over HTTP the options come as `vllm_xargs`, which cannot contain dictionaries. Use a JSON text under "histospec", or
+flat keys such as "histospec.problem" (also with an underscore). With `False` under "histospec" the request gets no
+session, no drafts and no commit, for calls that only score a text.
 """
 
 import json
@@ -34,7 +34,7 @@ _warned: set[str] = set()
 
 
 class RequestOptions(NamedTuple):
-    """What a request asked for; None where it said nothing."""
+    """The options of a request; None for options that it does not set."""
 
     problem: str | None = None
     epoch: int | None = None
@@ -46,7 +46,7 @@ class RequestOptions(NamedTuple):
 
 
 def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> RequestOptions:
-    """Never raises: what cannot be used is ignored, with one warning a process and field."""
+    """Returns the options of a request. Ignores invalid ones, with one warning per process and option; never raises."""
     if not extra_args:
         return RequestOptions()
     try:
@@ -57,7 +57,7 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
     if given is None:
         return RequestOptions(enabled=False)
     for name in given.keys() - set(KNOWN):
-        _warn(name, f"unknown; known are {', '.join(KNOWN)}")
+        _warn(name, f"it is unknown; the options are {', '.join(KNOWN)}")
     options = RequestOptions(
         problem=_use("problem", _problem, given),
         epoch=_use("epoch", partial(_integer, least=0, most=MAX_EPOCH), given),
@@ -67,13 +67,13 @@ def read_options(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> Re
         sample=_use("sample", partial(_integer, least=0), given),
     )
     if options.generated is not None and options.generated >= prompt_tokens:
-        _warn("generated", f"{options.generated} of {prompt_tokens} prompt tokens leave no prompt")
+        _warn("generated", f"it is {options.generated}, must be less than the {prompt_tokens} tokens of the prompt")
         return options._replace(generated=None)
     return options
 
 
 def _gather(extra_args: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The options as one dictionary; None when the request wants to be left alone."""
+    """Returns the options as one dictionary; None if the request switches HistoSpec off."""
     nested = extra_args.get("histospec")
     if isinstance(nested, str):
         nested = json.loads(nested)
@@ -125,6 +125,6 @@ def _switch(value: Any) -> bool:
 
 
 def _warn(name: str, reason: str) -> None:
-    if name not in _warned and len(_warned) < 16:  # bounded: names come from requests
+    if name not in _warned and len(_warned) < 16:  # bounded, because names come from requests
         _warned.add(name)
-        logger.warning("HistoSpec ignores the request option %r: %s. Said once.", name[:80], reason)
+        logger.warning("HistoSpec ignores the request option %r: %s. This is logged once.", name[:80], reason)

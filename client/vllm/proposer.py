@@ -1,4 +1,4 @@
-"""The drafter that vLLM's workers see: it drafts nothing, the scheduler does."""
+"""The drafter of vLLM's workers. It drafts nothing, because the scheduler does."""
 
 from typing import Any
 
@@ -6,22 +6,22 @@ from . import logs
 
 
 class HistoSpecProposer:
-    """Makes vLLM verify drafts; HistoSpecScheduler sets them, once an engine instead of once a worker.
+    """Makes vLLM verify drafts, which HistoSpecScheduler sets.
 
-    vLLM makes one in every worker.
+    vLLM creates one in every worker; the scheduler gets the drafts once per engine.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         if vllm_config.scheduler_config.scheduler_cls is None:
             raise ValueError(
-                "HistoSpecProposer drafts nothing by itself: "
+                "scheduler_cls is not set, and HistoSpecProposer drafts nothing without it; "
                 "add --scheduler-cls histospec.client.vllm.HistoSpecScheduler"
             )
         logs.join_vllm()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to load; the CPU runner calls it."""
+        """Does nothing; vLLM's CPU runner calls it."""
 
     def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
-        """One empty draft a request."""
+        """Returns one empty draft per request."""
         return [[] for _ in sampled_token_ids]

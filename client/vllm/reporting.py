@@ -1,7 +1,7 @@
-"""One line a minute: what drafts bring an engine that generates, and what they cost it. Does no I/O.
+"""Makes one log line per minute: the gain and the cost of drafts for an engine that generates. Does no I/O.
 
-A step of a request yields a token, and one more for each drafted token that is accepted. The estimated speed-up
-does not include waiting for drafts.
+A step of a request yields one token, and one more for each accepted draft token. The estimated speed-up does not
+include the waits for drafts.
 """
 
 import math
@@ -11,14 +11,14 @@ from collections import deque
 from histospec.protocol.costs import speedup
 
 MINUTE = 60.0
-WAITS = 4096  # newest waits that are kept, for their quantiles; sorting them takes less than a millisecond
+WAITS = 4096  # how many waits are kept for their quantiles; sorting them takes less than a millisecond
 
 
 class MinuteReport:
-    """Counts what an engine's steps say. An idle engine takes no steps, so nothing is said of it."""
+    """Counts an engine's steps and drafts. An idle engine makes no steps, and gets no lines."""
 
     def __init__(self) -> None:
-        self._since: float | None = None  # when the minute began, on the monotonic clock
+        self._since: float | None = None  # begin of the minute, on the monotonic clock
         self._waits: deque[float] = deque(maxlen=WAITS)
         self._clear()
 
@@ -28,12 +28,12 @@ class MinuteReport:
         self._waits.clear()
 
     def stepped(self, seconds: float, sampled: list[list[int]], drafted: int) -> None:
-        """The engine has taken a step.
+        """Counts a step of the engine.
 
         Args:
-            seconds: which it took; infinite, of either sign, where the engine idled before.
+            seconds: duration of the step; plus or minus infinity if the engine was idle before.
             sampled: the tokens that each request of the batch got.
-            drafted: tokens that were verified.
+            drafted: how many drafted tokens the step verified.
         """
         if math.isfinite(seconds):
             self._seconds += seconds
@@ -42,18 +42,24 @@ class MinuteReport:
         self._drafted += drafted
 
     def received(self, seconds: float, asked: int, drafts: list[list[int]]) -> None:
-        """The drafts that so many requests asked for were waited for so long; those that did not come are empty."""
+        """Counts the drafts of a step.
+
+        Args:
+            seconds: how long the engine waited for them.
+            asked: how many requests asked for one.
+            drafts: the drafts; those that did not arrive are empty.
+        """
         self._waits.append(seconds)
         self._asked += asked
         self._answered += len(drafts) - drafts.count([])
 
     def line(self, now: float, verify_cost: float, learned: bool) -> str | None:
-        """What there is to say, once a minute has passed since the last line. None: nothing.
+        """Returns the line if a minute has passed since the last one and there were steps; else None.
 
         Args:
-            now: on the monotonic clock.
-            verify_cost: what verifying a drafted token costs now, in units of a plain step.
-            learned: whether that was measured.
+            now: time on the monotonic clock.
+            verify_cost: the present cost of verifying a drafted token, in units of a plain step.
+            learned: whether this cost was measured.
         """
         if self._since is None:
             self._since = now

@@ -1,4 +1,4 @@
-"""Which of vLLM's settings cannot work with drafts from a server, and what vLLM leaves out without a word."""
+"""Checks vLLM's settings: those that do not work with drafts from a server, and those that vLLM ignores silently."""
 
 import importlib
 import logging
@@ -11,21 +11,21 @@ from histospec.protocol.limits import DEFAULT_MAX_DRAFT
 logger = logging.getLogger("histospec.vllm")
 
 PROCESSORS = "vllm.logits_processors"
-"""Entry points of plug-ins, which vLLM loads where nothing is speculated."""
+"""Entry points of plug-ins, which vLLM loads only without speculation."""
 
 
 PLUGIN = "histospec"
 """The name of the entry point that prepares workers, in the group vllm.general_plugins."""
 
 DRAFTERS = "mtp, eagle, eagle3, draft_model, medusa, ngram, suffix"
-"""Methods whose own drafts stand beside the server's."""
+"""Methods whose own drafts may be combined with the server's."""
 
 
 def check(vllm_config: Any) -> None:
-    """Refuses an engine in which drafts of a server cannot work. Takes its VllmConfig.
+    """Checks that drafts of a server work with a VllmConfig.
 
     Raises:
-        ValueError: the sentence names the setting, and what to set instead.
+        ValueError: they do not; the message names the setting, and says what to set instead.
     """
     check_method(vllm_config.speculative_config)
     check_parallelism(vllm_config.parallel_config)
@@ -46,10 +46,10 @@ def check(vllm_config: Any) -> None:
 
 
 def check_method(speculative: Any) -> None:
-    """Refuses a drafter whose drafts cannot stand beside the server's. Takes vLLM's SpeculativeConfig, or None.
+    """Checks that drafts of a server work with a SpeculativeConfig of vLLM, or None.
 
     Raises:
-        ValueError: the sentence names the setting, and what to set instead.
+        ValueError: they do not; the message names the setting, and says what to set instead.
     """
     method = None if speculative is None else speculative.method
     if method != "custom_class" and method not in DRAFTERS.split(", "):
@@ -59,8 +59,8 @@ def check_method(speculative: Any) -> None:
         )
     if getattr(speculative, "draft_sample_method", "greedy") != "greedy":
         raise ValueError(
-            f"HistoSpec: draft_sample_method is {speculative.draft_sample_method!r}, with probabilities that belong to "
-            "the drafter's own drafts; set it to 'greedy'"
+            f"HistoSpec: draft_sample_method is {speculative.draft_sample_method!r}, which needs probabilities that "
+            "the server's drafts do not have; set it to 'greedy'"
         )
     if getattr(speculative, "rejection_sample_method", "standard") == "synthetic":
         raise ValueError(
@@ -69,26 +69,26 @@ def check_method(speculative: Any) -> None:
     if getattr(speculative, "num_speculative_tokens_per_batch_size", None):
         raise ValueError(
             "HistoSpec: num_speculative_tokens_per_batch_size is set, but HistoSpec chooses how many tokens the "
-            "model's drafter makes; leave it out (HISTOSPEC_MODEL_DRAFT_TOKENS)"
+            "model's drafter drafts; leave it out, or see HISTOSPEC_MODEL_DRAFT_TOKENS"
         )
 
 
 def check_drafts(max_tokens: int) -> None:
-    """Refuses drafts that are longer than vLLM verifies or the client asks for.
+    """Checks the longest draft against the limits of vLLM and of the client.
 
     Raises:
         ValueError: num_speculative_tokens is too large.
     """
     sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
-    verified: int = getattr(sampler, "MAX_SPEC_LEN", DEFAULT_MAX_DRAFT)  # a longer draft ends the engine
+    verified: int = getattr(sampler, "MAX_SPEC_LEN", DEFAULT_MAX_DRAFT)  # a longer draft crashes the engine
     limit = min(DEFAULT_MAX_DRAFT, verified)
     if max_tokens > limit:
-        who = "vLLM verifies no more" if limit == verified else "HistoSpec drafts no more"
+        who = "the limit of vLLM" if limit == verified else "the limit of HistoSpec"
         raise ValueError(f"HistoSpec: num_speculative_tokens is {max_tokens}; must be at most {limit}: {who}")
 
 
 def warn_of_processors() -> None:
-    """Names the logits processors that vLLM leaves out without a word; those that it is given by name it refuses."""
+    """Warns of the plug-ins' logits processors that vLLM ignores. It refuses processors given by name itself."""
     if names := sorted(point.name for point in metadata.entry_points(group=PROCESSORS)):
         logger.warning(
             "HistoSpec: with speculation of any kind vLLM does not load logits processors of plug-ins, here %s",
@@ -97,24 +97,24 @@ def warn_of_processors() -> None:
 
 
 def check_parallelism(config: Any) -> None:
-    """Refuses a model that is split over workers so that drafts are ruled out; docs/parallelism.md says how it may be.
+    """Checks that drafts work with vLLM's `parallel_config`. docs/parallelism.md says what works.
 
     Raises:
-        ValueError: vLLM's `parallel_config` asks for one; the sentence names the setting.
+        ValueError: they do not; the message names the setting.
     """
     if config.pipeline_parallel_size > 1:
         raise ValueError(
-            "HistoSpec: pipeline_parallel_size is more than 1, where vLLM has no speculation of any kind "
+            "HistoSpec: pipeline_parallel_size is more than 1, for which vLLM has no speculation of any kind "
             "(vllm-project/vllm issue 30436); leave out speculative_config and scheduler_cls"
         )
     if config.distributed_executor_backend == "external_launcher" and config.world_size > 1:
         raise ValueError(
-            "HistoSpec: distributed_executor_backend is 'external_launcher', where every rank schedules for itself; "
-            "drafts from a server would take the ranks of a model apart. Use 'mp' or 'ray'"
+            "HistoSpec: distributed_executor_backend is 'external_launcher', with a scheduler in every rank; drafts "
+            "from a server could differ between the ranks of a model. Use 'mp' or 'ray'"
         )
 
 
 def computes_here(config: Any) -> bool:
-    """Whether the model's forward passes run in the scheduler's process, on its CPU. `config`: `parallel_config`."""
+    """Returns whether the model runs in the scheduler's process, on a CPU. `config`: vLLM's `parallel_config`."""
     here: bool = config.distributed_executor_backend == "uni"
     return here and bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())

@@ -1,8 +1,8 @@
-"""Where a response with stop strings ends.
+"""Finds the end of a response with stop strings.
 
-vLLM finds stop strings only in its front end, which then aborts the request; the engine core has run on by then, and
-cannot tell that abort from any other. So the end is found here with vLLM's own detokenizer, once, when the request
-leaves. Stop tokens need none of this: the engine core cuts at them itself.
+vLLM finds stop strings in its front end, which then aborts the request. Meanwhile the engine core has generated more
+tokens, and it cannot tell this abort from others. So this module finds the end, with vLLM's own detokenizer, once, when
+the request ends. Stop tokens do not need this, because the engine core stops at them itself.
 """
 
 import copy
@@ -12,23 +12,23 @@ from typing import Any
 
 from .interface import Request
 
-# The engine core runs a few steps ahead of the front end, each of at most a draft and one token; a stop string further
-# back would have ended the request long ago. Decoding all of a long response here would hold up the engine.
+# The engine core is a few steps ahead of the front end, each of at most a draft and one token. A stop string further
+# back would have ended the request earlier. Decoding a long response as a whole would delay the engine.
 WINDOW = 512
-CONTEXT = 32  # tokens before the window that the decoder starts from
+CONTEXT = 32  # how many tokens before the window the decoder gets
 
 
 class StopStrings:
-    """Finds the end of responses; loads the model's tokenizer when the first one asks."""
+    """Finds the ends of responses. Loads the model's tokenizer at the first one."""
 
     def __init__(self, model_config: Any) -> None:
         self._model_config = model_config
         self._tokenizer: Any = None
 
     def end(self, request: Request) -> int | None:
-        """Output tokens up to and including the one that completes a stop string; None when none does.
+        """Returns the number of output tokens up to the one that completes a stop string; None if none does.
 
-        Raises what vLLM's tokenizer and detokenizer raise.
+        It raises the errors of vLLM's tokenizer and detokenizer.
         """
         parameters, output = request.sampling_params, request.output_token_ids
         if parameters is None or not parameters.stop:

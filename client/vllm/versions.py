@@ -1,18 +1,19 @@
-"""Which weights an engine samples with, where its requests do not say it.
+"""The epoch of an engine's weights, for requests that do not give one.
 
-A response belongs to the weights that wrote its end: a trainer that changes them within a rollout wants the tokens of
-the newest first. The first of these that is there decides:
+A response belongs to the weights that generated its end, because a trainer that changes them within a rollout needs the
+newest tokens first. The first of these sources that is available decides:
 
 1. the request's own epoch (`extra_args`);
 2. the number at the end of vLLM's weight version: "step7" is epoch 7 (`LLM.update_weight_version`, or with the weights:
    `finish_weight_update`);
-3. how often the weights changed under this engine. No engine knows how often before it started, so the server adds that
-   to the newest epoch that it knew by then, where nobody names any. Every trainer resets the prefix cache with new
-   weights, for what it holds was computed by the old ones; weights that wrote
-   no response do not count, so that several resets in a row are one change. Where versions have names without a number,
-   these count and resets do not.
+3. how often the weights of this engine have changed. An engine does not know the changes before it started, so the
+server
+   adds this count to the newest epoch that it knew then, unless a client gives explicit epochs. The adapter counts
+   resets of the prefix cache, because every trainer resets it with new weights. Weights that generated no response do
+   not count, so that several resets in a row are one change. If weight versions have names without a number, changes of
+   the name count instead of resets.
 
-Before the first change the newest epoch of the namespace is right: another engine may have been here before.
+Before the first change, the newest epoch of the namespace is right, because another engine may have run before.
 """
 
 import re
@@ -25,10 +26,10 @@ NUMBERED = re.compile(r"(?:.*[^0-9A-Za-z.])?[A-Za-z]*([0-9]{1,19})", re.ASCII | 
 
 
 class Version(NamedTuple):
-    """The weights of an engine, as it can tell.
+    """The version of an engine's weights.
 
     Attributes:
-        epoch: their number; None where nobody gave one.
+        epoch: their number; None if there is none.
         changes: how often they changed since the engine's first response.
     """
 
@@ -37,31 +38,31 @@ class Version(NamedTuple):
 
 
 class WeightVersions:
-    """Told what happens to the engine, answers which weights it samples with. Never goes back."""
+    """Follows the version of an engine's weights from its events. It never decreases."""
 
     def __init__(self) -> None:
         self.current = Version()
-        self._named: str | None = None  # vLLM's version, once somebody set it
-        self._numbered = True  # as long as every version had a number
-        self._used = False  # whether the present weights have written a response
+        self._named: str | None = None  # vLLM's weight version, if it was ever set
+        self._numbered = True  # whether every version so far had a number
+        self._used = False  # whether the present weights have generated a response
 
     def wrote(self) -> None:
-        """A response ended."""
+        """Notes that a response ended."""
         self._used = True
 
     def reset(self) -> None:
-        """The prefix cache was emptied: there are new weights, unless versions say so themselves."""
+        """Notes a reset of the prefix cache, which means new weights unless vLLM has weight versions."""
         if self._named is None:
             self._change()
 
     def name(self, version: str) -> None:
-        """vLLM was told the version of its weights."""
+        """Notes a new weight version of vLLM."""
         if version == self._named:
             return
         self._named = version
         number = NUMBERED.fullmatch(version)
         epoch = int(number[1]) if number else None
-        if epoch is None or epoch > MAX_EPOCH:  # hashes: some of them end in a number, by chance
+        if epoch is None or epoch > MAX_EPOCH:  # a hash may end in a number by chance
             self._numbered = False
         self._change(max(epoch or 0, self.current.epoch or 0) if self._numbered else None)
 

@@ -1,4 +1,4 @@
-// numpy arrays as spans, and vectors as numpy arrays. Every refusal names the argument and says what would be right.
+// numpy arrays as spans, and vectors as numpy arrays. Every error names the argument and what is allowed.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -34,7 +34,7 @@ using Mask = Array<std::uint8_t>;
 // A one-dimensional numpy array of exactly this dtype (copied if it is not contiguous).
 template <typename T>
 Array<T> array_of(const std::string& field, py::handle value) {
-  const auto wanted = [] { return std::string(py::str(py::dtype::of<T>())); };  // written out where it is needed: slow
+  const auto wanted = [] { return std::string(py::str(py::dtype::of<T>())); };  // slow, so only for errors
   if (!py::isinstance<py::array>(value)) {
     throw py::value_error(field + ": must be a numpy array of " + wanted() + ", is a " +
                           std::string(py::str(py::type::of(value).attr("__name__"))));
@@ -54,7 +54,7 @@ inline Tokens tokens_of(const std::string& field, py::handle value) {
   if (!py::isinstance<py::list>(value) && !py::isinstance<py::tuple>(value)) {
     return array_of<std::int32_t>(field, value);
   }
-  // A tuple: an element's __index__ is foreign code, and may change a list.
+  // A tuple, because __index__ of an element is foreign code that could change a list.
   const py::tuple items(py::reinterpret_borrow<py::object>(value));
   py::array_t<std::int32_t, py::array::c_style> array(static_cast<py::ssize_t>(items.size()));
   std::int32_t* out = array.mutable_data();
@@ -87,7 +87,7 @@ inline std::optional<std::int64_t> int_or_none(const std::string& field, py::han
   return number;
 }
 
-// A mask of generated tokens: bool or uint8. None: everything was generated.
+// A mask of generated tokens: bool or uint8. None: all tokens were generated.
 inline Mask mask_of(const std::string& field, py::handle value) {
   if (value.is_none()) return Mask();
   if (py::isinstance<py::array>(value) && py::reinterpret_borrow<py::array>(value).dtype().kind() == 'b') {

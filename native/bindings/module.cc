@@ -1,5 +1,5 @@
-// histospec.native._core: arrays in, arrays out. Arrays are checked here, values in the engine; the GIL is released
-// around every call into it.
+// histospec.native._core: arrays in, arrays out. The bindings check dtypes and shapes, the engine checks values. The
+// bindings release the GIL around every call into the engine.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -20,7 +20,7 @@ using histospec::bindings::tokens_of;
 
 namespace {
 
-// A call that waits for the engine's lock must not make every Python thread wait for it.
+// Releases the GIL, so that a call that waits for the engine's lock does not stop all Python threads.
 template <typename Call>
 auto without_gil(Call call) {
   const py::gil_scoped_release release;
@@ -32,7 +32,7 @@ std::string id_of(const std::optional<std::string>& problem) {
   return problem.value_or("");
 }
 
-// `name`, like every text that the engine gives back, is a str: pybind11 would take bytes for a std::string.
+// `name`, like every text that the engine returns, is a str: pybind11 would accept bytes for a std::string.
 void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::sequence& responses, std::int64_t epoch,
             const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
             const std::optional<py::sequence>& generated, const std::optional<py::sequence>& seeds,
@@ -42,7 +42,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   const auto require_one_each = [n](const char* field, const std::optional<py::sequence>& values) {
     if (values && py::len(*values) != n) {
       throw py::value_error(std::string(field) + ": has " + std::to_string(py::len(*values)) + " entries, must have " +
-                            std::to_string(n) + " (one a response)");
+                            std::to_string(n) + " (one per response)");
     }
   };
   require_one_each("rewards", rewards);
@@ -50,7 +50,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   require_one_each("seeds", seeds);
   require_one_each("epochs", epochs);
   if (ahead && !stored)
-    throw py::value_error("ahead: is True, and stored is not; only stored responses are read ahead");
+    throw py::value_error("ahead: is True but stored is False; only stored responses can be read ahead");
   using histospec::Arrival;
   const auto arrival = ahead ? Arrival::kAhead : stored ? Arrival::kStored : Arrival::kNew;
   std::vector<Tokens> tokens;
@@ -67,7 +67,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
     if (!its) throw py::value_error("epochs" + index + ": must be an integer, is None");
     views.back().epoch = *its;
     if (stored && i > 0 && views[i - 1].epoch > views[i].epoch) {
-      throw py::value_error("epochs" + index + ": is older than the one before; stored responses come oldest first");
+      throw py::value_error("epochs" + index + ": is older than the one before; give stored responses oldest first");
     }
   }
   const std::string id = id_of(problem), namespace_ = name;
@@ -75,7 +75,7 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   engine.ingest(namespace_, head.span(), views, id, arrival);
 }
 
-// Int32 arrays, each None or one count a session.
+// int32 arrays with one count per session, or None.
 struct Counts {
   std::optional<py::object> verified, model_drafted, model_accepted;
 };
@@ -148,7 +148,8 @@ py::list history(const Engine& engine, const std::string& name, py::handle promp
   return out;
 }
 
-// Key by key: py::dict(...) with all of them takes three times as long, and a server may have thousands of namespaces.
+// Sets key by key: py::dict(...) with all keys takes three times as long, and a server may have thousands of
+// namespaces.
 template <std::size_t size>
 py::dict by_name(const std::array<const char*, size>& names, const std::array<histospec::SourceStats, size>& counted) {
   py::dict out;
@@ -202,7 +203,7 @@ py::tuple shared_prompts(const Engine& engine, const py::str& name, std::size_t 
   return py::make_tuple(shared.asked, namespaces);
 }
 
-// Each number of a namespace with the name of its column; of sources and ages as `source.number`.
+// Calls use(name, suffix, value) for each number of a namespace; those of sources and ages have a suffix.
 template <typename Use>
 void columns(const histospec::NamespaceStats& s, Use use) {
   const auto each = [&](const auto& names, const auto& counted) {

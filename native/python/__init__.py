@@ -1,4 +1,4 @@
-"""The engine of a draft server, in process."""
+"""The draft engine in process: history, live text and drafts, without a server."""
 
 from histospec.native._core import AGES, COUNTERS, SOURCES, STEPPED, TOO_LONG, UNKNOWN, Engine
 

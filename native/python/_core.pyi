@@ -1,9 +1,11 @@
-"""The C++ core of HistoSpec, in process.
+"""The draft engine of HistoSpec, in process.
 
-Token ids are int32 in [0, 2**31 - 1]. Where tokens are taken, a one-dimensional numpy array of dtype int32 is read as
-it is (copied only if it is not contiguous), and a list or tuple of ints is converted; any other dtype is refused, never
-cast. A call that raises has changed nothing. Every method may be called from any thread; the work is done without the
-GIL, and `step` never waits for an index to be built.
+Token ids are int32 in [0, 2**31 - 1]. An argument of tokens is a one-dimensional numpy array of dtype int32, or a list
+or tuple of ints. The engine reads an array in place and copies it only if it is not contiguous. It converts lists and
+tuples, and refuses every other dtype with ValueError.
+
+A call that raises has changed nothing. Every method may be called from any thread. The methods work without the GIL,
+and `step` never waits while the engine builds an index.
 """
 
 from collections.abc import Sequence
@@ -16,16 +18,21 @@ _Tokens: TypeAlias = npt.NDArray[np.int32] | list[int] | tuple[int, ...]
 _Mask: TypeAlias = npt.NDArray[np.bool_] | npt.NDArray[np.uint8]
 
 STEPPED: int
+"""Outcome of `Engine.try_step`: the session stepped."""
 UNKNOWN: int
+"""Outcome of `Engine.try_step`: the session is not open, or has fewer tokens than its position says."""
 TOO_LONG: int
-"""What became of a session in `Engine.try_step`."""
+"""Outcome of `Engine.try_step`: the session would have more than `most_tokens` tokens."""
 COUNTERS: tuple[tuple[str, str, str, str, str], ...]
-"""What a namespace counts: name, family, result, help. Numbers of one family tell its results apart; what has no result
-is shown as the sum over all namespaces."""
+"""The counters of a namespace: (name, family, label, value, help) of each.
+
+Counters of one family differ in the value of its label. Where the label is empty, a family has one counter, and a
+server reports its sum over all namespaces.
+"""
 SOURCES: tuple[str, ...]
-"""Where drafted tokens come from."""
+"""The sources of drafted tokens, as in `Engine.stats`."""
 AGES: tuple[str, ...]
-"""How many epochs older than the newest the response is that a token of history came from."""
+"""The ages of responses that drafts come from, in epochs behind the newest, as in `Engine.stats`."""
 
 class _SourceStats(TypedDict):
     draft_tokens: int
@@ -66,24 +73,24 @@ class _LockTimes(TypedDict):
     longest: float
 
 class Engine:
-    """History, live text and drafts of the namespaces of one shard.
+    """The history, the live text and the drafts of all namespaces of one shard.
 
-    A problem is identified by its namespace and, token by token, by its prompt; or by an explicit id (`problem=`) where
-    prompts of one problem differ, as the turns of multi-turn RL do. Problems of one prompt with and without an id, or
-    with different ids, are different problems.
+    A problem is identified by its namespace and its prompt, compared token by token. Where the prompts of one problem
+    differ, as in multi-turn RL, give it an explicit id (`problem=`). Problems with the same prompt are different
+    problems if their ids differ, or if only one of them has an id.
 
-    memory_bytes: what the index may hold, in bytes. Beyond it the least recently used problems go first, then the
-    oldest responses of those with running sessions; what running sessions need stays.
-    history_epochs: how many of the newest epochs of a problem are kept, at least 1. Responses of older epochs go as
-    soon as the segment that holds them is merged or has nothing newer; until then they are still found.
+    Args:
+        memory_bytes: memory budget of the index, in bytes. Beyond it the engine evicts the least recently used problems
+            first, then the oldest responses of problems with open sessions. It never evicts what open sessions need.
+        history_epochs: how many of its newest epochs a problem keeps, at least 1. The engine removes older responses
+            when it merges their segment, or when the segment holds nothing newer. Until then they still yield drafts.
+        threads: how many threads draft for one batch, 1 to 64. The drafts do not depend on it.
+        namespace_tokens: how many tokens of text the index over all problems of a namespace holds, 15 to 17 bytes
+            each. It drafts where a problem has no history. 0 switches it off.
+        history_responses: about how many of its newest responses a problem keeps, whatever their epochs; at least 1.
 
-    threads: how many threads draft for one batch, 1 to 64. What they draft does not depend on it.
-    namespace_tokens: how much text, in tokens, the index over all problems of a namespace holds, about 17 bytes each:
-        what drafts where a problem has no history. 0: none.
-    history_responses: about how many of the newest responses of a problem are kept, whatever their epochs, at least 1.
-
-    Raises ValueError if memory_bytes is 0, history_epochs or history_responses is less than 1, or threads is out of
-    range.
+    Raises:
+        ValueError: memory_bytes is 0, history_epochs or history_responses is less than 1, or threads is out of range.
     """
 
     def __init__(
@@ -110,26 +117,31 @@ class Engine:
         stored: bool = False,
         ahead: bool = False,
     ) -> None:
-        """Adds finished responses to the history of a problem; on return, drafts are made from them.
+        """Adds finished responses to the history of a problem. When it returns, they yield drafts.
 
-        prompt: int32[n], n >= 1. responses: an int32[m] each; empty ones are left out.
-        epoch: the policy's version when they were sampled.
-        rewards: one a response (None where unknown); not used by the drafter.
-        problem: the explicit id of the problem, not empty.
-        generated: one mask a response, bool[m] or uint8[m], or None where all was generated. Where it is 0 (tool and
-        user turns) the token is context: it is matched, but never drafted.
-        seeds: one a response, in [-2**63, 2**63 - 1], or None: the seed of coupled sampling that gave it. A session
-            with that seed drafts from it first: see open.
-        epochs: one a response, in place of `epoch`.
-        stored: they come from a store, oldest first, and are older than whatever the index has of the problem. They
-            then stand in front of it, replace no twin of their own epoch, and drive nothing newer out of what the
-            problems of the namespace share.
-        ahead: stored responses of a problem that nobody uses yet: if it is new, it is the least recently used one. So a
-            store is read ahead from the most wanted problem to the least wanted.
+        Args:
+            namespace: the training run; not empty.
+            prompt: int32[n], n >= 1.
+            responses: one int32[m] for each response. Empty responses are left out.
+            epoch: version of the policy that sampled them.
+            rewards: one for each response, None where unknown. The drafter does not use them.
+            problem: explicit id of the problem, not empty. None: the prompt identifies it.
+            generated: one mask for each response, bool[m] or uint8[m]; None: the policy generated all of it. Tokens
+                with 0 (tool and user turns) are context: the engine matches them, but never drafts them.
+            seeds: one for each response, in [-2**63, 2**63 - 1], or None: the seed of coupled sampling that it was
+                drawn with. A session with the same seed drafts from this response first: see `open`.
+            epochs: one for each response, in place of `epoch`.
+            stored: the responses come from a store, oldest first, and are older than every response of the problem in
+                the index. The engine puts them before those, keeps the twins of their own epoch, and adds them to the
+                namespace index only where this evicts nothing newer.
+            ahead: the server reads these stored responses before a session asks for the problem. A problem that is new
+                becomes the least recently used one, so a store is read from the most wanted problem to the least
+                wanted.
 
-        Raises ValueError, naming the argument, for a wrong dtype, shape, length or token, an empty namespace, prompt
-        or problem, a seed or epoch that is no int of 64 bits, stored responses whose epochs descend, or `ahead`
-        without `stored`.
+        Raises:
+            ValueError: an argument has a wrong dtype, shape, length or token; namespace, prompt or problem is empty; a
+                seed or an epoch is not a 64-bit integer; the epochs of stored responses descend; or `ahead` is given
+                without `stored`. The message names the argument.
         """
 
     def open(
@@ -141,20 +153,31 @@ class Engine:
         generated: _Tokens | None = None,
         seed: int | None = None,
     ) -> int:
-        """Starts a session and returns its id, which no other session of this engine ever gets.
+        """Opens a session.
 
-        Its siblings are the other open sessions of the same problem: each drafts from what the others generate.
+        The siblings of a session are the other open sessions of its problem. Each drafts from the text of the others.
 
-        prompt: int32[n], n >= 1. generated: int32[m], what the session generated before, if it is not new.
-        problem: the explicit id of the problem, not empty.
-        seed: the seed of coupled sampling, in [-2**63, 2**63 - 1], where the same seed draws the same noise at the same
-            position, whatever was generated. The session drafts first from its twin, token by token at the same
-            position: the newest response of the problem that this seed gave behind a prompt as long, of the newest two
-            epochs. What it commits is the next twin. How far twins are trusted is learned from how often they are
-            right: where sampling is not coupled, a seed does no harm.
+        The twin of a session is the newest response of the problem that has the same seed and a prompt of the same
+        length, from the newest two epochs. With coupled sampling the noise of a token is a function of the seed, the
+        two tokens before it and the number of times that this pair occurred before (docs/coupled.md). A session
+        therefore repeats its twin wherever the policy has not changed, and drafts from it first. After a difference it
+        follows the twin from the nearest place behind the same four tokens. The response that the session commits
+        becomes the next twin. The engine learns how often twins are right, so a seed does no harm where sampling is not
+        coupled.
 
-        Raises ValueError, naming the argument, for a wrong dtype, shape or token, an empty namespace, prompt or
-        problem, or a seed that is no int of 64 bits.
+        Args:
+            namespace: the training run; not empty.
+            prompt: int32[n], n >= 1.
+            problem: explicit id of the problem, not empty. None: the prompt identifies it.
+            generated: int32[m], what the session generated before, if it continues a generation.
+            seed: seed of coupled sampling, in [-2**63, 2**63 - 1].
+
+        Returns:
+            The id of the session. This engine never uses it for another session.
+
+        Raises:
+            ValueError: an argument has a wrong dtype, shape or token; namespace, prompt or problem is empty; or the
+                seed is not a 64-bit integer. The message names the argument.
         """
 
     def step(
@@ -170,37 +193,47 @@ class Engine:
         model_drafted: npt.NDArray[np.int32] | None = None,
         model_accepted: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Appends what a batch of sessions generated since its last step, learns from it, and drafts what comes next.
+        """Appends the tokens that a batch of sessions generated since its last step, learns from them, and drafts.
 
-        sessions: int64[B], each at most once. new_tokens: int32[T], flat. new_offsets: int64[B + 1], ascending from 0
-        to T: session b generated new_tokens[new_offsets[b]:new_offsets[b + 1]], which may be nothing.
-        max_tokens: the longest draft, in tokens; 0 for none.
-        verify_cost: what verifying one drafted token costs, in units of a plain step; at least 0. A draft ends where
-        its survival, the product of the probabilities so far, no longer pays for it.
-        positions: int64[B], how many tokens each session had generated before these. Tokens that the session has
-        already are skipped, so that a step whose answer was lost may be sent again. None: they are all new.
-        verified: int32[B], for a worker with a drafter of its own: how many tokens of the session's last draft, from
-        its first on, were verified with the new tokens, at most 1,024. None: every draft was verified in full.
-        model_drafted, model_accepted: int32[B], how many tokens of the worker's own drafter were verified since the
-        session's last step, and how many of these were accepted. Both or none, and only with `verified`.
-        A session without new tokens reports nothing.
-
-        Returns (tokens, offsets, probs): the draft of session b is tokens[offsets[b]:offsets[b + 1]].
-        tokens: int32[D], flat. offsets: int64[B + 1], ascending from 0 to D.
-        probs: float32[D] in (0, 1), of each token being accepted, given that all before it in its draft were.
-
-        A session that has a twin (see open) drafts from that alone while it can be trusted. Else the drafter looks for
-        the context in four sources: the session's own text, its siblings, the history of its problem, and other
-        problems of the namespace. A small network mixes what followed there into a probability, as
+        A session with a twin (see `open`) drafts from the twin alone while the twin can be trusted. Otherwise the
+        drafter searches four sources for the context: the session's own text, its siblings, the history of its problem,
+        and other problems of the namespace. A small network mixes the tokens that followed there into a probability, as
         context-mixing compressors do (M. Mahoney, "Adaptive weighing of context models for lossless data compression",
-        Florida Tech TR CS-2005-16), with weights that every step teaches. The index of finished responses is a
-        compressed suffix tree that is searched backwards (P. Ferragina, G. Manzini, "Opportunistic data structures with
-        applications", FOCS 2000). The same calls in the same order give the same drafts, as long as the index is at the
-        same point: see wait_until_built.
+        Florida Tech TR CS-2005-16). Every step trains its weights. The index of finished responses is a compressed
+        suffix tree that is searched backwards (P. Ferragina, G. Manzini, "Opportunistic data structures with
+        applications", FOCS 2000).
 
-        Raises KeyError if a session is not open, and ValueError, naming the argument, for a wrong dtype, shape or
-        token, offsets that do not ascend from 0 to T, a session that appears twice, a position beyond what the session
-        has, a count out of range, or a negative max_tokens or verify_cost.
+        The same calls in the same order give the same drafts, provided that the index is at the same point: see
+        `wait_until_built`.
+
+        Args:
+            sessions: int64[B], each session at most once.
+            new_tokens: int32[T], the new tokens of all sessions, one session after the other.
+            new_offsets: int64[B + 1], ascending from 0 to T. Session b generated
+                `new_tokens[new_offsets[b]:new_offsets[b + 1]]`, which may be empty.
+            max_tokens: longest draft, in tokens, at most 1,024. 0: no drafts.
+            verify_cost: cost of verifying one drafted token, in units of a plain decoding step; at least 0. A draft
+                ends where its survival, the product of its probabilities so far, no longer pays for this cost.
+            positions: int64[B], how many tokens each session had generated before these. The engine skips tokens that
+                the session has already, so a step whose answer was lost may be sent again. None: all tokens are new.
+            verified: int32[B], for a worker with a drafter of its own: how many tokens of the session's last draft,
+                from its first on, the worker verified together with the new tokens, at most 1,024. None: the worker
+                verified every draft in full. A session without new tokens reports nothing.
+            model_drafted: int32[B], how many tokens of the worker's own drafter the worker verified since the session's
+                last step. Needs `verified` and `model_accepted`.
+            model_accepted: int32[B], how many of these the worker accepted. Needs `verified` and `model_drafted`.
+
+        Returns:
+            tokens: int32[D], flat. The draft of session b is `tokens[offsets[b]:offsets[b + 1]]`.
+            offsets: int64[B + 1], ascending from 0 to D.
+            probs: float32[D], in (0, 1): probability that the token is accepted, given that all tokens before it in its
+                draft were.
+
+        Raises:
+            KeyError: a session is not open.
+            ValueError: an argument has a wrong dtype, shape or token; the offsets do not ascend from 0 to T; a session
+                appears twice; a position is larger than what the session has generated; a count is out of range; or
+                max_tokens or verify_cost is out of range. The message names the argument.
         """
 
     def try_step(
@@ -217,51 +250,84 @@ class Engine:
         model_drafted: npt.NDArray[np.int32] | None = None,
         model_accepted: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """As step, but sessions that cannot step are left out instead of an error, and the others step.
+        """As `step`, but leaves out sessions that cannot step instead of raising, and steps the others.
 
-        most_tokens: how many tokens a session may have generated.
+        Args:
+            sessions: as for `step`.
+            new_tokens: as for `step`.
+            new_offsets: as for `step`.
+            positions: as for `step`.
+            most_tokens: how many tokens a session may have generated after this step.
+            max_tokens: as for `step`.
+            verify_cost: as for `step`.
+            verified: as for `step`.
+            model_drafted: as for `step`.
+            model_accepted: as for `step`.
 
-        Returns (tokens, offsets, probs, outcomes). outcomes: uint8[B]; 0: it stepped; 1: it is not open, or has fewer
-        tokens than its position says; 2: it would have more than most_tokens. A session that is left out has an empty
-        draft.
+        Returns:
+            tokens: as for `step`. A session that is left out has an empty draft.
+            offsets: as for `step`.
+            probs: as for `step`.
+            outcomes: uint8[B], `STEPPED`, `UNKNOWN` or `TOO_LONG` for each session.
 
-        Raises ValueError as step does, but never KeyError.
+        Raises:
+            ValueError: as for `step`.
         """
 
     def close(self, session: int, commit: bool = True, *, epoch: int | None = None) -> None:
-        """Ends a session. With `commit`, what it generated joins the history of its problem at once.
+        """Ends a session. With `commit`, the tokens that it generated join the history of its problem at once.
 
-        epoch: the policy's version when it was sampled; None: the newest one of the namespace.
+        Args:
+            session: its id.
+            commit: whether its response joins the history.
+            epoch: version of the policy that sampled it; None: the newest epoch of the namespace.
 
-        Raises KeyError if the session is not open.
+        Raises:
+            KeyError: the session is not open.
         """
 
     def prompt_length(self, session: int) -> int:
-        """How many tokens of the session's prompt name its problem: all of them, or fewer in a later turn of a problem
-        that was not given an id.
+        """Returns how many tokens of the session's prompt identify its problem.
 
-        Raises KeyError if the session is not open.
+        These are all of them, or fewer in a later turn of a problem without an explicit id.
+
+        Raises:
+            KeyError: the session is not open.
         """
 
     def lengths(self, sessions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """How many tokens each session has generated, int64[B]; -1 where it is not open.
+        """Returns how many tokens each session has generated, as int64[B]; -1 for a session that is not open.
 
-        sessions: int64[B]. Raises ValueError for a wrong dtype or shape.
+        Args:
+            sessions: int64[B].
+
+        Raises:
+            ValueError: `sessions` has a wrong dtype or shape.
         """
 
     def generated(self, session: int) -> npt.NDArray[np.int32]:
-        """What a session has generated, int32[n]. Raises KeyError if it is not open."""
+        """Returns the tokens that a session has generated, as int32[n].
+
+        Raises:
+            KeyError: the session is not open.
+        """
 
     def history(
         self, namespace: str, prompt: _Tokens, *, problem: str | None = None
     ) -> list[tuple[npt.NDArray[np.int32], int]]:
-        """The history of a problem as the index holds it: (tokens int32[n], epoch) of each response.
+        """Returns the history of a problem as the index holds it: (tokens int32[n], epoch) of each response.
 
-        First what is indexed, in the order in which it came; then what still waits for its siblings. Empty where the
-        problem is not known.
+        Indexed responses come first, in the order of their arrival, then those that still wait for their segment. The
+        list is empty if the engine does not know the problem.
 
-        Raises ValueError, naming the argument, for a wrong dtype, shape or token, an empty namespace, prompt or
-        problem.
+        Args:
+            namespace: the training run; not empty.
+            prompt: int32[n], n >= 1.
+            problem: explicit id of the problem, not empty. None: the prompt identifies it.
+
+        Raises:
+            ValueError: an argument has a wrong dtype, shape or token; or namespace, prompt or problem is empty. The
+                message names the argument.
         """
 
     def predict_length(
@@ -273,116 +339,157 @@ class Engine:
         *,
         problem: str | None = None,
     ) -> tuple[npt.NDArray[np.float64], int]:
-        """How long a response will be in the end, as quantiles of the lengths of earlier ones.
+        """Predicts the length of a response, as quantiles of the lengths of earlier responses.
 
-        Counted are the responses of the problem that are longer than `generated` tokens; where it has none, the
-        latest ones of the namespace (up to 1,024) that are.
+        The quantiles are those of the responses to this problem that are longer than `generated` tokens. If there are
+        none, they are those of the latest responses in the namespace, up to 256, that are longer.
 
-        quantiles: Q numbers in [0, 1].
+        Args:
+            namespace: the training run; not empty.
+            prompt: int32[n], n >= 1.
+            generated: tokens that the response has already.
+            quantiles: Q numbers in [0, 1].
+            problem: explicit id of the problem, not empty. None: the prompt identifies it.
 
-        Returns (lengths, observations): lengths, float64[Q], in tokens, linear between neighbouring observations, or
-        float64[0] where there are none; observations, how many lengths they are quantiles of.
+        Returns:
+            lengths: float64[Q], in tokens, linear between neighbouring observations; float64[0] if there are none.
+            observations: how many lengths the quantiles are taken from.
 
-        Raises ValueError, naming the argument, for a quantile outside [0, 1], a wrong dtype, shape or token, an empty
-        namespace, prompt or problem.
+        Raises:
+            ValueError: a quantile is outside [0, 1]; an argument has a wrong dtype, shape or token; or namespace,
+                prompt or problem is empty. The message names the argument.
         """
 
     def knows(self, namespace: str, prompt: npt.NDArray[np.int32], *, problem: str | None = None) -> bool:
-        """Whether the index holds finished responses of a problem.
+        """Returns whether the index holds finished responses of a problem.
 
-        Raises ValueError, naming the argument, for an empty namespace or prompt, or a prompt that is not int32[n].
+        Args:
+            namespace: the training run; not empty.
+            prompt: int32[n], n >= 1.
+            problem: explicit id of the problem, not empty. None: the prompt identifies it.
+
+        Raises:
+            ValueError: namespace, prompt or problem is empty, or the prompt is not int32[n]. The message names the
+                argument.
         """
 
     def shared_prompts(self, namespace: str, most: int = 64) -> tuple[int, dict[str, int]]:
-        """Which other namespaces have finished responses of the prompts of this one.
+        """Counts the prompts of this namespace that other namespaces have finished responses to.
 
-        Asks for the prompts of its `most` problems that came last, but for those that an id names; compares them token
-        by token. Takes milliseconds, most of them without the engine's lock: where there are thousands of namespaces,
-        one that knows few of these prompts may be missed, and where prompts are long, not every namespace is looked at.
+        The engine looks up the prompts of the newest problems without an explicit id, at most `most` of them, in the
+        other namespaces, token by token. The call takes milliseconds, most of them
+        without the engine's lock. To stay within that time, it may miss a namespace that knows few of these prompts if
+        there are thousands of namespaces, and it may not look at every namespace if the prompts are long.
 
-        Returns (asked, namespaces): how many prompts that were, and by namespace how many of them it knows, at least 1.
+        Args:
+            namespace: the training run whose prompts are looked up.
+            most: how many prompts are looked up, at most.
+
+        Returns:
+            asked: how many prompts were looked up.
+            namespaces: for each namespace that knows at least one of them, how many it knows.
         """
 
     def newest_epoch(self, namespace: str) -> int:
-        """The newest epoch of the responses that a namespace has seen; 0 where nothing is known."""
+        """Returns the newest epoch of the responses of a namespace; 0 if the engine does not know the namespace."""
 
     def estimator_state(self, namespace: str) -> bytes:
-        """What the drafter of a namespace has learned, about 130 KB; empty where it has learned nothing yet."""
+        """Returns what the drafter of a namespace has learned, about 130 KB; empty if it has learned nothing yet."""
 
     def restore_estimator(self, namespace: str, state: bytes) -> None:
-        """Goes on from what estimator_state() gave, in this or another process.
+        """Restores what the drafter of a namespace had learned, in this process or another.
 
-        Raises ValueError, and changes nothing, if `state` is not such a state, or of another version.
+        Args:
+            namespace: the training run; not empty.
+            state: a result of `estimator_state`.
+
+        Raises:
+            ValueError: `state` is not such a result, or another version of the estimator wrote it. Nothing changes.
         """
 
     def drop_namespace(self, namespace: str, *, keep_learned: bool = False) -> int:
-        """Forgets the history of a namespace and what the drafter learned from it; running sessions go on.
+        """Forgets the history of a namespace and what the drafter learned from it. Open sessions go on.
 
-        keep_learned: the namespace stays, with what the drafter learned and what was counted.
+        Args:
+            namespace: the training run.
+            keep_learned: keep the namespace, its counters and what the drafter learned; forget its history alone.
 
-        Returns the number of responses forgotten, 0 where the namespace is not known.
+        Returns:
+            How many responses were forgotten; 0 if the engine does not know the namespace.
         """
 
     def congested(self) -> bool:
-        """Whether the next commit should wait a moment, so that memory stays within the budget.
+        """Returns whether the caller should delay its next commit, so that memory stays within the budget.
 
-        True while responses finish faster than they become segments, or while memory over the budget is being freed.
+        This is the case while responses finish faster than the engine builds segments from them, or while the engine
+        frees memory beyond the budget.
         """
 
     def evicted(self) -> bool:
-        """Whether the memory budget has ever cost a problem some of its history."""
+        """Returns whether the memory budget has ever evicted history of any problem."""
 
     def wait_until_built(self) -> None:
-        """Waits until committed responses have become segments and memory over the budget is freed.
+        """Waits until the engine has built segments from all committed responses and freed memory beyond the budget.
 
-        Committed responses are found before, too; this is for measuring.
+        Committed responses yield drafts before that, too. Use this call for measurements.
         """
 
     def memory_budget(self) -> int:
-        """What the index may hold, in bytes: the `memory_bytes` that the engine was made with."""
+        """Returns the memory budget of the index, in bytes: the `memory_bytes` that the engine was made with."""
 
     def memory_bytes(self) -> int:
-        """What the index holds, in bytes: segments, live text, sessions and their book-keeping."""
+        """Returns the memory of the index, in bytes: segments, live text, sessions and their book-keeping."""
 
     def running_bytes(self) -> int:
-        """The part of it that running sessions and responses that have just finished need, and no eviction frees."""
+        """Returns the part of `memory_bytes` that cannot be evicted: open sessions and responses that just finished."""
 
     def stats(self) -> _Stats:
-        """What the engine counted and holds.
+        """Returns the counters of every namespace, and what the engine holds.
 
-        `sessions`: open sessions. `index_bytes`: as memory_bytes(). `namespaces`, by name, what is counted:
+        The dictionary has `sessions` (how many are open), `index_bytes` (as `memory_bytes`), and `namespaces`. That
+        maps the name of each namespace to these counters:
 
-        - lookups_hit, lookups_miss: sessions opened on a problem with, or without, finished responses
-        - twins_hit, twins_miss: sessions opened with a seed that has a twin, or has none
-        - drafts_hit, drafts_empty: drafts with at least one token, and without any
-        - draft_tokens, accepted_tokens, generated_tokens: drafted, drafted and then generated, generated by sessions
-        - undrafted_tokens: of the generated ones, those for whose step no draft was asked: each took a step
-        - evicted_by_memory, evicted_by_epochs, evicted_by_responses: responses that left the index for the memory
-          budget, or for the window of epochs or responses
+        - `lookups_hit`, `lookups_miss`: sessions opened on a problem with, or without, finished responses
+        - `twins_hit`, `twins_miss`: sessions opened with a seed that has, or has not, a twin
+        - `drafts_hit`, `drafts_empty`: drafts with at least one token, and drafts without any
+        - `draft_tokens`: drafted tokens
+        - `accepted_tokens`: drafted tokens that the session then generated
+        - `generated_tokens`: tokens that sessions generated
+        - `undrafted_tokens`: generated tokens for whose step the worker asked for no draft; each took a step of its own
+        - `evicted_by_memory`, `evicted_by_epochs`, `evicted_by_responses`: responses that left the index because of the
+          memory budget, the window of epochs, or the window of responses
+        - `sources`: draft_tokens and accepted_tokens by the source with the longest match (`history`, `own`,
+          `siblings`, `namespace`), by `twin`, or by `model`, the worker's own drafter
+        - `ages`: the same numbers of tokens from history, by the age of the response with the longest match: `0`, `1`,
+          `2`, `3`, `4+` epochs behind the newest of the namespace
 
-        - sources: draft_tokens and accepted_tokens by the source with the longest match: history, own, siblings,
-          namespace; or twin
-        - ages: the same of what came from history, by how many epochs older than the newest of the namespace the
-          response with the longest match is: 0, 1, 2, 3, 4+
-
-        and what is held: problems, sessions, history_responses, history_tokens, newest_epoch, bytes of the budget. A
-        namespace that is dropped and has no sessions is forgotten with its counters.
+        and to what it holds: `problems`, `sessions`, `history_responses`, `history_tokens`, `newest_epoch` and `bytes`
+        of the memory budget. A namespace that was dropped and has no sessions is gone, with its counters.
         """
 
     def lock_times(self) -> _LockTimes:
-        """For how long the engine's lock was held at a time, in seconds of CPU of the thread that held it.
+        """Returns how long threads held the engine's lock at a time, in CPU seconds of the thread that held it.
 
-        `counts[i]`: how often for at most `bounds[i]` seconds and longer than the bound before; the last entry counts
-        what was longer than all bounds. `seconds`: the sum. `longest`: the longest time since the start.
+        `counts[i]` counts the times of at most `bounds[i]` seconds that are longer than the bound before. The last
+        entry counts the times longer than all bounds. `seconds` is the sum of all times, `longest` the longest since
+        the start.
         """
 
     def counters(self) -> tuple[list[str], tuple[str, ...], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """What stats() says of the namespaces, as columns: for servers that have thousands.
+        """Returns the numbers of `stats` as columns, for servers with thousands of namespaces.
 
-        Returns (namespaces, columns, values, dropped). values: int64[N, C], a row for each of the N namespaces.
-        columns: C names, those of stats(); sources and ages as `history.draft_tokens` or `4+.accepted_tokens`.
-        dropped: int64[C], what namespaces had counted that are forgotten, so that sums over all never fall.
+        Returns:
+            namespaces: N names.
+            columns: C names, those of `stats`; numbers of sources and ages are called `history.draft_tokens` or
+                `4+.accepted_tokens`.
+            values: int64[N, C], a row for each namespace.
+            dropped: int64[C], what the namespaces that are gone had counted. With them, sums over all namespaces never
+                fall.
         """
 
     def check_integrity(self) -> None:
-        """Re-derives the invariants of everything held, for tests. Raises RuntimeError naming the first that fails."""
+        """Re-derives the invariants of everything that the engine holds, for tests.
+
+        Raises:
+            RuntimeError: an invariant does not hold; the message names it.
+        """

@@ -1,4 +1,4 @@
-// Memory that runs out at every possible moment: the call throws std::bad_alloc and has changed nothing, or it is done.
+// Lets each allocation of a call fail in turn: the call either throws std::bad_alloc and changes nothing, or succeeds.
 #include "allocations.h"
 #include "histospec/engine.h"
 #include "index/segments.h"
@@ -10,7 +10,7 @@ using testing::Random;
 
 namespace {
 
-// Calls `action` with its n-th allocation failing, for n = 0, 1, … until it comes through. After each failure `check`.
+// Calls `action` with its n-th allocation failing, for n = 0, 1, … until it succeeds. Calls `check` after each failure.
 template <typename Action, typename Check, typename Done>
 void fail_each_allocation(Action action, Check after_failure, Done after_success) {
   for (long n = 0; n < 100000; ++n) {
@@ -26,7 +26,7 @@ void fail_each_allocation(Action action, Check after_failure, Done after_success
       happened = failure.happened();
     }
     if (!happened) return;
-    // Some can do without: std::vector::shrink_to_fit, and the index of a namespace.
+    // Some allocations are optional: std::vector::shrink_to_fit, and the namespace index.
     if (failed) {
       after_failure();
     } else {
@@ -36,7 +36,7 @@ void fail_each_allocation(Action action, Check after_failure, Done after_success
   FAIL("the action still allocates");
 }
 
-// What must not have changed. A failed call may leave an empty problem, or an empty namespace, to be evicted.
+// The state that a failed call must not change. It may leave an empty problem or namespace, which is evicted later.
 std::vector<std::uint64_t> stats_of(const Engine& engine) {
   std::vector<std::uint64_t> sums(9);
   for (const auto& [name, s] : engine.stats()) {
@@ -106,7 +106,7 @@ TEST_CASE("Opening a session without memory changes nothing") {
   }
 }
 
-// Three letters, one each step: a session that loses its place in the history drafts something else.
+// Three letters, one per step: a session that loses its place in the history makes other drafts.
 TEST_CASE("A session keeps its place in the history when memory runs out") {
   Random random(4);
   Engine engine;
@@ -177,7 +177,7 @@ TEST_CASE("A step or close without memory can be sent again") {
   }
 }
 
-// A lookup that failed for want of memory is done when the step is sent again.
+// A lookup that ran out of memory is repeated when the step is sent again.
 TEST_CASE("A step that is sent again after a failure drafts the same") {
   Random random(7);
   const std::vector<Token> said = random.text(300, 20), came(said.begin(), said.begin() + 50);

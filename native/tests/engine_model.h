@@ -1,9 +1,9 @@
-// Bytes as a sequence of engine operations, each mirrored into a naive model of what the engine promises. One body for
-// the fuzzer, for the replay of its corpus and for random tests: any difference throws Difference.
+// Runs bytes as a sequence of engine operations, and mirrors each into a naive model of the engine. The fuzzer, the
+// replay of its corpus and random tests share this code. Any difference throws Difference.
 //
-// Two ways to run. With ample memory the model predicts history, windows, lengths and every counter exactly. With
-// little memory it cannot predict evictions, so it checks conservation instead: what was added is held, or counted as
-// evicted, or was dropped; and the budget holds.
+// There are two modes. With much memory the model predicts history, windows, lengths and every counter exactly. With
+// little memory it cannot predict evictions, so it checks that every added response is held, counted as evicted, or
+// dropped, and that the budget holds.
 #pragma once
 
 #include <algorithm>
@@ -483,8 +483,8 @@ class EngineModel {
       MODEL_CHECK_THROWS(UnknownSession, engine_.generated(-5));
       const std::vector<double> quantiles = {0.5, 1.5};
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
-      engine_.newest_epoch("nobody's");
-      engine_.history("nobody's", c.prompt);
+      engine_.newest_epoch("absent");
+      engine_.history("absent", c.prompt);
     }
     MODEL_CHECK(snapshot() == before);
   }

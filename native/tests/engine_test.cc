@@ -1,4 +1,4 @@
-// What the model cannot say: budgets, other threads, and the end of things in the middle of others.
+// Cases that the model does not cover: budgets, other threads, and calls during other calls.
 #include "histospec/engine.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What holds for any estimator, however its features are chosen.
+// Properties of any estimator, independent of its features.
 #include "draft/estimator.h"
 
 #include "random_text.h"

@@ -1,5 +1,5 @@
-// Checks for code that runs in tests and in the fuzzer, without a test framework. A check that fails throws Difference:
-// doctest reports it as the failure of the test case, and in the fuzzer it ends the process.
+// Checks for code that runs in tests and in the fuzzer, without a test framework. A failed check throws Difference,
+// which fails the test case in doctest and ends the process in the fuzzer.
 #pragma once
 
 #include <sstream>

@@ -1,4 +1,4 @@
-// Random bytes, and the corpus that the fuzzer left, through the model.
+// Runs random bytes and the corpus of the fuzzer through the model.
 #include <filesystem>
 #include <fstream>
 #include <iterator>

@@ -1,4 +1,4 @@
-// Random texts that look like what engines see at their worst: small alphabets, runs, periods, copies of each other.
+// Random texts with the hard cases of real ones: small alphabets, runs, periods, copies of each other.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The same answers as the index gives, found by looking at everything. Naive, and obviously right.
+// A naive model of the index that searches all text.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Which other namespaces know the prompts of one.
+// Prompts that a namespace shares with others.
 #include <atomic>
 #include <map>
 #include <thread>
@@ -37,7 +37,7 @@ TEST_CASE("Namespaces share the prompts that both have, token by token") {
   CHECK(engine.shared_prompts("other").asked == 16);
   CHECK(counts(engine.shared_prompts("one")) == Counts{{"run", 1}, {"other", 1}});
   CHECK(engine.shared_prompts("none").namespaces.empty());
-  CHECK(engine.shared_prompts("nobody").asked == 0);
+  CHECK(engine.shared_prompts("absent").asked == 0);
 }
 
 TEST_CASE("The prompts that came last are asked about, as many as wanted") {

@@ -1,4 +1,4 @@
-// A step allocates nothing but what live text grows by: everything else is kept from step to step.
+// A step allocates memory only for the growth of live text; it reuses all other memory.
 #include <bit>
 
 #include "allocations.h"

@@ -1,4 +1,4 @@
-// What several threads may and may not change: those that draft one batch, and those that call the engine at once.
+// Several threads that draft one batch, and several threads that call the engine at the same time.
 #include <atomic>
 #include <bit>
 #include <thread>

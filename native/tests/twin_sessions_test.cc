@@ -1,4 +1,4 @@
-// Sessions that have a twin: what they draft, and when the twin is left alone or gone.
+// Sessions with a twin: their drafts, and twins that are not trusted or gone.
 #include "draft/evidence.h"
 #include "draft/twin_trust.h"
 #include "histospec/engine.h"
@@ -194,14 +194,14 @@ TEST_CASE("A forgotten twin returns its memory at once, while a session runs") {
   Random random(8);
   const std::vector<Token> said = noise(random, 100'000);
   Engine engine;
-  const std::size_t nobody = engine.memory_bytes();
+  const std::size_t empty = engine.memory_bytes();
   ingest(engine, said, 7);
   const std::size_t with = engine.memory_bytes();
   const SessionId session = open(engine, 7);
   CHECK(!step(engine, session, Tokens(said).first(10)).empty());
   engine.drop_namespace("run");
   engine.check_integrity();
-  CHECK(engine.memory_bytes() < nobody + (with - nobody) / 10);
+  CHECK(engine.memory_bytes() < empty + (with - empty) / 10);
   CHECK(step(engine, session, Tokens(said).subspan(10, 10)).empty());
   ingest(engine, said, 7, 2);  // for sessions to come
   CHECK(step(engine, session, noise(random, 3)).size() <= 16);

@@ -1,4 +1,4 @@
-// Twins and the trust in them, by themselves.
+// Unit tests of twins and of the trust in them.
 #include "draft/twins.h"
 
 #include <cmath>

@@ -1,17 +1,19 @@
-// Examples for the training of the estimator: replays recorded responses, and writes the features of each candidate and
-// whether it was the next token. scripts/train-estimator runs it.
+// Makes examples for the training of the estimator: replays recorded responses and writes, for each candidate, its
+// features and whether it was the next token. scripts/train-estimator runs it.
 //
-// It reads commands from stdin, all of them int32 in the machine's byte order:
+// It reads commands from stdin, as int32 numbers in the machine's byte order:
 //
 //     0                                                a new namespace; forgets everything
 //     1 problem prompt n (epoch text) * n              n finished responses of one visit join the history
 //     2 problem prompt n tag text * n                  replays n responses side by side, and writes examples
 //
-//     prompt = length token*      text = turns (generated length token*)*      generated = 0, 1
+//     prompt    = length token*
+//     text      = turns (generated length token*) * turns
+//     generated = 0 | 1
 //
 // The estimator learns nothing from replayed responses, and they do not join the history. Responses that are replayed
-// side by side advance in steps, as the engine's do when a draft costs nothing: up to kMaxStep tokens, as long as the
-// candidate with the most votes is right.
+// side by side advance in steps, as the engine's sessions do if a draft costs nothing: up to kMaxStep tokens, as long
+// as the candidate with the most votes is right.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -49,7 +51,7 @@ void write(const Example& example) {
   if (std::fwrite(&example, sizeof(example), 1, stdout) != 1) fail("cannot write");
 }
 
-// False at the end of the input.
+// Returns false at the end of the input.
 bool read(std::int32_t& word) { return std::fread(&word, sizeof(word), 1, stdin) == 1; }
 
 std::int32_t word() {
@@ -75,7 +77,7 @@ Response read_text() {
   return text;
 }
 
-// A response that is being generated.
+// Replays one response as a running session.
 class Writer {
  public:
   Writer(const Response& text, Tokens prompt, LiveText& live, const std::shared_ptr<const Segments>& history,
@@ -89,7 +91,7 @@ class Writer {
 
   bool done() const { return at_ == text_.tokens.size(); }
 
-  // Explains the tokens of the next step.
+  // Writes examples for the tokens of the next step.
   void explain(std::uint16_t tag) {
     context_.history_source.catch_up(context_.tail.tokens());
     DraftContext ahead = context_;
@@ -105,7 +107,7 @@ class Writer {
     context_.run = ahead.run;
   }
 
-  // Shows them to all.
+  // Appends these tokens to the live text, where the other writers find them.
   void append() {
     append_until(next_);
     append_environment();
@@ -147,8 +149,8 @@ class Writer {
   LiveText& live_;
   LiveText::TextId id_;
   DraftContext context_;
-  std::size_t at_ = 0;    // tokens that are there
-  std::size_t next_ = 0;  // ... after this step
+  std::size_t at_ = 0;    // tokens appended so far
+  std::size_t next_ = 0;  // tokens appended after this step
 };
 
 class Namespace {
@@ -185,7 +187,7 @@ class Namespace {
     LiveText live;
     std::vector<Writer> writers;
     for (const Response& text : texts) writers.emplace_back(text, prompt, live, history, index_.segments());
-    // First all explain, from the same knowledge; then all append.
+    // First all writers explain, from the same live text; then all append.
     while (!std::ranges::all_of(writers, &Writer::done)) {
       for (Writer& writer : writers) writer.explain(tag);
       for (Writer& writer : writers) writer.append();
@@ -219,7 +221,7 @@ int main() {
         namespace_->explain();
         break;
       default:
-        fail("there is no such command");
+        fail("the input has an unknown command; must be 0, 1 or 2");
     }
   }
   if (std::fflush(stdout) != 0) fail("cannot write");

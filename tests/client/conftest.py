@@ -1,4 +1,4 @@
-"""A server that misbehaves on purpose."""
+"""Fixture of a server that misbehaves on purpose."""
 
 from collections.abc import Iterator
 

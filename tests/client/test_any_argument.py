@@ -1,4 +1,4 @@
-"""Whatever is passed in: ValueError or TypeError with the argument's name, and a client that goes on working."""
+"""Random arguments: the client raises ValueError or TypeError with the argument's name, and goes on working."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(
 
 
 class Odd:
-    """Of no kind that anything expects."""
+    """An object of a type that no argument accepts."""
 
 
 NUMBERS = st.one_of(
@@ -76,7 +76,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftClient]:
-    """One whose calls end where the network begins."""
+    """A client whose calls end before the network."""
     monkeypatch.setattr(
         "histospec.client.transport.single.BlockingCalls.one", lambda self, call: len(call.request.SerializeToString())
     )
@@ -87,7 +87,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftClient]:
 
 
 def written(core: Any) -> None:
-    """Serialises everything that waits for the wire."""
+    """Serialises all waiting messages."""
     for shard in core.shards:
         while shard.conversation and shard.conversation.outbox:
             shard.conversation.outbox.popleft().SerializeToString()
@@ -114,7 +114,7 @@ def test_any_value_of_an_argument(client: DraftClient, method: str, name: str, v
             assert name in str(error), f"{type(error).__name__}: {error}"  # also "problems: 2 values for 1 prompts"
             assert len(str(error)) < 500
         still = [number for number in open_ones if number in client._core._sessions]
-        client.step(still, [[1]] * len(still))  # what was taken can be written
+        client.step(still, [[1]] * len(still))  # accepted arguments can be serialised
         client.finish(still)
         client.step([], [])
 

@@ -1,4 +1,4 @@
-"""What callers pass in: checked here, with the name of the argument, before anything is changed or sent."""
+"""Checks of arguments: the error names the argument, and nothing was changed or sent."""
 
 import math
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def test_bad_step_changes_nothing(client: DraftClient) -> None:
             client.step(*arguments)  # type: ignore[arg-type]
     with pytest.raises(UnknownSession, match=r"^sessions\[1\]: 77 is not an open session of this client$"):
         client.step([a, 77], [[1], [2]])
-    # Had one of them appended a token, one logprob would not fit.
+    # If one of the calls had appended a token, one logprob would not fit.
     client.step([a], [[1]])
     client.close([a], logprobs=[[-0.5]])
 
@@ -178,7 +178,7 @@ def test_bad_close_closes_nothing(client: DraftClient) -> None:
 def test_bad_response_is_not_sent(client: DraftClient, response: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         client.ingest([1], [Response([1]), response])
-    assert not isinstance(caught.value, HistoSpecError)  # the server was never asked
+    assert not isinstance(caught.value, HistoSpecError)  # the client did not call the server
 
 
 def test_bad_seeds_are_not_sent(client: DraftClient) -> None:

@@ -1,4 +1,4 @@
-"""A shard that was away: how the client finds it again, and how sessions and responses return. All time is simulated.
+"""A shard after an outage: how the client reconnects and brings back sessions and responses. All time is simulated.
 
 The worker steps with a pause after each step. The server takes time for every byte, one message after the other, so a
 step waits for what was sent before it.
@@ -21,11 +21,11 @@ MIB = 1 << 20
 DEADLINE = 0.02
 PAUSE = 0.015
 CAREFUL = int(RATE * DEADLINE)
-TEXT = [7] * 4000  # 16 KB, as every session has
+TEXT = [7] * 4000  # 16 KB, the text of every session
 
 
 class Server:
-    """What it holds, and its answers with the times at which they arrive."""
+    """A server: its state, and its answers with their times of arrival."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -53,7 +53,7 @@ class Server:
 
 
 class World:
-    """A worker, and a server that is there or not."""
+    """A worker, and a server that may be away."""
 
     def __init__(self, sessions: int, rate: float = 10 * MIB, limits: Limits | None = None) -> None:
         self.core = Core(configure("h:1", "run", limits=limits), lambda: None)
@@ -66,7 +66,7 @@ class World:
         self._conversation: Conversation | None = None
 
     def step(self, sessions: list[int] | None = None, max_tokens: int = 16) -> list[Draft]:
-        """One step of these sessions, or of all, and the forward pass behind it."""
+        """Makes one step of these sessions, or of all, and the pause of a forward pass."""
         chosen = self.sessions if sessions is None else sessions
         pending = self.core.advance_sessions(chosen, [[1]] * len(chosen), Budget(max_tokens), self.now)
         self._carry()
@@ -93,7 +93,7 @@ class World:
         return self.server
 
     def finish(self, responses: int) -> None:
-        """Responses that the server has not heard of."""
+        """Finishes responses that the server does not know."""
         self.core.end_sessions(self.core.begin_sessions([[1]] * responses, generated=[TEXT] * responses))
 
     def _end(self, details: str) -> None:
@@ -101,7 +101,7 @@ class World:
         self.core.ended(self.shard, self.shard.conversation, grpc.StatusCode.UNAVAILABLE, details, self.now)
 
     def _carry(self) -> None:
-        """What one turn of the loop does; a connection is made, or refused, with the turn after it began."""
+        """Makes one turn of the loop. A connection succeeds, or is refused, in the turn after its start."""
         conversation = self.shard.conversation
         if conversation is not self._conversation:
             self._conversation = conversation
@@ -164,12 +164,12 @@ def test_the_first_try_after_the_return_succeeds() -> None:
     returned, tried, failed = world.now, len(world.tries), world.core.stats().failed
     while not any(len(draft) for draft in world.step()):
         assert world.now - returned < 1.0
-    assert len(world.tries) - tried <= 1  # one may have been on its way
+    assert len(world.tries) - tried <= 1  # one attempt may have been running
     assert world.core.stats().failed == failed
 
 
 def test_a_connection_that_nobody_answers_is_left_alone_until_it_ends() -> None:
-    """A machine that drops packets, or a server that hangs: the step does not wait, and no second one is made."""
+    """A machine that drops packets, or a hanging server: the step does not wait, and there is no second attempt."""
     world = World(4)
     world.step()
     world.kill()
@@ -365,7 +365,7 @@ def test_pace_returns_to_unbounded_once_nothing_waits() -> None:
     pace = Pace(DEADLINE, soon=DEADLINE / 2, growth=0.5)
     unbounded = pace.room
     pace.late(0)
-    assert pace.room == unbounded  # nothing was ahead: it is not to blame
+    assert pace.room == unbounded  # with nothing ahead of it, the backlog is not the cause
     pace.late(8 * MIB)
     assert pace.room == CAREFUL
     for _ in range(20):

@@ -68,12 +68,12 @@ def test_where_no_step_waits_the_cooldown_stays_short() -> None:
         breaker.failure(now)
     breaker.failure(now)
     assert not breaker.allows(now + 2)
-    breaker.failure(now, soon=True)  # what was late is gone: the next try is a connection
+    breaker.failure(now, soon=True)  # the late stream is closed: the next try is a connection
     assert breaker.allows(now + 2)
 
 
 def test_a_connection_closes_the_breaker_but_proves_nothing() -> None:
-    """A shard that ends every stream is tried less and less often, though it can be connected to every time."""
+    """A shard that ends every stream is tried less and less often, although every connection succeeds."""
     breaker, cooldowns = opened(), []
     now = 0.0
     for _ in range(4):

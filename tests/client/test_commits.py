@@ -1,4 +1,4 @@
-"""Finished responses that wait for their shards: what each shard may hold, and what is said of what is dropped."""
+"""Finished responses that wait for their shards: the share of each shard, and the log of dropped ones."""
 
 import logging
 from collections import Counter
@@ -25,7 +25,7 @@ NAMES = ("a", "b", "c")
 
 
 class World:
-    """A core with shards that answer when they are told to, and what was finished so far."""
+    """A core with shards that answer when the test says so, and the responses finished so far."""
 
     def __init__(self) -> None:
         self.core = Core(configure("discover://seed:1", "run", limits=LIMITS), lambda: None)
@@ -41,7 +41,7 @@ class World:
         return self.core._members.everybody
 
     def finish(self, prompt: int, tokens: int, flush: bool) -> None:
-        """A response, after which every shard that lost something must have held more than its share."""
+        """Finishes a response. Checks that every shard that lost responses held more than its share."""
         (session,) = self.core.begin_sessions([[prompt]])
         self.core.advance_sessions([session], [[1] * tokens], Budget(max_tokens=0), self.now)
         before = self.core.stats().shards
@@ -61,7 +61,7 @@ class World:
             self.core.flush(self.now)
 
     def answer(self, name: str, how: str) -> None:
-        """A shard answers all that it was sent: it has stored it, could not store it now, or does not know it."""
+        """Lets a shard answer all messages: stored, not stored now, or unknown session."""
         shard = next((s for s in self.everybody if s.name == name), None)
         if shard is None or (conversation := shard.conversation) is None:
             return
@@ -123,7 +123,7 @@ OPERATIONS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(OPERATIONS)
 def test_a_shard_within_its_share_loses_nothing(operations: list[tuple[Any, ...]]) -> None:
-    """Whatever shards do, come and go: only a shard over its share loses, all is counted once, and the limits hold."""
+    """Shards join, leave and fail: only a shard over its share loses responses, each counts once, and limits hold."""
     world = World()
     for name, *arguments in operations:
         world.now += 40  # past every pause
@@ -132,13 +132,13 @@ def test_a_shard_within_its_share_loses_nothing(operations: list[tuple[Any, ...]
 
 
 def test_a_healthy_shard_beside_a_dead_one_loses_nothing() -> None:
-    """The dead shard may use what the healthy one leaves, and gives it back when that one needs it."""
+    """A dead shard may use the unused share of a healthy one, until that one needs it."""
     world = World()
     world.update(("a", "b"))
     owned = {name: [p for p in range(99) if world.core.shard_of(_i32([p]), "").name == name] for name in "ab"}
     for prompt in owned["a"][:12]:
         world.finish(prompt, 1, flush=True)
-    assert world.core.stats().shards["a"] == ShardStats(pending=12, pending_bytes=96)  # all that there is
+    assert world.core.stats().shards["a"] == ShardStats(pending=12, pending_bytes=96)  # no other responses
     for prompt in owned["b"][:6]:
         world.finish(prompt, 1, flush=True)
     stats = world.core.stats().shards
@@ -152,7 +152,7 @@ def test_a_healthy_shard_beside_a_dead_one_loses_nothing() -> None:
 
 
 def test_what_is_on_its_way_counts_and_goes_last() -> None:
-    """A shard that was sent more than its share and never answers gives up even that."""
+    """A shard over its share that never answers loses responses that were sent to it, too."""
     world = World()
     world.update(("a", "b"))
     owned = {name: [p for p in range(99) if world.core.shard_of(_i32([p]), "").name == name] for name in "ab"}

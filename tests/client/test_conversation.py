@@ -1,8 +1,8 @@
-"""What is said on a stream, checked against a model of the server under random operations. No network in here.
+"""The messages of a stream, checked against a model of the server under random operations, without a network.
 
-The model holds sessions exactly as the wire's comments promise, forgets some, loses the stream now and then, and
-complains about every message that a real server would refuse: also for its limits, which it tells before the first
-message is written, or never. Whatever happens: it ends up with the worker's tokens.
+The model holds sessions exactly as the comments of the protocol say, forgets some, sometimes loses the stream, and
+refuses every message that a real server would refuse. It tells its limits before the first message, or never. In every
+case it must end with the worker's tokens.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ def marked(new: list[list[int]]) -> tuple[list[list[int]], Report]:
 
 
 class World:
-    """A core, the model server behind a wire with delay, and the truth."""
+    """A core, the model server behind a delayed wire, and the expected state."""
 
     def __init__(self, message_bytes: int, limits: ServerLimits = UNLIMITED, reports: bool = False) -> None:
         self.limits = limits
@@ -131,7 +131,7 @@ class World:
         self.now = 0.0
 
     def exchange(self, write: bool = True, answers: int = 1000) -> None:
-        """Lets the messages through, or leaves them in the outbox; and so many answers."""
+        """Delivers the messages, or leaves them in the outbox, and delivers this many answers."""
         if self.shard.conversation is not self.conversation:  # sessions end with their stream
             self.conversation, self.answers = self.shard.conversation, []
             committed, self.server = self.server.committed, ModelServer(self.limits)
@@ -158,7 +158,7 @@ class World:
 
 @contextlib.contextmanager
 def away(shard: ShardState) -> Iterator[None]:
-    """The shard's breaker lets nothing through."""
+    """The shard's breaker is open."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard.breaker, "allows", lambda now: False)
         yield
@@ -228,7 +228,7 @@ def test_server_holds_what_the_worker_generated(
         elif name == "flush":
             world.core.flush(world.now)
             world.exchange()
-    # Whatever was unknown is found out, and opened again; small messages take one waiting response each.
+    # The client finds unknown sessions and opens them again; each small message carries one waiting response.
     for _ in range(8 + 2 * len(world.closed)):
         world.now += 10
         sessions = list(world.truth)
@@ -249,7 +249,7 @@ def test_server_holds_what_the_worker_generated(
             committed.remove(text)
         else:
             lost -= 1
-    assert lost >= 0  # every response is there, or counted as dropped
+    assert lost >= 0  # every response is stored, or counted as dropped
     stats = world.core.stats()
     assert (stats.refused, stats.pending_commits) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""What is wrong with an address, told apart with real sockets and real servers."""
+"""Diagnosis of an address, with real sockets and real servers."""
 
 import contextlib
 import datetime
@@ -17,9 +17,9 @@ from tests.support.ports import free_port
 from tests.support.servers import Server, Starter
 
 PATIENCE = 20.0
-"""Seconds for what answers; nothing waits so long but a test that fails."""
+"""Seconds for servers that answer; only a failing test waits this long."""
 SHORT = 0.3
-"""Seconds for what does not."""
+"""Seconds for servers that do not answer."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def encrypted(start_shared: Starter, files: Path) -> Server:
 
 @pytest.fixture(scope="module")
 def mutual(start_shared: Starter, files: Path) -> Server:
-    """A server that asks for certificates of its clients."""
+    """A server that requires certificates of its clients."""
     return start_shared(*certificates.of_server(files), "--tls-client-ca", str(files / "ca.pem"))
 
 

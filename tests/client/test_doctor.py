@@ -1,4 +1,4 @@
-"""Faults, planted in real processes: the doctor names each, says what to do, and leaves nothing behind."""
+"""Faults in real processes: the doctor names each, says what to do, and leaves nothing behind."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from tests.support.servers import Server, Starter
 from tests.support.slow_link import SlowLink
 
 PATIENCE = ("--timeout", "60")
-"""For what answers. What does not is asked with less."""
+"""Timeout for servers that answer. Tests of others use less."""
 TOKENS = """
 [[token]]
 name = "trainer"
@@ -41,7 +41,7 @@ rights = ["read"]
 
 
 class Report:
-    """What the doctor said: its exit code, and its findings that are not ok."""
+    """The doctor's exit code, and its findings that are not ok."""
 
     def __init__(self, code: int, told: dict[str, Any]) -> None:
         self.code = code
@@ -49,7 +49,7 @@ class Report:
         self.faults = [f for f in self.findings if f["level"] != "ok"]
 
     def only(self, level: str, check: str) -> str:
-        """The text and advice of the one fault that there is."""
+        """Returns the text and advice of the only fault."""
         assert [(f["level"], f["check"]) for f in self.faults] == [(level, check)], self.faults
         assert self.code == (1 if level == "bad" else 0)
         assert self.faults[0]["advice"]
@@ -83,7 +83,7 @@ def fill(server: Server, namespace: str, prompts: Sequence[int], epoch: int = 0)
 
 
 def with_sitecustomize(folder: Path, code: str) -> dict[str, str]:
-    """Environment of a server whose Python runs this code first."""
+    """Returns the environment of a server whose Python runs this code first."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(code)
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -97,7 +97,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guarded(start_server: Starter, tmp_path: Path) -> Server:
-    """A server that asks for tokens."""
+    """A server that requires tokens."""
     (tmp_path / "tokens.toml").write_text(TOKENS)
     return start_server("--tokens", str(tmp_path / "tokens.toml"))
 
@@ -120,11 +120,11 @@ def test_it_leaves_nothing_behind(server: Server) -> None:
     fill(server, "run-1", range(3))
     with DraftClient(server.endpoint, "run-1") as client:
         before = client.inspect(60.0)[0].namespace
-    assert doctor(server.endpoint, "run-1").code == doctor(server.endpoint, "nobody").code == 0
+    assert doctor(server.endpoint, "run-1").code == doctor(server.endpoint, "absent").code == 0
     with DraftClient(server.endpoint, "run-1") as client:
         assert client.inspect(60.0)[0].namespace == before
     metrics = server.metrics()
-    assert not [name for name in metrics if "nobody" in name]
+    assert not [name for name in metrics if "absent" in name]
     assert metrics["histospec_sessions"] == 0
     assert [line["steps"] for line in server.log if line.get("event") == "draft stream ended"] == [21, 21]
     assert [line["opened"] for line in server.log if line.get("event") == "draft stream ended"] == [0, 0]
@@ -174,12 +174,12 @@ def test_a_token_for_another_namespace(guarded: Server, tmp_path: Path) -> None:
     words = ("--token-file", str(tmp_path / "token"))
     assert doctor(guarded.endpoint, "run-7", *words).faults == []
     text = doctor(guarded.endpoint, "walk-7", *words).only("bad", "token")
-    assert "the token is good, but not for namespace 'walk-7'; correct HISTOSPEC_NAMESPACE" in text
+    assert "the token is valid, but not for namespace 'walk-7'; correct HISTOSPEC_NAMESPACE" in text
 
 
 def test_a_token_that_may_not_write(guarded: Server) -> None:
     text = doctor(guarded.endpoint, HISTOSPEC_TOKEN="reader-secret-0123456789").only("bad", "token")
-    assert "the token may only read in namespace 'run-1': no response is remembered" in text
+    assert "the token may only read in namespace 'run-1': the server stores no responses" in text
 
 
 def test_a_namespace_that_is_written_otherwise(server: Server) -> None:
@@ -231,7 +231,7 @@ def test_limits_below_what_vllm_asks_for(start_server: Starter) -> None:
     report = doctor(server.endpoint, "run-1", "--draft-tokens", "32", "--sequences", "512")
     assert [(fault["level"], fault["check"]) for fault in report.faults] == [("warn", "limits")] * 2
     assert report.code == 0
-    assert "the server drafts 8 tokens at most; vLLM asks for 32 (num_speculative_tokens)" in report.faults[0]["text"]
+    assert "the server drafts at most 8 tokens; vLLM asks for 32 (num_speculative_tokens)" in report.faults[0]["text"]
     assert "the server takes 94 sequences of a worker; vLLM runs 512 (max_num_seqs)" in report.faults[1]["text"]
     assert doctor(server.endpoint, "run-1", "--draft-tokens", "8", "--sequences", "94").faults == []
 
@@ -239,7 +239,7 @@ def test_limits_below_what_vllm_asks_for(start_server: Starter) -> None:
 def test_a_server_that_is_too_far_away(server: Server) -> None:
     with SlowLink(server.endpoint, 0.05) as link:
         text = doctor(link.address, HISTOSPEC_DEADLINE="0.02").only("bad", "step")
-        assert "the deadline is 20.0 ms, so that drafts come too late; put the server nearer" in text
+        assert "the deadline is 20.0 ms; drafts arrive too late; move the server nearer to the worker" in text
         assert doctor(link.address).faults == []
 
 
@@ -264,7 +264,7 @@ def test_a_server_that_is_still_reading_its_store(start_server: Starter, tmp_pat
     facts = asyncio.run(gather(configure(server.endpoint, "run"), Demand(), 60.0))
     (finding,) = [one for one in examine(facts) if one.check == "loading"]
     assert finding.level == "warn"
-    assert finding.text == "the server is still loading its store; until then it seems to know less than it does"
+    assert finding.text == "the server is still loading its store; until then it reports fewer responses than it has"
 
 
 def test_a_store_whose_files_are_gone(start_server: Starter, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_store_whose_files_are_gone(start_server: Starter, tmp_path: Path) -> 
     fill(server, "run-1", range(2))
     (tmp_path / "gone").rename(tmp_path / "moved")
     text = doctor(server.endpoint).only("bad", "store")
-    assert "no response can be stored: store: " in text
+    assert "the server cannot store responses: store: " in text
 
 
 def test_one_shard_of_two_is_away(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""How the doctor judges what cannot be planted everywhere: other versions of vLLM and of servers, and much at once."""
+"""The doctor's checks for facts that real processes cannot produce, such as other versions of vLLM and of servers."""
 
 import re
 from dataclasses import replace
@@ -74,8 +74,8 @@ def test_the_newest_version_is_the_one_that_tests_run_with() -> None:
 @pytest.mark.parametrize(
     ("value", "level", "said"),
     [
-        (None, "ok", "with a drafter of the model's own, set VLLM_USE_V2_MODEL_RUNNER=0"),
-        ("0", "ok", "model runner V1, which takes drafts"),
+        (None, "ok", "with the model's own drafter, set VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("0", "ok", "model runner V1, which accepts drafts"),
         ("1", "bad", "VLLM_USE_V2_MODEL_RUNNER is '1'"),
     ],
 )
@@ -98,7 +98,9 @@ def test_a_server_before_inspect_and_a_service_that_is_no_draft_server() -> None
 def test_a_server_that_takes_connections_and_fails() -> None:
     draining = facts(shard(inspection=None, failure=Failure("UNAVAILABLE", "the server is draining")))
     assert faults(draining) == [("bad", "endpoint")]
-    broken = facts(shard(steps=(), step_failure=Failure("INTERNAL", "a step is answered by something else")))
+    broken = facts(
+        shard(steps=(), step_failure=Failure("INTERNAL", "the answer to a step has another sequence number"))
+    )
     assert faults(broken) == [("bad", "step")]
 
 
@@ -115,7 +117,7 @@ def test_steps_and_the_deadline(seconds: list[float], level: str) -> None:
     ("ahead", "doubt", "text"),
     [
         (59.0, 0.0, "agrees"),
-        (-3000.0, 2945.0, "agrees"),  # nobody knows better: the call took so long
+        (-3000.0, 2945.0, "agrees"),  # the call took too long to know better
         (3700.0, 0.1, "1 h 2 min ahead of"),
         (-90.0, 0.1, "1 min behind"),
         (86_400.0 * 3, 0.1, "72 h 0 min ahead of"),

@@ -1,4 +1,4 @@
-"""The client's contract against a real server, in both faces."""
+"""The client's contract with a real server, blocking and asyncio."""
 
 import asyncio
 import threading
@@ -113,7 +113,7 @@ def drafted(client: DraftClient, text: list[int]) -> list[int]:
 
 
 def test_a_session_goes_on_after_what_was_generated_before(client: DraftClient) -> None:
-    """It drafts as if it had written that itself, and commits it with the rest."""
+    """It drafts as if it had generated that text, and commits it with the rest."""
     client.ingest(PROMPT, [Response(TEXT)], epoch=0)
     begun, fresh = client.open([PROMPT, PROMPT], generated=[TEXT[:6], []])
     (draft,) = client.step([begun], [[]])
@@ -187,7 +187,7 @@ def test_drafts_follow_the_order_of_the_sessions(client: DraftClient) -> None:
 
 
 def test_send_and_receive_may_overlap(client: DraftClient) -> None:
-    """Two steps on their way at once, collected in the other order."""
+    """Two steps at the same time, collected in reverse order."""
     client.ingest(PROMPT, [Response(TEXT)])
     a, b = client.open([PROMPT] * 2)
     first, second = client.send([a], [TEXT[:4]]), client.send([b], [TEXT[:10]])
@@ -227,7 +227,7 @@ def test_length_topology_and_drop(client: DraftClient, shared_server: Server) ->
 
 
 def test_inside_a_running_loop(client: DraftClient) -> None:
-    """The blocking face in a thread that runs a loop already, as in a notebook or an async trainer."""
+    """The blocking client in a thread with a running event loop, as in a notebook or an async trainer."""
 
     async def main() -> None:
         client.ingest(PROMPT, [Response(TEXT)])
@@ -301,7 +301,7 @@ def test_many_threads_share_one_client(shared_server: Server) -> None:
 
 
 def test_a_waiting_thread_holds_up_nobody(odd_server: OddServer) -> None:
-    """One thread waits out its deadline for an answer that never comes; the other's steps go through meanwhile."""
+    """One thread waits until its deadline for an answer that never comes; steps of another thread succeed meanwhile."""
     odd_server.answer = lambda request, context: None if len(request.step.sessions) == 16 else odd_server.draft(request)
     with DraftClient(odd_server.endpoint, "run", deadline=2) as client:
         one, two, three = client.open([[1], [2], [3]])

@@ -1,4 +1,4 @@
-"""What a user sees of a client before the first step: its methods, how it ends, and how its values print."""
+"""The client's interface: its methods, how it ends, and the repr of its values."""
 
 import contextlib
 import importlib.metadata
@@ -33,7 +33,7 @@ def test_finish_and_close_commit_alike(shared_server: Server) -> None:
 
 
 def test_close_without_arguments_ends_the_client(shared_server: Server) -> None:
-    """As with a file: what waits goes out, and it may be said twice."""
+    """As with a file: close() sends waiting messages, and may be called twice."""
     client = DraftClient(shared_server.endpoint, "faces-closed", timeouts=PATIENT)
     with contextlib.closing(client):
         (session,) = client.open([[1]])

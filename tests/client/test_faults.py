@@ -1,7 +1,7 @@
-"""Section "When things go wrong": real servers, really killed, stopped, cut off and misbehaving.
+"""Faults of real servers, which are killed, stopped, cut off or misbehave.
 
-No test asserts a time. That a worker never waits is shown by counting: while a server is away, steps come back (with
-empty drafts) and most of them are not even sent.
+No test asserts a time. To show that a worker does not wait, tests count steps: while a server is away, steps return
+with empty drafts, and most of them are not sent.
 """
 
 import os
@@ -51,7 +51,7 @@ def one_step(client: DraftClient, sessions: list[int], tokens: Sequence[int] = (
 
 
 def until_drafts(client: DraftClient, sessions: list[int]) -> None:
-    """Steps until every session drafts again, as a worker does that knows nothing of the fault."""
+    """Steps until every session has drafts again, like a worker that does not know of the fault."""
     eventually(lambda: all(len(d) for d in one_step(client, sessions)))
 
 
@@ -75,7 +75,7 @@ def test_server_absent_from_the_start(start_server: Starter) -> None:
         server = start_server("--listen", f"127.0.0.1:{port}")
         client.ingest(PROMPT, [Response(TEXT)])
         until_drafts(client, sessions)
-        assert one_step(client, sessions)[0].tokens[0] == TEXT[50]  # it has all that was generated meanwhile
+        assert one_step(client, sessions)[0].tokens[0] == TEXT[50]  # the server has the tokens generated meanwhile
         assert client.stats().breakers[server.endpoint] == "closed"
         client.close(sessions)
         assert texts(client.history(PROMPT)) == [TEXT, TEXT[:50], TEXT[:50]]
@@ -100,7 +100,7 @@ def test_killed_in_the_middle_and_restarted(server: Server) -> None:
 
 
 def test_commits_survive_while_the_server_is_away(server: Server) -> None:
-    """Closed while it is down, one of them never even known to it: all arrive, each once."""
+    """Sessions closed while the server is down, one of them unknown to it: all responses arrive, each once."""
     with DraftClient(server.endpoint, "run", breaker=QUICK, deadline=PATIENT) as client:
         known = client.open([PROMPT])
         client.step(known, [[1, 2]])
@@ -138,7 +138,7 @@ def test_kept_commits_are_bounded_and_counted() -> None:
 
 
 def test_what_a_store_cannot_take_now_is_sent_again(odd_server: OddServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused three times for now, then taken: kept meanwhile, with pauses, and never counted as dropped."""
+    """Refused three times and then accepted: the client keeps the response, pauses between tries, and drops nothing."""
     monkeypatch.setattr(commits, "FIRST_PAUSE", 0.05)
     closed = []
 
@@ -309,8 +309,8 @@ def test_late_answers_are_not_mistaken_for_later_ones(odd_server: OddServer) -> 
 
 
 def test_ingest_that_hangs_holds_up_no_step(odd_server: OddServer) -> None:
-    """A unary call into the void, on a server whose stream works."""
-    listener = socket.create_server(("127.0.0.1", 0))  # accepts, and never says a word
+    """A unary call without an answer, on a server whose stream works."""
+    listener = socket.create_server(("127.0.0.1", 0))  # accepts, and never sends anything
     endpoints = f"{odd_server.endpoint},127.0.0.1:{listener.getsockname()[1]}"
     names = endpoints.split(",")
     prompts = [next([p] for p in range(99) if place(problem_digest("run", _i32([p])), names) == i) for i in (0, 1)]
@@ -516,7 +516,7 @@ def test_one_shard_down_leaves_the_other_drafting(start_server: Starter) -> None
 
 
 def test_partition_between_two_hosts(start_server: Starter) -> None:
-    """A real network cut: the server in its own network namespace, its cable pulled and put back."""
+    """A real network failure: the server has its own network namespace, which is disconnected and connected again."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2")
     tag = f"hs{os.getpid() % 10000}"
@@ -576,7 +576,7 @@ def test_partition_between_two_hosts(start_server: Starter) -> None:
 
 
 def test_exit_without_shutdown_is_silent(shared_server: Server) -> None:
-    """Workers are rarely shut down properly; their last lines should not be ours."""
+    """Workers are rarely shut down properly; HistoSpec must not print the last lines of their logs."""
     script = """
 import sys
 from histospec.client import DraftClient

@@ -1,4 +1,4 @@
-"""What the adapter says of the shards' answers when an engine starts. No vLLM and no server in here."""
+"""The adapter's log lines when an engine starts, without vLLM and without a server."""
 
 import logging
 from dataclasses import replace
@@ -15,7 +15,7 @@ FACTS = NamespaceFacts(problems=12, responses=40, sessions=0, newest_epoch=3, lo
 
 
 class Client:
-    """Stands for a DraftClient whose shards answer as given, or that raises."""
+    """Replaces a DraftClient: its shards answer as given, or it raises."""
 
     def __init__(self, *answers: Inspection | Exception) -> None:
         self.config = SimpleNamespace(namespace="run-1")
@@ -43,7 +43,7 @@ def shard(name: str = "shard-0", **differently: Any) -> Inspection:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Any:
-    """said(answers) -> the lines of a start, with their levels."""
+    """said(answers) returns the log lines of a start, with their levels."""
     caplog.set_level(logging.INFO, "histospec")
 
     def start(*answers: Inspection | Exception) -> list[str]:
@@ -66,7 +66,7 @@ def test_every_shard_that_answers_is_named(said: Any) -> None:
 
 
 def test_another_namespace_may_be_meant(said: Any) -> None:
-    """Where nothing is known in this one, on no shard, and all shards have read their store."""
+    """If no shard knows anything of this namespace, and all shards have loaded their store."""
     line = "WARNING HistoSpec: nothing is known in namespace 'run-1'; did you mean 'run-l'?"
     nothing = shard(namespace=None, similar=("run-l", "run-2"))
     assert line in said(nothing)
@@ -77,20 +77,18 @@ def test_another_namespace_may_be_meant(said: Any) -> None:
 
 
 def test_prompts_that_another_namespace_knows(said: Any) -> None:
-    """Also where something is known in this one, but not where its sessions find it."""
+    """Also if this namespace has responses that its sessions do not find."""
     shared = (SharedPrompts("run-0", 3, 64), SharedPrompts("run-9", 60, 64))
     line = (
         "WARNING HistoSpec: 60 of the last 64 prompts of namespace 'run-1' are known in namespace 'run-9'; "
-        "is that the one you mean?"
+        "did you mean that one?"
     )
     assert said(shard("b"), shard(shared=shared))[2:] == [line]
     assert said(shard("b", namespace=replace(FACTS, lookups_hit=1)), shard(shared=shared))[2:] == []
 
 
 def test_a_token_that_may_only_read(said: Any) -> None:
-    line = (
-        "WARNING HistoSpec: the token may not write in namespace 'run-1', so shard-0 keeps no responses of this engine"
-    )
+    line = "WARNING HistoSpec: the token may not write in namespace 'run-1'; shard-0 stores no responses of this engine"
     assert said(shard(rights=("read",)))[1:] == [line]
 
 
@@ -104,7 +102,7 @@ def test_a_limit_of_one_shard_is_refused() -> None:
 
 
 def test_what_goes_wrong_costs_drafts_alone(said: Any) -> None:
-    """But for what the user configured."""
+    """Except for errors of the user's settings."""
     assert said(Unavailable("process 7 was forked")) == [
         "WARNING HistoSpec: process 7 was forked; going on WITHOUT drafts"
     ]

@@ -1,4 +1,4 @@
-"""Clients that are dropped, copied, or come along into a forked process. Each in a process of its own."""
+"""Clients that are garbage-collected, copied or inherited by a forked process. Each test has a process of its own."""
 
 import copy
 import os
@@ -159,7 +159,7 @@ def endpoint(server: Server) -> str:
     ids=["blocking", "while an error is handled", "async", "after their loop", "with responses", "at exit"],
 )
 def test_a_client_that_is_dropped_leaves_nothing_and_says_nothing(endpoint: str, server: Server, script: str) -> None:
-    """No descriptor and no thread here, no stream at the server (looked at before the process ends), not a line."""
+    """No descriptor and no thread is left, no stream at the server before the process ends, and no log line."""
     before_exit = f"""
 import urllib.request
 def streams():

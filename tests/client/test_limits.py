@@ -1,4 +1,4 @@
-"""Servers that take little: batches of any size are cut to fit, and what fits nowhere harms nothing else."""
+"""Servers with low limits: the client splits batches, and one message that is too large affects no other."""
 
 import logging
 
@@ -32,7 +32,7 @@ def test_any_number_of_sessions_opens_steps_and_closes_in_one_go(
     flags: tuple[()] | tuple[str, str, str, str] | tuple[str, str, str, str, str, str],
     count: int,
 ) -> None:
-    """Half of them are committed, none of it ends a stream, and all is there."""
+    """Half of the sessions are committed, no stream ends, and all responses arrive."""
     server = start_server(*flags)
     with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
         client.ingest([7, 0], [Response(range(50))])
@@ -49,7 +49,7 @@ def test_any_number_of_sessions_opens_steps_and_closes_in_one_go(
         assert (stats.steps, stats.late, stats.failed, stats.reopened, stats.refused) == (2, 0, 0, 0, 0)
         assert (stats.commits, stats.pending_commits, stats.dropped_commits) == (count // 2, 0, 0)
         assert set(stats.breakers.values()) == {"closed"}
-        assert len(client.predict_length([7, 0]).lengths)  # behind everything that was sent
+        assert len(client.predict_length([7, 0]).lengths)  # after all messages
     eventually(lambda: server.metrics()["histospec_sessions"] == 0, "sessions are left")
     assert stored(server, 200)[1:] == [[[0, 1]] if n < count // 2 else [] for n in range(1, 200)]
 
@@ -70,7 +70,7 @@ def test_responses_of_sessions_that_the_server_has_never_seen(start_server: Star
 
 @pytest.mark.parametrize("most", ["2", "50"])
 def test_more_sessions_than_a_stream_may_have(start_server: Starter, most: str) -> None:
-    """The others go without drafts, and their responses arrive all the same."""
+    """The other sessions get no drafts, but their responses arrive."""
     server = start_server("--max-sessions-per-stream", most)
     with DraftClient(server.endpoint, "run", deadline=PATIENT) as client:
         sessions = client.open([[7, n] for n in range(500)])
@@ -113,7 +113,7 @@ def test_what_fits_into_no_message_is_refused_alone(start_server: Starter, caplo
 
 
 def test_ingest_of_any_size(start_server: Starter) -> None:
-    """Cut by the limit that the first refusal names; a response that is too large says so."""
+    """The client splits by the limit in the first refusal, and reports a response that is too large."""
     server = start_server(*TINY)
     with DraftClient(server.endpoint, "run") as client:
         client.ingest([7, 0], [Response([n, n + 1]) for n in range(300)], epoch=1)
@@ -141,7 +141,7 @@ async def test_async_face_with_a_server_that_takes_little(start_server: Starter)
 
 
 def test_limits_of_a_server_that_tells_none_are_learned_from_its_refusal(odd_server: OddServer) -> None:
-    """An older one: its first refusal ends a stream, costs no response an attempt, and opens no breaker."""
+    """An older server: its first refusal ends a stream, counts as no attempt of a response, and opens no breaker."""
     batches = []
 
     def refuse(request: pb.DraftRequest, context: grpc.ServicerContext) -> pb.DraftResponse | None:

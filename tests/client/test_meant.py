@@ -1,4 +1,4 @@
-"""An argument of the wrong shape or type: the sentence names it, says what it must be, and what was probably meant."""
+"""Arguments of the wrong shape or type: the error names the argument, what is allowed, and what was probably meant."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,7 +114,7 @@ WRONG: list[tuple[Use, str]] = [
     (lambda c: c.rewind("3"), "epoch: must be an integer, is '3'"),
     (
         lambda c: c.flush("1s"),
-        "timeout: must be a number of seconds from 0 on, at most 86400, such as 0.02; is '1s'",
+        "timeout: must be a number of seconds from 0 to 86400, such as 0.02; is '1s'",
     ),
     (
         lambda c: c.inspect(-1),
@@ -130,7 +130,7 @@ WRONG: list[tuple[Use, str]] = [
     (lambda c: c.open([[1]], problems=[5]), "problems[0]: must be a string, is 5"),
     (lambda c: c.open([[1, None]]), "prompts[0]: must be integers; item 1 is None"),
     # what a message cannot hold
-    (lambda c: c.open([[1]], problems=["\ud800"]), "problems[0]: character 0 of '\\ud800' cannot be written as UTF-8"),
+    (lambda c: c.open([[1]], problems=["\ud800"]), "problems[0]: character 0 of '\\ud800' cannot be encoded as UTF-8"),
     (lambda c: c.step([1], [[1]], verify_cost=1e39), "verify_cost: 1e+39 is not a finite number of at least 0"),
     (lambda c: c.finish([1], rewards=1e39), "rewards: must be a finite number, is 1e+39"),
     (lambda c: c.finish([1], rewards=10**400), "rewards: must be a finite number, is an integer of 1329 bits"),
@@ -143,7 +143,7 @@ def test_the_sentence_says_what_was_meant(client: DraftClient, use: Use, sentenc
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole sentence is compared
         use(client)
     assert str(caught.value) == sentence
-    assert not isinstance(caught.value, HistoSpecError)  # the server was never asked
+    assert not isinstance(caught.value, HistoSpecError)  # the client did not call the server
     assert client.stats().steps == before
 
 
@@ -169,7 +169,7 @@ async def test_a_send_that_was_not_awaited() -> None:
 
 
 def test_what_works_goes_on_working(client: Any) -> None:
-    """Everything that has an order and holds integers."""
+    """All kinds of ordered values with integers."""
     for prompts in (
         np.array([[1, 2], [3, 4]]),
         ([1], (2,)),
@@ -209,7 +209,7 @@ def test_torch_tensors_are_sequences(client: Any) -> None:
 
 
 def test_a_problem_of_half_a_surrogate_harms_no_step(client: DraftClient) -> None:
-    """With a single shard nothing would look at it before the message is written."""
+    """With a single shard the client would not read it before it writes the message."""
     with pytest.raises(ValueError, match=r"^problems\[1\]: "):
         client.open([[1], [2]], problems=["good", "\udfff"])
     session = client.open([[1]], problems=["good"])
@@ -242,8 +242,8 @@ DEADLINE = "must be a number of seconds above 0, at most 86400, such as 0.02; is
         ),
         ({"tls": 1}, "tls: must be True, False or a Tls, is 1"),
         ({"token": "abc\n"}, "token: begins or ends with white space or a line break; remove it"),
-        ({"token": "ab\nc"}, "token: character 3 is not printable ASCII; a token holds nothing else"),
-        ({"token": "schlüssel"}, "token: character 5 is not printable ASCII; a token holds nothing else"),
+        ({"token": "ab\nc"}, "token: character 3 is not printable ASCII; correct the token"),
+        ({"token": "schlüssel"}, "token: character 5 is not printable ASCII; correct the token"),
         ({"token": b"abc"}, "token: must be a string, is bytes"),
         ({"endpoint": ["h:1", "h:2"]}, "endpoint: must be a string, such as 'host:6378,host2:6378'; is list"),
         ({"endpoint": "h:70000"}, "endpoint: the port of 'h:70000' is outside [1, 65535]"),
@@ -252,7 +252,7 @@ DEADLINE = "must be a number of seconds above 0, at most 86400, such as 0.02; is
         ({"namespace": "run "}, "namespace: 'run ' begins or ends with white space; give 'run'"),
         ({"namespace": "run\n"}, "namespace: 'run\\n' begins or ends with white space; give 'run'"),
         ({"namespace": " \t"}, "namespace: ' \\t' is white space alone"),
-        ({"namespace": "\ud800"}, "namespace: character 0 of '\\ud800' cannot be written as UTF-8"),
+        ({"namespace": "\ud800"}, "namespace: character 0 of '\\ud800' cannot be encoded as UTF-8"),
     ],
 )  # fmt: skip
 def test_the_configuration_says_what_is_allowed(arguments: dict[str, Any], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The core while shards come and go: no session and no finished response is ever without an owner."""
+"""The core while shards join and leave: every session and every finished response always has an owner."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def core() -> Core:
 
 
 def sent(shard: ShardState) -> list[pb.DraftRequest]:
-    """What the shard was sent, taken off the wire."""
+    """Returns the messages to the shard, and removes them from the wire."""
     if shard.conversation is None:
         return []
     messages = list(shard.conversation.outbox)
@@ -57,7 +57,7 @@ def test_nothing_is_sent_and_nothing_lost_until_shards_are_found(core: Core) -> 
     sessions = core.begin_sessions(PROMPTS)
     pending = core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)
     assert pending.done
-    assert pending.touched == core.shards  # somebody has to look for shards
+    assert pending.touched == core.shards  # their streams look for shards
     assert [len(d) for d in core.collect(pending, 0.0)] == [0] * len(sessions)
     core.end_sessions(sessions[:10])
     stats = core.stats()
@@ -102,7 +102,7 @@ def test_only_sessions_whose_problem_moves_are_opened_anew(core: Core) -> None:
 
 
 def two_that_were_sent_everything(core: Core) -> list[ShardState]:
-    """Two shards on whose streams every response is on its way, and none acknowledged."""
+    """Two shards to which every response was sent, without acknowledgements."""
     core.update(endpoints("a", "b"))
     sessions = core.begin_sessions(PROMPTS)
     core.advance_sessions(sessions, [[1]] * len(sessions), Budget(), 0.0)

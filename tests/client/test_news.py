@@ -1,4 +1,4 @@
-"""What the log is told of shards, with the clock in the test's hands: that one answers, does not, drafts again."""
+"""The log lines about shards: one answers, does not answer, drafts again. The test controls the clock."""
 
 import logging
 from typing import Any
@@ -20,7 +20,7 @@ CONNECTED = "HistoSpec: connected to h:1, namespace run"
 
 
 class Worker:
-    """One session that steps, and shards that answer as the test says. The log is `said`."""
+    """One stepping session, and shards that answer as the test says. `said` is the log."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, endpoint: str = "h:1", **config: Any) -> None:
         caplog.set_level(logging.INFO, "histospec")
@@ -40,17 +40,17 @@ class Worker:
         return self.core.shards[0]
 
     def step(self, max_tokens: int = 16) -> None:
-        """A step whose drafts nobody waits for."""
+        """A step without waiting for its drafts."""
         self.core.abandon(self.core.advance_sessions(self.session, [[3]], Budget(max_tokens), self.now))
 
     def fail(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, details: str = "refused") -> None:
-        """A step, and the end of its stream; where the breaker lets nothing be sent, the step alone."""
+        """A step and the end of its stream; with an open breaker, the step alone."""
         self.step()
         if self.shard.conversation is not None:
             self.core.ended(self.shard, self.shard.conversation, code, details, self.now)
 
     def answer(self) -> None:
-        """Time passes until the shard is connected, and it answers the next step."""
+        """Lets time pass until the shard is connected, and lets it answer the next step."""
         while self.shard.conversation is None:
             self.now += 1
             self.step()
@@ -188,7 +188,7 @@ def test_a_shard_that_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_limit_is_no_outage_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """A shard that drafts less than is asked for, known from its Topology or from its refusal."""
+    """A shard that drafts fewer tokens than requested, which Topology or a refusal tells."""
     worker = Worker(caplog)
     worker.step(100)
     conversation = worker.shard.conversation
@@ -237,7 +237,7 @@ def test_shards_that_are_found_at_last(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_shard_that_is_found_but_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
-    """That is another thing than finding none, and is said at once."""
+    """This differs from finding no shard, and is logged at once."""
     worker = Worker(caplog, "discover://seed:1")
     worker.core.has_looked(worker.now)
     worker.core.update([Endpoint("a", "a:1")])

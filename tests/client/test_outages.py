@@ -1,4 +1,4 @@
-"""What a client that steps says of servers that are not there, or not as it thinks: real sockets, real servers."""
+"""The log lines of a stepping client about missing or wrong servers, with real sockets and real servers."""
 
 import logging
 import os
@@ -26,13 +26,13 @@ ADVICE = "going on WITHOUT drafts; is HISTOSPEC_ENDPOINT right? "
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """said() -> the lines of HistoSpec's log so far, with their levels."""
+    """said() returns the lines of HistoSpec's log so far, with their levels."""
     caplog.set_level(logging.INFO, "histospec")
     return lambda: [f"{r.levelname} {r.getMessage()}" for r in caplog.records if r.name.startswith("histospec")]
 
 
 def lines_of(client: DraftClient, said: Callable[[], list[str]], count: int = 1) -> list[str]:
-    """The first lines, of a client that steps until they are there."""
+    """Returns the first lines of a client, which steps until they are logged."""
     sessions = client.open([PROMPT])
     eventually(lambda: client.step(sessions, [[1]]) and len(said()) >= count)
     return said()
@@ -137,7 +137,7 @@ def test_a_token_of_another_namespace(start_server: Starter, tmp_path: Path, sai
 
 
 def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]) -> None:
-    """A diagnosis that hangs: steps go on, and there is one thread for it, whose line comes when it ends."""
+    """A hanging diagnosis: steps go on. One thread runs it, and logs its line when it ends."""
     hangs, calls = threading.Event(), []
 
     def diagnose(*arguments: object) -> None:
@@ -159,7 +159,7 @@ def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Cal
 
 
 def test_a_process_ends_while_the_reason_is_looked_for() -> None:
-    """Silently, and without waiting: the server here takes connections and says nothing."""
+    """Without a line and without waiting: the server accepts connections and sends nothing."""
     script = """
 import socket, sys, threading, time
 from histospec.client import DraftClient
@@ -177,7 +177,7 @@ assert "histospec-diagnosis" in [thread.name for thread in threading.enumerate()
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_while_the_reason_is_looked_for() -> None:
-    """The child has no such thread and no client; the parent goes on, and says its line."""
+    """The child has neither this thread nor a client; the parent goes on and logs its line."""
     script = """
 import os, socket, sys, time
 from histospec.client import DraftClient, Unavailable
@@ -224,7 +224,7 @@ async def test_the_async_face_greets_the_same(shared_server: Server, said: Calla
 
 
 def test_greet(start_server: Starter, said: Callable[[], list[str]]) -> None:
-    """One shard answers, one is away: both are told, neither again by their streams; both see the namespace."""
+    """One shard answers, one is away: the log reports both once."""
     up, away = start_server("--shard-name", "up"), f"127.0.0.1:{free_port()}"
     with DraftClient(f"up={up.endpoint},away={away}", "run", breaker=QUICK, deadline=PATIENT) as client:
         assert [answer.shard for answer in client.greet(60)] == ["up"]

@@ -22,7 +22,7 @@ def of_vllm(module: str | None) -> bool:
 
 
 def is_of_vllm(node: ast.expr, names: set[str]) -> bool:
-    """Whether an expression is a module or class of vLLM's, or is reached through one."""
+    """Returns whether an expression is a module or class of vLLM, or an attribute of one."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     if isinstance(node, ast.Name):
@@ -58,7 +58,7 @@ def names_of_vllm(tree: ast.Module, interface: bool) -> set[str]:
 
 
 def changes(tree: ast.Module, interface: bool = True) -> Iterator[int]:
-    """Lines that assign to, or delete, something of vLLM's."""
+    """Returns the lines that assign to, or delete, attributes of vLLM."""
     names = names_of_vllm(tree, interface)
     for node in ast.walk(tree):
         targets: list[ast.expr] = []

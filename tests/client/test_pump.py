@@ -1,4 +1,4 @@
-"""The end of a client's own loop: whatever still runs on it ends first, but never later than its time."""
+"""The end of a client's own event loop: its tasks end first, within a time limit."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ async def nothing() -> None:
 
 
 def test_a_loop_hears_of_everything_before_it_is_closed() -> None:
-    """As gRPC's tasks do, this one waits for what another thread reports after the last of our own has ended."""
+    """Like gRPC's tasks, this one waits for a report of another thread after the last task of the client has ended."""
     pump = Pump()
     ended: list[str] = []
     tasks: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""HISTOSPEC_RECORD: what a process commits and ingests, as a file that `histospec replay` reads."""
+"""HISTOSPEC_RECORD: commits and ingests of a process, as a file for `histospec replay`."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ def test_an_ingest_that_the_server_did_not_take_is_not_recorded(file: Path) -> N
 def test_a_recording_gives_the_table_of_its_rollouts(
     server: Server, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run through the client, and the same responses written by hand."""
+    """Compares a run through the client with the same responses written by hand."""
     rng = np.random.default_rng(0)
     problems = []
     with DraftClient(server.endpoint, "table", deadline=5) as client:
@@ -119,9 +119,12 @@ def test_a_recording_gives_the_table_of_its_rollouts(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("absent/rollouts.jsonl", "no such file or directory; name a file in a folder that exists, or unset it"),
+        (
+            "absent/rollouts.jsonl",
+            "no such file or directory; give a file in an existing folder, or unset the variable",
+        ),
         (".", "is a directory"),
-        ("/dev/null", "is a device or a pipe; name a file, or unset it"),
+        ("/dev/null", "is a device or a pipe; give a file, or unset the variable"),
         ("nul\0", "embedded null"),
     ],
 )
@@ -140,7 +143,7 @@ def test_the_client_says_it_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_disk_that_hangs_holds_nobody_up(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What waits is bounded; what was taken before is written when the disk is back."""
+    """The queue is bounded; responses in it are written when the disk is back."""
     back = threading.Event()
     write = os.write
 
@@ -160,7 +163,7 @@ def test_a_disk_that_hangs_holds_nobody_up(
     assert client.stats().recorded == len(recorded(file)) == 5
     said = [record.message for record in caplog.records if "HISTOSPEC_RECORD" in record.message]
     assert len(said) == 1
-    assert "wait for a disk that is too slow; responses are recorded no longer, the run goes on" in said[0]
+    assert "MiB wait; recording stops, the run goes on" in said[0]
 
 
 RUN = """
@@ -195,7 +198,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path: Path) -> None:
     assert 0 < written < 20
     assert written + lost == 20
     assert done.stderr.count("HISTOSPEC_RECORD") == 1
-    assert "responses are recorded no longer, the run goes on" in done.stderr
+    assert "recording stops, the run goes on" in done.stderr
     whole = (tmp_path / "rollouts.jsonl").read_text().splitlines()[:written]
     assert [json.loads(line)["epoch"] for line in whole] == list(range(written))
 

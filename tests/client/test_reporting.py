@@ -1,4 +1,4 @@
-"""The adapter's line of a minute: its numbers, and when it comes. No vLLM in here."""
+"""The adapter's line per minute: its numbers, and its times. Without vLLM."""
 
 import math
 
@@ -11,7 +11,7 @@ def test_the_numbers_are_those_of_the_steps() -> None:
     report = MinuteReport()
     assert report.line(1000.0, 0.05, False) is None
     for _ in range(100):
-        # Three requests: one prompt in pieces, one without a draft, one whose draft of 4 was accepted up to the third.
+        # Three requests: a chunk of a prompt, one without a draft, and one with three of four draft tokens accepted.
         report.stepped(0.25, [[], [1], [1, 2, 3, 4]], 4)
         report.received(0.002, 2, [[], [5, 6, 7, 8], []])
     report.received(0.05, 2, [[], []])

@@ -1,4 +1,4 @@
-"""SPEC-RL without vLLM: lenience, which old response is taken and how much of it; the client's calls for batches."""
+"""SPEC-RL without vLLM: lenience, choice and length of the old response, and the client's calls for batches."""
 
 import asyncio
 import math
@@ -35,7 +35,12 @@ def test_a_schedule_moves_by_the_same_factor_each_epoch() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((0, 1, 3), "start: 0"), ((1, math.inf, 3), "end: inf"), ((1, math.nan, 3), "end: nan"), ((1, 1, 0), "epochs: 0")],
+    [
+        ((0, 1, 3), "start: is 0"),
+        ((1, math.inf, 3), "end: is inf"),
+        ((1, math.nan, 3), "end: is nan"),
+        ((1, 1, 0), "epochs: is 0"),
+    ],
 )
 def test_schedules_that_make_no_sense(arguments: tuple[int, int, int] | tuple[int, float, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -43,11 +48,11 @@ def test_schedules_that_make_no_sense(arguments: tuple[int, int, int] | tuple[in
 
 
 def test_lenience_is_a_number_or_needs_an_epoch() -> None:
-    with pytest.raises(ValueError, match="lenience: -1 is not"):
+    with pytest.raises(ValueError, match="lenience: is -1"):
         SpeculativeRollout(None, cast(DraftClient, None), -1)
-    with pytest.raises(ValueError, match="lenience: nan"):
+    with pytest.raises(ValueError, match="lenience: is nan"):
         lenience_of(lambda epoch: math.nan, 0)
-    with pytest.raises(ValueError, match="epoch: a schedule of the lenience needs one"):
+    with pytest.raises(ValueError, match="epoch: is None; a schedule of the lenience needs an epoch"):
         lenience_of(Geometric(2, 1, 3), None)
 
 

@@ -17,7 +17,7 @@ UNIFORMS = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 5e
 
 
 def algorithm_1(new: Sequence[float], old: Sequence[float], lenience: float, uniforms: Sequence[float]) -> int:
-    """Word for word: the position of the first token whose draw is above min(1, lenience * p_new / p_old)."""
+    """The paper's algorithm: the position of the first token whose draw is above min(1, lenience * p_new / p_old)."""
     for i, (n, o, u) in enumerate(zip(new, old, uniforms, strict=True)):
         p_new, p_old = math.exp(n), math.exp(o)
         if p_new == 0 and (p_old == 0 or lenience == math.inf):
@@ -69,7 +69,7 @@ def test_a_draw_on_the_bound_is_accepted() -> None:
 
 @pytest.mark.parametrize("lenience", [1.0, math.exp(0.5), 0.5])
 def test_the_first_token_is_distributed_as_the_docs_say(lenience: float) -> None:
-    """A mixture: the old policy's where accepted, else a fresh one of the new policy. Equal to neither."""
+    """A mixture: accepted tokens of the old policy, else new draws of the new policy. It equals neither policy."""
     random = np.random.default_rng(1)
     old, new = np.array([0.6, 0.3, 0.1]), np.array([0.3, 0.3, 0.4])
     accepted = old * np.minimum(1, lenience * new / old)
@@ -99,9 +99,9 @@ def test_the_first_token_is_distributed_as_the_docs_say(lenience: float) -> None
         (([-1.0], [-1.0], 1, [1.0]), r"^uniforms: value 0, 1.0, is outside \[0, 1\)$"),
         (([-1.0], [-1.0], 1, [-0.1]), r"^uniforms: value 0, -0.1"),
         (([-1.0], [-1.0], 1, [math.nan]), r"^uniforms: value 0, nan"),
-        (([-1.0], [-1.0], 0, [0.5]), r"^lenience: 0 is not a number above 0$"),
-        (([-1.0], [-1.0], -1.0, [0.5]), r"^lenience: -1.0"),
-        (([-1.0], [-1.0], math.nan, [0.5]), r"^lenience: nan"),
+        (([-1.0], [-1.0], 0, [0.5]), r"^lenience: is 0, must be a number above 0$"),
+        (([-1.0], [-1.0], -1.0, [0.5]), r"^lenience: is -1.0"),
+        (([-1.0], [-1.0], math.nan, [0.5]), r"^lenience: is nan"),
     ],
 )
 def test_bad_arguments_are_named(arguments: tuple[Any, ...], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Rendezvous hashing: the same everywhere and for ever, even, and still when shards come and go."""
+"""Rendezvous hashing: the same in all versions, even, and stable when shards join and leave."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ NAMES = ["shard-0", "shard-1", "shard-2"]
 
 
 def test_golden_values() -> None:
-    """Red means that clients of two versions would look for a problem in two places: never change these."""
+    """If this fails, clients of two versions look for a problem on two shards. Never change these values."""
     assert problem_digest("run-1", PROMPT).hex() == "61f8b0f0ea79044f24ab8f5c40d0a4fb"
     assert problem_digest("run-1", PROMPT, "task-7").hex() == "f6f6493fe19369862faa3ee4b1cc04f1"
     assert weight(problem_digest("run-1", PROMPT), "shard-0") == 5196222017587647121

@@ -1,4 +1,4 @@
-"""Seeds are a function of sample and epoch, renewed as often as the policy says."""
+"""Seeds are a function of sample and epoch, and are renewed as often as the SeedPolicy says."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ SAMPLES = [b"problem-%d/%d" % (i // 8, i % 8) for i in range(2000)]
 
 
 def renewals(policy: SeedPolicy, epochs: int) -> NDArray[np.bool_]:
-    """bool[epochs - 1, samples]: whether a sample has another seed than an epoch before."""
+    """Returns bool[epochs - 1, samples]: whether the seed of a sample differs from the epoch before."""
     seeds = np.array([[policy.seed(sample, epoch) for sample in SAMPLES] for epoch in range(epochs)])
     assert len(np.unique(seeds[0])) == len(SAMPLES)
     assert seeds.min() >= 0
@@ -25,7 +25,7 @@ def test_the_share_is_renewed_each_epoch(refresh: float) -> None:
     renewed = renewals(SeedPolicy(refresh), 12)
     five_deviations = 5 * np.sqrt(refresh * (1 - refresh) / len(SAMPLES))
     assert np.abs(renewed.mean(1) - refresh).max() < five_deviations
-    # Whether it was renewed does not say whether it will be.
+    # Renewals of different visits are independent.
     assert abs(renewed[1:][renewed[:-1]].mean() - refresh) < five_deviations
 
 

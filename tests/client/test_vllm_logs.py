@@ -1,4 +1,4 @@
-"""Where the lines of HistoSpec go inside vLLM; a logger of the same name stands for vLLM's. No vLLM in here."""
+"""The handlers of HistoSpec's log lines inside vLLM, with a logger in place of vLLM's. Without vLLM."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def theirs() -> Iterator[Kept]:
-    """What vLLM's handler got. Both loggers are as in a new process, and afterwards as they were."""
+    """Yields the output of vLLM's handler. Both loggers start as in a new process, and are restored afterwards."""
     before = [(x, x.handlers, x.level, x.propagate) for x in (logs.OURS, logs.THEIRS)]
     kept = Kept()
     for logger in (logs.OURS, logs.THEIRS):

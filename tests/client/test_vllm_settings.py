@@ -1,4 +1,4 @@
-"""What the adapter says of settings that vLLM drops without a word. No vLLM in here; test_lines.py has the rest."""
+"""The adapter's warning of settings that vLLM ignores, without vLLM; tests/vllm/test_lines.py has the other lines."""
 
 from importlib import metadata
 
@@ -11,7 +11,7 @@ from histospec.client.vllm import settings
 def test_logits_processors_of_plugins_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, names: list[str]
 ) -> None:
-    """vLLM loads them where nothing is speculated."""
+    """vLLM loads them without speculation."""
     points = [metadata.EntryPoint(name, "somewhere:Processor", settings.PROCESSORS) for name in names]
     monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "vllm.logits_processors" else [])
     settings.warn_of_processors()

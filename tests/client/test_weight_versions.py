@@ -1,4 +1,4 @@
-"""Which weights wrote a response, by what the engine is told of them."""
+"""The epoch of a response, from the events of the engine's weights."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The client-only wheel: built without a compiler, small, and importable beside what trainers' images hold."""
+"""The client-only wheel: built without a compiler, small, and importable beside the packages of trainers' images."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Prompts that share one hash are different problems: tokens decide, never the hash alone. Takes about 1 s."""
+"""Prompts with the same hash are different problems: the engine compares tokens, too. Takes about 1 s."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ START = np.uint64(0x553E93901E462A6E)
 
 
 def mixed(state: np.ndarray) -> np.ndarray:
-    """One round of the engine's hash over prompts, after the token went in."""
+    """One round of the engine's hash of prompts, after the token is added."""
     state = state * MULTIPLIER
     return state ^ (state >> np.uint64(29))
 
 
 def colliding_prompts(count: int) -> list[tuple[list[int], list[int]]]:
-    """Pairs of prompts of one 64-bit hash.
+    """Returns pairs of prompts with the same 64-bit hash.
 
     A round is a bijection of the state. States whose upper 33 bits agree after two tokens become equal before the third
     round, if the third tokens make up for the lower 31. Birthdays find many such pairs. (One token is not enough: a
@@ -53,7 +53,7 @@ def test_the_pairs_collide() -> None:
         assert one != other
         assert max(one + other) < 2**31
         assert state_after(one) == state_after(other)
-    # Red when the engine hashes otherwise: then these prompts collide no more, and others must be made.
+    # If this fails, the engine's hash has changed: these prompts no longer collide, and the test needs others.
     assert "hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15u;" in SOURCE.read_text()
     assert "return hash ^ hash >> 29;" in SOURCE.read_text()
 
@@ -71,7 +71,7 @@ def test_problems_of_one_hash_are_apart(one: list[int], other: list[int]) -> Non
         step = np.array([session]), np.array([], np.int32), np.array([0, 0])
         assert engine.step(*step)[0].tolist() == response[2:]
     assert engine.stats()["namespaces"]["run"]["problems"] == 2
-    # Siblings are told apart as well: what one writes is no other's.
+    # Sessions of the two problems are not siblings.
     writer, reader = engine.open("run", one), engine.open("run", other, generated=[7, 8])
     engine.step(np.array([writer]), np.array([7, 8, 9, 10, 11], np.int32), np.array([0, 5]))
     assert engine.step(np.array([reader]), np.array([], np.int32), np.array([0, 0]), verify_cost=0.0)[0].size == 0

@@ -1,4 +1,4 @@
-"""The engine's contract, as its users meet it: by keyword, with numpy, from threads. Takes about 5 s."""
+"""The engine's contract for its callers: keywords, numpy arrays, threads. Takes about 5 s."""
 
 import pickle
 import random
@@ -87,7 +87,7 @@ def test_a_step_gives_flat_arrays(engine: Engine) -> None:
     assert tokens.shape == probs.shape == (offsets[-1],)
     assert offsets.shape == (3,)
     assert offsets[0] == 0
-    assert offsets[1] == 0, "nothing is known of a prompt of one token that nobody wrote"
+    assert offsets[1] == 0, "a prompt of one token that occurs nowhere has no draft"
     assert tokens.tolist() == RESPONSE[3:8]
     assert ((probs > 0) & (probs < 1)).all()
 
@@ -113,10 +113,10 @@ def test_other_results_have_stated_types(engine: Engine) -> None:
     assert (tokens.dtype.name, tokens.tolist(), epoch) == ("int32", RESPONSE, 2)
     quantiles, observations = engine.predict_length("run", PROMPT)
     assert (quantiles.dtype.name, quantiles.tolist(), observations) == ("float64", [10.0] * 4, 1)
-    assert engine.history("nobody", PROMPT) == []
-    assert engine.newest_epoch("nobody") == 0
-    assert engine.drop_namespace("nobody") == 0
-    none, observations = engine.predict_length("nobody", PROMPT)
+    assert engine.history("absent", PROMPT) == []
+    assert engine.newest_epoch("absent") == 0
+    assert engine.drop_namespace("absent") == 0
+    none, observations = engine.predict_length("absent", PROMPT)
     assert (none.shape, observations) == ((0,), 0)
     assert type(engine.memory_bytes()) is int
 
@@ -175,8 +175,8 @@ def test_a_rewound_namespace_keeps_what_was_learned_and_counted(engine: Engine) 
         k: v for k, v in before.items() if k not in (*held, "sessions")
     } | {"sessions": 0}
     assert engine.history("run", PROMPT) == []
-    assert engine.drop_namespace("nobody", keep_learned=True) == 0
-    assert "nobody" not in engine.stats()["namespaces"]
+    assert engine.drop_namespace("absent", keep_learned=True) == 0
+    assert "absent" not in engine.stats()["namespaces"]
     engine.check_integrity()
 
 
@@ -209,13 +209,13 @@ def test_tokens_without_a_draft_are_those_beyond_what_a_step_gives() -> None:
     advance(engine, session, RESPONSE[:1], max_tokens=0)
     assert undrafted() == 0, "the first token comes with the prompt"
     advance(engine, session, RESPONSE[1:4], max_tokens=0)
-    assert undrafted() == 3, "nobody asked for a draft: a step each"
+    assert undrafted() == 3, "no draft was asked for: a step each"
     draft = advance(engine, session, [])
     assert draft
     draft = advance(engine, session, [*draft[:2], RESPONSE[6]])
     assert undrafted() == 3, "a step gives what was accepted, and one token more"
     advance(engine, session, [*draft[:1], 997, 998, 999], max_tokens=0)
-    assert undrafted() == 5, "that draft came late: two steps went on without"
+    assert undrafted() == 5, "that draft was late: two steps ran without it"
     advance(engine, session, [], verify_cost=1.0)
     advance(engine, session, [996])
     assert undrafted() == 5, "an empty draft is a step, too"
@@ -297,7 +297,7 @@ def test_limits_of_a_draft(engine: Engine) -> None:
     assert advance(engine, SESSION, [], max_tokens=2) == RESPONSE[3:5]
     before = engine.stats()["namespaces"]["run"]
     assert advance(engine, SESSION, [], max_tokens=0) == []
-    assert engine.stats()["namespaces"]["run"] == before, "who asks for nothing is no empty draft"
+    assert engine.stats()["namespaces"]["run"] == before, "a step without a draft is not an empty draft"
     for cost in (1.0, 1e30, float("inf")):
         assert advance(engine, SESSION, [], verify_cost=cost) == []
     assert advance(engine, SESSION, [], verify_cost=0.0) == RESPONSE[3:]
@@ -310,7 +310,7 @@ def test_a_dearer_token_makes_no_draft_longer() -> None:
     lengths = []
     for cost in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 1.0):
         tokens, _, probs = e.step(i64(s), i32(), i64(0, 0), verify_cost=cost)
-        assert (np.cumprod(probs) >= np.float32(cost) - 1e-6).all(), "a token that costs more than it brings"
+        assert (np.cumprod(probs) >= np.float32(cost) - 1e-6).all(), "a token that costs more than it yields"
         lengths.append(len(tokens))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] == 16
@@ -318,7 +318,7 @@ def test_a_dearer_token_makes_no_draft_longer() -> None:
 
 
 def rollouts(engine: Engine, seed: int) -> list[object]:
-    """Some epochs of groups in two namespaces of disjoint tokens, with what holds of any draft; all that came back."""
+    """Runs epochs of groups in two namespaces with disjoint tokens and checks every draft. Returns all drafts."""
     texts = random.Random(seed)
     out: list[object] = []
     known = {name: set[int]() for name in ("low", "high")}
@@ -366,7 +366,7 @@ def test_two_namespaces_never_mix(engine: Engine) -> None:
     assert engine.predict_length("other", PROMPT)[1] == 0
     assert engine.stats()["namespaces"]["other"]["lookups_miss"] == 1
     alone = advance(engine, SESSION, [])
-    # Ever so much text that goes on otherwise elsewhere changes nothing here.
+    # A lot of text with other continuations in other problems changes nothing here.
     engine.ingest("other", PROMPT, [[*RESPONSE[:3], 77, 78, 79]] * 50 + [[*range(100, 9000)]], epoch=9)
     assert advance(engine, SESSION, []) == alone
     assert engine.newest_epoch("run") == 2
@@ -394,7 +394,7 @@ def test_a_step_sent_again_changes_nothing(engine: Engine) -> None:
     after = engine.stats()["namespaces"]["run"]
     for counter in ("generated_tokens", "accepted_tokens"):
         assert after[counter] == before[counter]
-    # Where one message brings old and new tokens, the new ones are taken.
+    # Of a message with old and new tokens, the engine appends the new ones.
     engine.step(i64(SESSION), i32(*RESPONSE[4:8]), i64(0, 4), positions=i64(4))
     assert engine.generated(SESSION).tolist() == RESPONSE[:8]
     # Without positions, all are new.
@@ -420,13 +420,13 @@ def test_the_gil_is_free_during_a_long_ingest() -> None:
 
     def ingest() -> None:
         started.set()
-        for _ in range(20):  # once is enough, unless the machine is so busy that nobody else ran meanwhile
+        for _ in range(20):  # once is enough, unless the machine is too busy to run the other threads
             e.ingest("run", PROMPT, [*texts])
             if counted.is_set():
                 break
         done.set()
 
-    # Who waits for the GIL asks for it after the switch interval. With one so long nobody has to give it up, in a call
+    # A waiting thread asks for the GIL after the switch interval. With a long interval no thread gives it up, in a call
     # or between two: the other thread runs only if a call lets the GIL go.
     turns, interval = 0, sys.getswitchinterval()
     sys.setswitchinterval(1000)

@@ -1,11 +1,11 @@
-"""A namespace that is dropped is gone with its last session, whatever the builder has in hand."""
+"""A dropped namespace is gone with its last session, even if the builder is building one of its segments."""
 
 import numpy as np
 
 from histospec.native import Engine
 
 PROMPT = np.array([1, 2, 3], np.int32)
-LONG = np.random.default_rng(1).integers(0, 50, 400_000, np.int32)  # takes the builder some 100 ms
+LONG = np.random.default_rng(1).integers(0, 50, 400_000, np.int32)  # the builder needs about 100 ms for it
 
 
 def test_it_does_not_wait_for_a_segment_of_what_is_forgotten() -> None:

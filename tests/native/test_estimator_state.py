@@ -1,4 +1,4 @@
-"""What a namespace's estimator learned moves to another engine, bit by bit, or not at all."""
+"""The learned state of an estimator moves to another engine bit by bit, or not at all."""
 
 from collections.abc import Callable
 

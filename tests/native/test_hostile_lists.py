@@ -1,4 +1,4 @@
-"""Lists whose elements run code of their own while the engine reads them. Takes no time."""
+"""Lists whose elements run code while the engine reads them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from histospec.native import Engine
 
 
 class Element:
-    """An integer 7 that does something before it says so."""
+    """An integer 7 that calls a function in its __index__."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
         self.action = action
@@ -37,7 +37,7 @@ def test_an_element_that_raises_is_heard() -> None:
 
 
 def test_a_name_is_text() -> None:
-    """Bytes that are no text would make stats() fail for everyone."""
+    """Bytes that are not UTF-8 as a name would make stats() fail for all callers."""
     engine = Engine(memory_bytes=1 << 28)
     with pytest.raises(TypeError):
         engine.open(b"\xff", [1])  # type: ignore[arg-type]

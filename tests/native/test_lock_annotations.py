@@ -1,4 +1,4 @@
-"""clang sees where a part of the engine is used without the lock (`make check` runs it over the engine itself)."""
+"""clang finds uses of the engine's parts without the lock (`make check` runs it on the engine itself)."""
 
 import shutil
 import subprocess

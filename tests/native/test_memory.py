@@ -1,6 +1,6 @@
-"""The memory budget: who goes first, what stays, that it is counted, and that the process agrees. Takes about 15 s.
+"""The memory budget: the order of evictions, what stays, the counters, and the memory of the process. Takes about 15 s.
 
-What the process holds is measured in a fresh one: this file, run as a program.
+The memory of the process is measured in a new process, which runs this file as a program.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ import pytest
 from histospec.native import Engine
 
 BUDGET = 4 << 20
-SHORT = [1]  # of each group, the first response is what the index over all problems keeps
-WORDS = (np.random.default_rng(0).zipf(1.3, 1 << 16) * 7919 % 32_000).astype(np.int32)  # as frequent as words are
-NOBODY = Engine().memory_bytes()
+SHORT = [1]  # first response of each group, which the namespace index keeps
+WORDS = (np.random.default_rng(0).zipf(1.3, 1 << 16) * 7919 % 32_000).astype(np.int32)  # with the frequencies of words
+EMPTY = Engine().memory_bytes()
 FIVE_TIMES_TOO_MUCH = (17_600_000, 24 << 20)  # tokens of about 7 bytes, budget in bytes
-SLACK = 4 << 20  # for the segment that is being built, and what the test itself makes
+SLACK = 4 << 20  # for the segment while it is built, and for the test's own data
 
 
 def text(seed: int, size: int = 20_000) -> np.ndarray:
@@ -47,7 +47,7 @@ def test_the_least_recently_used_problem_goes_first() -> None:
         assert counted(engine) == (2 * len(held), 2 * (p + 1 - len(held)))
         engine.check_integrity()
     assert 1 < len(held) < 60
-    # A session makes its problem a recent one; reading history does not.
+    # A session makes its problem the most recently used one; reading its history does not.
     engine.close(engine.open("run", [held[0]]), commit=False)
     engine.ingest("run", [99], [SHORT, text(99)])
     assert engine.history("run", [held[0]])
@@ -58,7 +58,7 @@ def test_a_problem_in_use_loses_its_oldest_responses_only() -> None:
     engine = Engine(BUDGET, history_epochs=1000)
     session = engine.open("run", [1], generated=[7, 8, 9])
     for epoch in range(60):
-        # Large and small by turns: merged in part, so that the oldest segments may go alone.
+        # Large and small in turns: they are merged in part, so that the oldest segments can be evicted alone.
         last = text(epoch, 60_000 if epoch % 2 == 0 else 20_000)
         engine.ingest("run", [1], [SHORT, last], epoch=epoch)
         assert engine.memory_bytes() <= BUDGET
@@ -94,11 +94,11 @@ def test_what_is_dropped_is_given_back() -> None:
     engine = Engine(1 << 28)
     for p in range(20):
         engine.ingest("run", [p], [text(p)])
-    assert engine.memory_bytes() > 20 * 20_000 * 4, "less than the text alone cannot hold it"
-    assert engine.memory_bytes() < NOBODY + 20 * 20_000 * 48, "of 6 or 12 bytes a token and about 10 a distinct one"
+    assert engine.memory_bytes() > 20 * 20_000 * 4, "it cannot be less than the text alone"
+    assert engine.memory_bytes() < EMPTY + 20 * 20_000 * 48, "of 6 or 12 bytes a token and about 10 a distinct one"
     assert engine.drop_namespace("run") == 20
-    assert engine.memory_bytes() == NOBODY
-    assert engine.stats() == {"namespaces": {}, "sessions": 0, "index_bytes": NOBODY}
+    assert engine.memory_bytes() == EMPTY
+    assert engine.stats() == {"namespaces": {}, "sessions": 0, "index_bytes": EMPTY}
 
 
 def test_text_that_problems_share_is_within_the_budget() -> None:
@@ -117,7 +117,7 @@ def test_namespaces_without_anything_are_within_the_budget() -> None:
 
 
 def siblings(problem: int, responses: int = 16, size: int = 2000) -> list[np.ndarray]:
-    """Responses of one problem that resemble each other: pieces of two stories, and a word of their own at times."""
+    """Returns similar responses of one problem: pieces of two stories, with single words in between."""
     rng = np.random.default_rng(problem)
     words = WORDS[rng.integers(len(WORDS) - size, size=2)[:, None] + np.arange(size)]
     story = np.repeat(rng.integers(2, size=(responses, size // 10)), 10, axis=1)
@@ -127,13 +127,13 @@ def siblings(problem: int, responses: int = 16, size: int = 2000) -> list[np.nda
 
 
 def resident() -> int:
-    """Bytes that this process holds, once the allocator has given back what it can."""
+    """Returns the resident memory of this process after the allocator has returned free memory, in bytes."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak() -> int:
-    """The most bytes that this process has held since forget_peak()."""
+    """Returns the peak memory of this process since forget_peak(), in bytes."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
@@ -142,7 +142,7 @@ def forget_peak() -> None:
 
 
 def starve_others() -> None:
-    """This thread keeps its core, on which the others of the process then hardly ever have a turn."""
+    """Puts all threads of the process on one core, where the others run only while this thread sleeps."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     for thread in map(int, os.listdir("/proc/self/task")):
         os.sched_setaffinity(thread, os.sched_getaffinity(0))
@@ -151,8 +151,8 @@ def starve_others() -> None:
 
 
 def ingest_alone(tokens: int, budget: int, starved: bool) -> dict[str, int]:
-    """Ingests so much and says what it took; to be called in a fresh process."""
-    siblings(0)  # what the first use allocates is not the engine's
+    """Ingests this many tokens and prints their memory; to be called in a new process."""
+    siblings(0)  # so that allocations of the first use do not count
     before = resident()
     forget_peak()
     engine, most = Engine(budget), 0

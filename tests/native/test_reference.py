@@ -1,7 +1,7 @@
 """The engine against a naive model of what it promises, over random sequences of calls. Takes about 30 s.
 
-The model keeps every response in a list. It does not know when segments are merged or built, so where the engine may
-choose when to forget what has left the window of epochs, the model says what must be there and what may be.
+The model keeps every response in a list. It does not know when segments are merged or built. If the engine may
+choose when to forget responses outside the window of epochs, the model says which must be there and which may be.
 """
 
 from collections import Counter, deque
@@ -44,7 +44,7 @@ class Problem:
     finished: list[Finished] = field(default_factory=list)  # ever, since the namespace was dropped
 
     def required(self, epochs: int) -> Counter[Finished]:
-        """The responses of the newest epochs."""
+        """Returns the responses of the newest epochs."""
         newest = sorted({epoch for _, epoch in self.finished})[-epochs:]
         return Counter(f for f in self.finished if f[1] in newest)
 
@@ -56,9 +56,9 @@ class ModelNamespace:
     newest_epoch: int = 0
     added: int = 0
     dropped: int = 0
-    emptied: bool = False  # dropped, and nothing has come since
+    emptied: bool = False  # dropped, with no response since
     latest: deque[int] = field(default_factory=lambda: deque(maxlen=LATEST))
-    tokens: set[int] = field(default_factory=set)  # all that a draft may be made of
+    tokens: set[int] = field(default_factory=set)  # all tokens that a draft may have
     model: dict[str, int] = field(default_factory=lambda: {"draft_tokens": 0, "accepted_tokens": 0})
 
     def finish(self, key: Key, tokens: tuple[int, ...], epoch: int) -> None:
@@ -81,16 +81,16 @@ class Session:
     counted: bool = True  # the draft's tokens
 
 
-# Most calls meet in one problem, so that its history grows; the others must stay out of it.
+# Most calls go to one problem, so that its history grows; the others must not appear in it.
 MAIN = ("red", PROMPTS[1], None)
 OTHERS = [(name, prompt, problem) for name in NAMES for prompt in PROMPTS for problem in IDS]
 places = st.booleans().flatmap(lambda main: st.just(MAIN) if main else st.sampled_from(OTHERS))
 epochs = st.integers(-1, 6)
-# Small alphabets repeat themselves; the long texts are what the index over all problems waits for.
+# Small alphabets give repetitions; long texts fill the namespace index.
 parts = st.tuples(st.lists(st.integers(0, 3), max_size=12), st.sampled_from((1, 1, 1, 1, 2, 9, 600)))
 reports = st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 8)).map(lambda r: (*r[:2], min(r[1:])))
-# Of one session in a step: whether it takes part, whether its draft is accepted, what it brings, what it repeats, and
-# what was verified.
+# Of one session in a step: whether it steps, whether its draft is accepted, its new tokens, its repeated tokens, and
+# its verified counts.
 shares = st.tuples(st.integers(0, 4), st.booleans(), parts, st.integers(0, 5), reports)
 
 
@@ -99,7 +99,7 @@ def text(name: str, part: Part) -> tuple[int, ...]:
 
 
 def shifted(name: str, tokens: list[int] | tuple[int, ...]) -> tuple[int, ...]:
-    """The namespaces share no token: a draft that mixes them shows."""
+    """The namespaces have disjoint tokens, so that a draft that mixes them is found."""
     return tuple(token + 1000 * NAMES.index(name) for token in tokens)
 
 
@@ -108,7 +108,7 @@ def agreeing(draft: tuple[int, ...], came: tuple[int, ...]) -> int:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    met: ClassVar[Counter[str]] = Counter()  # over all runs: what the random calls have really reached
+    met: ClassVar[Counter[str]] = Counter()  # over all runs: which cases the random calls have reached
 
     @initialize(window=st.integers(1, 3))
     def start(self, window: int) -> None:
@@ -178,7 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
                 namespace_.model["draft_tokens"] += drafted
                 namespace_.model["accepted_tokens"] += model_accepted
                 self.met["model tokens"] += model_accepted
-                # The first step comes with the prompt, and one was asked a draft for. All others were not.
+                # The first token comes with the prompt, and a draft was asked for one step. The others had none.
                 steps = len(fresh) - accepted - model_accepted
                 covered = 1 if session.asked or not session.generated else 0
                 namespace_.counters["undrafted_tokens"] += max(0, steps - covered)
@@ -250,7 +250,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def predict_length(self, place: Place, longer: int, quantiles: list[float]) -> None:
         name, prompt, problem = place
-        self.engine.wait_until_built()  # else what left the window may go between the two calls
+        self.engine.wait_until_built()  # so that nothing is evicted between the two calls
         own = [len(t) for t, _ in self.engine.history(name, shifted(name, prompt), problem=problem)]
         namespace_ = self.namespaces.get(name, ModelNamespace())
         lengths = [n for n in own if n > longer] or [n for n in namespace_.latest if n > longer]
@@ -313,7 +313,7 @@ class EngineMachine(RuleBasedStateMachine):
         return self.namespaces.get(name, ModelNamespace())
 
     def teardown(self) -> None:
-        """When everything has gone, nothing is held."""
+        """An engine from which everything was dropped holds nothing."""
         if not hasattr(self, "engine"):
             return
         for stats in self.engine.stats()["namespaces"].values():

@@ -1,4 +1,4 @@
-"""What the engine refuses: the error names the argument, and nothing has changed. Takes about 2 s."""
+"""Invalid arguments: the error names the argument, and nothing has changed. Takes about 2 s."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ SESSION = 1
 
 
 def seen(engine: Engine) -> object:
-    """All that the engine shows."""
+    """Returns everything that the engine reports."""
     history = [[(t.tolist(), e) for t, e in engine.history(name, PROMPT)] for name in ("run", "new")]
     return engine.stats(), engine.memory_bytes(), history, engine.lengths(i64(0, 1, 2, 3)).tolist()
 
@@ -243,7 +243,7 @@ def test_refused_and_nothing_changed(engine: Engine, call: str) -> None:
         wrong(engine)
     assert seen(engine) == before
     engine.check_integrity()
-    # Nobody else is affected: the session drafts as if nothing had happened.
+    # The session is not affected and drafts as before.
     assert engine.step(i64(SESSION), i32(), i64(0, 0))[0].tolist()[:4] == RESPONSE[3:7]
 
 

@@ -1,4 +1,4 @@
-"""Which other namespaces know the prompts of one, as the server asks."""
+"""Prompts that a namespace shares with others, as the server looks them up."""
 
 import numpy as np
 import pytest
@@ -21,6 +21,6 @@ def test_counts_by_namespace() -> None:
     assert engine.shared_prompts(namespace="train", most=32) == (32, {"trian": 30})
     assert engine.shared_prompts("train") == (64, {"trian": 30})
     assert engine.shared_prompts("another") == (1, {})
-    assert engine.shared_prompts("nobody") == (0, {})
+    assert engine.shared_prompts("absent") == (0, {})
     with pytest.raises(TypeError):
         engine.shared_prompts(b"train")  # type: ignore[arg-type]

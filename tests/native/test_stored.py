@@ -1,4 +1,4 @@
-"""Responses that are read back from a store: older than what the index has, and worth less than what is in use."""
+"""Responses read from a store: they are older than those in the index, and evict nothing newer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def test_a_stored_response_replaces_the_twin_of_an_older_epoch_alone() -> None:
 
 
 def test_what_problems_share_stays_that_of_the_newest() -> None:
-    """Stored responses fill the index of the namespace, and drive nothing out of it."""
+    """Stored responses fill the namespace index, and evict nothing from it."""
     full = shared(10_000, [(text, 9) for text in range(20)])
     before = drafted_elsewhere(full)
     assert len(before) > 10
@@ -100,7 +100,7 @@ LONG = RNG.integers(0, 50_000, (40, 500), dtype=np.int32)
 
 
 def shared(tokens: int, some: Sequence[Response]) -> Engine:
-    """An engine whose index over the namespace holds so many tokens, and was shown these, of a problem each."""
+    """Returns an engine whose namespace index has this size and these texts, one problem each."""
     engine = Engine(namespace_tokens=tokens)
     for text, epoch in some:
         engine.ingest("run", [text, 1], [LONG[text]], epoch=epoch)
@@ -108,7 +108,7 @@ def shared(tokens: int, some: Sequence[Response]) -> Engine:
 
 
 def drafted_elsewhere(engine: Engine) -> list[int]:
-    """The texts that a session of a new problem is drafted."""
+    """Returns the texts for which a session of a new problem gets drafts."""
     found = []
     for number, text in enumerate(LONG):
         session = engine.open("run", [1_000_000 + number])
@@ -120,7 +120,7 @@ def drafted_elsewhere(engine: Engine) -> list[int]:
 
 
 def test_of_what_is_read_ahead_the_last_goes_first() -> None:
-    """So that the most wanted stays; what is asked for stays longest."""
+    """Problems read ahead are evicted first; problems in use stay longest."""
     budget = 2 << 20
     engine = Engine(budget, namespace_tokens=0)
     ingest(engine, [(text, 0) for text in range(40)], prompt=[7, 7])
@@ -171,7 +171,7 @@ def test_the_lengths_of_newer_responses_count() -> None:
         ({"epochs": [1, "2", 2]}, r"epochs\[1\]: must be an integer"),
         ({"epochs": [1, 2**63, 2]}, r"epochs\[1\]: is outside"),
         ({"epochs": [1, 2, 1], "stored": True}, r"epochs\[2\]: is older than the one before"),
-        ({"ahead": True}, r"ahead: is True, and stored is not"),
+        ({"ahead": True}, r"ahead: is True but stored is False"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:

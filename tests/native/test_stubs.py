@@ -1,4 +1,4 @@
-"""The hand-written stub says what the compiled module is. Takes about 15 s."""
+"""The hand-written stub agrees with the compiled module. Takes about 15 s."""
 
 import ast
 import subprocess
@@ -30,7 +30,7 @@ def test_stubtest_finds_no_difference() -> None:
 
 
 def arguments(function: ast.FunctionDef) -> list[tuple[str, str, object]]:
-    """Name, kind and default of each."""
+    """Returns name, kind and default of each argument."""
     names = function.args
     without = [None] * (len(names.args) - len(names.defaults))
     plain = [(a.arg, "plain", value(d)) for a, d in zip(names.args, [*without, *names.defaults], strict=True)]

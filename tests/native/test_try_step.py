@@ -1,4 +1,4 @@
-"""Steps that leave out who cannot step: against `step` with the others alone."""
+"""Steps that leave out sessions which cannot step, compared with `step` of the others."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

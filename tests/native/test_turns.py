@@ -1,4 +1,4 @@
-"""Multi-turn problems without an id: a later turn is known by the prompt that it began with."""
+"""Multi-turn problems without an id: a later turn is recognised by its first prompt."""
 
 import numpy as np
 import numpy.typing as npt

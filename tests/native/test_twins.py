@@ -1,4 +1,4 @@
-"""Seeds of coupled sampling, as Python gives them: sessions that draft what their seed gave last. Takes about 1 s."""
+"""Seeds of coupled sampling: sessions draft from the last response of their seed. Takes about 1 s."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_a_twin_ends_where_a_tool_speaks() -> None:
 
 
 def test_it_is_followed_by_position() -> None:
-    """Where every context is new, only the position is left to follow."""
+    """Where every context is new, a session follows its twin by position."""
     engine = Engine(namespace_tokens=0)
     engine.ingest("run", PROMPT, [FIRST], seeds=[7])
     with_seed, without = engine.open("run", PROMPT, seed=7), engine.open("run", PROMPT)

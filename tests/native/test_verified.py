@@ -1,4 +1,4 @@
-"""A worker with a drafter of its own says what it verified: what counts, what is learned, what drafts compete with."""
+"""Reports of workers with a drafter of their own: their effect on counters, learning and drafts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +59,7 @@ def test_what_was_not_verified_is_not_counted() -> None:
 
 
 def test_steps_that_nobody_asked_a_draft_for_are_counted_as_steps() -> None:
-    """Ten tokens of the model in five steps, of which four went without a word to the server."""
+    """Ten tokens of the model in five steps, four of which the server did not hear of."""
     one = One()
     one.step(TEXT[:1], (0, 0, 0))
     one.step(TEXT[1:11], (0, 15, 5))
@@ -67,7 +67,7 @@ def test_steps_that_nobody_asked_a_draft_for_are_counted_as_steps() -> None:
 
 
 def test_what_nobody_reports_counts_as_before() -> None:
-    """A worker that begins, or ceases, to report."""
+    """A worker starts, or stops, reporting."""
     one = One()
     (first, *_) = one.step(TEXT[:4])
     assert one.counted()["draft_tokens"] == len(first)
@@ -99,7 +99,7 @@ def test_counts_beyond_what_there_is_are_cut() -> None:
 
 
 def test_whoever_drafts_the_same_tokens_teach_the_same() -> None:
-    """What came is the policy's, so the estimator learns from it; only what steps yield is another thing."""
+    """The estimator learns from all generated tokens; only the yield of steps depends on the report."""
     ours, theirs = One(), One()
     probs = {}
     for one, said in ((ours, None), (theirs, (0, 4, 4))):
@@ -113,7 +113,7 @@ def test_whoever_drafts_the_same_tokens_teach_the_same() -> None:
 
 
 def test_a_draft_competes_with_what_the_other_drafter_yields() -> None:
-    """Where the model's drafts give three tokens a step, a doubtful token is not worth its verification."""
+    """If the model's drafts give three tokens per step, an unlikely token does not pay for its verification."""
     lengths = {}
     for accepted in (0, 3):
         engine = Engine(1 << 28)
@@ -154,7 +154,7 @@ def test_no_report_spoils_what_was_learned() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"verified": [0, 0]}, r"verified: has 2 entries, must have 1 \(one a session\)"),
+        ({"verified": [0, 0]}, r"verified: has 2 entries, must have 1 \(one per session\)"),
         ({"verified": [-1]}, r"verified\[0\]: is -1, must lie in \[0, 1024\]"),
         ({"verified": [1025]}, r"verified\[0\]: is 1025, must lie in \[0, 1024\]"),
         ({"model_drafted": [1], "model_accepted": [1]}, r"verified: has 0 entries"),

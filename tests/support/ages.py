@@ -1,4 +1,4 @@
-"""How old what a SQLite store holds seems to be."""
+"""Changes the times of writes in a SQLite store."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Something to store, with as little to say about it as a test needs."""
+"""Batches to store, with defaults for what a test does not care about."""
 
 from typing import Any
 

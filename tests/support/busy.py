@@ -1,4 +1,4 @@
-"""Runs that keep a server busy: what a dashboard needs to show anything."""
+"""Runs that keep a server busy, so that dashboards have data."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -63,7 +63,7 @@ class Rollouts(Run):
 
 
 class Strangers(Run):
-    """Sessions of problems that never came before and never come back: a run without a single cache hit."""
+    """Sessions of new problems each time: a run without cache hits."""
 
     def __init__(self, client: DraftClient) -> None:
         self._numbers = count(1)

@@ -1,4 +1,4 @@
-"""Renders the Helm chart with the real `helm`, which scripts/install-tools puts into build/tools."""
+"""Renders the Helm chart with the real `helm`, which scripts/install-tools installs into build/tools."""
 
 import shutil
 import subprocess

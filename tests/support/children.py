@@ -1,4 +1,4 @@
-"""Processes whose output is waited for: one that ends too early, or says nothing, fails with what it had said."""
+"""Child processes with expected output. One that ends too early, or prints nothing, fails with its output so far."""
 
 import queue
 import signal

@@ -1,4 +1,4 @@
-"""What tests ask of a client, in a form that can be compared."""
+"""Results of a client in a form that tests can compare."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""A Kubernetes API server in memory, as far as Helm needs one: objects by their path, discovery, merge patches.
+"""A Kubernetes API server in memory with what Helm needs: objects by their path, discovery, merge patches.
 
 It admits and runs nothing: what a real control plane says of the chart is `make test-cluster`.
 """

@@ -1,4 +1,4 @@
-"""Stores with a bit of everything, and what they hold."""
+"""Stores with all kinds of contents, and comparisons of them."""
 
 import os
 from collections.abc import Iterator

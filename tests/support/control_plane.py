@@ -80,7 +80,7 @@ class ControlPlane:
         )  # fmt: skip
         self._run(
             "kube-apiserver", "--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--secure-port", self._port,
-            # An address of documentation: loopback is refused, and nobody uses it.
+            # An address reserved for documentation, because the server refuses loopback.
             "--advertise-address", "192.0.2.1", "--endpoint-reconciler-type", "none",
             "--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "Node,RBAC",
             "--tls-cert-file", folder / "api.crt", "--tls-private-key-file", folder / "api.key",

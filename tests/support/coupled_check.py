@@ -1,4 +1,4 @@
-"""Samples with seeds, drafting in every way, and compares; prints JSON.
+"""Samples with seeds and all kinds of drafts, and compares the samples; prints JSON.
 
     HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL same|distribution|visits|beside SIZE [JSON]
 

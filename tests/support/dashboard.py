@@ -1,4 +1,4 @@
-"""The dashboard's panels and expressions, ready to be asked of a Prometheus."""
+"""The dashboard's panels and expressions, with variables replaced for a Prometheus."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Disks so small that they fill up."""
+"""Small disks that fill up."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Starts a server and drains it under load, again and again: `python -m tests.support.drains COUNT FOLDER`.
+"""Starts a server and drains it under load repeatedly: `python -m tests.support.drains COUNT FOLDER`.
 
 Prints how often it did.
 

@@ -1,8 +1,8 @@
-"""vLLM engines in the tests' own process: each is started once and then lent to one test after the other.
+"""vLLM engines in the tests' own process: each is started once and then used by one test after the other.
 
-What takes the time of a start, loading and warming up a model, is done once for every configuration. Whoever borrows an
-engine gets what a start gives: a new scheduler, which reads the adapter's environment, the first weights, empty caches,
-no request, and counters at zero.
+Loading and warming up a model takes most of a start, and happens once for every configuration. Each test gets an engine
+in the state after a start: with a new scheduler, which reads the adapter's environment, the first weights, empty
+caches, no requests, and counters at zero.
 """
 
 import functools
@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-FIRST_VERSION = "default"  # vLLM's own name of weights that nobody named
+FIRST_VERSION = "default"  # vLLM's name of weights without a name
 
 
 class Engines:
@@ -20,11 +20,11 @@ class Engines:
         self._idle: defaultdict[str, list[Any]] = defaultdict(list)
 
     def borrow(self, **arguments: Any) -> Any:
-        """An engine of these arguments of vLLM's that nobody else has, as if it had just started."""
+        """Returns an idle engine with these arguments of vLLM, renewed as if it had just started."""
         idle = self._idle[json.dumps(arguments, sort_keys=True)]
         if not idle:
             return self.start(**arguments)
-        _renew(idle[-1], arguments)  # which fails as a start does, and then nobody has it
+        _renew(idle[-1], arguments)  # if it fails, no test gets this engine
         return idle.pop()
 
     def start(self, **arguments: Any) -> Any:

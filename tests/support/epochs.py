@@ -1,4 +1,4 @@
-"""Epochs of an RL run against a draft server: prompts that come back, and a policy that moves."""
+"""Epochs of an RL run against a draft server, with repeated prompts and a changing policy."""
 
 import time
 from collections.abc import Sequence

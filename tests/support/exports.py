@@ -1,4 +1,4 @@
-"""Exports of raw messages, put together without the code that commands use."""
+"""Exports of raw messages, read without the code of the commands."""
 
 from collections.abc import Iterable
 from typing import Any

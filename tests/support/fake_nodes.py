@@ -1,8 +1,8 @@
-"""Nodes without machines: pods that the scheduler gives them run, are ready and end, as far as the API server can tell.
+"""Nodes without machines: in the API server, pods that the scheduler assigns to them run, become ready and end.
 
-They also stand for a provisioner of volumes and a cloud's load balancer. A pod waits, as under a kubelet, while a
-Secret, ConfigMap, key or claim that it names is missing. Nothing of a pod is executed: probes pass, and a pod that
-should end has succeeded.
+They also replace a provisioner of volumes and a cloud's load balancer. A pod waits, as with a kubelet, while a Secret,
+ConfigMap, key or claim that it refers to is missing. Pods execute nothing: probes pass, and a pod that should end has
+succeeded.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The process that `forks` forks servers from. It imports what a server imports, and runs nothing.
+"""The parent of the servers that `forks` forks. It imports what a server imports, and runs nothing.
 
     python fork_parent.py DESCRIPTOR    # of a socket that brings a request for each server
 

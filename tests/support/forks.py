@@ -1,7 +1,8 @@
-"""Starts servers without the half second of CPU time that their imports take: forks a process that has done them.
+"""Starts servers by forking a process that has done their imports, which saves half a second of CPU time per server.
 
-A fork has its own memory, descriptors and signals, and ends by itself. Tests of how `python -m histospec.server` starts
-use `children.histospec`. A server on another host or with variables that imports may read starts that way, too.
+A fork has its own memory, descriptors and signals, and ends on its own. Tests of the start of `python -m
+histospec.server` use `children.histospec`, as do servers on other hosts and servers with variables that imports may
+read.
 """
 
 import atexit

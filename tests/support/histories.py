@@ -1,4 +1,4 @@
-"""A bit of everything that a run may write, given to a service by its clients, and what its clients then find there."""
+"""All kinds of responses that a run may store: clients ingest them, and compare what they find afterwards."""
 
 from collections.abc import Sequence
 from random import Random

@@ -1,4 +1,4 @@
-"""Clients that mean harm: messages cut, flipped and made up, and streams that do whatever no worker does."""
+"""Hostile clients: messages that are cut, flipped or random, and streams that behave unlike a worker."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A client of a Kubernetes API server: objects as dicts, errors as the server's own sentence."""
+"""A client of a Kubernetes API server, with objects as dicts and the server's error messages."""
 
 import json
 import ssl

@@ -1,8 +1,8 @@
-"""Tiny drafters of every kind that vLLM runs, trained in seconds for a tiny Llama.
+"""Tiny drafters of every kind that vLLM supports, trained in seconds for a tiny Llama.
 
     python -m tests.support.model_drafters POLICY OUT KIND...
 
-makes folders OUT/KIND, which vLLM loads, and says how well each predicts.
+writes folders OUT/KIND, which vLLM loads, and prints the accuracy of each drafter.
 
 Each is one small network beside the policy, trained on what the policy itself writes:
 

@@ -1,7 +1,7 @@
-"""Hosts for tests: network namespaces on one switch. They can be cut off, cut from each other, or made to lose packets.
+"""Hosts for tests: network namespaces on one switch. Tests can disconnect them, or make them lose packets.
 
-The test process itself stands beside them and reaches each by its address. Packets are dropped, not refused: nobody is
-told that a host is gone, as nobody is when a cable is pulled.
+The test process reaches each host by its address. Packets of a disconnected host are dropped without an error, as if
+its cable were unplugged.
 """
 
 import contextlib

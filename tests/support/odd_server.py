@@ -1,4 +1,4 @@
-"""A server that misbehaves on purpose, on a real socket."""
+"""A server on a real socket that misbehaves on purpose."""
 
 from collections.abc import Callable, Iterator
 from concurrent import futures

@@ -1,4 +1,4 @@
-"""SQLite files of a schema before the namespaces and the times of writes, and what an update must make of them."""
+"""SQLite files of an older schema, without namespaces and times of writes, and their contents after an update."""
 
 import sqlite3
 from collections import defaultdict

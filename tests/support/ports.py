@@ -1,4 +1,4 @@
-"""Ports for servers that are told theirs: no other process of the tests is given the same, nor is any connection."""
+"""Ports for servers. No other process of the tests and no connection gets the same port."""
 
 import fcntl
 import functools

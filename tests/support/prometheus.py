@@ -1,4 +1,4 @@
-"""A real Prometheus that looks at real servers every second."""
+"""A real Prometheus that scrapes real servers every second."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Sizes as Kubernetes and as the server read them, computed exactly."""
+"""Sizes as Kubernetes and the server parse them, computed exactly."""
 
 from fractions import Fraction
 

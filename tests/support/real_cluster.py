@@ -1,4 +1,4 @@
-"""The control plane that tests of the chart share, with what it must know beside Kubernetes."""
+"""The control plane that tests of the chart share, with additional resource kinds."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests, alone and as a Cluster, on free ports with directories of their own."""
+"""Real Redis servers for tests, single and as a Cluster, on free ports and with separate directories."""
 
 import shutil
 import signal

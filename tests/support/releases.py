@@ -1,4 +1,4 @@
-"""A release of the chart in a real control plane: helm's commands, and what is then in the cluster."""
+"""A release of the chart in a real control plane: helm's commands, and the resulting objects."""
 
 import subprocess
 from pathlib import Path

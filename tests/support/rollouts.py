@@ -1,4 +1,4 @@
-"""Workers that roll out the same prompts for ever on three shards, and what must be true of them whatever happens."""
+"""Workers that generate rollouts of the same prompts on three shards without end, and checks of their results."""
 
 import contextlib
 import threading
@@ -125,7 +125,7 @@ class Load:
         )
 
     def pending(self) -> int:
-        """Finished responses that nobody has acknowledged yet."""
+        """Returns how many finished responses the shards have not acknowledged yet."""
         return sum(worker.client.stats().pending_commits for worker in self.workers)
 
     def drafts_of(self, shard: int) -> None:

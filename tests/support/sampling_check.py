@@ -1,9 +1,9 @@
-"""Samples many short responses with drafts and compares them with the model's own probabilities.
+"""Samples many short responses with drafts, and compares their frequencies with the model's probabilities.
 
     python -m tests.support.sampling_check MODEL RESPONSES
 
-prints it as JSON from a process of its own, because whether vLLM's CPU sampling is repaired is decided once a process.
-It reads the adapter's environment.
+prints the result as JSON. It runs in a process of its own, because a process repairs vLLM's CPU sampling once and for
+all. It reads the adapter's environment.
 """
 
 import itertools

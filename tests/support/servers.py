@@ -123,7 +123,7 @@ class Server:
             self.kill()
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of an HTTP GET; status 0 while nobody answers."""
+        """Returns status and body of an HTTP GET; status 0 without an answer."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as response:
                 return response.status, response.read().decode()

@@ -45,7 +45,7 @@ class _Call:
         self.answers.append(answer)
 
     def peer(self) -> str:
-        return "nobody"
+        return "a fuzzer"
 
     def invocation_metadata(self) -> tuple[()]:
         return ()

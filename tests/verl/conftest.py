@@ -1,7 +1,7 @@
-"""verl's own code around a tiny policy: its configuration, its vLLM server, its workers, on the CPU and in Ray.
+"""Fixtures of verl with a tiny policy: its configuration, its vLLM server, its workers, on the CPU and in Ray.
 
-verl wants GPUs only for training and to place its servers. So the tests start verl's server as an actor by themselves,
-where verl would look for GPUs first; all that happens in it, and all that talks to it, is verl's.
+verl needs GPUs only for training and for placing its servers. So the tests start verl's server as an actor themselves.
+The code of the server, and all code that calls it, is verl's.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The lines of docs/frameworks/verl.md, in verl's own configuration."""
+"""The lines of docs/frameworks/verl.md in verl's configuration."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def test_the_manager_is_for_vllm_alone(compose: Callable[..., Any], settings: li
 
     config = compose(*settings, "actor_rollout_ref.rollout.name=sglang")
     manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
-    with pytest.raises(ValueError, match=r"rollout\.name: HistoSpec drafts for vllm, not for 'sglang'"):
+    with pytest.raises(ValueError, match=r"rollout\.name: is 'sglang', must be 'vllm'"):
         manager.create(config=config)
 
 

@@ -1,4 +1,4 @@
-"""verl's own MTP settings beside our lines: they are one `speculative_config` for vLLM, and it starts."""
+"""verl's MTP settings together with HistoSpec's: they give one `speculative_config`, and vLLM starts."""
 
 import argparse
 import urllib.request

@@ -1,4 +1,4 @@
-"""Rollouts through verl's managers, workers and vLLM server: what the history has of them, and what it gives back."""
+"""Rollouts through verl's managers, workers and vLLM server: what the history stores and returns."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_single_rollouts_from_the_queue_are_in_the_history(run: Any, history: Ca
     columns = fields([PROMPTS[3]]) | {"uid": objects(["group"])}
     prompts = tu.get_tensordict(columns)
     tu.assign_non_tensor_data(prompts, "global_steps", 9)
-    manager = run.manager("transfer_queue.enable=true")  # its workers end with it, and nobody waits for them here
+    manager = run.manager("transfer_queue.enable=true")  # its workers end with it; the test does not wait for them
     manager.generate_sequences(prompts)
     kept = history(PROMPTS[3], run.config.actor_rollout_ref.rollout.n)
     assert [response.epoch for response in kept] == [8, 8]

@@ -1,8 +1,8 @@
-"""A tiny trained policy, and vLLM engines on it with and without drafts.
+"""Fixtures: a tiny trained policy, and vLLM engines with it, with and without drafts.
 
-Engines run in the tests' own process unless a test says otherwise: 2 s to start instead of 15, once for each
-configuration, and the scheduler can be looked at. vLLM is imported by the first test that needs an engine, not when
-tests are collected.
+Engines run in the tests' own process unless a test needs another: they start in 2 s instead of 15, once for each
+configuration, and tests can inspect the scheduler. The first test that needs an engine imports vLLM, not the collection
+of tests.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Rollouts:
-    """An engine with what the tests want to know of it. close: ends it, for good or for this test."""
+    """An engine and its counters. close: ends it, for good or for this test."""
 
     def __init__(self, llm: Any, close: Callable[[], None]) -> None:
         self.llm = llm

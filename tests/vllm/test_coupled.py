@@ -1,4 +1,4 @@
-"""With coupled sampling, seeded output does not depend on what was drafted, and comes again with its seed."""
+"""With coupled sampling, seeded output does not depend on drafts, and repeats with its seed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Noise is what it says, on every device the same, and choices with it are samples."""
+"""Noise has its distribution, is the same on every device, and gives exact samples."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Every response belongs to the weights that wrote it, whoever says which these are: request, vLLM, or nobody."""
+"""Every response gets the epoch of its weights: from the request, from vLLM, or from the adapter's count."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Greedy output is the same with drafts, without, and whatever happens to the server."""
+"""Greedy output is the same with drafts, without drafts, and during faults of the server."""
 
 from collections.abc import Callable
 from typing import Any

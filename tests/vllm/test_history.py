@@ -1,4 +1,4 @@
-"""The history holds what the engine returned, token for token, however the response came to its end."""
+"""The history has the responses of the engine, token for token, for every way in which a response ends."""
 
 from collections.abc import Callable
 from typing import Any

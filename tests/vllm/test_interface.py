@@ -1,4 +1,4 @@
-"""What the adapter depends on exists in the vLLM that is installed, and its own mistakes are told at the start."""
+"""The installed vLLM has what the adapter depends on, and wrong settings fail at the start."""
 
 import inspect
 from collections.abc import Callable

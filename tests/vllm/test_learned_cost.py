@@ -1,4 +1,4 @@
-"""A real engine learns what drafts cost it, and the server shows it."""
+"""A real engine learns the cost of its drafts, and the server shows it."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What an engine's process prints of drafts, and which settings and requests are refused; real vLLM, real servers."""
+"""The log lines of an engine's process, and refused settings and requests, with real vLLM and real servers."""
 
 import json
 import os
@@ -174,7 +174,7 @@ def test_tokens(engine: Engine, start_server: Starter, tmp_path: Path) -> None:
     )
     engine.start(endpoint, "run-1", HISTOSPEC_TOKEN="fedcba9876543210")
     engine.says(
-        r"INFO HistoSpec: connected to .*", r"WARNING HistoSpec: the token may not write in namespace 'run-1', .*"
+        r"INFO HistoSpec: connected to .*", r"WARNING HistoSpec: the token may not write in namespace 'run-1'; .*"
     )
     answer = engine.start(endpoint, "run-1", HISTOSPEC_TOKEN_FILE="/none/token")
     assert answer == {
@@ -213,7 +213,7 @@ def test_drafts_that_are_too_long_are_refused(engine: Engine, start_server: Star
     """By vLLM's verification, which ends the engine otherwise, and by the server's limit."""
     for tokens in (129, 300):
         answer = engine.start(f"127.0.0.1:{free_port()}", namespace, tokens=tokens)
-        sentence = f"HistoSpec: num_speculative_tokens is {tokens}; must be at most 128: vLLM verifies no more"
+        sentence = f"HistoSpec: num_speculative_tokens is {tokens}; must be at most 128: the limit of vLLM"
         assert sentence in answer["error"]
         assert answer["error"].startswith("ValueError: ")
     endpoint = start_server("--max-draft-tokens", "8").endpoint

@@ -1,4 +1,4 @@
-"""Hits and misses on /metrics are the requests, to the unit."""
+"""The hits and misses of /metrics add up to the requests exactly."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""On top of every drafter of vLLM's own, greedy output and the history are what they are without any drafts."""
+"""With every drafter of vLLM's own, greedy output and the history are the same as without drafts."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sampling options that vLLM honours with speculation: greedy output with drafts is that without, token for token.
+"""Sampling options that vLLM supports with speculation: greedy output is the same with and without drafts.
 
 docs/troubleshooting.md has the table. What vLLM refuses is in test_lines.py.
 """

@@ -1,4 +1,4 @@
-"""A model that is split over several workers has one scheduler, and so one set of sessions."""
+"""A model on several workers has one scheduler, and therefore one set of sessions."""
 
 import contextlib
 import json
@@ -83,8 +83,8 @@ def test_tensor_parallel(
     ("setting", "refused"),
     [
         ({}, ""),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is more than 1, where vLLM has no speculation"),
-        ({"distributed_executor_backend": "external_launcher"}, "every rank schedules for itself"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is more than 1, for which vLLM has no speculation"),
+        ({"distributed_executor_backend": "external_launcher"}, "with a scheduler in every rank"),
         ({"distributed_executor_backend": "external_launcher", "world_size": 1}, ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""What HistoSpec says that it changes in vLLM exists in the vLLM that is installed, and is what it changes."""
+"""The table of patches agrees with the installed vLLM and with the functions that HistoSpec replaces."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The ways in which people run vLLM: the engine in a process of its own, and behind HTTP."""
+"""vLLM's ways to run: the engine in a process of its own, and behind HTTP."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""HISTOSPEC_RECORD in a vLLM worker: the file holds what the engine returned, and replays as those rollouts do."""
+"""HISTOSPEC_RECORD in a vLLM worker: the file has the engine's responses, and replays like those rollouts."""
 
 import json
 from collections.abc import Callable

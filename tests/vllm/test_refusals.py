@@ -1,4 +1,4 @@
-"""What cannot work beside the server's drafts is refused in a sentence that says what to set."""
+"""Settings that do not work with the server's drafts: the error says what to set."""
 
 from collections.abc import Callable
 from typing import Any

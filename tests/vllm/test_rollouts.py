@@ -1,4 +1,4 @@
-"""SPEC-RL on a real vLLM and a real server: what is reused and generated, and what the history holds afterwards."""
+"""SPEC-RL with real vLLM and a real server: reused and generated tokens, and the history afterwards."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""At temperature 1 drafts do not change what is sampled, and the check can tell."""
+"""At temperature 1 drafts do not change the distribution of samples, and the check would notice if they did."""
 
 import itertools
 import json

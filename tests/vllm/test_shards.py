@@ -1,4 +1,4 @@
-"""Real vLLM over three shards that keep their responses in a Redis Cluster."""
+"""Real vLLM with three shards that store their responses in a Redis Cluster."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Without drafts an engine samples as one without speculation does, and takes as little for it."""
+"""Without drafts an engine samples as one without speculation, at the same cost."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

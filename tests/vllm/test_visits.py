@@ -1,4 +1,4 @@
-"""What was written before comes back as drafts; steps are counted in the scheduler, request by request."""
+"""Earlier responses become drafts; the tests count the steps of each request in the scheduler."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
-"""Engines in a process of their own, for tests that read what it prints.
+"""Engines in a child process, for tests that read its output.
 
     python told_engine.py MODEL
 
-Takes commands on its standard input, one JSON object a line, and answers each with a line of ANSWER and JSON:
+It reads commands from standard input, one JSON object per line, and answers each with a line of ANSWER and JSON:
 
 - {"start": vLLM's arguments, "environment": {...}}: an engine as if it had just started, in place of the one before;
 - {"generate": prompts, ...}: rolls them out; further keys are those of SamplingParams;

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Triton compiles these functions and gives their arguments their types.
-"""noise.choose on GPUs: one pass over the logits, and no noise in memory.
+"""noise.choose on GPUs: one pass over the logits, without writing the noise to memory.
 
-Operation for operation what noise.py does, in its order and without fused multiply-adds, so that both choose alike to
-the bit. Of the logits every byte is read once, and nothing of their size is written.
+It does the operations of noise.py in the same order and without fused multiply-adds, so that both give the same bits.
+It reads every byte of the logits once, and writes no tensor of their size.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import noise
 from .places import WORD as WORD_MASK
 
-if TYPE_CHECKING:  # checkers would follow torch for minutes
+if TYPE_CHECKING:  # type checkers would take minutes for torch
     torch: Any
     triton: Any
     tl: Any
@@ -22,7 +22,7 @@ else:
     import triton.language as tl
     from torch import Tensor
 
-PROGRAMS = 1024  # at the least, where the vocabulary allows: a small batch keeps a GPU busy, too
+PROGRAMS = 1024  # at least, if the vocabulary is large enough, so that a small batch also keeps a GPU busy
 
 ROUNDS = tl.constexpr(noise.ROUNDS)
 MULTIPLIER_0, MULTIPLIER_1 = (tl.constexpr(number) for number in noise.MULTIPLIERS)
@@ -45,7 +45,7 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Te
             logits, logits.stride(0), rows, seeds, pairs, times, best, token, vocabulary, tiles, splits,
             quarter=noise.QUARTER, enable_fp_fusion=False,
         )  # fmt: skip
-    # Each split has its first best token; of equal ones the first is wanted, whichever split has it.
+    # Each split has its first best token. Of equal ones, take the first over all splits.
     return torch.where(best == best.amax(1, keepdim=True), token, vocabulary).amin(1).clamp(max=vocabulary - 1)
 
 
@@ -53,7 +53,7 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Te
 def _choose(
     logits, stride, rows, seeds, pairs, times, best, token, vocabulary, tiles, splits, quarter: tl.constexpr
 ):  # fmt: skip
-    """A program: one row, and of its tiles every `splits`-th."""
+    """A program handles one row, and every `splits`-th of its tiles."""
     number, split = tl.program_id(0), tl.program_id(1)
     row = logits + tl.load(rows + number) * stride
     seed, pair, again = tl.load(seeds + number), tl.load(pairs + number), tl.load(times + number)
@@ -75,7 +75,7 @@ def _choose(
 
 @triton.jit
 def _better(row, at, word, vocabulary, best, token):
-    """The better of what a lane has and the token `at`; of equal ones what it has, which comes first."""
+    """Returns the better of the lane's token and the token `at`; if they are equal, the lane's, which comes first."""
     score = tl.load(row + at, mask=at < vocabulary, other=float("-inf")) + _gumbel(word)
     better = score > best
     return tl.where(better, score, best), tl.where(better, at, token)

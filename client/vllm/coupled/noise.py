@@ -1,13 +1,13 @@
-"""Gumbel noise as a pure function of (seed, place, token), equal to the bit on every device.
+"""Gumbel noise as a pure function of (seed, place, token), with the same bits on every device.
 
 argmax(logits + noise) is an exact sample of softmax(logits) (E. J. Gumbel, 1954; C. J. Maddison et al., "A* Sampling",
-NeurIPS 2014), and the same noise makes the same choice wherever the logits are nearly the same. So nothing here may
-depend on a device: bits come from Philox4x32-10 (J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-SC 2011), and the logarithms are polynomials (S. L. Moshier's Cephes, logf) whose every operation IEEE 754 rounds alike.
-kernel.py does the same in the same order on GPUs; change one and change the other.
+NeurIPS 2014), and the same noise gives the same choice wherever the logits are nearly the same. Therefore nothing here
+may depend on the device. Bits come from Philox4x32-10 (J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2,
+3", SC 2011). The logarithms are polynomials (S. L. Moshier's Cephes, logf), whose operations IEEE 754 rounds alike on
+every device. kernel.py does the same operations in the same order on GPUs; change both together.
 
-A counter gives four words. Of 1,024 tokens, words 0 belong to the first 256, words 1 to the next, and so on, so that a
-GPU reads its logits one after the other.
+A counter gives four words. Of 1,024 tokens, words 0 belong to the first 256, words 1 to the next 256, and so on, so
+that a GPU reads adjacent logits.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .places import WORD
 
-if TYPE_CHECKING:  # checkers would follow torch for minutes
+if TYPE_CHECKING:  # type checkers would take minutes for torch
     torch: Any
     Tensor = Any
 else:
@@ -44,21 +44,21 @@ LN2_LOW, LN2_HIGH = -2.12194440e-4, 0.693359375  # their sum is ln 2
 HALF_ROOT = 0.707106781186547524
 NEAR_ONE = 0.25  # below, 1 - u has lost digits of u
 
-CHUNK = 1 << 22  # numbers of a temporary tensor
+CHUNK = 1 << 22  # how many numbers a temporary tensor has
 
 
 def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Tensor) -> Tensor:
-    """The coupled samples: argmax(logits[row] + noise(seed, place)); of equal ones the first.
+    """Returns the coupled samples: argmax(logits[row] + noise(seed, place)); of equal tokens the first.
 
     Args:
         logits: float32[any, V]; -inf is never chosen.
-        rows: int64[n], of the logits.
-        seeds: int64[n], all 64 bits count.
-        pairs: int64[n], and
-        times: int64[n], of which 32 bits count: the place, see places.py.
+        rows: int64[n], rows of the logits.
+        seeds: int64[n]; all 64 bits count.
+        pairs: int64[n], the pairs of the places, see places.py.
+        times: int64[n], their counts; 32 bits count.
 
     Returns:
-        int64[n].
+        int64[n], the tokens.
     """
     vocabulary = logits.shape[1]
     chunk = max(1, CHUNK // vocabulary)
@@ -67,7 +67,7 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Te
 
 
 def noise(seeds: Tensor, pairs: Tensor, times: Tensor, vocabulary: int) -> Tensor:
-    """float32[n, vocabulary]: standard Gumbel noise for each of int64[n] seeds and places."""
+    """Returns standard Gumbel noise, float32[n, vocabulary], for int64[n] seeds and places."""
     tiles = -(-vocabulary // (4 * QUARTER))
     counters = torch.arange(min(vocabulary, tiles * QUARTER), device=seeds.device)
     seeds, pairs, times = seeds[:, None], pairs[:, None], times[:, None]
@@ -82,10 +82,10 @@ def noise(seeds: Tensor, pairs: Tensor, times: Tensor, vocabulary: int) -> Tenso
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
-    """Philox4x32-10: four words for each counter of four words and key of two; words are int64 in [0, 2^32)."""
+    """Returns the four words of Philox4x32-10 for a counter of four words and a key of two; int64 in [0, 2^32)."""
     c, k = list(counter), list(key)
     for _ in range(ROUNDS):
-        first, second = MULTIPLIERS[0] * c[0], MULTIPLIERS[1] * c[2]  # modulo 2^64; the sign is a bit like the others
+        first, second = MULTIPLIERS[0] * c[0], MULTIPLIERS[1] * c[2]  # modulo 2^64; the sign is an ordinary bit
         c = [
             ((second >> 32) & WORD) ^ c[1] ^ k[0],
             second & WORD,
@@ -97,7 +97,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gumbel(words: Tensor) -> Tensor:
-    """float32: -log(-log(1 - u)), u = (word + 1/2) / 2^32; from -3.2 to 22.9."""
+    """Returns -log(-log(1 - u)) as float32, with u = (word + 1/2) / 2^32; values lie between -3.2 and 22.9."""
     u = (words.to(torch.float32) + 0.5) * 2.0**-32
     rest = ((WORD - words).to(torch.float32) + 0.5) * 2.0**-32  # 1 - u
     near = u < NEAR_ONE
@@ -107,7 +107,7 @@ def gumbel(words: Tensor) -> Tensor:
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(f, exponent) of x = (1 + f) * 2^exponent, 1 + f between the roots of 1/2 and 2."""
+    """Returns (f, exponent) with x = (1 + f) * 2^exponent and 1 + f between the square roots of 1/2 and 2."""
     bits = x.view(torch.int32)
     exponent = (bits >> 23) - 126
     mantissa = ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)

@@ -1,8 +1,8 @@
-"""Where a token stands, as its noise knows it: behind which two tokens, and how often these stood in the text before.
+"""The place of a token, which selects its noise: the two tokens before it, and how often this pair occurred before.
 
-Noise has to be fresh for every token of a response: what repeats in it must not draw the same again, or a loop would
-never end. The position is fresh, too, but after one word more or less nothing is where it was; behind the same words
-the noise is the same again (`benchmarks/vllm/noise_keys.py` compares them).
+Noise must be fresh for every token of a response. If repeated text drew the same noise again, a loop would never end.
+The position would also be fresh, but after one inserted or missing word all later positions differ. With pairs, the
+noise is the same again behind the same words (`benchmarks/vllm/noise_keys.py` compares both).
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ WORD = 0xFFFFFFFF
 
 
 class Places(NamedTuple):
-    """Of the tokens that a request may get in this step: one a draft, and one behind them.
+    """The places of the tokens that a request may get in this step: one per drafted token, and one after the draft.
 
     Attributes:
-        pairs: the two tokens before, each as 32 bits, in one int64; -1 where there is none.
-        times: how often that pair stood before a token of the same text.
+        pairs: the two tokens before the place, 32 bits each, in one int64; a missing token is -1.
+        times: how often this pair occurred before in the same text.
     """
 
     pairs: list[int]
@@ -28,9 +28,9 @@ class Places(NamedTuple):
 @dataclass
 class _Text:
     known: int = 0
-    """Tokens of it that are counted."""
+    """How many of its tokens are counted."""
     seen: dict[int, int] = field(default_factory=dict)
-    """By pair: how many of these tokens stand behind it."""
+    """How many of these tokens follow each pair."""
 
 
 class Texts:
@@ -40,15 +40,19 @@ class Texts:
         self._texts: dict[str, _Text] = {}
 
     def places(self, requests: Iterable[tuple[str, Any, int, int]]) -> list[Places]:
-        """The places of each request: its id, its tokens int32, how many of them are known, how many drafts follow.
+        """Returns the places of each request.
 
-        Requests that are missing are forgotten; one that comes back is counted anew, to the same effect.
+        It forgets requests that are missing. One that comes back is counted again, with the same result.
+
+        Args:
+            requests: of each request its id, its tokens (int32), how many of them are known, and how many drafted
+                tokens follow.
         """
         before, self._texts = self._texts, {}
         found = []
         for request_id, tokens, known, drafted in requests:
             text = before.get(request_id, _Text())
-            if text.known > known:  # vLLM took a step back
+            if text.known > known:  # vLLM discarded tokens
                 text = _Text()
             self._texts[request_id] = text
             found.append(_places(text, tokens, known, drafted))

@@ -1,8 +1,9 @@
-"""The rows of a batch that have a seed: what is drawn for them, and what becomes of their drafts.
+"""Samples and verifies the rows of a batch that have a seed.
 
-A token of a request with a seed is argmax(log p + noise(seed, place)), p being what vLLM would have sampled from:
-after temperature, top-k, top-p, penalties, bad words and grammar. A drafted token is accepted while it is that token.
-Requests without a seed, and greedy ones, are no rows of this. vLLM's functions that call this: ../patches/sampling.py.
+The token of a request with a seed is argmax(log p + noise(seed, place)). p is the distribution that vLLM would have
+sampled from, after temperature, top-k, top-p, penalties, bad words and grammar. A drafted token is accepted if it is
+this token. Requests without a seed and greedy requests are not handled here. ../patches/sampling.py calls this from
+vLLM.
 """
 
 import importlib
@@ -19,14 +20,20 @@ else:
     import torch
     from torch import Tensor
 
-REJECTED = -1  # what vLLM puts where there is no token
+REJECTED = -1  # vLLM's value for a missing token
 
 
 class CoupledRows:
     """The rows with a seed of a batch that is being sampled."""
 
     def __init__(self, batch: Any, drafted: Sequence[int] | None, texts: Texts) -> None:
-        """Takes vLLM's InputBatch, how many tokens were drafted for each of its rows, and the texts of its requests."""
+        """Collects the rows with a seed.
+
+        Args:
+            batch: vLLM's InputBatch.
+            drafted: how many tokens were drafted for each of its rows; None: none.
+            texts: the texts of its requests.
+        """
         generators: Mapping[int, Any] = batch.generators
         self.rows = sorted(generators)
         self._seeds = [_signed(generators[row].initial_seed()) for row in self.rows]
@@ -37,20 +44,20 @@ class CoupledRows:
         )
 
     def choose(self, logits: Tensor) -> Tensor:
-        """The tokens int64[rows] behind the drafts; logits are float32[batch, V], one row a request."""
+        """Returns the tokens after the drafts, int64[rows]; logits are float32[batch, V], one row per request."""
         pairs, times = ([numbers[-1] for numbers in each] for each in zip(*self._places, strict=True))
         return _choose(logits, self.rows, self._seeds, pairs, times)
 
     def verify(self, logits: Tensor, drafts: Tensor, starts: Sequence[int], behind: Tensor, output: Tensor) -> None:
-        """Writes what becomes of the drafts of the coupled rows.
+        """Verifies the drafts of the coupled rows, and writes the result to `output`.
 
         Args:
             logits: float32[drafted, V], flat over the requests.
-            drafts: int[drafted], the tokens.
-            starts: where each request's drafts begin.
-            behind: int[batch, 1], the token behind each draft.
+            drafts: int[drafted], the drafted tokens.
+            starts: the index of each request's first drafted token.
+            behind: int[batch, 1], the token after each draft.
             output: int[batch, longest + 1], overwritten in the coupled rows: the tokens up to the first that differs
-                from its draft, or up to the one behind the draft; then REJECTED.
+                from its draft, or up to the token after the draft; then REJECTED.
         """
         drawn = [(i, j) for i, drafted in enumerate(self._drafted) for j in range(drafted)]
         flat = [starts[self.rows[i]] + j for i, j in drawn]
@@ -70,7 +77,7 @@ class CoupledRows:
 
 
 def _signed(seed: int) -> int:
-    """The same 64 bits as torch's int64."""
+    """Returns the same 64 bits as a signed integer, for torch's int64."""
     return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 

@@ -1,4 +1,4 @@
-"""Which seed a request is sampled with: its own, or one that its sample had before."""
+"""Gives each request the seed it is sampled with: its own, or the seed of its sample."""
 
 import copy
 import struct
@@ -12,16 +12,16 @@ from ...seeds import SeedPolicy
 from ..interface import Request
 from ..options import RequestOptions
 
-GREEDY = 1e-5  # vLLM's: below, a temperature means no sampling
-REMEMBERED = 65_536  # problems whose siblings are being counted
+GREEDY = 1e-5  # as in vLLM: lower temperatures mean greedy decoding
+REMEMBERED = 65_536  # for how many problems siblings are counted
 
 
 class RequestSeeds:
-    """Gives every sampled request of an engine a seed. Belongs to the scheduler's thread.
+    """Gives every sampled request of an engine a seed. Only the scheduler's thread may use it.
 
-    A sample is told by the number that its request names ("sample"), which the trainer then has to give to each sibling
-    once, on whichever engine it runs. Else siblings are counted as they come, and an engine has seeds of its own: two
-    siblings on two engines never share one, for then they would be one response twice.
+    A request may give the number of its sample ("sample"). The trainer must then give each sibling another number, over
+    all engines. Otherwise the engine counts siblings as they come, and uses seeds of its own: if siblings on two
+    engines shared a seed, they would be the same response.
     """
 
     def __init__(self, namespace: str, policy: SeedPolicy) -> None:
@@ -31,9 +31,14 @@ class RequestSeeds:
         self._counted: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # problem -> epoch, siblings seen in it
 
     def give(self, request: Request, options: RequestOptions, epoch: int) -> int | None:
-        """The seed of a request, which has it from here on; None where it is greedy.
+        """Returns the seed of a request, and sets it in its sampling parameters; None if the request is greedy.
 
-        Call it before the workers hear of the request. `epoch`: of the policy that will sample it.
+        Call it before the workers get the request.
+
+        Args:
+            request: vLLM's request.
+            options: its options.
+            epoch: version of the policy that will sample it.
         """
         parameters = request.sampling_params
         if parameters is None or parameters.temperature < GREEDY:

@@ -1,8 +1,9 @@
-"""Exact rejection sampling on vLLM's CPU build, which alone gets it wrong.
+"""Corrects rejection sampling in vLLM's CPU build.
 
-`expand_batch_to_tokens` repeats each request's temperature, top-k and top-p once a drafted token. vLLM's CPU version
-writes the result into a temporary copy and returns uninitialised memory, so with any speculative method at temperature
-above 0 the logits are divided by noise (vllm-project/vllm issue 55005). Builds for GPUs are right and are not touched.
+`expand_batch_to_tokens` repeats each request's temperature, top-k and top-p for each drafted token. vLLM's CPU version
+writes the result into a temporary copy and returns uninitialised memory. With any speculative method at a temperature
+above 0, vLLM then divides the logits by arbitrary numbers (vllm-project/vllm issue 55005). GPU builds are right and
+stay unchanged.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .replacing import is_replaced, replace
 
-if TYPE_CHECKING:  # checkers would follow torch and vLLM for minutes, for one function
+if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
     torch: Any
     Tensor = Any
 else:
@@ -24,7 +25,7 @@ logger = logging.getLogger("histospec.vllm")
 def expand_batch_to_tokens(
     x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Tensor:
-    """Repeats x[i] once a token of request i: [a, b, c] with cumulative counts [2, 5, 6] gives [a, a, b, b, b, c].
+    """Repeats x[i] for each token of request i: [a, b, c] with cumulative counts [2, 5, 6] gives [a, a, b, b, b, c].
 
     Args:
         x: [batch_size], any dtype.
@@ -40,12 +41,12 @@ def expand_batch_to_tokens(
 
 
 def install() -> None:
-    """Puts the right function in vLLM's place when this process runs on the CPU platform; once."""
+    """Replaces vLLM's function if this process runs on the CPU platform; at most once."""
     if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
         return
     rejection_sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     if not callable(getattr(rejection_sampler, "expand_batch_to_tokens", None)):
-        logger.warning("HistoSpec: this vLLM has no expand_batch_to_tokens; its CPU sampling is left as it is")
+        logger.warning("HistoSpec: this vLLM has no expand_batch_to_tokens; its CPU sampling stays unchanged")
     elif not is_replaced(rejection_sampler, "expand_batch_to_tokens"):
         replace(rejection_sampler, "expand_batch_to_tokens", expand_batch_to_tokens)
-        logger.info("HistoSpec replaces vLLM's expand_batch_to_tokens on the CPU: it returns uninitialised memory")
+        logger.info("HistoSpec replaces vLLM's expand_batch_to_tokens on the CPU, which returns uninitialised memory")

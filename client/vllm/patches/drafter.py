@@ -1,8 +1,8 @@
-"""Steps in which the model's own drafter rests: it makes no pass at all.
+"""Lets the model's own drafter rest: in a step that says REST, it makes no forward pass.
 
-`SchedulerOutput.num_spec_tokens_to_schedule` says how many tokens it makes. Where that is 0, vLLM still makes the
-drafter's first pass over the step's tokens, so that later drafts find their keys and values: with a small draft model
-on a CPU 60 % of a plain step. HistoSpec's scheduler says REST, where it wants no such drafts.
+`SchedulerOutput.num_spec_tokens_to_schedule` says how many tokens the drafter drafts. If it is 0, vLLM still makes the
+drafter's first pass over the step's tokens, so that later drafts find their keys and values. With a small draft model
+on a CPU this takes 60 % of a plain step. HistoSpec's scheduler sets it to REST if it needs no such drafts.
 """
 
 import functools
@@ -19,9 +19,10 @@ FIRST = ["self", "scheduler_output", "sampled_token_ids"]
 
 
 def can_be_told() -> bool:
-    """Whether this vLLM's workers make as many tokens as a step says, and can rest; in all of its processes the same.
+    """Returns whether the drafter drafts as many tokens as a step says, and can rest. All processes get the same
+    result.
 
-    vLLM 0.24 and later.
+    This is the case in vLLM 0.24 and later.
     """
     propose = getattr(_runner(), "propose_draft_token_ids", None)
     output: Any = importlib.import_module("vllm.v1.core.sched.output").SchedulerOutput
@@ -30,7 +31,7 @@ def can_be_told() -> bool:
 
 
 def install() -> None:
-    """Lets the drafters of this process rest, once; leaves a vLLM alone that is not known."""
+    """Replaces vLLM's function, at most once, if this vLLM has the known form."""
     runner = _runner()
     if not can_be_told():
         logger.info("HistoSpec: this vLLM cannot tell the model's own drafter to rest; it drafts in every step")
@@ -39,7 +40,7 @@ def install() -> None:
 
 
 def resting(propose: Any) -> Any:
-    """`propose_draft_token_ids`, but for steps that say REST: they get no drafts."""
+    """Returns `propose_draft_token_ids` with no drafts, and no pass, in steps that say REST."""
 
     @functools.wraps(propose)
     def drafted(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

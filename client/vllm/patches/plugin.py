@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes (entry point vllm.general_plugins)."""
+"""The plug-in that vLLM loads in each of its processes (entry point vllm.general_plugins)."""
 
 import os
 
@@ -8,15 +8,16 @@ from . import workers
 
 
 def register() -> None:
-    """Has workers prepared whose engine drafts with HistoSpec, and coupled sampling installed if it is asked for.
+    """Prepares the workers of engines that draft with HistoSpec, and installs coupled sampling if it is switched on.
 
-    Raises ValueError where it cannot tell, RuntimeError where this vLLM does not fit: a run that went on without what
-    was asked for would not show it.
+    Raises:
+        ValueError: HISTOSPEC_SAMPLING is invalid.
+        RuntimeError: this vLLM does not fit coupled sampling. A run without it would not show that it is missing.
     """
     workers.install()
     if samples_coupled():
         logs.join_vllm()
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the other model runner has a sampler of its own
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 has another sampler
         from . import sampling
 
         sampling.install()

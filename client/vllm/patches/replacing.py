@@ -1,4 +1,4 @@
-"""Puts a function of HistoSpec's in the place of one of vLLM's."""
+"""Replaces a function of vLLM by one of HistoSpec."""
 
 import inspect
 from collections.abc import Callable
@@ -8,16 +8,16 @@ _REPLACED = "_histospec_replaced"
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Makes `function` the attribute `name` of a module, class or instance of vLLM; it remembers the one before."""
+    """Makes `function` the attribute `name` of a module, class or instance of vLLM. It keeps the old one."""
     setattr(function, _REPLACED, getattr(owner, name))
     setattr(owner, name, function)
 
 
 def is_replaced(owner: Any, name: str) -> bool:
-    """Whether the attribute is a function that `replace` put there."""
+    """Returns whether `replace` has set the attribute."""
     return hasattr(getattr(owner, name), _REPLACED)
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of its parameters, in order; those of a method without `self` where it is bound."""
+    """Returns the names of a function's parameters, in order; without `self` for a bound method."""
     return list(inspect.signature(function).parameters)

@@ -1,11 +1,11 @@
-"""Coupled sampling inside vLLM: three functions of its model runner, replaced after all of its own processing.
+"""Coupled sampling inside vLLM, by three functions that it replaces. They run after vLLM's processing of the logits.
 
-- GPUModelRunner._sample: notes, while it samples, which seeds and places the rows of the batch have (coupled/rows.py);
-- TopKTopPSampler.forward, of its sampler: draws the token behind every draft, and where there are no drafts;
-- rejection_sampler.rejection_sample: decides on drafted tokens.
+- GPUModelRunner._sample: keeps the seeds and places of the batch's rows while it samples (coupled/rows.py);
+- TopKTopPSampler.forward: draws the token after every draft, and all tokens without drafts;
+- rejection_sampler.rejection_sample: verifies drafted tokens.
 
-Their signatures are checked before they are replaced. Another vLLM is refused, because independent draws would look
-like coupled ones that do not repeat.
+It checks their signatures first and refuses a vLLM with others, because independent draws look like coupled draws that
+do not repeat.
 """
 
 import functools
@@ -31,11 +31,11 @@ VERIFYING = [
     "bonus_token_ids", "sampling_metadata",
 ]  # fmt: skip
 
-_coupled: CoupledRows | None = None  # of the batch that is being sampled; a worker samples in one thread
+_coupled: CoupledRows | None = None  # of the present batch; a worker samples in one thread
 
 
 def install() -> None:
-    """Makes every V1 model runner of this process sample so; once. Raises RuntimeError where this vLLM does not fit."""
+    """Replaces the functions in this process, at most once. Raises RuntimeError if this vLLM does not fit."""
     runner: Any = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
     rejection: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
     if is_replaced(runner, "_sample"):
@@ -44,20 +44,20 @@ def install() -> None:
     _require(rejection.rejection_sample, VERIFYING)
     replace(runner, "_sample", _remembering(runner._sample))
     replace(rejection, "rejection_sample", _verifying(rejection.rejection_sample))
-    logger.info("HistoSpec samples requests that have a seed with noise of that seed and of their text")
+    logger.info("HistoSpec samples requests with a seed by coupled sampling")
 
 
 def _require(function: Callable[..., Any], first: list[str]) -> None:
     found = parameters(function)
     if found[: len(first)] != first:
         raise RuntimeError(
-            f"HISTOSPEC_SAMPLING=coupled does not fit this vLLM: {function.__qualname__} takes {', '.join(found)}, "
-            f"but {', '.join(first)} is known. Leave it unset to sample as vLLM does."
+            f"HISTOSPEC_SAMPLING=coupled does not fit this vLLM: {function.__qualname__} takes {', '.join(found)}; "
+            f"must begin with {', '.join(first)}. Leave it unset to use vLLM's sampling."
         )
 
 
 def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """GPUModelRunner._sample, which lets the others find the coupled rows."""
+    """Returns GPUModelRunner._sample that sets the coupled rows while it runs."""
 
     @functools.wraps(sample)
     def remember(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
@@ -68,7 +68,7 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
         if self.use_async_scheduling:
             raise RuntimeError(
                 "HISTOSPEC_SAMPLING=coupled needs async_scheduling=False (--no-async-scheduling): the noise of a token "
-                "depends on the one before it, which the scheduler does not know yet. With drafts vLLM never does that."
+                "depends on the token before it, which an asynchronous scheduler does not know yet"
             )
         couple(self.sampler.topk_topp_sampler)
         texts = self.__dict__.setdefault("_histospec_texts", Texts())
@@ -83,7 +83,7 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def couple(sampler: Any) -> None:
-    """Lets a TopKTopPSampler draw the coupled rows otherwise; once. It chooses its `forward` when it is made."""
+    """Makes a TopKTopPSampler draw the coupled rows, at most once. Each sampler has a `forward` of its own."""
     if is_replaced(sampler, "forward"):
         return
     _require(sampler.forward, ["logits", "generators", "k", "p"])
@@ -107,7 +107,7 @@ def couple(sampler: Any) -> None:
 
 
 def _verifying(rejection_sample: Callable[..., Any]) -> Callable[..., Any]:
-    """rejection_sample, which decides on the coupled rows itself."""
+    """Returns rejection_sample that verifies the coupled rows itself."""
 
     @functools.wraps(rejection_sample)
     def verify(

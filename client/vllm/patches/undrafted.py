@@ -1,9 +1,9 @@
-"""Steps in which nothing was drafted cost what they cost without speculation.
+"""Makes steps without drafts cost what they cost without speculation.
 
-As soon as any speculation is configured, vLLM samples every step through its rejection sampler, which copies the logits
-and prepares the verification of no tokens at all: 1 to 3 % of a step on a CPU, where drafts have long vanished. Its
-first half samples one token behind each draft, the "bonus token" of vLLM and of Leviathan et al. (2023). Without drafts
-that is all there is to do, with the same random numbers.
+If any speculation is configured, vLLM samples every step through its rejection sampler. In a step without drafts it
+copies the logits and prepares the verification of no tokens, which takes 1 to 3 % of the step on a CPU. The first half
+of the rejection sampler samples one token after each draft, the "bonus token" of vLLM and of Leviathan et al. (2023).
+Without drafts this is all that is needed, and it uses the same random numbers.
 """
 
 import functools
@@ -19,7 +19,7 @@ PARAMETERS = ["self", "metadata", "draft_probs", "logits", "sampling_metadata"]
 
 
 def install() -> None:
-    """Shortens vLLM's RejectionSampler where it has the form that is known, once a process; else leaves it alone."""
+    """Shortens vLLM's RejectionSampler, at most once per process, if it has the known form."""
     sampler: Any = getattr(importlib.import_module("vllm.v1.sample.rejection_sampler"), "RejectionSampler", None)
     forward = getattr(sampler, "forward", None)
     if forward is None or parameters(forward) != PARAMETERS:
@@ -29,7 +29,7 @@ def install() -> None:
 
 
 def shortened(forward: Any) -> Any:
-    """`forward`, unless nothing was drafted and no log-probabilities are wanted."""
+    """Returns `forward` with a short way if nothing was drafted and the batch asks for no log-probabilities."""
 
     @functools.wraps(forward)
     def sample(self: Any, metadata: Any, draft_probs: Any, logits: Any, sampling_metadata: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lets the scheduler hear the version of the weights, which vLLM tells to its engine core alone."""
+"""Passes the version of the weights to the scheduler. vLLM passes it to its engine core only."""
 
 import functools
 import importlib
@@ -10,9 +10,9 @@ NAME = "set_weight_version"
 
 
 def install() -> None:
-    """Makes engine cores pass the version on to a scheduler with a method `_hear_weight_version`; once a process.
+    """Makes engine cores call the scheduler's method `_hear_weight_version`, if it has one; at most once per process.
 
-    vLLM before 0.27 has no weight versions and is left alone.
+    vLLM before 0.27 has no weight versions; nothing is replaced there.
     """
     core: Any = importlib.import_module("vllm.v1.engine.core").EngineCore
     set_version = getattr(core, NAME, None)

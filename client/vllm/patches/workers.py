@@ -1,7 +1,7 @@
-"""Prepares the workers of an engine whose scheduler is HistoSpec's, whatever its drafter is.
+"""Prepares the workers of an engine with HistoSpec's scheduler or proposer.
 
-vLLM loads plug-ins in each of its processes, before it makes the worker. Which scheduler the engine has is known when
-the worker is made.
+vLLM loads plug-ins in each of its processes, before it creates the worker. The engine's scheduler is known only when
+the worker is created.
 """
 
 import functools
@@ -20,23 +20,23 @@ OURS = "histospec.client.vllm"
 
 
 def install() -> None:
-    """Has every worker of this process prepared as it is made; once. Plug-ins are loaded in engines of others, too."""
+    """Prepares every worker of this process when it is created; at most once. Other engines load plug-ins, too."""
     try:
         worker: Any = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
     except (ImportError, AttributeError):
-        logger.warning("HistoSpec: this vLLM has no WorkerBase; its workers are left as they are")
+        logger.warning("HistoSpec: this vLLM has no WorkerBase; its workers stay unchanged")
         return
     if not is_replaced(worker, "__init__"):
         replace(worker, "__init__", preparing(worker.__init__))
 
 
 def preparing(make: Any) -> Any:
-    """`WorkerBase.__init__`, which refuses what cannot work and installs what belongs into workers first."""
+    """Returns `WorkerBase.__init__` that first checks the settings and installs the workers' patches."""
 
     @functools.wraps(make)
     def prepare(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         if drafts_here(vllm_config):
-            settings.check(vllm_config)  # before the model is loaded
+            settings.check(vllm_config)  # fails before the model is loaded
             logs.join_vllm()
             if AdapterConfig.from_environment().cpu_fix:
                 cpu.install()
@@ -49,7 +49,7 @@ def preparing(make: Any) -> Any:
 
 
 def drafts_here(vllm_config: Any) -> bool:
-    """Whether the engine of a VllmConfig has HistoSpecScheduler, one made from it, or HistoSpecProposer."""
+    """Returns whether an engine has HistoSpecScheduler, a subclass of it, or HistoSpecProposer."""
     speculative, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config.scheduler_cls
     if speculative is not None and str(speculative.model).startswith(OURS):
         return True

@@ -1,11 +1,11 @@
 // The engine of one shard: history, live text and drafts of all its namespaces.
 //
-// Threads. Every method may be called from any thread. One mutex guards the maps, the sessions and the live text; it is
-// taken in the order in which the calls come. A step holds it for the whole batch: 256 sessions, or 16,384 new tokens,
-// take a few milliseconds, and callers who share an engine send no more at once. All else holds it for a few
-// milliseconds at most, however much there is to do, and lets others in between (lock_times() tells). Segments are
-// immutable and are built outside of it: by the caller of ingest(), and by one builder thread for responses that were
-// committed by sessions. A step therefore never waits for an index to be built.
+// Threads. Every method may be called from any thread. One mutex guards the maps, the sessions and the live text.
+// Threads get it in the order in which they ask for it. A step holds it for the whole batch: 256 sessions, or 16,384
+// new tokens, take a few milliseconds, so callers that share an engine send at most that much at once. Every other
+// method holds it for a few milliseconds at a time and releases it in between (see lock_times()). Segments are
+// immutable. The caller of ingest() builds its segment without the lock, and one builder thread builds those of
+// committed responses. A step therefore never waits while an index is built.
 #pragma once
 
 #include <array>
@@ -28,46 +28,46 @@ using SessionId = std::int64_t;
 
 inline constexpr int kMaxThreads = 64;
 
-// The longest draft that may be asked for.
+// The longest draft that a caller may ask for.
 inline constexpr int kMaxDraft = 1024;
 
-// The session is not open: closed, never opened, or of an earlier process.
+// The session is not open: it was closed, was never opened, or belongs to an earlier process.
 class UnknownSession : public std::out_of_range {
  public:
   using std::out_of_range::out_of_range;
 };
 
 struct EngineOptions {
-  // What the index may hold; beyond it the least recently used problems go first, then the oldest segments of those in
-  // use. Larger: more hits. Never below what the running sessions need.
+  // Memory budget of the index. Beyond it the engine evicts the least recently used problems first, then the oldest
+  // segments of problems with running sessions. A larger budget gives more hits. What running sessions need stays.
   std::size_t memory_bytes = std::size_t{8} << 30;
-  // The sliding window: how many of the newest epochs of a problem are kept.
+  // The sliding window: how many of its newest epochs a problem keeps.
   int history_epochs = 8;
-  // How many threads draft for one batch. What they draft does not depend on it.
+  // How many threads draft for one batch. The drafts do not depend on it.
   int threads = 1;
-  // How much text the index over all problems of a namespace holds, in tokens of about 15 bytes. 0: none. More helps
-  // where problems share text (tool calls, code), and in the first epoch; each step looks it up, too.
+  // How many tokens of text the index over all problems of a namespace holds, 15 to 17 bytes each. 0: none. More text
+  // helps where problems share it (tool calls, code), and in the first epoch. It makes lookups slower.
   std::size_t namespace_tokens = std::size_t{1} << 19;
-  // About how many of the newest responses of a problem are kept, whatever their epochs: segments that are older go as
-  // a whole, single responses when they are merged.
+  // About how many of its newest responses a problem keeps, whatever their epochs. The engine removes older segments as
+  // a whole, and single responses when it merges their segment.
   std::size_t history_responses = 4096;
 };
 
 // Upper bounds of the buckets in LockTimes, in seconds.
 inline constexpr std::array<double, 9> kLockBounds = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1};
 
-// For how long the engine's lock was held at a time, in seconds of CPU of the thread that held it: other threads' turns
-// on a busy machine do not count. Not cumulative; the last bucket has no upper bound.
+// How long threads held the engine's lock at a time, in CPU seconds of the thread that held it, so that waiting for a
+// core on a busy machine does not count. Buckets are not cumulative; the last one has no upper bound.
 struct LockTimes {
   std::array<std::uint64_t, kLockBounds.size() + 1> counts{};
-  double seconds = 0;  // all of them together
+  double seconds = 0;  // their sum
   double longest = 0;
 };
 
-// The source of a drafted token: that of its longest match, the twin, or the worker's own drafter.
+// The source of a drafted token: the source of its longest match, the twin, or the worker's own drafter.
 inline constexpr std::array<const char*, 6> kSourceNames = {"history", "own", "siblings", "namespace", "twin", "model"};
 
-// How many epochs older than the newest of its namespace the response is that a token of history came from.
+// The age of the response that a token of history came from, in epochs behind the newest of its namespace.
 inline constexpr std::array<const char*, 5> kAgeNames = {"0", "1", "2", "3", "4+"};
 
 struct SourceStats {
@@ -78,14 +78,14 @@ struct SourceStats {
 struct NamespaceStats {
   std::uint64_t lookups_hit = 0;  // sessions opened on a problem that has finished responses
   std::uint64_t lookups_miss = 0;
-  std::uint64_t twins_hit = 0;  // sessions opened with a seed that has given a response of the problem lately
+  std::uint64_t twins_hit = 0;  // sessions opened with a seed that has a twin
   std::uint64_t twins_miss = 0;
   std::uint64_t drafts_hit = 0;  // drafts with at least one token
   std::uint64_t drafts_empty = 0;
   std::uint64_t draft_tokens = 0;
   std::uint64_t accepted_tokens = 0;
   std::uint64_t generated_tokens = 0;
-  std::uint64_t undrafted_tokens = 0;  // of these, beyond what a step with a draft gives: a step each
+  std::uint64_t undrafted_tokens = 0;  // of these, those for whose step no draft was asked: one step each
   std::uint64_t evicted_by_memory = 0;
   std::uint64_t evicted_by_epochs = 0;
   std::uint64_t evicted_by_responses = 0;
@@ -98,24 +98,24 @@ struct NamespaceStats {
   std::array<SourceStats, kSourceNames.size()> sources;
   std::array<SourceStats, kAgeNames.size()> ages;
 
-  // Responses that left the index, for whatever reason.
+  // Responses that left the index, for any reason.
   std::uint64_t evicted() const { return evicted_by_memory + evicted_by_epochs + evicted_by_responses; }
-  // Adds what `other` has counted; what is held stays as it is.
+  // Adds the counters of `other`; leaves the numbers of what is held.
   void add_counted(const NamespaceStats& other);
 };
 
-// A number of a namespace, and how it is shown: as a family that has the label `namespace`, and another one where it
-// has several numbers, which stand one after the other.
+// A counter of a namespace, and how servers show it: as a family with the label `namespace`, and a second label if the
+// family has several counters. Counters of one family stand next to each other.
 struct Described {
   const char* name;
   std::uint64_t NamespaceStats::* number;
   const char* family;
-  const char* label;  // empty: none but `namespace`
+  const char* label;  // empty: `namespace` alone
   const char* value;
   const char* help;
 };
 
-// What only grows while the namespace is there, besides `sources` and `ages`.
+// The counters that only grow while the namespace exists, besides `sources` and `ages`.
 inline constexpr Described kCounted[] = {
     {"lookups_hit", &NamespaceStats::lookups_hit, "problem_lookups", "result", "hit",
      "Sessions opened, by whether their problem had history."},
@@ -126,28 +126,28 @@ inline constexpr Described kCounted[] = {
     {"twins_miss", &NamespaceStats::twins_miss, "twin_lookups", "result", "miss",
      "Sessions opened with a seed, by whether the latest response drawn with it was there."},
     {"drafts_hit", &NamespaceStats::drafts_hit, "drafts", "result", "hit",
-     "Drafts asked for, by whether there was anything to draft."},
+     "Drafts that workers asked for, by whether the draft had tokens."},
     {"drafts_empty", &NamespaceStats::drafts_empty, "drafts", "result", "empty",
-     "Drafts asked for, by whether there was anything to draft."},
+     "Drafts that workers asked for, by whether the draft had tokens."},
     {"draft_tokens", &NamespaceStats::draft_tokens, "draft_tokens", "", "",
-     "Tokens drafted; of a worker that says which drafts it verified, those alone."},
+     "Drafted tokens. Of a worker that reports which drafts it verified, the verified ones."},
     {"accepted_tokens", &NamespaceStats::accepted_tokens, "accepted_tokens", "", "",
-     "Of these, the tokens that the sessions then generated."},
+     "Drafted tokens that the sessions then generated."},
     {"generated_tokens", &NamespaceStats::generated_tokens, "generated_tokens", "", "",
      "Tokens that the sessions generated."},
     {"undrafted_tokens", &NamespaceStats::undrafted_tokens, "undrafted_tokens", "", "",
-     "Steps for which no draft was asked, as one generated token each."},
+     "Generated tokens of steps for which the worker asked for no draft, one token per step."},
     {"evicted_by_memory", &NamespaceStats::evicted_by_memory, "evicted_responses", "reason", "memory",
-     "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
+     "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
     {"evicted_by_epochs", &NamespaceStats::evicted_by_epochs, "evicted_responses", "reason", "epochs",
-     "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
+     "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
     {"evicted_by_responses", &NamespaceStats::evicted_by_responses, "evicted_responses", "reason", "responses",
-     "Responses gone from the index, by the limit that they were over: memory, or the window of epochs or responses."},
+     "Responses that the index evicted, by the limit that it enforced: memory, or the window of epochs or responses."},
 };
 
 using NamedNumber = std::pair<const char*, std::uint64_t NamespaceStats::*>;
 
-// What comes and goes, besides `newest_epoch`.
+// The numbers of what is held, which rise and fall, besides `newest_epoch`.
 inline constexpr NamedNumber kHeld[] = {
     {"problems", &NamespaceStats::problems},
     {"sessions", &NamespaceStats::sessions},
@@ -170,15 +170,15 @@ inline void NamespaceStats::add_counted(const NamespaceStats& other) {
 
 struct Counters {
   std::vector<std::pair<std::string, NamespaceStats>> namespaces;  // in no order
-  NamespaceStats dropped;                                          // what those had counted that are gone
+  NamespaceStats dropped;                                          // sums over the namespaces that are gone
 };
 
-// What a worker with a drafter of its own verified of each session: a prefix of the last draft from here, or tokens of
-// its own drafter. Empty spans: the worker has no other drafter, and verified every draft in full.
+// What a worker with a drafter of its own verified for each session: a prefix of the engine's last draft, or tokens of
+// its own drafter. Empty spans: the worker has no other drafter and verified every draft in full.
 struct VerifiedReport {
-  std::span<const std::int32_t> verified;        // B: tokens of the session's last draft, at most kMaxDraft
-  std::span<const std::int32_t> model_drafted;   // B, or empty: of the worker's drafter, since the last step
-  std::span<const std::int32_t> model_accepted;  // B, or empty: of these
+  std::span<const std::int32_t> verified;        // B: verified tokens of the session's last draft, at most kMaxDraft
+  std::span<const std::int32_t> model_drafted;   // B, or empty: verified tokens of the worker's drafter since then
+  std::span<const std::int32_t> model_accepted;  // B, or empty: how many of these it accepted
 };
 
 struct StepRequest {
@@ -188,8 +188,8 @@ struct StepRequest {
   std::span<const std::int64_t> positions;  // empty, or B: generated tokens before these
   int max_tokens = 16;                      // at most kMaxDraft
   float verify_cost = 0.05f;
-  // Where it is given, sessions that cannot step are left out instead of an error: those that are not open, that have
-  // fewer tokens than their position says, or that would have more than this. Then `positions` has to be given, too.
+  // If given, sessions that cannot step are left out instead of raising: sessions that are not open, that have fewer
+  // tokens than their position says, or that would have more tokens than this. It requires `positions`.
   std::optional<std::int64_t> most_tokens;
   VerifiedReport report = {};
 };
@@ -200,28 +200,28 @@ enum class Outcome : std::uint8_t { kStepped, kUnknown, kTooLong };
 struct StepResult {
   std::vector<Token> tokens;
   std::vector<std::int64_t> offsets;  // B + 1
-  std::vector<float> probabilities;   // one a token: of being accepted, given that all before it were
-  std::vector<Outcome> outcomes;      // B where most_tokens was given, else none
+  std::vector<float> probabilities;   // one per token: of being accepted, given that all before it were
+  std::vector<Outcome> outcomes;      // B if most_tokens was given, else empty
 };
 
 struct LengthPrediction {
-  std::vector<double> lengths;  // one a quantile
+  std::vector<double> lengths;  // one per quantile
   std::size_t observations = 0;
 };
 
-// Other namespaces that have finished responses of the `asked` prompts of one, and of how many of them; in no order.
+// The namespaces that have finished responses to some of the `asked` prompts, and to how many; in no order.
 struct SharedPrompts {
   std::size_t asked = 0;
   std::vector<std::pair<std::string, std::size_t>> namespaces;
 };
 
-// Where ingested responses come from. Those of a store, oldest first, are older than whatever the index has of the
-// problem. So they stand in front of it, replace no twin of their epoch, and leave the text that problems share, and
-// the lengths, of newer responses alone.
+// Where ingested responses come from. Responses from a store come oldest first and are older than every response of the
+// problem in the index. The engine puts them before those, keeps the twins of their epoch, and replaces no lengths and
+// no text in the namespace index by theirs.
 enum class Arrival : std::uint8_t {
   kNew,
-  kStored,  // read because the problem is in use
-  kAhead,   // read ahead, from the most wanted problem on: one that is new to the index is the first to go
+  kStored,  // read because a session uses the problem
+  kAhead,   // read before any session does, the most wanted problem first: a new one is the first to be evicted
 };
 
 class Engine {
@@ -231,35 +231,34 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Adds finished responses to the history of the problem; they are in the index on return. `id` names the problem, or
-  // is empty and the prompt does. One that has a seed becomes the twin of later sessions with that seed. Throws
-  // std::invalid_argument and changes nothing if a token is negative, the prompt is empty, or a mask has another length
-  // than its response.
-  //
+  // Adds finished responses to the history of the problem; they are in the index on return. `id` identifies the
+  // problem, or the prompt does if `id` is empty. A response with a seed becomes the twin of later sessions with that
+  // seed. Throws std::invalid_argument and changes nothing if a token is negative, the namespace or the prompt is
+  // empty, or a mask has another length than its response.
   void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
               const std::string& id = {}, Arrival arrival = Arrival::kNew);
 
-  // Starts a session behind `prompt`; `generated` is what it generated before. Without an id, a prompt that is not
-  // known may be a later turn of a problem: it begins with the prompt of the problem, and goes on as one of its
-  // responses began. Then the session belongs to the problem with the longest such prompt, and so will its response.
-  // The siblings of a session are the other open sessions of its problem. With the `seed` of coupled sampling, it
-  // drafts first from its twin: the newest response of the problem that the same seed gave behind a prompt as long.
-  // Throws std::invalid_argument.
+  // Opens a session after `prompt`; `generated` is what it generated before. Without an id, an unknown prompt that
+  // consists of the prompt of a known problem and the beginning of one of its responses is a later turn. The session
+  // then belongs to the problem with the longest such prompt, and so will its response. The siblings of a session are
+  // the other open sessions of its problem. With the `seed` of coupled sampling, the session drafts first from its
+  // twin: the newest response of the problem with the same seed and a prompt of the same length. Throws
+  // std::invalid_argument.
   SessionId open(const std::string& name, Tokens prompt, const std::string& id = {}, Tokens generated = {},
                  std::optional<std::int64_t> seed = {});
 
-  // Appends what each session generated, learns from it, and drafts. Where `positions` says that a session has some of
-  // the tokens already, only the rest is appended. Throws UnknownSession or std::invalid_argument and changes nothing.
-  // `result` is overwritten; one that is used again needs no new memory.
+  // Appends what each session generated, learns from it, and drafts. If `positions` says that a session has some of the
+  // tokens already, it appends the rest. Throws UnknownSession or std::invalid_argument and changes nothing. Overwrites
+  // `result`, and reuses its memory.
   void step(const StepRequest& request, StepResult& result);
 
-  // Ends a session. With `commit` its generated tokens join the history of its problem at once, and in the epoch given,
-  // else in the newest one of the namespace. Throws UnknownSession.
+  // Ends a session. With `commit` its generated tokens join the history of its problem at once, with the given epoch or
+  // else the newest of the namespace. Throws UnknownSession.
   void close(SessionId session, bool commit = true, std::optional<std::int64_t> epoch = {});
 
-  // Generated tokens of each session; -1 where it is unknown.
+  // How many tokens each session has generated; -1 for a session that is not open.
   std::vector<std::int64_t> lengths(std::span<const SessionId> sessions) const;
-  // How many tokens of the session's prompt name its problem: all of them, or, in a later turn, fewer. Throws
+  // How many tokens of the session's prompt identify its problem: all of them, or fewer in a later turn. Throws
   // UnknownSession.
   std::size_t prompt_length(SessionId session) const;
   // Throws UnknownSession.
@@ -267,47 +266,47 @@ class Engine {
 
   // The history of a problem as the index holds it, oldest segment first.
   std::vector<Response> history(const std::string& name, Tokens prompt, const std::string& id = {}) const;
-  // Quantiles (linear between neighbours) of the lengths of the problem's responses that are longer than `generated`,
-  // or, where it has none, of the namespace's latest ones. Empty if there are none either.
+  // Quantiles (linear between neighbours) of the lengths of the problem's responses that are longer than `generated`.
+  // If there are none, of the latest such responses of the namespace; empty if there are none there either.
   LengthPrediction predict_length(const std::string& name, Tokens prompt, std::int64_t generated,
                                   std::span<const double> quantiles, const std::string& id = {}) const;
   // Whether the index holds finished responses of the problem.
   bool knows(const std::string& name, Tokens prompt, const std::string& id = {}) const;
-  // Which other namespaces know the prompts of this one: of its `most` problems that came last those without an id,
-  // token by token. Takes milliseconds: where there are thousands of namespaces, one that knows few of these prompts
-  // may be missed, and where prompts are long, the last namespaces are not looked at.
+  // Looks up the newest prompts of this namespace in the others, token by token: those of problems without an id, at
+  // most `most`. It takes milliseconds. To stay within that time, it may miss a namespace that knows few of the prompts
+  // if there are thousands of namespaces, and skips the last namespaces if the prompts are long.
   SharedPrompts shared_prompts(const std::string& name, std::size_t most = 64) const;
-  // 0 where nothing is known.
+  // 0 for an unknown namespace.
   std::int64_t newest_epoch(const std::string& name) const;
 
-  // What the namespace's estimator has learned, for restore_estimator() in another process; empty: nothing yet.
+  // What the namespace's estimator has learned, for restore_estimator(); empty if it has learned nothing yet.
   std::string estimator(const std::string& name) const;
-  // Throws std::invalid_argument and changes nothing if it is not such a state.
+  // Throws std::invalid_argument and changes nothing if `state` is not such a state.
   void restore_estimator(const std::string& name, std::string_view state);
 
-  // Forgets the history of the namespace; its sessions go on. Returns the number of responses forgotten. With
-  // `keep_learned` the namespace stays, with its counters and what its estimator has learned.
+  // Forgets the history of the namespace; its sessions go on. Returns how many responses it forgot. With `keep_learned`
+  // the namespace keeps its counters and what its estimator has learned.
   std::uint64_t drop_namespace(const std::string& name, bool keep_learned = false);
 
-  // Whether committers should wait a moment: responses finish faster than they become segments, or memory is still
-  // to be evicted. Without that, running sessions and what just finished could outgrow the budget.
+  // Whether callers should delay their next commit: responses finish faster than they become segments, or the engine is
+  // still evicting. Without the delay, running sessions and fresh responses could outgrow the budget.
   bool congested() const;
-  // Whether the memory budget has ever cost a problem some of its history: then what was ingested may be gone.
+  // Whether the memory budget has ever evicted history of any problem.
   bool evicted() const;
-  // Waits until committed responses have become segments, and what was left to the housekeeper is done.
+  // Waits until the committed responses have become segments and the housekeeper has nothing to do.
   void wait_until_built();
-  // What the index holds: segments, live text, sessions and their book-keeping.
+  // Bytes of the index: segments, live text, sessions and their book-keeping.
   std::size_t memory_bytes() const;
-  // What it may hold: `memory_bytes` of the options.
+  // The budget: `memory_bytes` of the options.
   std::size_t memory_budget() const;
-  // The part of it that cannot be evicted: live text and sessions.
+  // The part of memory_bytes() that cannot be evicted: live text and sessions.
   std::size_t running_bytes() const;
   std::map<std::string, NamespaceStats> stats() const;
   LockTimes lock_times() const;
-  // The same for servers with thousands of namespaces, and what dropped namespaces had counted: sums over all of
-  // them never fall.
+  // As stats(), for servers with thousands of namespaces, and with the counters of dropped namespaces, so that sums
+  // over all of them never fall.
   Counters counters() const;
-  // Re-derives the invariants of everything held; throws std::logic_error naming the first that fails.
+  // Re-derives the invariants of everything that the engine holds; throws std::logic_error naming the first that fails.
   void check_integrity() const;
 
  private:

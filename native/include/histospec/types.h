@@ -15,20 +15,20 @@ using Tokens = std::span<const Token>;
 // The longest context, in tokens, that any source looks at.
 inline constexpr int kMaxOrder = 32;
 
-// The end of a text, as much of it as any source looks at.
+// The last kMaxOrder tokens of a text.
 inline Tokens tail(Tokens text) { return text.size() > kMaxOrder ? text.last(kMaxOrder) : text; }
 
-// A response on its way into the index. `head` is the end of the prompt (its last kMaxOrder tokens are enough): the
-// first tokens of a response are predicted from it.
+// A response that is about to be indexed. `head` is the end of the prompt (its last kMaxOrder tokens are enough): the
+// context of the first tokens of the response.
 struct ResponseView {
   Tokens head;
   Tokens tokens;
-  std::span<const std::uint8_t> generated;  // empty: all of them; else one a token, 0 for tool and user turns
+  std::span<const std::uint8_t> generated;  // empty: all of them; else one per token, 0 for tool and user turns
   std::int64_t epoch = 0;
-  std::optional<std::int64_t> seed = {};  // of coupled sampling, if that made it
+  std::optional<std::int64_t> seed = {};  // of coupled sampling, if it was drawn with one
 };
 
-// A response that owns its tokens, as the index gives it back.
+// A response that owns its tokens, as the index returns it.
 struct Response {
   std::vector<Token> head;
   std::vector<Token> tokens;

@@ -5,34 +5,34 @@
 namespace histospec {
 namespace {
 
-// A drafted token must promise a little more than what its cost would yield otherwise: later positions of a draft are
-// estimated from text that may not come.
+// A drafted token must promise a little more than its cost would yield otherwise, because the estimates of later
+// positions assume that the earlier ones are accepted.
 constexpr float kMargin = 1.1f;
 
 // Skip the lookup if even a token of this probability would end the draft. Most last tokens are less probable, and the
-// others add little more to a draft than they cost.
+// rest add little more than they cost.
 constexpr float kHopeful = 0.7f;
 
-// With a match of this length in the history, skip the namespace source: it costs the most and would not help.
+// With a match of this length in the history, skip the namespace source, which costs the most and would not help.
 constexpr int kSureOrder = 6;
 
-// Of the votes of the best candidate: with less, one is not estimated.
+// A candidate with less than this share of the best candidate's votes is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
-// A twin that is right this often is used alone: evidence would cost more than it adds.
+// A twin that is right this often drafts alone, because evidence would cost more than it adds.
 constexpr float kSure = 0.8f;
 
-// What a step is believed to yield, at most, for the price of one; sessions that follow twins yield more.
+// Upper bounds of the speed-up that the drafter assumes, without and with a twin.
 constexpr float kMostSpeedUp = 4, kMostOfTwins = 32;
 
-// What is drafted at one position.
+// The token to draft at one position.
 struct Choice {
   Token token = -1;  // none
   float probability = 0;
   Origin origin = {};
 };
 
-// Drafts what the evidence says, where that is more probable than what was chosen so far.
+// Replaces the choice by the best candidate of the evidence if that is more probable.
 void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
   const Evidence evidence = gather(context, live);
   if (evidence.candidates().empty()) return;

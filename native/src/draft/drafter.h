@@ -1,4 +1,4 @@
-// The drafter: extends a path token by token while it pays.
+// The drafter: extends a draft token by token while it pays.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 
 namespace histospec {
 
-// What the estimator said of one position, kept until the engine knows which token came.
+// The estimates for one position, kept until the engine knows its token.
 struct Prediction {
-  std::size_t position;  // in the draft; at its end: where it stopped
+  std::size_t position;  // in the draft; the draft's length for the position where it stopped
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
@@ -21,14 +21,14 @@ struct Prediction {
   Token token() const { return tokens[best]; }
 };
 
-// Where a drafted token comes from.
+// The source of a drafted token.
 struct Origin {
   Source source;
-  std::uint8_t age;  // of the response, if that is history
+  std::uint8_t age;  // of the response, if the source is history
 };
 
-// The draft of a session, and what the estimator can learn from it: one prediction for each position at which evidence
-// was gathered, which may include the position at which the draft stopped.
+// The draft of a session, and one prediction for each position with evidence, from which the estimator learns. The last
+// prediction may be for the position where the draft stopped.
 struct Draft {
   std::vector<Token> tokens;
   std::vector<float> probabilities;
@@ -52,21 +52,22 @@ struct DraftLimits {
   float verify_cost;  // marginal cost of verifying one drafted token, in units of a plain decoding step
 };
 
-// What a draft is made from: the end of a session's text, and the sources that follow it.
+// The input of a draft: the end of a session's text, and the sources that follow it.
 struct DraftContext {
   ContextTail tail;
-  SegmentSource history_source;          // of the problem
-  SegmentSource namespace_source{8, 3};  // of the whole namespace; rarely used, so: low patience, few rows
-  std::int64_t generated = 0;            // tokens of the session so far
-  int run = 0;                           // the last so many of them were foreseen
-  std::int64_t newest = 0;               // epoch of the namespace
-  Tokens twin;                           // empty: none
+  SegmentSource history_source;          // over the problem
+  SegmentSource namespace_source{8, 3};  // over the namespace; rarely used, so with low patience and few rows
+  std::int64_t generated = 0;            // tokens that the session has generated
+  int run = 0;                           // how many of the last ones were predicted, without a gap
+  std::int64_t newest = 0;               // newest epoch of the namespace
+  Tokens twin;                           // empty: the session has none
   std::int64_t shift = 0;                // position in the twin minus position in the session
   Agreement agreement;                   // with the twin
 
-  // Moves the sources that the next token needs to the end of the context. Returns the history's longest match length.
+  // Moves the sources that the next token needs to the end of the context. Returns the longest match length in the
+  // history.
   int catch_up();
-  // The session has one more generated token.
+  // Appends a generated token to the context.
   void push(Token token) {
     if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
     tail.push(token);
@@ -80,25 +81,25 @@ struct DraftContext {
   }
 
  private:
-  // Tokens that must agree before the twin is followed at another position, and how far away that position may be.
+  // How many tokens must agree to follow the twin at another position, and how far away that position may be.
   static constexpr int kInStep = 4, kReach = 64;
-  // Follows the twin from the nearest position where the session's last tokens stand in it, if there is one.
+  // Follows the twin from the nearest position behind the session's last kInStep tokens, if the twin contains them.
   void synchronise();
 };
 
 // Collects the matches of the context, and picks the candidates for its next token.
 Evidence gather(DraftContext& context, const LiveSource& live);
 
-// Whether the next token is drafted from the twin alone, without evidence.
+// Whether the twin alone gives the next token, without evidence from other sources.
 bool twin_alone(const DraftContext& context, const TwinTrust& trust);
 
-// Drafts for a session: at each position the most probable candidate, while the probability that the whole draft is
-// accepted stays worth its cost. Moves `context` along the draft; overwrites `draft`.
+// Drafts for a session: takes the most probable candidate at each position, as long as the draft's probability of being
+// accepted as a whole pays for the next token. Moves `context` along the draft and overwrites `draft`.
 void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft);
 
-// Trains the estimator with the tokens that came, against the predictions of the draft, and counts context.run. Returns
-// how many tokens the draft and they begin with in common.
+// Trains the estimator on the tokens that came, at the predictions of the draft, and updates context.run. Returns the
+// length of the common prefix of the draft and these tokens.
 int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& context);
 
 }  // namespace histospec

@@ -1,4 +1,4 @@
-// Eight floats at a time, as two vectors of the size that every x86-64 and Arm has: what is larger, compilers take
+// Eight floats as two vectors of 16 bytes, a size that every x86-64 and Arm64 CPU has. Compilers take larger vectors
 // apart element by element.
 #pragma once
 
@@ -25,13 +25,13 @@ struct Eight {
   }
 };
 
-// Each half of it changed by `change`.
+// Applies `change` to each half.
 template <typename Change>
 Eight halves(const Eight& x, Change change) {
   return {change(x.low), change(x.high)};
 }
 
-// What of x stands where `sign` is above 0; 0 elsewhere.
+// The elements of x where `sign` is above 0, and 0 elsewhere.
 inline Eight where_positive(const Eight& sign, const Eight& x) {
   const auto keep = [](Eight::Half s, Eight::Half y) {
     return reinterpret_cast<Eight::Half>((s > Eight::Half{}) & reinterpret_cast<Eight::Bits>(y));

@@ -14,11 +14,11 @@ namespace {
 constexpr float kRate = 0.002f;
 constexpr float kBiasRate = 0.1f;
 constexpr float kRemembered = 1000;  // steps that count for the yield
-// Of a tenth: observations that its correction starts as if it had, and that it goes on as if it had.
+// Observations with which the correction of a tenth starts, and the most that it counts.
 constexpr float kDoubt = 100, kMostSeen = 2000;
 constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
 constexpr float kMostWeight = 1e6f;
-constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens: sums of more could not be restored
+constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens; restore() refuses larger sums
 
 // log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
 Eight log2(const Eight& x) {
@@ -50,7 +50,7 @@ std::uint16_t slot(std::uint32_t key) {
 
 }  // namespace
 
-// In the order in which they are written down.
+// Visits the parts in the order of the saved state.
 template <typename AnyWeights, typename Visit>
 void Estimator::each_part(AnyWeights& w, Visit visit) {
   visit(w.inputs), visit(w.rows), visit(w.output), visit(w.row_odds), visit(w.direct);
@@ -189,7 +189,9 @@ std::string Estimator::state() const {
 }
 
 void Estimator::restore(std::string_view state) {
-  if (!state.starts_with(kStateVersion)) throw std::invalid_argument("state: is not of this version of the estimator");
+  if (!state.starts_with(kStateVersion)) {
+    throw std::invalid_argument("state: is not a state of this version of the estimator");
+  }
   auto net = std::make_unique<Net>();
   Yield yield;
   Correction correction;

@@ -1,6 +1,6 @@
 // The estimator: evidence -> the probability that a candidate is the next token.
 //
-// A small network that never stops learning, one a namespace: after every step, what was really generated moves it.
+// A small network for each namespace. It learns from every step, by comparing its estimates with the generated tokens.
 //
 //     10 inputs of the candidate ---+--> 8 hidden (relu) --+--> log-odds --> p
 //      5 rows of the position ------+----------------------+
@@ -8,14 +8,15 @@
 //
 // The inputs are log-odds of the votes and counts for the candidate (mixing such weak predictions in the logistic
 // domain is M. Mahoney, "Adaptive weighing of context models for lossless data compression", Florida Tech TR
-// CS-2005-16). The rows say what kind of position it is: how long the best match of each source is, and how many tokens
-// were foreseen in a row; each row is a vector added to the hidden layer and a number added to the odds. The biases say
-// which tokens, by themselves and after the one before, come more often than the evidence thinks; they start at 0.
+// CS-2005-16). The rows describe the position: the length of the best match of each source, and how many tokens in a
+// row were predicted. Each row is a vector added to the hidden layer and a number added to the log-odds. The biases
+// correct for tokens that come more often than the evidence says, on their own and after the previous token; they start
+// at 0.
 //
-// It starts from weights trained offline (starting_weights.h; scripts/train-estimator makes them), so that the first
-// hundred tokens of a namespace are drafted well, and learns by gradient descent on the logistic loss.
+// The network starts from weights trained offline (starting_weights.h, made by scripts/train-estimator), so that the
+// first hundred tokens of a namespace get good drafts. It learns by gradient descent on the logistic loss.
 //
-// Cost: about 100 multiplications a candidate, twice that to learn from it; 131 KB a namespace, most of it the biases.
+// Cost: about 100 multiplications per candidate, twice that to learn from it; 131 KB per namespace, most of it biases.
 #pragma once
 
 #include <array>
@@ -32,8 +33,8 @@ namespace histospec {
 
 class Estimator {
  public:
-  // The first so many sources have inputs and rows of their own. What others say counts in the sums, until weights for
-  // them are trained.
+  // The first kTrainedSources sources have inputs and rows of their own. The others count in the sums only, until
+  // weights for them are trained.
   static constexpr int kTrainedSources = 4;
   static constexpr int kInputs = 10;
   static constexpr int kContexts = kTrainedSources + 1;
@@ -42,7 +43,7 @@ class Estimator {
   static constexpr int kRows = kTrainedSources * kLevels + kRunClasses;
   static constexpr int kBiasBits = 14;
 
-  // What is known of the candidates of one position, in the order of evidence.candidates().
+  // The features of the candidates of one position, in the order of evidence.candidates().
   struct Features {
     int size = 0;
     std::array<std::uint8_t, kContexts> rows;
@@ -50,22 +51,22 @@ class Estimator {
     std::array<std::array<float, kInputs>, kMaxCandidates> x;
   };
 
-  // `previous`: the newest token of the context, -1 if there is none; `run`: how many tokens in a row were foreseen.
+  // `previous`: the newest token of the context, -1 if there is none; `run`: how many tokens in a row were predicted.
   static void describe(const Evidence& evidence, Token previous, int run, Features& features);
   // The probability of each candidate to be the next token.
   void estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const;
-  // `right`: the candidate, estimated at `probability`, was the token that came.
+  // `right`: whether the candidate, estimated at `probability`, was the next token.
   void learn(const Features& features, int candidate, float probability, bool right);
 
-  // The best candidate of several is right a little more or less often than it was estimated: what the first so many
-  // tenths turned out to be, learned beside the network. `probability` is what estimate() said of it.
+  // The best of several candidates is right a little more or less often than estimated. The estimator learns a
+  // correction for each tenth of the probability and applies it here. `probability` is the result of estimate().
   float calibrated(float probability) const;
   void saw_best(float probability, bool right);
 
-  // What steps have yielded lately, in tokens for the price of a plain step, when a drafted token costs `verify_cost`
-  // of one, at least 1 and at `most` so much: what a drafted token has to compete with.
+  // The speed-up of the latest steps: tokens for the price of a plain step if a drafted token costs `verify_cost` of
+  // it; at least 1 and at most `most`. A drafted token has to yield more than this.
   float speed_up(float verify_cost, float most) const;
-  // It gave so many tokens, and verified so many drafted ones, whoever drafted them.
+  // Counts a step: how many tokens it gave, and how many drafted tokens it verified, of any drafter.
   void saw_step(float tokens, float drafted);
 
   // Forgets what was learned.
@@ -76,8 +77,8 @@ class Estimator {
   }
   std::size_t bytes() const { return net_ ? sizeof(Net) : 0; }
 
-  // What was learned, to be restored in another process; empty: nothing yet. restore() throws std::invalid_argument and
-  // changes nothing when it cannot be used.
+  // The learned state, for restore() in this or another process; empty if there is none yet. restore() throws
+  // std::invalid_argument and changes nothing if it cannot use the state.
   std::string state() const;
   void restore(std::string_view state);
 
@@ -110,7 +111,7 @@ class Estimator {
   static const Weights& starting();
   const Weights& weights() const { return net_ ? net_->weights : starting(); }
 
-  std::unique_ptr<Net> net_;  // none before anything was learned
+  std::unique_ptr<Net> net_;  // null until the estimator learns
   Yield yield_;
   Correction correction_;
 };

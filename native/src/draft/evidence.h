@@ -1,7 +1,7 @@
 // Evidence for the next token: the matches of the context, and which token followed each of them.
 //
-// A match is a place in some text where the end of the context occurred before. It votes for the token that followed
-// there. A vote grows with the match length, and shrinks with the number of nearer matches of its kind. Evidence keeps
+// A match is a place in a text where the end of the context occurred before. It votes for the token that followed
+// there. A vote grows with the match length and shrinks with the number of nearer matches of its kind. Evidence keeps
 // one tally per token.
 #pragma once
 
@@ -16,19 +16,19 @@
 
 namespace histospec {
 
-// Where a match stands: in the problem's finished responses, in the session's own text or prompt, in that of its
-// siblings, or in other problems of the namespace. The twin gives drafts without matches.
-// The model is the worker's own drafter, which gives no evidence: its tokens are only counted.
+// Where a match stands: in the problem's finished responses, in the session's own text or prompt, in the text of its
+// siblings, or in other problems of the namespace. The twin gives drafts without matches. The model is the worker's own
+// drafter; it gives no evidence, and the engine only counts its tokens.
 enum Source : std::uint8_t { kHistory, kOwn, kSiblings, kNamespace, kSourceCount, kTwin = kSourceCount, kModel };
 
 inline constexpr int kMaxCandidates = 4;
 
-// Responses that are so many epochs old, or more, are counted together.
+// Responses of this age in epochs, or older, are counted together.
 inline constexpr int kOldest = 4;
 
-// Classes of match lengths. Beyond a few tokens only the order of magnitude counts.
+// The least match length of each level. Beyond a few tokens only the order of magnitude counts.
 inline constexpr std::array<int, 10> kOrders = {1, 2, 3, 4, 6, 8, 11, 16, 22, 32};
-inline constexpr int kLevels = static_cast<int>(kOrders.size()) + 1;  // 0: nothing
+inline constexpr int kLevels = static_cast<int>(kOrders.size()) + 1;  // level 0: no match
 inline constexpr std::array<std::uint8_t, kMaxOrder + 1> kLevelOf = [] {
   std::array<std::uint8_t, kMaxOrder + 1> t{};
   for (int length = 0; length <= kMaxOrder; ++length) {
@@ -41,8 +41,8 @@ inline constexpr std::array<std::uint8_t, kMaxOrder + 1> kLevelOf = [] {
 class Match {
  public:
   Match() = default;
-  // `length`: how many tokens at the end of the context stand there, 1 ... kMaxOrder. `epoch_id`: names the epoch of
-  // the response; only its source can read it (SegmentSource::age).
+  // `length`: how many tokens of the end of the context stand there, 1 ... kMaxOrder. `epoch_id`: the epoch of the
+  // response, which only its source can read (SegmentSource::age).
   Match(std::uint8_t length, Source source, std::uint16_t epoch_id = 0)
       : all_(std::uint32_t{length} << 24 | std::uint32_t{source} << 16 | epoch_id) {}
 
@@ -54,13 +54,13 @@ class Match {
   std::uint32_t all_ = 0;  // one word, so that choosing one of two matches needs no branch
 };
 
-// The matches that one token followed.
+// The matches followed by one token.
 struct Tally {
   Token token = -1;
   Match best = {};             // the first of the longest matches
   std::uint16_t count = 0;     // of matches
   std::uint16_t at_level = 0;  // of matches at the level of the best
-  float aligned = 0;           // votes of the history, less the further they stand from the session's own offset
+  float aligned = 0;           // votes of the history, weighted by how near they stand to the session's own offset
   std::array<float, kSourceCount> votes = {};
 
   std::uint8_t level() const { return kLevelOf[best.length()]; }
@@ -70,7 +70,7 @@ struct Tally {
 class Evidence {
  public:
   using Name = std::uint8_t;
-  // Matches go here whose response ended, or whose next token was not generated, or comes after kNoToken others.
+  // Collects matches whose response ended, whose next token was not generated, or for whose token no name was left.
   static constexpr Name kNoToken = 15;
 
   Evidence() { guesses_.fill(kNoToken); }
@@ -84,12 +84,12 @@ class Evidence {
     return name;
   }
 
-  // The source has a match of this length.
+  // Notes that the source has a match of this length.
   void note_match_length(Source source, std::uint8_t length) {
     longest_[source] = std::max(longest_[source], kLevelOf[length]);
   }
 
-  // Adds a match that the token followed. Matches come in no pattern, so nothing branches on them.
+  // Adds a match followed by the token `name`. It avoids branches, because matches come in no predictable pattern.
   void add_match(Name name, Match match, float vote, float aligned = 0) {
     Tally& tally = tallies_[name];
     tally.votes[match.source()] += vote;
@@ -100,16 +100,16 @@ class Evidence {
     tally.best = match.length() > tally.best.length() ? match : tally.best;
   }
 
-  // The vote of a match of this length, with `nearness` nearer ones of its kind.
+  // The vote of a match with `nearness` nearer matches of its kind.
   static float vote(int match_length, int nearness) { return static_cast<float>(match_length) * kInverse[nearness]; }
-  // How much of a vote counts as aligned, so many tokens from the session's offset.
+  // The share of a vote that counts as aligned, `distance` tokens from the session's offset.
   static float alignment(int distance) {
     constexpr float kReach = 16;
     return kReach / (kReach + static_cast<float>(std::abs(distance)));
   }
 
   // Picks the tokens with the most votes as candidates: at most kMaxCandidates, each with at least `share` of the votes
-  // of the first. Fewer votes than that are almost never right. Of two with equal votes, the one named first leads.
+  // of the first. Tokens with fewer votes are almost never right. Of two with equal votes, the one named first leads.
   void pick_candidates(float share) {
     std::array<float, kMaxCandidates> votes;
     picked_ = 0;
@@ -131,7 +131,7 @@ class Evidence {
   std::uint8_t longest_level(Source source) const { return longest_[source]; }  // 0: no match
   std::span<const Name> candidates() const { return {candidates_.data(), static_cast<std::size_t>(picked_)}; }
   const Tally& operator[](Name name) const { return tallies_[name]; }
-  // Calls visit(tally) for every token that has a name, and for kNoToken.
+  // Calls visit(tally) for every named token, and for kNoToken.
   template <typename Visit>
   void each(Visit visit) const {
     for (int i = 0; i < named_; ++i) visit(tallies_[i]);
@@ -163,7 +163,7 @@ class Evidence {
   int picked_ = 0;
   std::array<std::uint8_t, kSourceCount> longest_{};
   std::array<Name, kMaxCandidates> candidates_;
-  std::array<Name, kGuesses> guesses_;  // by the low bits of a token: the last name given to such a token
+  std::array<Name, kGuesses> guesses_;  // by the low bits of a token: the last name of such a token
   std::array<Tally, kNoToken + 1> tallies_;
 };
 

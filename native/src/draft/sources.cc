@@ -6,13 +6,13 @@
 namespace histospec {
 namespace {
 
-// Only the nearest matches count as aligned or not.
+// Only the votes of the nearest rows count as aligned.
 constexpr int kAlignedRows = 4;
 
 }  // namespace
 
 void SegmentSource::reset(const Segments& segments, Tokens context) {
-  followed_ = 0;  // until the places are found, for which there must be memory
+  followed_ = 0;  // stays if find() runs out of memory
   segments_ = &segments;
   find(context);
   followed_ = segments.number();

@@ -6,10 +6,10 @@
 namespace histospec {
 namespace {
 
-// How many tokens the starting values are worth, and how many are remembered.
+// How many tokens the starting values count as, and the most that an entry counts.
 constexpr float kDoubt = 8, kMostSeen = 1000;
 
-// Nothing is ever quite certain.
+// Probabilities stay away from 0 and 1.
 constexpr float kLeast = 0.001f, kMost = 0.999f;
 
 }  // namespace

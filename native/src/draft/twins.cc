@@ -23,7 +23,7 @@ void Twins::add(Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin, b
     epochs_.erase(oldest);
   }
   const auto its = epochs_.find(epoch);
-  if (its == epochs_.end()) return;  // it was the oldest
+  if (its == epochs_.end()) return;  // it was the oldest epoch
   for (auto newer = stored ? its : std::next(its); newer != epochs_.end(); ++newer) {
     if (newer->second.contains(key)) return;
   }
@@ -58,8 +58,8 @@ void Twins::check_integrity() const {
   std::set<Key> seen;
   for (const auto& [number, epoch] : epochs_) {
     for (const auto& [key, twin] : epoch) {
-      if (!twin || twin->empty()) throw std::logic_error("twins: one has no text");
-      if (!seen.insert(key).second) throw std::logic_error("twins: a seed has two");
+      if (!twin || twin->empty()) throw std::logic_error("twins: a twin has no text");
+      if (!seen.insert(key).second) throw std::logic_error("twins: a key has two twins");
       held += bytes_of(*twin);
     }
   }

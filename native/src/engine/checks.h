@@ -1,4 +1,4 @@
-// Checks of what callers pass.
+// Checks of arguments.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 
 namespace histospec {
 
-// Throws std::invalid_argument naming the first token that is negative.
+// Throws std::invalid_argument that names the first negative token.
 inline void require_tokens(const std::string& field, Tokens tokens) {
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0) {

@@ -56,7 +56,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   Monitor::Lock lock(state_->monitor);
   std::shared_ptr<Namespace> namespace_;
   std::shared_ptr<Problem> problem;
-  while (true) {  // both anew each time: they may have been dropped while the lock was released
+  while (true) {  // looks both up each time: they may have been dropped while the lock was released
     namespace_ = state_->registry.namespace_named(name);
     problem = state_->registry.problem(*namespace_, std::move(key), arrival != Arrival::kAhead);
     if (state_->merger.add_segment(lock, *problem, fresh, stored)) break;
@@ -64,7 +64,7 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   }
   for (const ResponseView& r : views) namespace_->saw_response(r.tokens.size(), r.epoch, stored);
   for (std::size_t n = 0; n < views.size(); ++n) {
-    const std::size_t i = stored ? views.size() - 1 - n : n;  // the newest of a seed stays
+    const std::size_t i = stored ? views.size() - 1 - n : n;  // the newest response of a seed stays its twin
     if (!twins[i]) continue;
     state_->contents.add_twin(*problem, {*views[i].seed, prompt.size()}, views[i].epoch, std::move(twins[i]), arrival);
   }
@@ -98,7 +98,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   SessionId number = 0;
   try {
     contents.change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
-    // Others have their turn while a long text is made searchable; being open, it stays where it is.
+    // Other threads may take the lock while a long text is indexed; the text stays in place because it is open.
     while (contents.change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
       Monitor::breathe(lock);
     }
@@ -113,7 +113,7 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
     session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
     session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
     number = state_->registry.add(std::move(session));
-  } catch (...) {  // out of memory
+  } catch (...) {  // std::bad_alloc
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
     state_->builder.schedule(problem);
     throw;

@@ -12,12 +12,12 @@ void check_books(const Registry& registry, const MemoryLedger& ledger) {
   Holding all;
   std::size_t with_twins = 0;
   for (const auto& [name, namespace_] : registry.namespaces()) {
-    require(namespace_->booked == namespace_->bytes() && !namespace_->gone, "a namespace is not what is booked of it");
+    require(namespace_->booked == namespace_->bytes() && !namespace_->gone, "a namespace has other bytes than booked");
     counted.namespaces += namespace_->booked;
     Holding held{.bytes = namespace_->booked};
     for (const auto& problem : namespace_->problems) {
       require(problem->owner == namespace_.get() && namespace_->problems.contains(problem->key),
-              "a problem is filed elsewhere");
+              "a problem is not in its namespace's table");
       for (const Problem::Part part : Problem::all_parts) {
         counted.parts[part] += problem->holding(part).bytes;
         held += problem->holding(part);
@@ -29,7 +29,7 @@ void check_books(const Registry& registry, const MemoryLedger& ledger) {
     }
     require(namespace_->members.size() == namespace_->problems.size(),
             "the members of a namespace are not its problems");
-    require(held == namespace_->held, "what the problems of a namespace hold is not what is booked");
+    require(held == namespace_->held, "the problems of a namespace hold something else than booked");
     all += held;
   }
   counted.sessions = all.sessions;

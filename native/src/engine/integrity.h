@@ -1,4 +1,4 @@
-// What must hold in an engine at any time when nobody holds its lock.
+// The invariants of an engine, which hold whenever no thread holds its lock.
 #pragma once
 
 #include "registry/registry.h"

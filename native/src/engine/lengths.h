@@ -1,4 +1,4 @@
-// What the history knows about how long responses become.
+// The lengths of earlier responses, to predict the length of a running one.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace histospec {
 
-// Lengths in tokens of the responses that tell how long a session of this problem becomes once it has `generated`:
-// those of the problem that are longer, or else of its namespace, whose latest ones are given. Ascending.
+// Lengths in tokens, ascending, of the problem's responses that are longer than `generated`; if there are none, of the
+// `latest` lengths of its namespace that are longer.
 std::vector<std::int64_t> longer_responses(const Problem* problem, std::span<const std::int64_t> latest,
                                            std::int64_t generated) REQUIRES(engine_lock);
 
-// The q-quantile, linear between neighbours, of ascending values, at least one.
+// The q-quantile of at least one ascending value, linear between neighbours.
 double quantile(std::span<const std::int64_t> ascending, double q);
 
 }  // namespace histospec

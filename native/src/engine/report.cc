@@ -13,7 +13,7 @@ std::string entry(const char* field, std::size_t b) { return std::string(field) 
 void check_counts(const char* field, std::span<const std::int32_t> counts, std::size_t batch, std::int32_t most) {
   if (counts.size() != batch) {
     throw std::invalid_argument(std::string(field) + ": has " + std::to_string(counts.size()) + " entries, must have " +
-                                std::to_string(batch) + " (one a session)");
+                                std::to_string(batch) + " (one per session)");
   }
   for (std::size_t b = 0; b < batch; ++b) {
     if (counts[b] >= 0 && counts[b] <= most) continue;

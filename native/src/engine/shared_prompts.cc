@@ -9,18 +9,18 @@ namespace {
 using Asked = std::vector<std::shared_ptr<const Problem>>;
 using Others = std::vector<std::shared_ptr<Namespace>>;
 
-// Where there are many namespaces, each is asked for a few of the prompts only, and for the rest if it knows one.
+// With many namespaces, only a few of the prompts are looked up in each, and the rest only if it knows one of them.
 constexpr std::size_t kLookups = 1 << 14;
 constexpr std::size_t kFewest = 4;
 
-// Work, in tokens compared. So many cost about a quarter of a millisecond ...
+// Work, in compared tokens: a slice, which takes about a quarter of a millisecond,
 constexpr std::size_t kSlice = 1 << 14;
-// ... and all of it some milliseconds: what is left then is not looked at.
+// and all of it, which takes some milliseconds. Namespaces beyond that are skipped.
 constexpr std::size_t kMostWork = 1 << 21;
 constexpr std::size_t kLookupWork = 16;  // of a lookup that finds nothing
 constexpr std::size_t kListWork = 4;     // of a namespace that is listed
 
-// Lets other callers have the lock, now and then.
+// Releases the lock after each slice of work.
 class Pace {
  public:
   bool spent() const { return all_ > kMostWork; }
@@ -36,16 +36,16 @@ class Pace {
   std::size_t all_ = 0, slice_ = 0;
 };
 
-// The problems that came last and that their prompt names.
+// The newest problems that their prompt identifies.
 void newest(const Namespace& namespace_, std::size_t most, Asked& asked) REQUIRES(engine_lock) {
   std::size_t looked = 0;
   for (const Problem* problem : namespace_.members | std::views::reverse) {
-    if (asked.size() == most || ++looked > 4 * most) return;  // the others are named otherwise
+    if (asked.size() == most || ++looked > 4 * most) return;  // most problems here have ids
     if (!problem->key.prompt.empty()) asked.push_back(problem->shared_from_this());
   }
 }
 
-// How many of the prompts the namespace has finished responses of.
+// How many of the prompts the namespace has finished responses to.
 std::size_t known(const Namespace& namespace_, std::span<const std::shared_ptr<const Problem>> asked, Pace& pace,
                   Monitor::Lock& lock) REQUIRES(engine_lock) {
   std::size_t found = 0;
@@ -61,7 +61,7 @@ std::size_t known(const Namespace& namespace_, std::span<const std::shared_ptr<c
 }  // namespace
 
 SharedPrompts shared_prompts(Monitor& monitor, const Registry& registry, const std::string& name, std::size_t most) {
-  // They outlive the lock: what is dropped meanwhile is destroyed behind it.
+  // Declared before the lock, so that what is dropped meanwhile is destroyed after it.
   Asked asked;
   Others others;
   std::shared_ptr<Namespace> namespace_;

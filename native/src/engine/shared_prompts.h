@@ -1,4 +1,4 @@
-// Which other namespaces know the prompts of one: two names for one run, or a new name for each epoch.
+// Looks the prompts of one namespace up in the others, to find runs with two names, or with a new name for each epoch.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace histospec {
 
-// Engine::shared_prompts. Takes the lock in slices.
+// See Engine::shared_prompts. Takes the lock in slices.
 SharedPrompts shared_prompts(Monitor& monitor, const Registry& registry, const std::string& name, std::size_t most);
 
 }  // namespace histospec

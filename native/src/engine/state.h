@@ -1,4 +1,4 @@
-// The parts of an engine, in the order in which they know each other.
+// The parts of an engine. Each part knows only those before it.
 #pragma once
 
 #include "engine/step.h"
@@ -27,7 +27,7 @@ struct Engine::State {
   Evictor evictor;
   Merger merger;
   StepRunner steps;
-  // Each has a thread.
+  // Each of these has a thread.
   Builder builder;
   Housekeeper housekeeper;
 };

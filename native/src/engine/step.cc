@@ -12,14 +12,14 @@ static_assert(kSourceNames.size() == kModel + 1 && kAgeNames.size() == kOldest +
 
 namespace {
 
-// The session is about to be looked at: until then its memory can arrive.
+// Prefetches a session that will be used soon.
 void fetch(const Session& session) {
   constexpr std::size_t kLine = 64;
   const auto* memory = reinterpret_cast<const std::byte*>(&session);
   for (std::size_t at = 0; at < sizeof(Session); at += kLine) __builtin_prefetch(memory + at);
 }
 
-// Counts tokens by where they come from.
+// Counts tokens by source and age.
 void count(NamespaceStats& counters, std::span<const Origin> tokens, std::uint64_t SourceStats::* what) {
   for (const Origin& token : tokens) {
     ++(counters.sources[token.source].*what);
@@ -32,7 +32,7 @@ void count_drafted(NamespaceStats& counters, std::span<const Origin> tokens) {
   count(counters, tokens, &SourceStats::draft_tokens);
 }
 
-// Counts what became of a session's draft, and of what the worker's own drafter drafted since.
+// Counts the accepted tokens of a session's draft, and the tokens of the worker's own drafter since then.
 void count_verified(const Session& session, const Verified& verified, std::size_t accepted, std::size_t model_accepted)
     REQUIRES(engine_lock) {
   NamespaceStats& counters = session.namespace_->counters;
@@ -44,7 +44,7 @@ void count_verified(const Session& session, const Verified& verified, std::size_
   counters.sources[kModel].accepted_tokens += model_accepted;
 }
 
-// Whether the session in row b of a request can step; null: it is not open.
+// Whether the session in row b of a request can step. `session` is null if it is not open.
 Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* session) {
   const std::int64_t position = request.positions[b], came = request.offsets[b + 1] - request.offsets[b];
   if (position > *request.most_tokens - came) return Outcome::kTooLong;
@@ -66,7 +66,7 @@ void check_step(const StepRequest& r) {
   }
   if (!r.positions.empty() && r.positions.size() != batch) {
     throw std::invalid_argument("positions: has " + std::to_string(r.positions.size()) + " entries, must have " +
-                                std::to_string(batch) + " (one a session)");
+                                std::to_string(batch) + " (one per session)");
   }
   if (r.max_tokens < 0 || r.max_tokens > kMaxDraft) {
     throw std::invalid_argument("max_tokens: is " + std::to_string(r.max_tokens) + ", must lie in [0, " +
@@ -83,7 +83,7 @@ void check_step(const StepRequest& r) {
   require_tokens("new_tokens", r.tokens);
 }
 
-// The sessions of the request, checked. They are good until the lock is released.
+// Finds and checks the sessions of the request. The pointers are valid until the lock is released.
 void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) {
   batch_.clear();
   rows_.clear();
@@ -105,8 +105,8 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
       throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
                                   ", but the session has " + std::to_string(held) + " generated tokens");
     }
-    auto twin = session.twin.lock();  // nobody forgets it while the lock is held
-    // Who was opened before its problem was read from the store looks again, until it has text of its own.
+    auto twin = session.twin.lock();  // valid beyond this block: twins are freed only under the lock
+    // A session may be opened before its problem is read from the store, so it looks again until it has generated text.
     if (!twin && held == 0 && session.name_of_twin) {
       session.twin = twin = session.problem->twin(*session.name_of_twin);
     }
@@ -122,26 +122,26 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
   NamespaceStats& counters = session.namespace_->counters;
   Estimator& estimator = session.namespace_->estimator;
   const std::size_t before = estimator.bytes();
-  // Whoever drafted them, the tokens are the policy's, and teach at each position that they reach.
+  // The estimator learns at every predicted position that these tokens reach, whichever drafter was verified.
   const std::size_t came_true = learn(estimator, session.draft, came, context);
   if (estimator.bytes() != before) ledger_.update(*session.namespace_);
   const Verified verified = Verified::of(report, row, session.draft.tokens.size());
   const std::size_t accepted = std::min(came_true, verified.server);
   const std::size_t saved = accepted + std::min(verified.model_accepted, came.size() - accepted);
   count_verified(session, verified, accepted, saved - accepted);
-  // Each step gives what is accepted and one token more. Without a report, what came beyond the draft took steps
-  // without drafts, which say nothing of what drafts yield.
+  // Each step gives the accepted tokens and one more. Without a report, tokens beyond that took steps without drafts,
+  // which say nothing about the yield of drafts.
   const std::size_t tokens = verified.reported ? came.size() : saved + 1;
   const auto steps = static_cast<float>(std::max<std::size_t>(1, tokens - saved));
   const std::size_t drafted = verified.server + verified.model;
   estimator.saw_step(static_cast<float>(tokens) / steps, static_cast<float>(drafted) / steps);
-  // Learned from once, even if there is no memory for the text and the same tokens come again.
+  // Clears the draft even if append() runs out of memory, so that the estimator does not learn from it twice.
   const struct Spent {
     Draft& draft;
     ~Spent() { draft.clear(); }
   } spent{session.draft};
   contents_.change_live(*session.problem, [&](LiveText& live) { live.append(session.text, came); });
-  // The first token comes with the prompt. Of the other steps, one was asked a draft for.
+  // The first token comes with the prompt. Of the other steps, the worker asked for a draft for at most one.
   const std::size_t covered = session.asked || context.generated == 0 ? saved + 1 : saved;
   counters.generated_tokens += came.size();
   counters.undrafted_tokens += came.size() - std::min(came.size(), covered);
@@ -154,16 +154,16 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
   context.namespace_source.advance(came.size(), spent.draft.namespace_trail, came_true);
 }
 
-// What the sessions share is only read here, so that they may draft at the same time.
+// Only reads what the sessions share, so that they can draft in parallel.
 void StepRunner::draft_all(DraftLimits limits) {
-  // Sessions of one problem, one after the other, find its index in the cache.
+  // Sorted by problem, sessions of one problem find its index in the CPU cache.
   order_.resize(batch_.size());
   std::iota(order_.begin(), order_.end(), 0u);
   const auto problem_of = [this](std::uint32_t b)
                               REQUIRES(engine_lock) { return std::pair(batch_[b]->problem.get(), b); };
   std::ranges::sort(order_, {}, problem_of);
   workers_.run(batch_.size(), [&](int worker, std::size_t first, std::size_t last) {
-    assert_locked();  // by who runs this step, and waits for the workers
+    assert_locked();  // the thread that runs this step holds the lock and waits for the workers
     for (std::size_t i = first; i < last; ++i) {
       if (i + 1 < last) fetch(*batch_[order_[i + 1]]);
       draft_one(*batch_[order_[i]], limits, ahead_[worker]);
@@ -189,7 +189,7 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
   result.offsets.assign(1, 0);
   find_batch(request, result.outcomes);
   if (request.max_tokens > 0) workers_.announce(batch_.size());
-  // First all sessions append and teach, in order; then all draft, from the same knowledge.
+  // First all sessions append and the estimators learn, in order; then all sessions draft, from the same state.
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     const std::uint32_t b = rows_[i];
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
@@ -202,7 +202,8 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
   if (request.max_tokens > 0) draft_all({request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
   for (std::size_t i = 0; i < batch_.size(); ++i) {
-    result.offsets.resize(rows_[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // none for who is left out
+    result.offsets.resize(
+        rows_[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // empty drafts for sessions that are left out
     if (request.max_tokens > 0) {
       const Draft& draft = batch_[i]->draft;
       batch_[i]->asked = true;

@@ -1,4 +1,4 @@
-// A step: every session appends what it generated, the estimators learn from it, and every session drafts.
+// A step: every session appends its new tokens, the estimators learn from them, and every session drafts.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,34 @@
 
 namespace histospec {
 
-// Throws std::invalid_argument. What it cannot see from the request alone, StepRunner::run checks.
+// Checks the request alone; StepRunner::run checks it against the sessions. Throws std::invalid_argument.
 void check_step(const StepRequest& request);
 
 class StepRunner {
  public:
-  // `threads`: of those that draft, the caller's included.
+  // `threads`: how many threads draft, the caller's included.
   StepRunner(int threads, MemoryLedger& ledger, Registry& registry, Contents& contents)
       : ledger_(ledger), registry_(registry), contents_(contents), ahead_(threads), workers_(threads) {}
 
-  // As Engine::step(), for a request that check_step() has let through.
+  // As Engine::step(), for a request that check_step() has accepted.
   void run(const StepRequest& request, StepResult& result) REQUIRES(engine_lock);
 
  private:
   void find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) REQUIRES(engine_lock);
-  // `row`: of the session in the report.
+  // `row`: the session's row in the report.
   void append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) REQUIRES(engine_lock);
   void draft_all(DraftLimits limits) REQUIRES(engine_lock);
-  // `ahead` moves along the draft; it keeps its memory.
+  // `ahead` is scratch space that moves along the draft and keeps its memory.
   static void draft_one(Session& session, DraftLimits limits, DraftContext& ahead) REQUIRES(engine_lock);
 
   MemoryLedger& ledger_;
   Registry& registry_;
   Contents& contents_;
   std::uint64_t number_ GUARDED_BY(engine_lock) = 0;          // of this step
-  std::vector<Session*> batch_ GUARDED_BY(engine_lock);       // those that step
-  std::vector<std::uint32_t> rows_ GUARDED_BY(engine_lock);   // where they stand in the request
-  std::vector<std::uint32_t> order_ GUARDED_BY(engine_lock);  // of the batch, by what is asked
-  std::vector<DraftContext> ahead_ GUARDED_BY(engine_lock);   // of each worker
+  std::vector<Session*> batch_ GUARDED_BY(engine_lock);       // the sessions that step
+  std::vector<std::uint32_t> rows_ GUARDED_BY(engine_lock);   // their rows in the request
+  std::vector<std::uint32_t> order_ GUARDED_BY(engine_lock);  // of the batch, sorted by problem
+  std::vector<DraftContext> ahead_ GUARDED_BY(engine_lock);   // scratch space of each worker
   Workers workers_ GUARDED_BY(engine_lock);
 };
 

@@ -9,9 +9,9 @@
 namespace histospec {
 namespace {
 
-constexpr std::size_t kMapped = 64 << 10;  // from here on from the operating system
+constexpr std::size_t kMapped = 64 << 10;  // blocks of this size and more are mapped
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHeader = 16;  // what malloc adds
+constexpr std::size_t kHeader = 16;  // overhead of malloc
 
 }  // namespace
 
@@ -24,7 +24,7 @@ Block::Block(std::size_t bytes) {
       mapped_ = true;
       return;
     }
-    // The number of mappings is limited, too: then the heap.
+    // The operating system limits the number of mappings; use the heap instead.
   }
   data_ = static_cast<std::byte*>(::operator new(bytes));
   std::memset(data_, 0, bytes);

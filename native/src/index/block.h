@@ -1,7 +1,7 @@
-// One piece of memory for all arrays of a segment.
+// One block of memory for all arrays of a segment.
 //
-// Large pieces come straight from the operating system and go straight back: evicted segments leave no holes in the
-// heap, so that a memory budget holds for the process and not only for the books.
+// Large blocks are mapped from the operating system and unmapped at once. Evicted segments thereby leave no holes in
+// the heap, and the memory budget holds for the process and not only for the ledger.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class Block {
   Block& operator=(Block&& other) noexcept;
 
   std::byte* data() { return data_; }
-  // What it really takes.
+  // Its memory, with padding and overhead.
   std::size_t bytes() const { return bytes_; }
 
  private:
@@ -29,7 +29,7 @@ class Block {
   bool mapped_ = false;
 };
 
-// Lays arrays one after another: first to learn how much memory they need (base null), then into it.
+// Lays out arrays one after another. Run it once with a null base to learn the size, then again with the memory.
 class Layout {
  public:
   explicit Layout(std::byte* base) : base_(base) {}

@@ -7,12 +7,13 @@
 namespace histospec {
 namespace {
 
-// Text waits until it is so many tokens, or so much of what is indexed already: small segments cost more to follow than
-// they tell.
+// Text waits until it has this many tokens, or this share of the indexed tokens. Smaller segments cost more to follow
+// than they help.
 constexpr std::size_t kWaitingTokens = 4096;
 constexpr std::size_t kWaitingShare = 16;
 constexpr std::size_t kGrowth = 4;
-// Of the limit, one in so many: the largest segment. With one for all, the limit would take everything at once.
+// The largest segment is this part of the limit. With one segment for all text, the limit would evict everything at
+// once.
 constexpr std::size_t kLargestShare = 2;
 
 }  // namespace
@@ -47,7 +48,7 @@ NamespaceIndex::Batch NamespaceIndex::take() {
 std::shared_ptr<const Segments> NamespaceIndex::merge(const Batch& batch) const {
   std::vector<ResponseView> views;
   for (const Response& r : batch.fresh) views.push_back(r.view());
-  LeftOut evicted;  // nothing is too old here
+  LeftOut evicted;  // stays empty: this index has no window
   auto out =
       std::make_shared<Segments>(*with_segment(*batch.before, Segment::build(views), {std::numeric_limits<int>::max()},
                                                evicted, {kGrowth, max_tokens_ / kLargestShare, 2}));

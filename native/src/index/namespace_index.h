@@ -1,11 +1,11 @@
-// The namespace index: what any problem of the namespace has written, for contexts that a problem's own history does
-// not know (its first epoch, tool calls and other text that problems share).
+// The namespace index: text of all problems of a namespace, for contexts that are missing in a problem's own history
+// (in its first epoch, and for tool calls and other text that problems share).
 //
-// Segments as everywhere, over one response of each group that arrives: siblings are near copies of each other, and
-// what problems share, one of them shows. New text waits until there is enough of it for a segment; segments are merged
-// up to half the limit, so that few remain to be followed; the oldest go when all are larger than the limit.
+// It has segments over one response of each group that arrives: siblings are nearly the same, so one of them is enough
+// to find text that problems share. New text waits until there is enough for a segment. Segments are merged up to half
+// the limit, so that sources have few to follow. When all together are larger than the limit, the oldest go.
 //
-// Threads: none of its own. The engine's lock guards it; merging happens outside of it.
+// Threads: none of its own. The engine's lock guards it; merge() runs without the lock.
 #pragma once
 
 #include <memory>
@@ -19,13 +19,13 @@ class NamespaceIndex {
  public:
   explicit NamespaceIndex(std::size_t max_tokens) : max_tokens_(max_tokens) {}
 
-  // Whether so many tokens more leave it within one part in so many of its limit.
+  // Whether `tokens` more still fit into one `part`-th of its limit.
   bool has_room(std::size_t tokens, std::size_t part) const { return held_tokens() + tokens <= max_tokens_ / part; }
-  // Keeps a copy of the text. True when there is enough for take().
+  // Keeps a copy of the text. Returns true when there is enough for take().
   bool add(const ResponseView& response);
 
-  // In three moves, so that the slow one needs no lock: take() under the lock, merge() without, publish() under it.
-  // One at a time.
+  // Adding text has three parts, so that the slow one needs no lock: take() under the lock, merge() without it,
+  // publish() under it. Only one thread may do so at a time.
   struct Batch {
     std::shared_ptr<const Segments> before;
     std::vector<Response> fresh;
@@ -37,7 +37,7 @@ class NamespaceIndex {
   // Does nothing if the index was cleared or shrunk since take().
   void publish(const Batch& batch, std::shared_ptr<const Segments> merged);
   void clear();
-  // Gives up the oldest segment, or, when there is none, what waits for one. False when there was nothing.
+  // Drops the oldest segment or, if there is none, the waiting text. Returns false if there was nothing to drop.
   bool shrink();
 
   const std::shared_ptr<const Segments>& segments() const { return segments_; }

@@ -1,8 +1,7 @@
-// The rows of a segment: 7 bytes each, or 11 where numbers beyond 65,535 are needed, and one for every 8 rows.
+// The rows of a segment: 7 bytes each, or 11 if numbers exceed 65,535, and one byte for every 8 rows.
 //
 // A lookup needs all numbers of a row, so they lie together: reading a row touches one cache line, and its nearest
-// neighbours lie in the same line or the next. The LCP of two rows far apart is the least LCP of the neighbours between
-// them.
+// neighbours lie in the same line or the next. The LCP of two rows is the least LCP of the neighbours between them.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +38,7 @@ class Rows {
         blocks_(layout.take_array<std::uint8_t>(rows / kBlock)) {}
 
   std::size_t size() const { return size_; }
-  // Calls use(rows) with these rows in their width, so that a loop tests the width once and not for every row.
+  // Calls use(rows) with a view of the right width, so that a loop tests the width once and not for every row.
   template <typename Use>
   decltype(auto) read(Use use) const {
     return wide_ ? use(Wide{data_}) : use(Narrow{data_});
@@ -65,7 +64,7 @@ class Rows {
       store(at + 4, row.offset), store(at + 6, both);
     }
   }
-  // Call it after the last set(), before least_lcp().
+  // Call this after the last set() and before least_lcp().
   void seal() {
     for (std::uint32_t b = 0; b < blocks_.size(); ++b) blocks_[b] = least_lcp_of_block(b);
   }
@@ -76,8 +75,8 @@ class Rows {
     return true;
   }
 
-  // The least LCP of the rows [first, last), or `bound` if that is less. Whole blocks first: after them, single rows
-  // are seldom read.
+  // The least LCP of the rows [first, last), or `bound` if that is less. Reads whole blocks first, because after them
+  // single rows are seldom needed.
   std::uint8_t least_lcp(std::uint32_t first, std::uint32_t last, std::uint8_t bound) const {
     const std::uint32_t first_block = (first + kBlock - 1) / kBlock, last_block = last / kBlock;
     if (first_block > last_block) return bound > 0 ? least_lcp_of(first, last, bound) : bound;
@@ -115,7 +114,7 @@ class Rows {
   static constexpr std::size_t kNarrow = 7, kWide = 11;
   static constexpr std::uint32_t kBlock = 8;
 
-  // The LCP and the epoch lie in one byte.
+  // The LCP and the epoch share one byte.
   static constexpr int kLcpBits = 6;
   static_assert(kMaxOrder < 1 << kLcpBits && kEpochs <= 1 << (8 - kLcpBits));
   static constexpr std::uint8_t lcp_of(std::uint8_t both) { return both & ((1 << kLcpBits) - 1); }

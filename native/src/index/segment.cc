@@ -45,7 +45,7 @@ std::vector<Response> Segment::responses() const {
 }
 
 std::size_t Segment::bytes() const {
-  constexpr std::size_t kAllocation = 32;  // what malloc and the shared pointer add
+  constexpr std::size_t kAllocation = 32;  // overhead of malloc and the shared pointer
   return sizeof(*this) + kAllocation + memory_.bytes();
 }
 
@@ -70,7 +70,7 @@ Place Segment::find(Tokens context) const {
 std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::uint32_t rank) const {
   constexpr std::uint32_t kNearby = 3;
   return rows_.read([&](auto rows) -> std::optional<std::uint32_t> {
-    // What followed a row that ends may only be hidden: nothing is known of the rows beyond.
+    // At a row with a separator, the token that followed may be hidden, so the rows beyond it tell nothing.
     const std::uint32_t top = place.row - std::min(place.row, place.above > 0 ? kNearby : 0);
     for (std::uint32_t r = place.row; r > top;) {
       const Row row = rows[--r];
@@ -89,7 +89,7 @@ std::optional<std::uint32_t> Segment::continued_nearby(const Place& place, std::
 
 void Segment::extend(Place& place, Token token) const {
   // If `token` followed the row next to the place, the new place is on the same side of that row's next row. The LCP of
-  // that one and the row beyond is the match length with the row beyond, unless it is as long as the match itself.
+  // the next row and the row beyond is the match length with the row beyond, unless it is as long as the match itself.
   const auto longer = [](std::uint8_t length) { return std::min<std::uint8_t>(length + 1, kMaxOrder); };
   if (place.below > 0) {
     const Row row = rows_[place.row];
@@ -116,7 +116,8 @@ void Segment::extend(Place& place, Token token) const {
     place = nowhere();
     return;
   }
-  // The neighbours of the new place continue the nearest rows on either side of the old one that the token followed.
+  // The neighbours of the new place follow from the nearest rows, on either side of the old place, with this next
+  // token.
   const std::uint32_t first = first_[c], last = first_[c + 1];
   const std::optional<std::uint32_t> nearby = continued_nearby(place, c);
   const std::uint32_t row = nearby ? *nearby : previous_row_.lower_bound(first, last, place.row);
@@ -156,7 +157,7 @@ void Segment::check_integrity() const {
     tokens += extent.end - extent.start;
     const std::uint8_t name = epoch_name(extent.epoch);
     require(name + 1 == Rows::kEpochs ? extent.epoch <= epochs_[name] : extent.epoch == epochs_[name],
-            "an epoch has another's name");
+            "a row's epoch stands for another epoch");
     std::fill(epochs.begin() + end + 1, epochs.begin() + extent.end + 1, name);
     end = extent.end;
   }
@@ -170,8 +171,8 @@ void Segment::check_integrity() const {
     row_before = previous_row_[row];
     position[row] = p;
     require(rows_[row].next_row == next_row, "`next_row` does not lead back");
-    require(rows_[row].offset == offsets[p], "a row says another offset");
-    require(rows_[row].epoch == epochs[p], "a row says another epoch");
+    require(rows_[row].offset == offsets[p], "a row has a wrong offset");
+    require(rows_[row].epoch == epochs[p], "a row has a wrong epoch");
     next_row = row;
   }
   require(row_before == last_row_, "`previous_row` is not one circle");
@@ -179,7 +180,7 @@ void Segment::check_integrity() const {
   for (std::uint32_t row = 0; row < n; ++row) {
     const std::uint32_t p = position[row], next = p == n ? kSeparator : ranks[p];
     require(rows_[row].next_rank == next || (masked_ && rows_[row].next_rank == kSeparator),
-            "what followed a context is not what stands there");
+            "a row has a wrong next token");
     int common = 0;
     if (row > 0) {
       const std::uint32_t other = position[row - 1];

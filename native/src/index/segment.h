@@ -1,44 +1,44 @@
 // A segment: the immutable index of some finished responses of one problem.
 //
-// It answers: which tokens followed this context, how often, and where?
+// It answers: which tokens followed a context, how often, and where?
 //
-// Layout. The responses lie one after another, each behind a separator and the end of its prompt (its head):
+// Layout. The responses lie one after another. Each follows a separator and the end of its prompt (its head):
 //
 //     text   0 h h h a b c d e  0 h h h a b x d  0 …          n tokens, as ranks in the segment's own alphabet
 //     i      0 1 2 3 4 …
 //
-// Sort all positions i by what stands BEFORE them, read backwards: text[i-1], text[i-2], … Positions with the same last
-// k tokens become neighbours, for every k at once: the contexts of length k + 1 are intervals inside that of length k.
-// A sorted array is a suffix tree stored flat: an interval is a node, and here the tree is that of the reversed text,
-// so that a longer context is a deeper node and the tokens that followed stand side by side:
+// Sort all positions i by the text BEFORE them, read backwards: text[i-1], text[i-2], … Positions with the same last k
+// tokens become neighbours, for every k at once: the contexts of length k + 1 are intervals inside that of length k. A
+// sorted array is a suffix tree stored flat, and an interval is a node. Here it is the tree of the reversed text, so a
+// longer context is a deeper node and the tokens that followed stand side by side:
 //
-//     one row a position, r = 0 … n - 1; each number 2 bytes, or 4 beyond 65,535 positions or distinct tokens
-//     next_rank[r]     the token at position i: what followed this context
-//     next_row[r]      the row of position i + 1, i.e. of the same context and what followed it
-//     offset[r]        how far position i is into its response; always 2 bytes
+//     one row per position, r = 0 … n - 1; each number 2 bytes, or 4 beyond 65,535 positions or distinct tokens
+//     next_rank[r]     the token at position i: the token that followed this context
+//     next_row[r]      the row of position i + 1, i.e. of this context and the token that followed it
+//     offset[r]        the offset of position i in its response; always 2 bytes
 //     lcp[r]           the match length of the contexts of rows r - 1 and r, up to kMaxOrder; 6 bits
-//     epoch[r]         which of the newest epochs of the segment its response is of; 2 bits
-//     previous_row[r]  the row of position i - 1, i.e. of the same context without its newest token
-//     first[t]         where the rows begin whose newest context token is t; one a distinct token
+//     epoch[r]         the epoch of its response, among the newest of the segment; 2 bits
+//     previous_row[r]  the row of position i - 1, i.e. of this context without its newest token
+//     first[t]         the first row whose newest context token is t; one per distinct token
 //
 // `next_rank` is the Burrows-Wheeler transform of the reversed text, `next_row` its last-to-first mapping (LF-mapping),
 // and `previous_row` the inverse of that. `lcp` is the array of longest common prefixes, here of texts read backwards.
-// Inside the rows of one token t, `previous_row` ascends: they are the rows that are followed by t, in their own order.
+// Inside the rows of one token t, `previous_row` ascends: it lists the rows that are followed by t, in their own order.
 // A context has a place among the rows: the gap where it would be sorted in. The place of "context + t" is the gap that
-// the place of "context" falls into among the rows of t: one binary search (backward search; P. Ferragina, G. Manzini,
-// "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either side of
-// the gap match the context the longest, and `lcp` gives the match length. Going outwards from the gap, match lengths
-// never grow, so a lookup need not know where the intervals of shorter contexts end. Neither the text nor the positions
-// are stored: walking `previous_row` gives them back.
+// the place of "context" falls into among the rows of t. It takes one binary search (backward search; P. Ferragina, G.
+// Manzini, "Opportunistic data structures with applications", FOCS 2000), without touching the text. The rows on either
+// side of the gap have the longest match with the context, and `lcp` gives its length. Going outwards from the gap,
+// match lengths never grow, so a lookup need not know where the intervals of shorter contexts end. Neither the text nor
+// the positions are stored: walking `previous_row` restores them.
 //
-// Cost. 9 bytes a token up to 65,535 tokens a segment, 15 beyond, and about 10 bytes a distinct token. Building: ranks
-// by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token tries three ways. If that token
-// followed the row next to the place, as it does along a repeated text, the move reads two rows, each in one cache line
-// (rows.h). Else the move tries the nearest rows, from which most drafts come. Else it takes one binary search in one
-// contiguous piece of `previous_row`. In the last two, the match length is the least `lcp` of the rows that were
-// jumped.
+// Cost. 9 bytes per token up to 65,535 tokens in a segment, 15 beyond, and about 10 bytes per distinct token. Building:
+// ranks by hashing, one suffix sort (SA-IS, linear), two passes. Moving a place by one token tries three ways. If that
+// token followed the row next to the place, as it does along a repeated text, the move reads two rows, each in one
+// cache line (rows.h). Otherwise the move tries the nearest rows, from which most drafts come. Otherwise it takes one
+// binary search in one contiguous piece of `previous_row`. In the last two cases, the match length is the least `lcp`
+// of the rows that were jumped.
 //
-// Threads. Immutable once built: any number of readers, no lock.
+// Threads. A segment is immutable once built: any number of readers, no lock.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@
 namespace histospec {
 
 // Where a context stands among the rows of a segment: between row - 1 and row. `above` is its match length with row -
-// 1, `below` that with row.
+// 1, `below` its match length with row.
 struct Place {
   std::uint32_t row = 0;
   std::uint8_t above = 0;
@@ -69,12 +69,12 @@ struct Neighbour {
   std::uint32_t next_rank;    // the rank that followed; kSeparator where a response ended or nothing was generated
   std::uint16_t offset;       // tokens of its response before it; 0 inside the head, 65,535 means as many or more
   std::uint8_t match_length;  // how many tokens of the context stand before it
-  std::uint8_t epoch;         // of its response: a name for Segment::epoch()
+  std::uint8_t epoch;         // of its response: an argument for Segment::epoch()
 };
 
 class Segment {
  public:
-  static constexpr std::uint32_t kSeparator = 0;  // the rank that stands between responses; nothing is drafted from it
+  static constexpr std::uint32_t kSeparator = 0;  // the rank between responses; never drafted
 
   struct Extent {
     std::uint32_t start;  // position of the first token after the head
@@ -85,16 +85,16 @@ class Segment {
   // The index of these responses, in this order. Throws std::length_error beyond 2^31 tokens.
   static std::shared_ptr<const Segment> build(std::span<const ResponseView> responses);
 
-  // The responses again, equal to what was indexed.
+  // The indexed responses, restored.
   std::vector<Response> responses() const;
   std::span<const Extent> extents() const { return extents_; }
   std::size_t tokens() const { return tokens_; }
-  // The epoch that Neighbour::epoch names. The last name stands for all older epochs, too.
+  // The epoch that a Neighbour::epoch stands for. The last one also stands for all older epochs.
   std::int64_t epoch(std::uint8_t name) const { return epochs_[name]; }
-  // What this object holds, allocations included.
+  // The memory of this object, allocations included.
   std::size_t bytes() const;
 
-  // The rank of a token, kSeparator if the segment does not have it; and back.
+  // The rank of a token, or kSeparator if the segment does not have it; and the token of a rank.
   std::uint32_t rank(Token token) const;
   Token token(std::uint32_t rank) const { return alphabet_[rank]; }
 
@@ -104,14 +104,14 @@ class Segment {
   void extend(Place& place, Token token) const;
 
   std::uint32_t rows() const { return static_cast<std::uint32_t>(rows_.size()); }
-  // How many rows on either side of a place are worth reading: with a long match, fewer tell as much.
+  // How many rows on either side of a place are worth reading. With a long match, fewer rows are enough.
   static constexpr int kNear = 6;
   static int most_near(const Place& place) {
     constexpr int kMuch = 11, kFew = 4;
     return place.depth() < kMuch ? kNear : kFew;
   }
-  // Calls visit(neighbour, nearness) for the rows nearest to a place that match its context at all: at most `most`
-  // above it, nearest first, then as many below. The nearest has nearness 0.
+  // Calls visit(neighbour, nearness) for the rows near a place that match its context: at most `most` above it, nearest
+  // first, then at most `most` below. The nearest has nearness 0.
   template <typename Visit>
   void each_near(const Place& place, int most, Visit visit) const {
     if (place.above > 0) rows_.prefetch(rows_[place.row - 1].next_row);
@@ -138,9 +138,9 @@ class Segment {
   void check_integrity() const;
 
  private:
-  struct Ranked;  // the text on its way into rows
+  struct Ranked;  // the text while a segment is built
 
-  // Open addressing: the first slot of a token for which `fits`.
+  // Open addressing: the first slot for the token where fits(slot) is true.
   template <typename Fits>
   static std::size_t find_slot(Token token, std::size_t slots, Fits fits) {
     const std::uint32_t hash = static_cast<std::uint32_t>(token) * 2654435769u;
@@ -162,9 +162,9 @@ class Segment {
   }
   void name_epochs();
   std::uint8_t epoch_name(std::int64_t epoch) const;
-  // Rank by rank, in the order in which the responses lie.
+  // The text as ranks, in the order of the responses.
   std::vector<std::uint32_t> text() const;
-  // Where this token moves a place, if it followed one of the nearest rows: the row below the new place.
+  // The row below the new place, if the token followed one of the nearest rows.
   std::optional<std::uint32_t> continued_nearby(const Place& place, std::uint32_t rank) const;
   Place nowhere() const { return {rows() / 2, 0, 0}; }
 
@@ -172,8 +172,8 @@ class Segment {
   bool masked_ = false;
   std::array<std::int64_t, Rows::kEpochs> epochs_{};  // the newest, newest first; fewer are followed by zeros
   int epochs_named_ = 0;
-  std::uint32_t last_row_ = 0;  // of the position after the last token: where walking `previous_row` starts
-  Block memory_;                // of all that follows
+  std::uint32_t last_row_ = 0;  // of the position after the last token: where a walk along `previous_row` starts
+  Block memory_;                // of all arrays below
   std::span<Extent> extents_;
   std::span<Token> alphabet_;  // rank -> token; [kSeparator] is -1
   Words slots_;                // open addressing, token -> rank, 0 is free

@@ -1,4 +1,4 @@
-// How a segment is built: ranks, rows, LCPs of neighbours, tokens that were not generated.
+// Builds a segment: ranks, rows, LCPs of neighbours, and tokens that were not generated.
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
@@ -56,7 +56,7 @@ std::shared_ptr<const Segment> Segment::build(std::span<const ResponseView> resp
 Segment::Ranked Segment::rank(std::span<const ResponseView> responses) {
   std::size_t n = 0;
   for (const ResponseView& r : responses) n += 1 + tail(r.head).size() + r.tokens.size();
-  if (n >= kMaxText) throw std::length_error("segment: " + std::to_string(n) + " tokens are more than 2^31 - 1");
+  if (n >= kMaxText) throw std::length_error("segment: has " + std::to_string(n) + " tokens, must be at most 2^31 - 1");
   Ranked ranked;
   ranked.text.reserve(n);
   ranked.extents.reserve(responses.size());
@@ -104,8 +104,8 @@ void Segment::name_epochs() {
   }
 }
 
-// Tool and user turns are context: nothing may be drafted from them, so what "followed" there is a separator. By
-// position; empty if all was generated.
+// Which positions hold tokens of tool and user turns. These are context and must not be drafted, so their rows get a
+// separator as the next token. Empty if all tokens were generated.
 std::vector<bool> Segment::hidden(std::span<const ResponseView> responses, const Ranked& ranked) {
   std::vector<bool> hidden;
   for (std::size_t j = 0; j < responses.size(); ++j) {
@@ -119,9 +119,9 @@ std::vector<bool> Segment::hidden(std::span<const ResponseView> responses, const
   return hidden;
 }
 
-// The text is a circle: its first separator also follows its last token. Then every position has a context and every
-// token has a row, and `previous_row` is a permutation. The sort knows no circle, which shows in one place: position 1,
-// with nothing before its separator, sorts first, wherever the whole text (position n, from which it comes) sorts.
+// The text is a circle: its first separator also follows its last token. Every position thereby has a context and every
+// token has a row, and `previous_row` is a permutation. The suffix sort does not know of the circle. This matters at
+// one place: position 1, with nothing before its separator, sorts first, wherever position n (the whole text) sorts.
 void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
   const std::vector<std::uint32_t>& text = ranked.text;
   const auto n = static_cast<std::uint32_t>(text.size());
@@ -143,8 +143,8 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
     if (row != last_row_) previous_row_.set(cursor[text[position[row]]]++, row);
   }
 
-  // LCPs of neighbours: T. Kasai et al., "Linear-time longest-common-prefix computation in suffix arrays", CPM 2001:
-  // for a context without its newest token, the LCP is at most one token less. No match goes across a separator.
+  // LCPs of neighbours: T. Kasai et al., "Linear-time longest-common-prefix computation in suffix arrays", CPM 2001.
+  // For a context without its newest token, the LCP is at most one token less. Matches end at a separator.
   int lcp = 0;
   std::uint32_t next_row = 0;
   auto extent = extents_.rbegin();

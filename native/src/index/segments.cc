@@ -37,7 +37,7 @@ std::shared_ptr<const Segment> merged(std::span<const std::shared_ptr<const Segm
   return Segment::build(views);
 }
 
-// How many of the newest segments are to be merged; 1: none.
+// How many of the newest segments to merge; 1: none.
 std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
   std::size_t length = 0, tokens = 0, largest = 0;
   for (auto segment = segments.rbegin(); segment != segments.rend(); ++segment, ++length) {
@@ -49,7 +49,7 @@ std::size_t run_to_merge(const Segments& segments, const MergePolicy& policy) {
   return length >= (tokens <= policy.small ? policy.fan_in : 2) ? length : 1;
 }
 
-// Takes away the segments from the front that hold nothing of the newest `most` responses.
+// Removes the oldest segments that hold none of the newest `most` responses.
 void leave_out_oldest(Segments& segments, std::size_t most, LeftOut& evicted) {
   std::size_t newer = 0;
   for (auto segment = segments.end(); segment != segments.begin(); newer += (*segment)->extents().size()) {
@@ -62,7 +62,7 @@ void leave_out_oldest(Segments& segments, std::size_t most, LeftOut& evicted) {
   }
 }
 
-// Takes away the segments that hold nothing of the window; returns the oldest epoch that it keeps.
+// Removes the segments outside of the window; returns the oldest epoch that the window keeps.
 std::int64_t slide(Segments& segments, Window window, LeftOut& evicted) {
   const std::int64_t oldest = oldest_kept(segments, window.epochs);
   std::erase_if(segments, [&](const auto& segment) {

@@ -1,4 +1,4 @@
-// Several segments, oldest first: the history of a problem, or the common text of a namespace.
+// Several segments, oldest first: the history of a problem, or the shared text of a namespace.
 #pragma once
 
 #include <atomic>
@@ -10,8 +10,8 @@
 
 namespace histospec {
 
-// A snapshot: swapped as a whole, never changed. Each has a number that none had before, by which it is known again
-// without being kept.
+// A snapshot, which is replaced as a whole and never changed. Each has a unique number, so that a source can recognise
+// it without owning it.
 class Segments : public std::vector<std::shared_ptr<const Segment>> {
  public:
   using vector::vector;
@@ -28,9 +28,10 @@ class Segments : public std::vector<std::shared_ptr<const Segment>> {
   const std::uint64_t number_ = next_number();
 };
 
-// Which of the newest segments are merged: a run of similar ones, each less than `growth` times the largest of those
-// newer than itself, as soon as there are two of them; as long as all together are small, at `fan_in`. So each token is
-// indexed again O(log n) times, and seldom while responses come one by one. At most `largest` tokens are merged.
+// Which of the newest segments are merged: a run in which each has less than `growth` times the tokens of the largest
+// newer one. Two segments are enough for a merge; while all together have at most `small` tokens, it takes `fan_in`.
+// Each token is thereby indexed again O(log n) times, and seldom while responses come one by one. A merged segment has
+// at most `largest` tokens.
 struct MergePolicy {
   std::size_t growth = 2;
   std::size_t largest = SIZE_MAX;
@@ -38,13 +39,14 @@ struct MergePolicy {
   std::size_t small = 16384;
 };
 
-// What is kept of a history: the responses of so many of the newest epochs, and of these about the newest so many.
+// Which part of a history is kept: the responses of the newest `epochs` epochs, and of these about the newest
+// `responses`.
 struct Window {
   int epochs;
   std::size_t responses = SIZE_MAX;
 };
 
-// Responses that the window left out, by the limit that they were over.
+// How many responses the window left out, by the limit that they exceeded.
 struct LeftOut {
   std::size_t epochs = 0;
   std::size_t responses = 0;
@@ -52,14 +54,13 @@ struct LeftOut {
   std::size_t all() const { return epochs + responses; }
 };
 
-// `segments` with `fresh` behind them, after the housekeeping that keeps them few: merging, and what is outside of the
-// window is left out where it can be: a whole segment at once, single responses when they are merged. `evicted` grows
-// by the responses left out.
+// Returns `segments` with `fresh` at their end. Merges segments by the policy, and leaves out what is outside of the
+// window: a segment as a whole, single responses when they are merged. Adds the responses left out to `evicted`.
 std::shared_ptr<const Segments> with_segment(const Segments& segments, std::shared_ptr<const Segment> fresh,
                                              Window window, LeftOut& evicted, MergePolicy policy = {});
 
-// `segments` with `stored` before them, which is older: what is outside of the window is left out where it can be.
-// Nothing is merged: that comes when newer responses do.
+// Returns `segments` with `stored`, which is older, before them. Leaves out segments outside of the window. Merges
+// nothing; the next with_segment() does.
 std::shared_ptr<const Segments> with_stored(const Segments& segments, std::shared_ptr<const Segment> stored,
                                             Window window, LeftOut& evicted);
 

@@ -52,7 +52,7 @@ class Sorter {
     std::copy(first_.begin() + 1, first_.end(), edge_.begin());
     for (auto i = lms.rbegin(); i != lms.rend(); ++i) order_[--edge_[text_[*i]]] = *i;
     std::copy(first_.begin(), first_.end(), edge_.begin());
-    order_[edge_[text_[n_ - 1]]++] = n_ - 1;  // the last suffix is L: what follows it is the smallest of all
+    order_[edge_[text_[n_ - 1]]++] = n_ - 1;  // the last suffix is L: its right neighbour is empty, the smallest of all
     for (std::uint32_t r = 0; r < n_; ++r) {
       const std::uint32_t i = order_[r];
       if (i != kNone && i > 0 && !small_[i - 1]) order_[edge_[text_[i - 1]]++] = i - 1;

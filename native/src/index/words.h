@@ -1,4 +1,4 @@
-// An array of small unsigned numbers in memory that its owner provides: two bytes each if they fit, else four.
+// An array of unsigned numbers in memory of its owner: two bytes each if they fit, else four.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class Words {
     }
   }
 
-  // The first index in [first, last) whose number is not below `value`; the numbers there are sorted.
+  // The first index in [first, last) whose number is at least `value`; the numbers there are sorted.
   std::uint32_t lower_bound(std::uint32_t first, std::uint32_t last, std::uint32_t value) const {
     return wide_ ? lower_bound(wide(), first, last, value) : lower_bound(narrow(), first, last, value);
   }
@@ -38,7 +38,7 @@ class Words {
   static std::uint32_t lower_bound(const Word* words, std::uint32_t first, std::uint32_t last, std::uint32_t value) {
     std::uint32_t n = last - first;
     if (n == 0) return first;
-    while (n > 1) {  // no branch depends on what is read
+    while (n > 1) {  // without a branch on the data
       const std::uint32_t half = n / 2;
       first += words[first + half - 1] < value ? half : 0;
       n -= half;

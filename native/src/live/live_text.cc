@@ -9,14 +9,15 @@
 namespace histospec {
 namespace {
 
-// How many places holds() looks at.
+// How many places holds() visits.
 constexpr int kHeldPlaces = 64;
-// Bytes of a text that take_freed() gives away.
+// Texts of this many bytes and more go to take_freed().
 constexpr std::size_t kLargeText = 1 << 15;
-// What a node of the map of prompts takes.
+// Bytes of a node of the map of prompts.
 constexpr std::size_t kPromptNode = 40;
 
-// How many tokens two texts that end there have in common at their ends, at least 2 and at most `most`.
+// The length of the common suffix of two texts that end at `a` and `b`. At least 2 (their last pairs are equal), at
+// most `most`.
 int common_end(const Token* a, const Token* b, int most) {
   int length = 2;
   for (; length + 2 <= most; length += 2) {  // two at a time
@@ -51,7 +52,7 @@ LiveText::TextId LiveText::allocate(State state) {
   return id;
 }
 
-// A text whose places end at its tokens from `first` on.
+// Adds a text whose places end at its tokens from `first` on.
 LiveText::TextId LiveText::add(State state, Tokens tokens, std::uint32_t first, Buffers&& buffers) {
   const TextId id = allocate(state);
   Text& text = texts_[id];
@@ -97,8 +98,8 @@ LiveText::TextId LiveText::open(Tokens prompt, Buffers&& buffers) {
     }
     texts_[prompt_text].hash = hash;
   }
-  // The head is in the prompt's own text already. Places of this text are what ends after the head, and the end of the
-  // head itself: what will stand there is the first generated token.
+  // The prompt's own text has the head already. The places of this text are those that end after the head, and the one
+  // at the end of the head itself, which the first generated token will follow.
   const Tokens head = tail(prompt);
   const auto size = static_cast<std::uint32_t>(head.size());
   TextId id;
@@ -137,7 +138,7 @@ void LiveText::append(TextId id, Tokens tokens) {
   }
 }
 
-// Room for the places of all tokens of a text, and numbers for them.
+// Allocates links and place numbers for all tokens of a text.
 void LiveText::make_room(TextId id) {
   Text& text = texts_[id];
   const std::size_t chunks = (text.tokens.size() + kChunk - 1) / kChunk;
@@ -161,7 +162,7 @@ void LiveText::make_room(TextId id) {
   count(text);
 }
 
-// Makes at most so many more tokens searchable; where memory runs out, none.
+// Makes at most `most` more tokens searchable; none if memory runs out.
 void LiveText::link(TextId id, std::size_t most) {
   Text& text = texts_[id];
   const std::uint32_t before = text.linked;
@@ -188,7 +189,7 @@ void LiveText::unlink(Text& text, std::uint32_t i) {
   if (after != kNone) {
     link_of(after).before = before;
   } else if (before != kNone) {
-    newest_(text.tokens[i - 1], text.tokens[i]) = before;  // known, so it does not allocate
+    newest_(text.tokens[i - 1], text.tokens[i]) = before;  // the table has the pair, so it does not allocate
   } else {
     newest_.erase(text.tokens[i - 1], text.tokens[i]);
   }
@@ -221,7 +222,7 @@ void LiveText::drop(TextId id) {
   release(id);
 }
 
-// The text goes. Its tokens stay until tidy() has unlinked them: places of other texts link to this one's.
+// Forgets the text. Its tokens stay until tidy() has unlinked them, because places of other texts link to its places.
 void LiveText::release(TextId id) {
   Text& text = texts_[id];
   const TextId prompt = text.prompt;
@@ -245,7 +246,7 @@ void LiveText::free(TextId id) {
   if (text.counted >= kLargeText) {
     try {
       freed_.push_back({std::move(text.tokens), std::move(text.links)});
-    } catch (const std::bad_alloc&) {  // then it is destroyed here
+    } catch (const std::bad_alloc&) {  // then it is destroyed here, under the lock
     }
   }
   text = Text();

@@ -1,12 +1,12 @@
 // The newest place of every pair of neighbouring tokens: a hash table that grows page by page.
 //
 // Extendible hashing (R. Fagin et al., "Extendible hashing: a fast access method for dynamic files", 1979): the first
-// bits of a hash choose a page in a directory, the others a slot in it. A full page becomes two, and the directory
-// doubles where it does not tell them apart. So no insertion moves more than one page of slots, however many pairs
-// there are: the table is changed under the engine's lock.
+// bits of a hash choose a page in a directory, other bits a slot in the page. A full page is split in two. The
+// directory doubles if it cannot tell the two apart. No insertion moves more than one page of slots, however many pairs
+// there are. This matters because the table changes under the engine's lock.
 //
-// A look-up reads an entry of the directory, which is small, and a line of memory or two. 12 bytes a slot, of which a
-// quarter to a half is in use.
+// A lookup reads an entry of the directory, which is small, and one or two cache lines. A slot has 12 bytes; a quarter
+// to a half of the slots are in use.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace histospec {
 
 class PairTable {
  public:
-  // A number that means something to the owner of the table; kNone is no place.
+  // A number chosen by the owner of the table; kNone is no place.
   using Place = std::uint32_t;
   static constexpr Place kNone = 0;
 
@@ -28,15 +28,15 @@ class PairTable {
   PairTable(const PairTable&) = delete;
   PairTable& operator=(const PairTable&) = delete;
 
-  // The place of the pair; kNone if the table does not have it.
+  // The place of the pair; kNone if the table does not have the pair.
   Place find(Token a, Token b) const {
     if (directory_.empty()) return kNone;
     const std::uint64_t hash = hash_of(a, b);
     const Entry& entry = directory_[prefix(hash)];
     return entry.slots[slot_of(entry, hash, a, b)].place;
   }
-  // Where the place of the pair stands; kNone there if the pair is new: set it to another. Good until the next call.
-  // Throws std::bad_alloc and has changed nothing.
+  // A reference to the place of the pair, valid until the next call. For a new pair it is kNone, and the caller must
+  // set another value. Throws std::bad_alloc and changes nothing.
   Place& operator()(Token a, Token b) {
     const std::uint64_t hash = hash_of(a, b);
     if (directory_.empty()) begin();
@@ -52,12 +52,12 @@ class PairTable {
       grow(entry.page, prefix(hash));
     }
   }
-  // Forgets a pair that the table has. Never allocates.
+  // Removes a pair that the table has. Never allocates.
   void erase(Token a, Token b) {
     const std::uint64_t hash = hash_of(a, b);
     const Entry& entry = directory_[prefix(hash)];
     std::size_t hole = slot_of(entry, hash, a, b);
-    // What follows moves up, where it does not begin behind the hole (D. Knuth, TAOCP 3, 6.4, algorithm R).
+    // Entries that follow move up unless they begin behind the hole (D. Knuth, TAOCP 3, 6.4, algorithm R).
     for (std::size_t i = (hole + 1) & entry.mask; entry.slots[i].place != kNone; i = (i + 1) & entry.mask) {
       const std::size_t home = first_slot(hash_of(entry.slots[i].a, entry.slots[i].b), entry.mask);
       if (((i - home) & entry.mask) < ((i - hole) & entry.mask)) continue;
@@ -69,7 +69,7 @@ class PairTable {
     --used_;
   }
 
-  // How many slots a look-up of the pair reads.
+  // How many slots a lookup of the pair reads.
   std::size_t probes(Token a, Token b) const {
     const std::uint64_t hash = hash_of(a, b);
     const Entry& entry = directory_[prefix(hash)];
@@ -90,7 +90,7 @@ class PairTable {
   struct Page {
     std::unique_ptr<Slot[]> slots;
     std::uint32_t used = 0;
-    int depth = 0;  // bits of a hash that all its pairs have in common
+    int depth = 0;  // how many bits the hashes of its pairs have in common
   };
   struct Entry {
     Slot* slots;
@@ -99,9 +99,9 @@ class PairTable {
   };
 
   static constexpr std::uint32_t kFirstPage = 64;
-  // Slots of a page from which on it is split instead of doubled: 48 KiB.
+  // A page of this many slots (48 KiB) is split instead of doubled.
   static constexpr std::uint32_t kLargestPage = 4096;
-  // The directory has at most one entry for so many pairs: where hashes begin alike, pages grow instead.
+  // The directory has at most one entry per this many pairs. If many hashes begin alike, pages grow instead.
   static constexpr std::size_t kPairsAnEntry = 256;
 
   static std::uint64_t hash_of(Token a, Token b) {
@@ -109,7 +109,7 @@ class PairTable {
         static_cast<std::uint64_t>(static_cast<std::uint32_t>(a)) << 32 | static_cast<std::uint32_t>(b);
     return key * 0x9e3779b97f4a7c15ull;
   }
-  // Bits that the directory does not look at, and high enough to depend on both tokens.
+  // Uses bits that the directory does not use and that are high enough to depend on both tokens.
   static std::size_t first_slot(std::uint64_t hash, std::uint32_t mask) { return (hash >> 40) & mask; }
   static std::size_t slot_of(const Entry& entry, std::uint64_t hash, Token a, Token b) {
     std::size_t i = first_slot(hash, entry.mask);
@@ -127,7 +127,7 @@ class PairTable {
     slots_ = kFirstPage;
   }
 
-  // Makes room in the page that the directory's entry `at` leads to.
+  // Makes room in the page of the directory's entry `at`.
   void grow(std::uint32_t page, std::size_t at) {
     const std::uint32_t size = directory_[at].mask + 1;
     const bool splits = size >= kLargestPage && (pages_[page].depth < depth_ || 2 * directory_.size() * kPairsAnEntry <=
@@ -148,7 +148,7 @@ class PairTable {
     move(page, at, size, std::move(upper));
   }
 
-  // Moves a page into new slots; where `upper` is given, those whose next bit is set go there, as a page of their own.
+  // Moves a page into new slots. If `upper` is given, the pairs whose next bit is set go there, as a page of their own.
   void move(std::uint32_t page, std::size_t at, std::uint32_t size, std::unique_ptr<Slot[]> upper) {
     auto lower = std::make_unique<Slot[]>(size);
     const std::unique_ptr<Slot[]> old = std::move(pages_[page].slots);
@@ -179,7 +179,7 @@ class PairTable {
 
   std::vector<Page> pages_;
   std::vector<Entry> directory_;
-  int depth_ = 0;  // bits of a hash that the directory looks at
+  int depth_ = 0;  // how many bits of a hash the directory uses
   std::size_t slots_ = 0;
   std::size_t used_ = 0;
 };

@@ -1,7 +1,7 @@
-// The ledger: what everything in the engine holds, in bytes, and of each namespace also in problems, sessions,
-// responses and tokens. Kept up to date rather than counted, because the memory budget asks for it at every step.
+// The ledger: the bytes of everything in the engine, and the problems, sessions, responses and tokens of each
+// namespace. It is kept up to date instead of counted, because the memory budget needs it at every step.
 //
-// A part of a problem is changed while a Change of it is alive: that compares it before and after.
+// Every change of a part of a problem happens during the life of a Change, which compares the part before and after.
 #pragma once
 
 #include <array>
@@ -18,21 +18,21 @@ class MemoryLedger {
   class Change;
   class Merge;
 
-  // A problem comes, or goes; as it is now.
+  // Books a problem that is added, or removed, with its present parts.
   void enter(const Problem& problem) REQUIRES(engine_lock);
   void leave(const Problem& problem) REQUIRES(engine_lock);
-  // What a namespace holds beside its problems has changed, or is there for the first time.
+  // Books what a namespace holds besides its problems, after a change or when the namespace is new.
   void update(Namespace& namespace_) REQUIRES(engine_lock);
   void leave(Namespace& namespace_) REQUIRES(engine_lock);
 
   std::size_t memory_bytes() const REQUIRES(engine_lock);
-  // The part of it that running sessions and what has just finished need: it cannot be evicted.
+  // The part that cannot be evicted: running sessions and responses that have just finished.
   std::size_t running_bytes() const REQUIRES(engine_lock);
   std::size_t evictable_bytes() const REQUIRES(engine_lock) { return memory_bytes() - running_bytes(); }
-  // Finished, and not yet in a segment.
+  // Tokens of finished responses that are not in a segment yet.
   std::size_t waiting_tokens() const REQUIRES(engine_lock) { return waiting_tokens_; }
 
-  // What is booked, for who counts it again.
+  // All bookings, for check_books().
   struct Totals {
     std::array<std::size_t, Problem::kParts> parts{};  // bytes of problems, by part
     std::size_t namespaces = 0, sessions = 0, waiting_tokens = 0;
@@ -52,7 +52,7 @@ class MemoryLedger {
   std::size_t waiting_tokens_ GUARDED_BY(engine_lock) = 0;
 };
 
-// Books what becomes of a part of a problem during its life. The lock is held at both ends of it.
+// Books the change of a part of a problem during its life. The lock is held when it begins and when it ends.
 class MemoryLedger::Change {
  public:
   Change(MemoryLedger& ledger, const Problem& problem, Problem::Part part) REQUIRES(engine_lock)
@@ -73,7 +73,7 @@ class MemoryLedger::Change {
   const Holding before_;
 };
 
-// The memory that merging the index of a namespace takes, during its life; the lock is held at both ends of it.
+// Books the memory that merging a namespace index takes, during its life. The lock is held when it begins and ends.
 class MemoryLedger::Merge {
  public:
   Merge(MemoryLedger& ledger, Namespace& namespace_, std::size_t bytes) REQUIRES(engine_lock)

@@ -43,7 +43,7 @@ void Monitor::discard(std::shared_ptr<const void> what, std::size_t bytes) noexc
   try {
     discarded_.push_back(std::move(what));
     discarded_bytes_ += bytes;
-  } catch (const std::bad_alloc&) {  // then it is destroyed now
+  } catch (const std::bad_alloc&) {  // then it is destroyed now, under the lock
   }
 }
 

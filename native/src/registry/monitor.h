@@ -1,9 +1,10 @@
-// The engine's one lock: what waits for it, how long it was held, and what is destroyed behind it.
+// The engine's one lock: its condition variables, how long it was held, and the objects to destroy after its release.
 //
-// It is held for a few milliseconds at most, whatever is asked for: long work is done in slices, others have their turn
-// between two of them (`breathe`), and what is thrown away under the lock is destroyed after it.
+// A thread holds it for a few milliseconds at most. Long work is done in slices, with the lock released in between
+// (`breathe`). Objects that are discarded under the lock are destroyed after its release.
 //
-// clang checks who holds it. What it guards says GUARDED_BY(engine_lock); who needs it says REQUIRES(engine_lock).
+// clang checks the lock: fields that it guards have GUARDED_BY(engine_lock), functions that need it have
+// REQUIRES(engine_lock).
 #pragma once
 
 #include <condition_variable>
@@ -16,8 +17,8 @@
 
 namespace histospec {
 
-// In annotations, the lock of the engine at hand: clang could not see that the monitors to which the parts of an engine
-// refer are one. No thread locks two engines at a time.
+// Stands for the lock of the present engine in annotations, because clang cannot see that all parts of an engine refer
+// to the same monitor. No thread locks two engines at a time.
 class CAPABILITY("mutex") EngineLock {};
 inline EngineLock engine_lock;
 
@@ -29,22 +30,22 @@ class Monitor {
   class Lock;
   class Unlocked;
 
-  std::condition_variable_any to_build;  // the builder waits here, ...
-  std::condition_variable_any to_tidy;   // ... the housekeeper here, ...
-  std::condition_variable_any idle;      // ... and here, who waits for both to have nothing to do
+  std::condition_variable_any to_build;  // wakes the builder
+  std::condition_variable_any to_tidy;   // wakes the housekeeper
+  std::condition_variable_any idle;      // wakes Engine::wait_until_built()
 
-  // Lets the others who wait for the lock have it.
+  // Releases the lock and takes it again, so that waiting threads get it.
   static void breathe(Lock& lock) REQUIRES(engine_lock);
-  // Destroys it once the lock is released.
+  // Destroys `what` after the lock is released.
   void discard(std::shared_ptr<const void> what, std::size_t bytes) noexcept REQUIRES(engine_lock);
-  // Whether there is more to destroy than a caller should wait for. Then nobody does it but destroy_discarded().
+  // Whether there is more to destroy than a caller should wait for. Then only destroy_discarded() does so.
   bool discarded_much() const REQUIRES(engine_lock) { return discarded_bytes_ > kDiscardedBytes; }
-  // Destroys what was discarded, with the lock released meanwhile, where that is much.
+  // If discarded_much(), releases the lock and destroys everything discarded.
   void destroy_discarded(Lock& lock) REQUIRES(engine_lock);
   const LockTimes& times() const REQUIRES(engine_lock) { return times_; }
 
  private:
-  // What a thread that gives the lock back destroys itself.
+  // At most this much is destroyed by the thread that releases the lock.
   static constexpr std::size_t kDiscardedBytes = 1 << 20;
 
   FairMutex mutex_;
@@ -53,7 +54,7 @@ class Monitor {
   std::size_t discarded_bytes_ GUARDED_BY(engine_lock) = 0;
 };
 
-// Holds the lock, and measures for how long. What little was discarded meanwhile is destroyed behind it.
+// Holds the lock and measures for how long. Destroys a few discarded objects after the release.
 class SCOPED_CAPABILITY Monitor::Lock {
  public:
   explicit Lock(Monitor& monitor) ACQUIRE(engine_lock) : monitor_(monitor) { lock(); }
@@ -61,7 +62,7 @@ class SCOPED_CAPABILITY Monitor::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // For condition variables; else Unlocked.
+  // For condition variables; elsewhere use Unlocked.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
   void unlock() NO_THREAD_SAFETY_ANALYSIS;
 

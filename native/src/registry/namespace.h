@@ -1,4 +1,4 @@
-// A namespace: its problems, what they share, and what is counted of them.
+// A namespace: its problems, what they share, and its counters.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace histospec {
 
 struct Namespace {
-  // Responses whose lengths stand for a problem that has none.
+  // How many of the latest lengths predict the lengths of a problem without responses.
   static constexpr std::size_t kLatestLengths = 256;
 
   Namespace(std::string its_name, std::size_t index_tokens) : name(std::move(its_name)), index(index_tokens) {
@@ -27,24 +27,24 @@ struct Namespace {
   const std::string name;
   Estimator estimator GUARDED_BY(engine_lock);
   TwinTrust trust GUARDED_BY(engine_lock);
-  NamespaceIndex index;                             // guarded, but for merge()
-  bool merging GUARDED_BY(engine_lock) = false;     // its index
-  NamespaceStats counters GUARDED_BY(engine_lock);  // what is counted; what is held, the ledger has
+  NamespaceIndex index;                             // guarded, except merge()
+  bool merging GUARDED_BY(engine_lock) = false;     // whether a thread merges its index
+  NamespaceStats counters GUARDED_BY(engine_lock);  // counters alone; the ledger has the numbers of what is held
   Problems problems GUARDED_BY(engine_lock);
-  std::list<Problem*> members GUARDED_BY(engine_lock);  // the same, those first that a drop has not visited
+  std::list<Problem*> members GUARDED_BY(engine_lock);  // the same; those that a drop has not visited come first
   Prompts prompts GUARDED_BY(engine_lock);              // of the problems
   std::vector<std::int64_t> latest_lengths GUARDED_BY(engine_lock);  // oldest first
-  bool emptied GUARDED_BY(engine_lock) = false;  // dropped, and nothing has come since: it goes with its last session
+  bool emptied GUARDED_BY(engine_lock) = false;  // dropped, with no response since: erased with its last session
 
-  // The ledger's.
-  Holding held GUARDED_BY(engine_lock);            // by its problems and itself
-  std::size_t booked GUARDED_BY(engine_lock) = 0;  // of its bytes(), in `held`
-  bool gone GUARDED_BY(engine_lock) = false;       // erased, though somebody may still hold it
+  // Fields of the ledger.
+  Holding held GUARDED_BY(engine_lock);            // of its problems and itself
+  std::size_t booked GUARDED_BY(engine_lock) = 0;  // its bytes() as booked in `held`
+  bool gone GUARDED_BY(engine_lock) = false;       // erased, though another thread may still refer to it
 
   std::size_t bytes() const REQUIRES(engine_lock);
-  // `stored`: it is older than those that were seen before.
+  // `stored`: the response is older than those seen before.
   void saw_response(std::size_t tokens, std::int64_t epoch, bool stored = false) REQUIRES(engine_lock);
-  // Gives up what its problems taught: all but what was counted.
+  // Forgets everything learned from its problems, but keeps the counters.
   void forget() REQUIRES(engine_lock);
 };
 

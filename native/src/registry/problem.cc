@@ -5,10 +5,10 @@
 namespace histospec {
 namespace {
 
-// Who names no epochs has groups, too.
+// Responses without epochs are taken as groups of this size.
 constexpr std::size_t kGroup = 16;
 
-constexpr std::size_t kPromptBytes = 128;  // what the namespace's Prompts keep of it
+constexpr std::size_t kPromptBytes = 128;  // its share of the namespace's Prompts
 
 }  // namespace
 
@@ -20,7 +20,7 @@ ProblemKey::ProblemKey(std::string its_id, Tokens its_prompt)
 }
 
 bool Problem::continued_by(Tokens prompt) const {
-  constexpr std::size_t kBeginning = 4;  // tokens of a response that tell it
+  constexpr std::size_t kBeginning = 4;  // tokens of a response that are enough to recognise it
   if (prompt.size() < key.prompt.size() + kBeginning) return false;
   const Tokens context = tail(prompt.first(key.prompt.size() + kBeginning));
   const auto holds = [&](const auto& segment) {
@@ -61,7 +61,7 @@ Holding Problem::holding(Part part) const {
   Holding held;
   switch (part) {
     case kItself:
-      // A node of the map and one of each of two lists are about 64 bytes each.
+      // 256: nodes of a tree and of the registry's lists, about 64 bytes each.
       held.bytes = sizeof(*this) + key.id.capacity() + key.prompt.capacity() * sizeof(Token) + 256 + kPromptBytes;
       held.problems = 1;
       break;

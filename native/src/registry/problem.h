@@ -1,4 +1,4 @@
-// A problem: its history, and the live text of the group that is running.
+// A problem: its history, and the live text of its running group.
 #pragma once
 
 #include <array>
@@ -19,12 +19,12 @@
 
 namespace histospec {
 
-// What names a problem: an explicit id, or else the prompt itself. Compared token by token, never by hash alone.
+// Identifies a problem: by an explicit id, or else by its prompt. Compared token by token, never by hash alone.
 struct ProblemKey {
-  // Without an id, the prompt. Hashing a long one takes a while: it is done here, once, before anything is locked.
+  // Keeps the prompt if there is no id. Hashes it here, once and without the lock, because a long prompt takes a while.
   ProblemKey(std::string its_id, Tokens its_prompt);
 
-  // The hash of an empty prompt, and that of a prompt that goes on with a token.
+  // The hash of an empty prompt, and the hash of a prompt with one more token.
   static std::uint64_t start() { return std::hash<std::string>()(std::string()); }
   static std::uint64_t next(std::uint64_t hash, Token token) {
     hash = (hash ^ static_cast<std::uint32_t>(token)) * 0x9E3779B97F4A7C15u;
@@ -32,11 +32,11 @@ struct ProblemKey {
   }
 
   std::string id;
-  std::vector<Token> prompt;  // empty when there is an id
+  std::vector<Token> prompt;  // empty if there is an id
   std::uint64_t hash;
 
   bool operator==(const ProblemKey&) const = default;
-  // By hash: keys that differ mostly differ there.
+  // Compares the hashes first, because different keys mostly differ there.
   std::strong_ordering operator<=>(const ProblemKey& other) const {
     return std::tie(hash, id, prompt) <=> std::tie(other.hash, other.id, other.prompt);
   }
@@ -44,7 +44,7 @@ struct ProblemKey {
 
 struct Namespace;
 
-// What something holds, as the ledger counts it.
+// What a part holds, as the ledger counts it.
 struct Holding {
   std::uint64_t bytes = 0, problems = 0, sessions = 0, responses = 0, tokens = 0;
 
@@ -54,7 +54,7 @@ struct Holding {
 };
 
 struct Problem : std::enable_shared_from_this<Problem> {
-  // What it holds, in parts that change by themselves: the problem itself, and what it has of these.
+  // Its parts, which change independently: the problem itself, its segments, its live text and its twins.
   enum Part : std::uint8_t { kItself, kSegments, kLive, kTwins };
   static constexpr std::array<Part, 4> all_parts = {kItself, kSegments, kLive, kTwins};
   static constexpr std::size_t kParts = all_parts.size();
@@ -63,29 +63,30 @@ struct Problem : std::enable_shared_from_this<Problem> {
 
   const ProblemKey key;
   Namespace* owner = nullptr;
-  // Swapped as a whole, never changed: who reads outside of the lock keeps the snapshot.
+  // Replaced as a whole, never changed, so that a thread can read a snapshot without the lock.
   std::shared_ptr<const Segments> segments GUARDED_BY(engine_lock) = std::make_shared<const Segments>();
-  // While sessions run, or finished responses wait for their segment.
+  // Exists while sessions run, or finished responses wait for their segment.
   std::unique_ptr<LiveText> live GUARDED_BY(engine_lock);
-  std::unique_ptr<Twins> twins GUARDED_BY(engine_lock);  // of responses that have a seed
-  bool building GUARDED_BY(engine_lock) = false;         // a segment of its finished responses is on its way
-  bool untidy GUARDED_BY(engine_lock) = false;           // the housekeeper will tidy its live text
-  // Grows when the history is forgotten: what was on its way is then discarded.
+  std::unique_ptr<Twins> twins GUARDED_BY(engine_lock);  // of responses with a seed
+  bool building GUARDED_BY(engine_lock) = false;  // whether the builder has it in its queue or builds its segment
+  bool untidy GUARDED_BY(engine_lock) = false;    // whether the housekeeper will tidy its live text
+  // Grows when the history is forgotten, so that segments built from it meanwhile are discarded.
   std::uint64_t generation GUARDED_BY(engine_lock) = 0;
 
-  // The registry's: its places among all problems, those of its namespace, and, while it has some, those with twins.
+  // Fields of the registry: its places in the lists of all problems, of those of its namespace, and of those with
+  // twins.
   std::list<Problem*>::iterator recency GUARDED_BY(engine_lock);
   std::list<Problem*>::iterator member GUARDED_BY(engine_lock);
   std::list<Problem*>::iterator twinned GUARDED_BY(engine_lock);
-  std::uint64_t dropped GUARDED_BY(engine_lock) = 0;  // the last drop of its namespace that it has seen
+  std::uint64_t dropped GUARDED_BY(engine_lock) = 0;  // the last drop of its namespace that visited it
 
-  // Whether the index of the namespace should see one of these `responses` that came: of each group it sees one,
-  // however many calls the group comes in.
+  // Whether to add one of these new `responses` to the namespace index. It takes one response of each group, however
+  // many calls bring the group.
   bool shares(std::int64_t epoch, std::size_t responses) REQUIRES(engine_lock);
 
-  // Whether a response of this problem began as `prompt` goes on behind this problem's prompt.
+  // Whether `prompt` consists of this problem's prompt and the beginning of one of its responses.
   bool continued_by(Tokens prompt) const REQUIRES(engine_lock);
-  // The newest response that is named so; null if there is none.
+  // The twin with this key; null if there is none.
   std::shared_ptr<const Twin> twin(Twins::Key name) const REQUIRES(engine_lock) {
     return twins ? twins->find(name) : nullptr;
   }
@@ -93,12 +94,12 @@ struct Problem : std::enable_shared_from_this<Problem> {
   Holding holding(Part part) const REQUIRES(engine_lock);
 
  private:
-  std::optional<std::int64_t> shared_epoch_ GUARDED_BY(engine_lock);  // of the last one that it saw
+  std::optional<std::int64_t> shared_epoch_ GUARDED_BY(engine_lock);  // of the last response in the namespace index
   std::size_t not_shared_ GUARDED_BY(engine_lock) = 0;                // responses that came since
 };
 
-// The problems of a namespace, found by their keys. A tree, because a hash table moves all of them at once when it
-// grows, under the engine's lock.
+// The problems of a namespace by key. A tree, because a hash table that grows moves all of them at once, under the
+// engine's lock.
 struct ByKey {
   using is_transparent = void;
   static const ProblemKey& key(const ProblemKey& of) { return of; }

@@ -1,8 +1,8 @@
-// The prompts of a namespace, to find the problem that a later turn belongs to: its prompt is an earlier one, what was
-// answered, and what the environment said to that.
+// The prompts of a namespace, to find the problem that a later turn belongs to. The prompt of a later turn consists of
+// an earlier prompt, the response to it, and the environment's answer.
 //
-// Every prompt is kept as a hash of all its tokens; hashes of all prefixes of a prompt come out of one pass over it,
-// and only those as long as some known prompt are looked up. A hash only narrows the search: the tokens decide.
+// Every prompt is kept as a hash of all its tokens. One pass over a prompt yields the hashes of all its prefixes, and
+// those with the length of a known prompt are looked up. A hash only narrows the search; then the tokens are compared.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace histospec {
 
 class Prompts {
  public:
-  // Problems that their prompt names; others do not matter here.
+  // Problems with an explicit id are ignored.
   void add(Problem& problem);
   void remove(const Problem& problem);
 
-  // The problem with the longest prompt that `prompt` begins with, is longer than, and continues as `fits` wants; null
+  // The problem with the longest prompt that is a proper prefix of `prompt` and for which fits(problem) is true; null
   // if there is none.
   template <typename Fits>
   Problem* longest_prefix(Tokens prompt, Fits fits) const REQUIRES(engine_lock) {
@@ -41,7 +41,7 @@ class Prompts {
 
  private:
   std::multimap<std::uint64_t, Problem*> by_hash_;
-  std::map<std::size_t, std::size_t> lengths_;  // of prompts -> how many are as long
+  std::map<std::size_t, std::size_t> lengths_;  // length of a prompt -> how many prompts have it
 };
 
 }  // namespace histospec

@@ -86,7 +86,7 @@ void Registry::list_twins(Problem& problem, bool first) {
 void Registry::unlist_twins(Problem& problem) { twinned_.erase(problem.twinned); }
 
 Problem* Registry::next_to_drop(Namespace& namespace_, std::uint64_t number) {
-  // Those that were visited, and those that are new, stand at the end.
+  // Visited problems and new ones are at the end of the list.
   if (namespace_.members.empty() || namespace_.members.front()->dropped >= number) return nullptr;
   Problem* problem = namespace_.members.front();
   namespace_.members.splice(namespace_.members.end(), namespace_.members, namespace_.members.begin());

@@ -1,4 +1,4 @@
-// A session: a response that is being generated.
+// A session: a response while a worker generates it.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace histospec {
 
-// Made by the thread that opens it; then guarded by the engine's lock.
+// The thread that opens a session makes it; from then on the engine's lock guards it.
 struct Session {
   std::shared_ptr<Namespace> namespace_;
   std::shared_ptr<Problem> problem;
-  std::size_t prompt_length;  // how many tokens of its prompt name its problem
+  std::size_t prompt_length;  // how many tokens of its prompt identify its problem
   LiveText::TextId text;
-  bool asked = false;                      // for a draft, since its last tokens came
-  std::optional<Twins::Key> name_of_twin;  // of its own response, too
-  std::weak_ptr<const Twin> twin;          // not its own: what is forgotten is gone
+  bool asked = false;                      // whether the worker asked for a draft since the last new tokens
+  std::optional<Twins::Key> name_of_twin;  // the key of its twin, and later of its own response
+  std::weak_ptr<const Twin> twin;          // weak: eviction may free it at any time
   DraftContext context;
-  Draft draft;             // that is being verified now
-  bool counted = true;     // its tokens; else the next report says how many were verified
-  std::uint64_t step = 0;  // the last one that it was in
+  Draft draft;             // the last draft, which the worker verifies now
+  bool counted = true;     // whether its tokens are counted as drafted; else the next report says how many to count
+  std::uint64_t step = 0;  // the number of its last step
 };
 
 }  // namespace histospec

@@ -1,5 +1,5 @@
-// What clang's thread safety analysis checks at compile time (-Wthread-safety, in `make check`): which lock guards a
-// field, and which one a function needs. Other compilers see nothing. The names are those of clang's documentation.
+// Annotations for clang's thread safety analysis (-Wthread-safety, in `make check`): which lock guards a field, and
+// which lock a function needs. Other compilers ignore them. The names are those of clang's documentation.
 #pragma once
 
 #if defined(__clang__)

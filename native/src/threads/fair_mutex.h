@@ -1,5 +1,5 @@
-// A mutex that is handed over in the order in which it was asked for. A plain one goes to whoever comes by when it is
-// free: a worker that steps without a pause would then keep everybody else out.
+// A mutex that threads get in the order in which they ask for it. With a plain mutex, a worker that steps without a
+// pause would keep all other threads waiting.
 #pragma once
 
 #include <condition_variable>

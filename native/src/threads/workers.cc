@@ -7,8 +7,9 @@
 namespace histospec {
 namespace {
 
-// To sleep and to wake takes longer than what is waited for, mostly: the last piece, or the run that was announced.
-// More patience is taken from whoever else needs the core: the next step of a worker is a round trip away.
+// Waits without sleeping, for a short time. What a thread waits for, the last piece or an announced run, mostly takes
+// less time than to sleep and to wake. Waiting longer would take the core from other threads for nothing, because the
+// next step of a worker is a network round trip away.
 template <typename Done>
 bool wait_awake(Done done) {
   constexpr std::chrono::microseconds kPatience{50};
@@ -92,7 +93,7 @@ void Workers::loop(int worker) {
       lock.unlock();
       if (due) take_pieces(worker);
       if (due && --busy_ == 0) {
-        const std::lock_guard finishing(mutex_);  // who waits for it is awake, or asleep already
+        const std::lock_guard finishing(mutex_);  // so that share() cannot miss it between its check and its sleep
         finished_.notify_one();
       }
       more = wait_awake([&] { return round_ != seen || stopping_; });

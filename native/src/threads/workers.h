@@ -15,21 +15,22 @@ namespace histospec {
 
 class Workers {
  public:
-  // `threads`: of them all, the caller of run() included. None is started before it is needed.
+  // `threads`: how many threads work, the caller of run() included. They start when they are first needed.
   explicit Workers(int threads) : taken_(threads) {}
   ~Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // A run() of this size is to come within a fraction of a millisecond: a sleeping thread needs about as long to wake.
+  // Wakes the threads for a run() of this size that follows within a fraction of a millisecond, because waking takes
+  // about as long.
   void announce(std::size_t size) {
     if (!shared(size)) return;
     start();
     wake();
   }
-  // Calls work(worker, first, last) for pieces that make up [0, size), from this thread (worker 0) and the others, and
-  // waits for all of them. Every worker begins with its own part, the same one in every run of this size, and then
-  // helps the others. Throws what the first of them threw. One call at a time.
+  // Calls work(worker, first, last) for pieces of [0, size), from this thread (worker 0) and the others, and waits for
+  // all of them. Every worker begins with its own part, which is the same in every run of this size, and then helps the
+  // others. Rethrows the first exception of a worker. Only one call may run at a time.
   template <typename Work>
   void run(std::size_t size, const Work& work) {
     if (shared(size)) {
@@ -41,17 +42,17 @@ class Workers {
 
  private:
   using Job = std::function<void(int, std::size_t, std::size_t)>;
-  static constexpr std::size_t kPiece = 4;     // small: at the end, everybody waits for one of them
-  static constexpr std::size_t kWorthIt = 32;  // less is done sooner than others wake
+  static constexpr std::size_t kPiece = 4;     // small, because at the end all threads wait for the last piece
+  static constexpr std::size_t kWorthIt = 32;  // smaller runs end before other threads wake
   struct alignas(64) Taken {
-    std::atomic<std::size_t> until = 0;  // of a worker's part
+    std::atomic<std::size_t> until = 0;  // in a worker's part
   };
 
   bool shared(std::size_t size) const { return taken_.size() > 1 && size >= kWorthIt; }
   void start();
   void wake();
   void share(std::size_t size, Job job);
-  // Where the part of a worker begins.
+  // The begin of a worker's part.
   std::size_t part(std::size_t worker) const { return size_ * worker / taken_.size(); }
   void take_pieces(int worker);
   void loop(int worker);
@@ -65,7 +66,7 @@ class Workers {
   std::atomic<bool> stopping_ = false;
   Job job_;
   std::size_t size_ = 0;
-  std::vector<Taken> taken_;  // of each worker
+  std::vector<Taken> taken_;  // how far each worker's part is taken
   std::exception_ptr failure_;
   std::vector<std::thread> others_;
 };

@@ -7,14 +7,14 @@ namespace histospec {
 namespace {
 
 // Finished responses wait for the end of their group, because one segment for all of them is cheaper to build and to
-// follow than one each; but no longer than until they are so many tokens.
+// follow than one each. They wait at most until they have this many tokens.
 constexpr std::size_t kWaitingTokens = 1 << 16;
 
-// Tokens that are copied for a segment at a time, so that copying them does not hold the lock for long.
+// At most this many tokens are copied for a segment at a time, so that the copy does not hold the lock for long.
 constexpr std::size_t kBuildTokens = 1 << 18;
 
-// Responses may wait for their segment until they would fill one part in so many of the budget, at so many bytes a
-// token of live text; never fewer tokens than a few responses have.
+// Responses may wait for their segment until they fill one kWaitingPart-th of the budget, at kWaitingBytes per token of
+// live text; always at least kFewTokens, the size of a few responses.
 constexpr std::size_t kWaitingPart = 4;
 constexpr std::size_t kWaitingBytes = 44;
 constexpr std::size_t kFewTokens = 1 << 15;
@@ -44,7 +44,7 @@ Builder::~Builder() {
 void Builder::schedule(const std::shared_ptr<Problem>& problem) {
   if (!problem->live) return;
   const bool over = problem->live->running() == 0;
-  if (over && problem->live->finished_tokens() == 0) {  // also while the builder has what was forgotten meanwhile
+  if (over && problem->live->finished_tokens() == 0) {  // even if the builder still builds a forgotten response
     contents_.end_live(*problem);
     Namespace& namespace_ = *problem->owner;
     if (namespace_.emptied) {
@@ -67,7 +67,7 @@ void Builder::schedule(const std::shared_ptr<Problem>& problem) {
 void Builder::ask_for_segment(const std::shared_ptr<Problem>& problem) {
   try {
     queue_.push_back(problem);
-  } catch (const std::bad_alloc&) {  // then the next session of the problem that ends asks again
+  } catch (const std::bad_alloc&) {  // the next session of the problem that ends asks again
     return;
   }
   problem->building = true;
@@ -75,7 +75,7 @@ void Builder::ask_for_segment(const std::shared_ptr<Problem>& problem) {
   monitor_.to_build.notify_one();
 }
 
-// Where too much waits for the end of its group, builds segments before that.
+// Builds segments before the end of their groups if too many tokens wait.
 void Builder::press() {
   if (2 * ledger_.waiting_tokens() <= most_waiting_ || !queue_.empty()) return;
   while (Problem* problem = contents_.lingering()) {
@@ -95,12 +95,12 @@ void Builder::run() {
     try {
       build(lock, *problem);
       problem->building = false;
-      schedule(problem);  // what finished meanwhile, or nothing: then the live text goes
+      schedule(problem);  // queues what finished meanwhile; if nothing did, ends the live text
       evictor_.make_room(lock);
       press();
     } catch (const std::exception&) {
-      // Out of memory, or too long for a segment. What finished stays live text until the next session of the problem
-      // ends.
+      // Out of memory, or too long for a segment. The finished responses stay live text until the next session of the
+      // problem ends.
       problem->building = false;
     }
     --building_;
@@ -112,8 +112,8 @@ void Builder::build(Monitor::Lock& lock, Problem& problem) {
   if (!problem.live) return;
   const std::uint64_t generation = problem.generation;
   const std::vector<LiveText::TextId> texts = problem.live->finished_texts(kBuildTokens);
-  if (texts.empty()) return;  // forgotten before its turn
-  // Copied, because the texts may move while the lock is released.
+  if (texts.empty()) return;  // forgotten meanwhile
+  // A copy, because the texts may move while the lock is released.
   std::vector<Response> responses;
   for (const ResponseView& r : problem.live->finished(kBuildTokens)) responses.push_back(owned(r));
   std::vector<ResponseView> views;

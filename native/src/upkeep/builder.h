@@ -1,4 +1,4 @@
-// The builder: a thread that turns what sessions finished into segments. Segments are built with the lock released.
+// The builder: a thread that builds segments from finished responses, with the lock released.
 #pragma once
 
 #include <deque>
@@ -17,7 +17,8 @@ class Builder {
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
 
-  // A session of the problem has ended: has what finished turned into a segment, where it is time to.
+  // Call this after a session of the problem has ended. Queues the problem if its finished responses are to become a
+  // segment now.
   void schedule(const std::shared_ptr<Problem>& problem) REQUIRES(engine_lock);
   // Whether responses finish faster than they become segments.
   bool behind() const REQUIRES(engine_lock) { return ledger_.waiting_tokens() > most_waiting_; }
@@ -29,7 +30,7 @@ class Builder {
   void run();
   void build(Monitor::Lock& lock, Problem& problem) REQUIRES(engine_lock);
 
-  const std::size_t most_waiting_;  // tokens that may wait for their segment
+  const std::size_t most_waiting_;  // how many tokens may wait for their segment
   Monitor& monitor_;
   MemoryLedger& ledger_;
   Registry& registry_;
@@ -39,7 +40,7 @@ class Builder {
   std::deque<std::shared_ptr<Problem>> queue_ GUARDED_BY(engine_lock);
   std::size_t building_ GUARDED_BY(engine_lock) = 0;
   bool stopping_ GUARDED_BY(engine_lock) = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all members above
 };
 
 }  // namespace histospec

@@ -21,7 +21,7 @@ void Contents::add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, st
     }
     problem.twins->add(key, epoch, std::move(twin), arrival != Arrival::kNew);
   } catch (const std::bad_alloc&) {
-    // The history has the response; drafts of it are only shorter.
+    // The history has the response, so its drafts are only shorter.
   }
 }
 
@@ -29,7 +29,7 @@ void Contents::end_twins(Problem& problem) {
   if (!problem.twins) return;
   const MemoryLedger::Change booked(ledger_, problem, Problem::kTwins);
   registry_.unlist_twins(problem);
-  problem.twins.reset();  // at once: sessions look at a twin for as long as it exists
+  problem.twins.reset();  // now, because sessions use a twin as long as it exists
 }
 
 void Contents::end_live(Problem& problem) {
@@ -61,13 +61,13 @@ std::size_t Contents::forget(Problem& problem) {
   return responses;
 }
 
-// True if there is more to do.
+// Returns true if there is more to do.
 bool Contents::tidy_some(Problem& problem, std::size_t work) {
   const std::size_t before = problem.live->bytes();
   const bool more = change_live(problem, [work](LiveText& live) { return live.tidy(work); });
   try {
     if (auto freed = problem.live->take_freed()) monitor_.discard(std::move(freed), before - problem.live->bytes());
-  } catch (const std::bad_alloc&) {  // it waits for the next time, or for the end of the live text
+  } catch (const std::bad_alloc&) {  // the next call, or the end of the live text, frees it
   }
   return more;
 }
@@ -78,7 +78,7 @@ void Contents::tidy(const std::shared_ptr<Problem>& problem) {
     untidy_.push_back(problem);
     problem->untidy = true;
     monitor_.to_tidy.notify_one();
-  } catch (const std::bad_alloc&) {  // the next text that ends takes it along
+  } catch (const std::bad_alloc&) {  // the next call of tidy() frees it
   }
 }
 
@@ -88,7 +88,7 @@ void Contents::tidy_next() {
   untidy_.pop_front();
   problem->untidy = false;
   if (problem->live && tidy_some(*problem, LiveText::kSlice)) {
-    untidy_.push_front(problem);  // where it was: no memory is needed
+    untidy_.push_front(problem);  // to its old place, which needs no memory
     problem->untidy = true;
   }
 }
@@ -96,7 +96,7 @@ void Contents::tidy_next() {
 void Contents::linger(Problem& problem) {
   try {
     lingering_.insert(&problem);
-  } catch (const std::bad_alloc&) {  // then it waits for the end of its group
+  } catch (const std::bad_alloc&) {  // its text waits for the end of its group
   }
 }
 

@@ -1,4 +1,4 @@
-// What problems hold: every change of their segments, live text and twins is made here, and is booked.
+// The contents of problems: every change of their segments, live text and twins is made, and booked, here.
 #pragma once
 
 #include <deque>
@@ -15,17 +15,17 @@ class Contents {
   Contents(Monitor& monitor, MemoryLedger& ledger, Registry& registry)
       : monitor_(monitor), ledger_(ledger), registry_(registry) {}
 
-  // Problems with short prompts that are forgotten while others wait for the lock: about a millisecond.
+  // How many problems with short prompts are forgotten in about a millisecond, before the lock is released.
   static constexpr std::size_t kForgetSlice = 256;
-  // How many such problems forgetting this one is worth.
+  // The work of forgetting this problem, in problems with short prompts.
   static std::size_t work_to_forget(const Problem& problem) { return 1 + problem.key.prompt.size() / kPromptSlice; }
 
   void publish(Problem& problem, std::shared_ptr<const Segments> segments) REQUIRES(engine_lock);
-  // Keeps the response that is named so as a twin, if there is memory for that.
+  // Keeps a response as the twin with this key, if there is enough memory.
   void add_twin(Problem& problem, Twins::Key key, std::int64_t epoch, std::shared_ptr<const Twin> twin,
                 Arrival arrival = Arrival::kNew) REQUIRES(engine_lock);
   void end_twins(Problem& problem) REQUIRES(engine_lock);
-  // Changes the live text of a problem; it is made if there is none.
+  // Changes the live text of a problem; adds one if there is none.
   template <typename Change>
   auto change_live(Problem& problem, Change change) REQUIRES(engine_lock) {
     const MemoryLedger::Change booked(ledger_, problem, Problem::kLive);
@@ -33,22 +33,22 @@ class Contents {
     return change(*problem.live);
   }
   void end_live(Problem& problem) REQUIRES(engine_lock);
-  // Forgets the finished responses of a problem; returns how many. The problem itself goes if no session runs in it.
+  // Forgets the finished responses of a problem; returns how many. Erases the problem if it has no open session.
   std::size_t forget(Problem& problem) REQUIRES(engine_lock);
 
-  // Gives back what forgotten text of a running group held: some of it now, the rest by tidy_next().
+  // Frees forgotten text of a running group: some of it now, the rest by tidy_next().
   void tidy(const std::shared_ptr<Problem>& problem) REQUIRES(engine_lock);
   void tidy_next() REQUIRES(engine_lock);
   bool untidy() const REQUIRES(engine_lock) { return !untidy_.empty(); }
 
-  // Remembers that the problem has finished text for which nobody has asked for a segment.
+  // Notes that the problem has finished text that is not queued for a segment yet.
   void linger(Problem& problem) REQUIRES(engine_lock);
   void stop_lingering(Problem& problem) REQUIRES(engine_lock) { lingering_.erase(&problem); }
-  // One that lingers; null: none does.
+  // A problem noted by linger(); null if there is none.
   Problem* lingering() const REQUIRES(engine_lock) { return lingering_.empty() ? nullptr : *lingering_.begin(); }
 
  private:
-  static constexpr std::size_t kPromptSlice = 2048;  // tokens of a prompt that cost as much as a problem
+  static constexpr std::size_t kPromptSlice = 2048;  // this many tokens of a prompt cost as much as a problem
   static constexpr std::size_t kTidyAtOnce = 1 << 11;
 
   bool tidy_some(Problem& problem, std::size_t work) REQUIRES(engine_lock);
@@ -57,7 +57,7 @@ class Contents {
   MemoryLedger& ledger_;
   Registry& registry_;
   std::unordered_set<Problem*> lingering_ GUARDED_BY(engine_lock);
-  std::deque<std::shared_ptr<Problem>> untidy_ GUARDED_BY(engine_lock);  // with text that is forgotten and still linked
+  std::deque<std::shared_ptr<Problem>> untidy_ GUARDED_BY(engine_lock);  // with forgotten text that is still linked
 };
 
 }  // namespace histospec

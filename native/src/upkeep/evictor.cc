@@ -3,27 +3,27 @@
 namespace histospec {
 namespace {
 
-// The share of the memory budget, one in so many, that the index of a namespace keeps when the budget is short.
+// A namespace index keeps one kNamespacePart-th of the memory budget when the budget is short.
 constexpr std::size_t kNamespacePart = 8;
 
-// What is evicted while others wait for the lock, in problems with short prompts.
+// Work of one slice, in problems with short prompts.
 constexpr std::size_t kSlice = Contents::kForgetSlice;
 
 }  // namespace
 
-// True: the budget holds, or nothing is left to evict.
+// Returns true if the budget holds or nothing is left to evict.
 bool Evictor::evict_some() {
   if (!over() || ledger_.evictable_bytes() <= exhausted_at_) return true;
   exhausted_at_ = 0;
   std::size_t work = 0;
   const auto tired = [&work](std::size_t more) { return (work += more) >= kSlice; };
-  // What problems share is a fallback: it may not drive out their own history.
+  // Namespace indexes first: text that problems share is a fallback, and must not evict their own history.
   for (const auto& [name, namespace_] : registry_.namespaces()) {
     while (over() && namespace_->index.bytes() > budget_ / kNamespacePart && shrink(*namespace_)) {
       if (tired(kSlice / 4)) return !over();
     }
   }
-  // Twins are a second copy of what the history has: they go before any history does.
+  // Then twins, which are second copies of responses in the history.
   while (over() && !registry_.with_twins().empty()) {
     contents_.end_twins(*registry_.with_twins().front());
     if (tired(1)) return !over();
@@ -42,7 +42,7 @@ bool Evictor::evict_some() {
     }
     if (tired(its_work)) return !over();
   }
-  // Only problems in use are left: they lose their oldest responses.
+  // Only problems in use are left, and lose their oldest responses.
   for (Problem* problem : registry_.by_recency()) {
     while (over() && !problem->segments->empty()) {
       const Segments& segments = *problem->segments;
@@ -71,7 +71,7 @@ void Evictor::make_room(Monitor::Lock& lock) {
   bool done;
   do {
     done = evict_some();
-    monitor_.destroy_discarded(lock);  // here, not by the housekeeper: who fills memory waits until there is some
+    monitor_.destroy_discarded(lock);  // in this thread, so that a caller who fills memory waits until there is some
     if (!done) Monitor::breathe(lock);
   } while (!done);
 }

@@ -1,6 +1,6 @@
-// The evictor: keeps what the engine holds within its memory budget. Least recently used problems go first, then the
-// oldest segments of those in use; before them, what can be had again: the index of a namespace beyond its share,
-// twins.
+// The evictor: keeps the engine within its memory budget. It first evicts copies of what the history has: namespace
+// indexes beyond their share, and twins. Then it evicts the least recently used problems, and then the oldest segments
+// of problems in use.
 #pragma once
 
 #include <atomic>
@@ -14,14 +14,14 @@ class Evictor {
   Evictor(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents)
       : budget_(budget), monitor_(monitor), ledger_(ledger), registry_(registry), contents_(contents) {}
 
-  // Evicts until the budget holds or nothing is left to evict, and lets others in meanwhile.
+  // Evicts until the budget holds or nothing is left to evict. Releases the lock in between.
   void make_room(Monitor::Lock& lock) REQUIRES(engine_lock);
   // Evicts a little, and leaves the rest to the housekeeper.
   void relieve() REQUIRES(engine_lock);
-  // The housekeeper has something to evict, and evicts some of it.
+  // Whether the housekeeper has something to evict; catch_up() evicts some of it.
   bool behind() const REQUIRES(engine_lock) { return behind_; }
   void catch_up() REQUIRES(engine_lock);
-  // Whether some history has ever gone for want of memory. Needs no lock.
+  // Whether it has ever evicted any history. Needs no lock.
   bool has_evicted() const { return has_evicted_; }
 
  private:
@@ -34,7 +34,7 @@ class Evictor {
   MemoryLedger& ledger_;
   Registry& registry_;
   Contents& contents_;
-  std::size_t exhausted_at_ GUARDED_BY(engine_lock) = 0;  // evictable bytes when nothing could go; until there are more
+  std::size_t exhausted_at_ GUARDED_BY(engine_lock) = 0;  // evictable bytes when nothing was left; tries again above it
   bool behind_ GUARDED_BY(engine_lock) = false;
   std::atomic<bool> has_evicted_ = false;
 };

@@ -1,5 +1,5 @@
-// The housekeeper: a thread that evicts, tidies live text and frees memory, where that is more than a caller should
-// wait for.
+// The housekeeper: a thread that evicts, tidies live text and frees memory, if that takes longer than a caller should
+// wait.
 #pragma once
 
 #include <thread>
@@ -24,7 +24,7 @@ class Housekeeper {
   Contents& contents_;
   Evictor& evictor_;
   bool stopping_ GUARDED_BY(engine_lock) = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all members above
 };
 
 }  // namespace histospec

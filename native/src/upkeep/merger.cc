@@ -5,11 +5,11 @@
 namespace histospec {
 namespace {
 
-// What merging takes meanwhile, a token: copies, ranks, the suffix sort and the new rows. Room is made for it before.
+// Memory that merging takes per token, for copies, ranks, the suffix sort and the new rows. Room is made for it before.
 constexpr std::size_t kMergingBytes = 48;
 
-// A segment is merged up to so many tokens, so that merging takes at most one part in so many of the budget; never less
-// than the first number.
+// The most tokens of a merged segment, so that merging takes at most one kMergingPart-th of the budget; at least
+// kLargestSegment.
 constexpr std::size_t kLargestSegment = 1 << 18;
 constexpr std::size_t kMergingPart = 32;
 
@@ -38,7 +38,7 @@ bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::share
       after = stored ? with_stored(*before, fresh, window_, evicted)
                      : with_segment(*before, fresh, window_, evicted, {.largest = largest_segment_});
     }
-    // Somebody else may have added a segment meanwhile: then once more, on top of theirs.
+    // Another thread may have added a segment meanwhile; then merge again, with that one.
     if (problem.generation == generation && problem.segments == before) {
       contents_.publish(problem, std::move(after));
       problem.owner->counters.evicted_by_epochs += evicted.epochs;
@@ -78,7 +78,7 @@ void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespa
     }
     index.publish(batch, std::move(merged));
   } catch (const std::exception&) {
-    // The history has the response; what the index of the namespace could not take, it does without.
+    // Out of memory. The history has the response, so the namespace index can do without it.
   }
   ledger_.update(*namespace_);
 }

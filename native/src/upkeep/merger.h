@@ -1,5 +1,5 @@
-// The merger: adds segments to the history of a problem and to the index of its namespace. Merging happens with the
-// lock released.
+// The merger: adds segments to the history of a problem and to the index of its namespace. It merges with the lock
+// released.
 #pragma once
 
 #include <memory>
@@ -12,15 +12,15 @@ class Merger {
  public:
   Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& contents, Evictor& evictor);
 
-  // Puts a segment behind the history of a problem; one of stored responses, before it. False, with nothing done, if
-  // the history was forgotten meanwhile.
+  // Adds a segment after the history of a problem; a segment of stored responses, before it. Returns false, and adds
+  // nothing, if the history was forgotten meanwhile.
   bool add_segment(Monitor::Lock& lock, Problem& problem, const std::shared_ptr<const Segment>& fresh,
                    bool stored = false) REQUIRES(engine_lock);
-  // Shows a response to the index of its namespace.
+  // Adds a response to the index of its namespace.
   void show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_, const ResponseView& response)
       REQUIRES(engine_lock);
-  // Shows it the newest of each epoch of these stored responses of a problem, oldest first, where that drives nothing
-  // out: of the newest epoch while there is room, of others in half of it.
+  // Adds the newest response of each epoch among these stored responses of a problem (oldest first) to the index of its
+  // namespace, without evicting anything: the newest epoch may fill the index, the others half of it.
   void show_stored(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespace_,
                    std::span<const ResponseView> responses) REQUIRES(engine_lock);
 
