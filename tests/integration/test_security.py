@@ -208,7 +208,7 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
     [
         ('rights = ["write"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
         ('namespaces = ["other"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
-        (None, "UNAUTHENTICATED", "the token is not one of this server's"),
+        (None, "UNAUTHENTICATED", "this server does not know the token"),
     ],
 )
 def test_a_running_stream_loses_what_its_token_lost(

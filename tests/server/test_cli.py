@@ -34,7 +34,7 @@ def test_no_command_or_a_wrong_one() -> None:
     result = histospec("surve")
     assert result.returncode == 2
     assert (
-        result.stderr == "histospec: there is no command 'surve'; use one of "
+        result.stderr == "histospec: unknown command 'surve'; use one of "
         "serve, replay, snapshot, restore, forget, bench, doctor, status\n"
     )
 

@@ -180,7 +180,7 @@ def is_empty(descriptor: int) -> bool:
     [
         (ConfigError("wrong"), 2, "wrong"),
         (OSError(28, "No space left on device", "file"), 1, "file: no space left on device"),
-        (MemoryError(), 1, "out of memory; give it less at a time, or more memory"),
+        (MemoryError(), 1, "out of memory; process less at a time, or provide more memory"),
         (RecursionError(), 1, "the input is nested too deeply"),
         (
             ModuleNotFoundError("No module", name="matplotlib"),

@@ -123,7 +123,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     command = ["prlimit", "--fsize=100000", sys.executable, "-m", "histospec.server", "snapshot", str(file)]
     command += ["--data-dir", str(tmp_path / "data")]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
-    assert done.stderr == f"histospec snapshot: {file}: file too large; it is as it was\n"
+    assert done.stderr == f"histospec snapshot: {file}: file too large; the file is unchanged\n"
     assert done.returncode == 1
     assert [path.name for path in tmp_path.glob("all*")] == ["all.jsonl"]
     assert file.read_text() == "old"
