@@ -1,4 +1,4 @@
-"""A table that never loses a column: where it is too wide, its rows stand one below the other."""
+"""A table that never loses a column: if it is too wide, it stacks the cells of each row."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,16 +10,16 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-LEAST = 12  # cells: text in a column that may break is given at least these, or its longest word
+LEAST = 12  # cells: a text column has at least this width, or that of its longest word
 
 
 class Fitted:
-    """Some rows under headings; only headings and the columns of text break where room is short, and only at words.
+    """A table with headings. Only headings and text columns wrap when space is short, and only at words.
 
     Args:
         headings: of the columns; the first names the rows.
-        rows: as many texts each.
-        text: columns of words, which stand on the left and may break; the others are numbers.
+        rows: one text per column.
+        text: columns of words, aligned left, which may wrap; the others are numbers.
 
     """
 

@@ -248,8 +248,8 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
             figure: f"{text} {text}"  # all was in the last ten minutes
             for figure, text in {
                 "Speed-up": f"{speedup:.2f} \N{MULTIPLICATION SIGN}", "Tokens per step": f"{wrote / steps:.2f}",
-                "Accepted": percent(right, made), "Empty drafts": percent(empty, drafts),
-                "Known problems": percent(found, sessions),
+                "Acceptance rate": percent(right, made), "Empty drafts": percent(empty, drafts),
+                "Cache hit rate": percent(found, sessions),
             }.items()
         } | {"Verify cost": "0.05"}  # fmt: skip
     assert shown.text("#hints") == "All is well" or "Drafts come late" in shown.text("#hints")
@@ -352,7 +352,7 @@ def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..
     reading = " ".join(shown.page.locator("#charts .reading >> nth=3").inner_text().split())
     assert re.fullmatch(r"\d\d:\d\d median 6.0 ms.*99th percentile 60 ms", reading)
     said = " ".join((chart.get_attribute("aria-label") or "").split())
-    assert re.match(r"Time to draft for a batch: \d\d:\d\d, median 6.0 ms, 99th percentile 60 ms\. ", said)
+    assert re.match(r"Draft time per batch: \d\d:\d\d, median 6.0 ms, 99th percentile 60 ms\. ", said)
     assert shown.errors == []
 
 
@@ -362,7 +362,7 @@ def test_a_server_that_goes_away_leaves_its_last_numbers(start_server: Starter, 
     before = shown.text("#tiles")
     server.stop()
     shown.page.wait_for_selector("#away:not([hidden])")
-    assert re.match(r"The server does not answer since \d\d:\d\d:\d\d; these are its last numbers", shown.text("#away"))
+    assert re.match(r"The server does not answer; the numbers below are from \d\d:\d\d:\d\d", shown.text("#away"))
     assert shown.text("#state") == "no answer"
     assert shown.text("#tiles") == before
     server.start()
@@ -398,7 +398,7 @@ def test_a_server_whose_store_and_peer_are_away(
             assert "the store is away" in shown.text("#lines")
             assert (
                 shown.text("#shards")
-                == "shard-0 (this one) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
+                == "shard-0 (this shard) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
             )
             status = server.get("/status")[1]
             assert "pa55word" not in status

@@ -89,7 +89,7 @@ def test_status_of_a_running_server(server: Server, wire: Wire) -> None:
         assert text in result.stdout
     result = histospec("status", server.endpoint, "--http", "127.0.0.1:1")
     assert result.returncode == 0
-    assert "say where the HTTP port is with --http" in result.stdout
+    assert "give their HTTP addresses with --http" in result.stdout
 
 
 def test_status_as_json_is_what_each_shard_says(start_server: Starter) -> None:
@@ -111,7 +111,7 @@ def test_status_of_a_listed_shard_that_is_down(server: Server) -> None:
     assert result.returncode == 1
     assert "UNAVAILABLE" in result.stdout
     assert "SERVING" in result.stdout
-    assert "no numbers of a: say where" in result.stdout
+    assert "no status from a: give" in result.stdout
 
 
 def test_status_obeys_nothing_that_a_namespace_is_named(server: Server, wire: Wire) -> None:

@@ -159,7 +159,10 @@ WRONG = {
         ["--memory", "16EiB"],
         "--memory: '16EiB' is larger than the address space of a process; give at most",
     ),
-    "endless disk": (["--disk", "99999999999999999999EiB"], "is larger than the address space of a process; give at most 128TiB"),
+    "endless disk": (
+        ["--disk", "99999999999999999999EiB"],
+        "is larger than the address space of a process; give at most 128TiB",
+    ),
     "endless backlog": (["--max-backlog", "1e30"], "--max-backlog: '1e30' is not a size"),
     "infinite": (["--memory", "inf"], "--memory: 'inf' is not a size; give a number with a unit"),
     "not a number": (["--memory", "nan"], "--memory: 'nan' is not a size; give a number with a unit"),

@@ -41,7 +41,7 @@ def test_figures_of_a_running_service(start_server: Starter, tmp_path: Path) -> 
     assert figures["drafted_per_step"] >= figures["tokens_per_step"] - 1  # what was right had been drafted
     assert figures["server_cpu_ms_per_step"] > 0
     assert figures["ingest_cpu_ns_per_token"] > 0
-    assert "tokens a session and step" in done.stderr
+    assert "tokens per session and step" in done.stderr
     metrics = [server.metrics() for server in servers]
     assert sum(m["histospec_ingested_responses_total"] for m in metrics) == 12
     statuses = [json.loads(server.get("/status")[1])["totals"] for server in servers]

@@ -77,7 +77,7 @@ def test_nothing_is_removed_when_nothing_was_written(
     where, names = place
     on_disk(tmp_path, "empty").close()
     code, said = run("snapshot", where, "--keep", "1", "--data-dir", tmp_path / "empty")
-    assert (code, said) == (0, f"{where}: nothing is stored, so nothing was written or removed\n")
+    assert (code, said) == (0, f"{where}: the store is empty, so nothing was written or removed\n")
     code, said = run("snapshot", where, "--keep", "1", "--data-dir", tmp_path / "nowhere")
     assert code == 2
     assert names() == sorted([*OLD, *OTHERS])
@@ -91,7 +91,7 @@ def test_a_restore_of_nothing_says_so(
     nothing = f"{where}/none" if "://" in where else f"{tmp_path / 'none'}"
     code, said = run("restore", nothing, "--data-dir", tmp_path / "new")
     assert code == 2
-    assert f"{nothing}: there is no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz" in said
+    assert f"{nothing}: has no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz" in said
     code, said = run("restore", where, "--data-dir", tmp_path / "new")
     assert code == 2
     assert f"{where}/{OLD[2]}: line 1: not JSON" in said
@@ -134,7 +134,7 @@ def test_what_cannot_be_reached_is_said_in_one_sentence(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("snapshot", "ftp://host/x"), "ftp://host/x: there is no ftp:// here; use s3://, gs://, az:// or a file"),
+        (("snapshot", "ftp://host/x"), "ftp://host/x: unknown scheme ftp://; use s3://, gs://, az:// or a file"),
         (("snapshot", "all.jsonl", "--keep", "3"), "--keep: all.jsonl is one file; give a folder or a URL"),
         (("snapshot", "s3://b/all.jsonl", "--keep", "3"), "--keep: s3://b/all.jsonl is one file"),
         (("snapshot", ".", "--keep", "0"), "--keep: must be at least 1"),

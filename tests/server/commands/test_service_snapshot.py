@@ -73,7 +73,7 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(
     run("snapshot", file, "--from", listed(old))
     code, said = run("restore", file, "--to", listed(new))
     assert code == 2
-    assert "already holds the namespace 'run-1'" in said
+    assert "already has namespace 'run-1'" in said
     assert [problems(export(connect(server.endpoint).stub)) for server in new] == before
     assert run("restore", file, "--to", listed(new), "--merge")[0] == 0
     assert found(listed(new), written) == expected(written)
@@ -207,13 +207,13 @@ def test_a_shard_that_stays_away_ends_it_and_leaves_nothing(
     run("snapshot", file, "--data-dir", data)
     code, said = run("restore", file, "--to", listed(servers))
     assert code == 1
-    assert "restore again with --merge to add the rest" in said
+    assert "run again with --merge to add the rest" in said
     code, said = run("snapshot", file, "--from", listed(servers[:1]), "--shards", "2")
     assert code == 1
     assert "--shards is 2, but 1 are listed" in said
     code, said = run("snapshot", file, "--from", f"discover://{servers[0].endpoint}", "--shards", "2")
     assert code == 1
-    assert f"--shards is 2, but 1 are there ({servers[0].endpoint}); wait until all shards are up" in said
+    assert f"--shards is 2, but 1 were found ({servers[0].endpoint}); wait until all shards are up" in said
 
 
 def test_a_service_is_found_from_one_of_its_shards(run: Run, start_server: Starter, tmp_path: Path) -> None:
@@ -264,16 +264,22 @@ def test_an_older_server_is_named(run: Run, tmp_path: Path) -> None:
     code, said = run("snapshot", tmp_path / "all.jsonl", "--from", odd.endpoint)
     odd.stop()
     assert code == 1
-    assert f"{odd.endpoint} is of a version that knows no Export; upgrade the server" in said
+    assert f"{odd.endpoint} does not know the method Export; upgrade the server" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("snapshot", "a.jsonl", "--from", "a:1", "--data-dir", "x"), "--data-dir: opens a store, and a:1 has its own"),
-        (("snapshot", "a.jsonl", "--from", "a:1", "--store", "sqlite"), "--store: opens a store, and a:1 has its own"),
-        (("restore", "a.jsonl", "--shards", "2"), "--shards: is for a running service; name it with --from or --to"),
-        (("restore", "a.jsonl", "--token-file", "x"), "--token-file: is for a running service"),
+        (
+            ("snapshot", "a.jsonl", "--from", "a:1", "--data-dir", "x"),
+            "--data-dir: applies to a store that the command opens, but a:1 has its own",
+        ),
+        (
+            ("snapshot", "a.jsonl", "--from", "a:1", "--store", "sqlite"),
+            "--store: applies to a store that the command opens, but a:1 has its own",
+        ),
+        (("restore", "a.jsonl", "--shards", "2"), "--shards: needs a running service; name it with --from or --to"),
+        (("restore", "a.jsonl", "--token-file", "x"), "--token-file: needs a running service"),
         (("snapshot", "a.jsonl", "--from", "nonsense"), "'nonsense' is not of the form host:port or name=host:port"),
         (("snapshot", "a.jsonl", "--from", "a:1", "--token-file", "/none"), "cannot read /none: No such file"),
         (("snapshot", "a.jsonl", "--from", "a:1", "--shards", "0"), "--shards: must be at least 1"),
@@ -302,7 +308,7 @@ def test_an_export_that_is_cut_short_is_not_taken_for_the_whole(end: pb.ExportEn
     problem = pb.StoredProblem(prompt=tokens(1), responses=[pb.Response(tokens=tokens(2))])
     sent = [pb.ExportResponse(namespace="run", problems=[problem])]
     sent += [pb.ExportResponse(end=end)] if end else []
-    with pytest.raises(ShardsError, match="Export on cut: 1 responses came, and not all that were sent; try again"):
+    with pytest.raises(ShardsError, match="Export on cut: 1 responses arrived, fewer than the shard sent; try again"):
         list(Exported(Cut(*sent), "*"))  # type: ignore[arg-type]
     whole = pb.ExportResponse(end=pb.ExportEnd(problems=1, responses=1))
     assert len(list(Exported(Cut(sent[0], whole), "*"))) == 1  # type: ignore[arg-type]

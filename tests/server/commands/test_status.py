@@ -21,9 +21,9 @@ from tests.support.servers import Server, Starter
 
 GAINED, MOVES, FIRST = "math-that-comes-back", "code-that-changes", "a-first-epoch"
 HEADINGS = (
-    "speed-up", "tokens per step", "accepted", "empty drafts", "known problems", "verify cost", "Is my run helped?",
+    "speed-up", "tokens per step", "accepted", "empty drafts", "cache hit rate", "verify cost", "Speed-up by run",
     "sessions", "problems", "responses", "tokens", "newest epoch", "namespace", "last ten minutes", "since the start",
-    "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted for want of memory",
+    "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted because memory was full",
     "store", "free on the disk of the store",
 )  # fmt: skip
 
@@ -150,9 +150,9 @@ def test_three_runs_are_told_apart(busy: Server) -> None:
         paid = steps + cost * total("draft_tokens")
         assert gain["speedup"] == pytest.approx(total("generated_tokens") / paid)
         assert gain["empty"] == pytest.approx(total("drafts", result="empty") / total("drafts"))
-    assert rows[FIRST]["why_not_more"] == "100% of the sessions open on a problem without history"
-    assert "Why not more" not in shown(busy, 200)
-    assert f"{FIRST}: why not more? 100% of the sessions" in shown(busy, 200)
+    assert rows[FIRST]["why_not_more"] == "100% of the sessions have a problem without history"
+    assert "Main limit" not in shown(busy, 200)
+    assert f"{FIRST}: main limit: 100% of the sessions" in shown(busy, 200)
 
 
 def test_rows_of_twins_are_there_where_twins_are(start_server: Starter) -> None:

@@ -46,9 +46,9 @@ def test_nothing_to_divide_by() -> None:
     [
         ({}, 0.1, ""),
         ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps to tell
-        ({}, 0.6, "verifying a drafted token costs 0.60 of a plain step"),
-        ({"undrafted_tokens": 400}, 0.1, "no draft was asked for, or it came late, in 50% of the steps"),
-        ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions open on a problem without history"),
+        ({}, 0.6, "verifying a draft token costs 0.60 of a step without drafts"),
+        ({"undrafted_tokens": 400}, 0.1, "in 50% of the steps, no draft was asked for, or it came too late"),
+        ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions have a problem without history"),
         ({"lookups_hit": 0, "lookups_miss": 19}, 0.1, ""),
         ({"drafts_hit": 100, "drafts_empty": 300}, None, "75% of the drafts are empty"),
         ({"accepted_tokens": 300}, 0.1, "30% of the drafted tokens are accepted"),

@@ -138,7 +138,7 @@ def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
     assert capsys.readouterr().out.endswith("30 prompts would be forgotten\n")
     assert store.count() == 32
     assert cli.main([*forget, f"{60 / DAY}d"]) == 0
-    assert "30 prompts forgotten; retention goes on where it was paused\n" in capsys.readouterr().out
+    assert "30 prompts forgotten; a paused retention continues\n" in capsys.readouterr().out
     assert store.count() == 2
     eventually(lambda: not store.retention_paused, "retention does not go on")
     put(store, b"last", prompt=bytes(4))  # the store knows that this problem's responses are gone
@@ -195,4 +195,4 @@ def test_there_must_be_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["forget", "--data-dir", str(tmp_path), "--older-than", "3"]) == 2
     assert "there is no store" in capsys.readouterr().err
     assert cli.main(["forget", "--store", "redis://127.0.0.1:1", "--older-than", "3"]) == 2
-    assert "Redis forgets problems when their keys expire" in capsys.readouterr().err
+    assert "Redis deletes problems when their keys expire" in capsys.readouterr().err
