@@ -30,7 +30,7 @@ BOMBS = {
     f"{DRAFTS}/Topology": (b"\x08\x01" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/DropNamespace": (b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/Rewind": (b"\x10\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
-    f"{SPECRL}/UpdateCache": (ONE_RESPONSE, "tokens or more are over the limit of 16777216"),
+    f"{SPECRL}/UpdateCache": (ONE_RESPONSE, "tokens are over the limit of 16777216"),
 }
 
 

@@ -218,4 +218,4 @@ def test_a_store_that_turns_out_to_be_unusable_ends_the_server_later_too(
     redis.start()
     assert server.wait() == 2
     assert f"--store {redis.url}/0: " in str(server.log[-1]["event"])
-    assert "give the user and password that it takes" in str(server.log[-1]["event"])
+    assert "give a valid user and password" in str(server.log[-1]["event"])

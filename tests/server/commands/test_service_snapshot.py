@@ -134,7 +134,7 @@ def test_what_the_drafter_learned_goes_to_every_shard(
 
 
 def warned(server: Server) -> bool:
-    return any("what was learned cannot be used" in str(entry["event"]) for entry in server.log)
+    return any("estimator cannot be used" in str(entry["event"]) for entry in server.log)
 
 
 def test_problems_go_where_clients_look_for_them(

@@ -170,7 +170,7 @@ def test_a_state_that_cannot_be_used_is_left_aside(
         connection.execute("UPDATE estimators SET state = ?", (change(saved(server)["run"]),))
     server.start()
     wire = connect(server.endpoint)
-    assert warnings(server) == ["what was learned cannot be used; drafting starts anew"]
+    assert warnings(server) == ["saved estimators cannot be used; drafting starts from the defaults"]
     assert probs(wire) == at_first
     assert wire.history(PROMPT) == [RESPONSE]
     learn(wire)  # and learns the same again, and that is kept in its place
@@ -261,7 +261,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
         store._writer.submit(failing, 0).result()
         with capture_logs() as logs:
             await history._learning.save()
-        assert [entry["event"] for entry in logs] == ["what was learned is not saved"]
+        assert [entry["event"] for entry in logs] == ["estimator not saved"]
         assert "the disk is full" in logs[0]["reason"]
         assert history.counts.store_errors == 1
         assert store.estimators() == {}
@@ -317,6 +317,8 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) 
     history = History(engine, store, 4096)
     with capture_logs() as logs:
         await history.load()
-    assert next(entry["event"] for entry in logs) == "what was learned cannot be read; drafting starts anew"
+    assert (
+        next(entry["event"] for entry in logs) == "saved estimators cannot be read; drafting starts from the defaults"
+    )
     assert engine.stats()["namespaces"] == {}
     await history.close()

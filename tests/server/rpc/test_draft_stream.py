@@ -292,7 +292,7 @@ def test_namespaces_are_bounded(start_server: Starter, connect: Connector) -> No
     answer = stream.ask(opens=[wire.open(1, [1], namespace="two")], step=wire.step([1], [[5]]))
     assert not answer.refusals
     answer = stream.ask(opens=[wire.open(2, [1], namespace="three")], step=wire.step([1], [[6]], [1]))
-    assert "the server has its limit of 2 namespaces" in answer.refusals[0].reason
+    assert "the server is at its limit of 2 namespaces" in answer.refusals[0].reason
     with pytest.raises(grpc.RpcError, match="--max-namespaces"):
         wire.ingest([1], [[2, 3]], epoch=0, namespace="three")
     wire.ingest([1], [[2, 4]], epoch=0, namespace="one")
@@ -316,5 +316,5 @@ def test_idle_streams_take_nothing_from_the_part_of_others(start_server: Starter
         prompt = range(session * 1_000, (session + 1) * 1_000)
         answer = greedy.ask(opens=[wire.open(session, prompt)], step=wire.step([session], [[1]]))
         refused = "".join(refusal.reason for refusal in answer.refusals)
-    assert "half of --memory, and this stream more than its part" in refused
+    assert "half of --memory, and this stream more than its share" in refused
     assert not small.ask(opens=[wire.open(2, [8])], step=wire.step([1], [[2]])).refusals

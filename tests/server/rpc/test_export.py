@@ -190,7 +190,7 @@ def test_more_exports_than_a_shard_serves_are_told_to_come_back(large: Server, w
         next(call)
     code, said = refused(begin(wire.stub))
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert said == f"{MOST} exports are running, the limit of this shard; try again when one has ended"
+    assert said == f"{MOST} exports are running, the limit of this shard; retry when one has ended"
     calls[0].cancel()  # makes room
 
     def another() -> bool:
@@ -207,7 +207,7 @@ def test_a_drain_ends_exports(large: Server, wire: Wire) -> None:
     next(call)
     large.terminate()
     eventually(lambda: any(entry["event"] == "draining" for entry in large.log))
-    assert refused(call) == (grpc.StatusCode.UNAVAILABLE, "the server is draining; export again when it is back")
+    assert refused(call) == (grpc.StatusCode.UNAVAILABLE, "the server is draining; retry when it is back")
     assert large.wait() == 0
 
 

@@ -85,12 +85,12 @@ MESSAGES = {
     "model without verified": (
         step(model_drafted=i32(1), model_accepted=i32(1)),
         INVALID,
-        "step.verified: is absent, and step.model_drafted is not",
+        "step.verified: is absent, but step.model_drafted is given",
     ),
     "half of the model": (
         step(verified=i32(0), model_drafted=i32(1)),
         INVALID,
-        "step.model_accepted: is absent, and step.model_drafted is not",
+        "step.model_accepted: is absent, but step.model_drafted is given",
     ),
     "negative model": (
         step(verified=i32(0), model_drafted=i32(-1), model_accepted=i32(0)),
@@ -116,11 +116,11 @@ MESSAGES = {
     "prompt not whole": (opening(prompt=b"12345"), INVALID, "opens[0].prompt: 5 bytes"),
     "negative prompt": (opening(prompt=i32(-1)), INVALID, "opens[0].prompt: token -1"),
     "generated not whole": (opening(generated=b"1"), INVALID, "opens[0].generated: 1 bytes"),
-    "opened already": (opening(session=1), INVALID, "opens[0].session: 1 is open already"),
+    "opened already": (opening(session=1), INVALID, "opens[0].session: 1 is already open"),
     "opened twice": (
         {"opens": [pb.OpenSession(session=9, namespace="run", prompt=i32(1))] * 2},
         INVALID,
-        "opens: a session is opened twice",
+        "opens: a session appears twice",
     ),
     "too many opens": (
         {"opens": [pb.OpenSession()] * 4097},
@@ -132,7 +132,7 @@ MESSAGES = {
         TOO_MUCH,
         "closes: 4097 are more than the limit of 4096",
     ),
-    "closed twice": ({"closes": [pb.CloseSession(session=1)] * 2}, INVALID, "closes: a session is closed twice"),
+    "closed twice": ({"closes": [pb.CloseSession(session=1)] * 2}, INVALID, "closes: a session appears twice"),
     "negative epoch": (closing(epoch=-1), INVALID, "closes[0].epoch: -1 is negative"),
     "reward not a number": (closing(reward=float("nan")), INVALID, "closes[0].reward: nan"),
     "logprobs not whole": (closing(logprobs=b"12345"), INVALID, "closes[0].logprobs: 5 bytes"),
@@ -216,7 +216,7 @@ UNARY = {
     "quantile": (
         lambda stub: stub.PredictLength(pb.PredictLengthRequest(namespace="run", prompt=i32(1), quantiles=[1.5])),
         INVALID,
-        "quantiles: 1.5 is not in [0, 1]",
+        "quantiles: 1.5 must be from 0 to 1",
     ),
     "quantiles": (
         lambda stub: stub.PredictLength(pb.PredictLengthRequest(namespace="run", prompt=i32(1), quantiles=[0.5] * 65)),

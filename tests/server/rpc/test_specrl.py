@@ -193,8 +193,8 @@ def test_lists_are_decoded_as_protobuf_does(most: int) -> None:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (b"\x0a\x02\x80\x80", "a token has no end"),
-        (b"\x0a\x0c" + b"\xff" * 11 + b"\x01", "a token has no end"),
+        (b"\x0a\x02\x80\x80", "the last token is incomplete"),
+        (b"\x0a\x0c" + b"\xff" * 11 + b"\x01", "a token is longer than 10 bytes"),
         (b"\x0a\x09\x01", "its 3 bytes are not a TokenList"),
         (b"\x08\x05" * (1 << 16), "are not one packed field"),
     ],

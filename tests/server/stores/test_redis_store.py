@@ -120,7 +120,7 @@ def test_a_record_of_another_version_is_refused_by_its_number() -> None:
     """As a server from before checksums refuses version 3."""
     packed = records.pack(Record(b"1234", 0, seed=-1))
     assert packed[0] == 3
-    with pytest.raises(Damaged, match="a response of version 4; this server knows 1 to 3"):
+    with pytest.raises(Damaged, match="a response has version 4; this server knows 1 to 3"):
         records.unpack(b"\4" + packed[1:])
     with pytest.raises(Damaged, match=f"a response of {len(packed) - 1} bytes should have {len(packed)}"):
         records.unpack(packed[:-1])
@@ -324,7 +324,7 @@ def test_a_replica_that_is_not_there_is_not_taken_for_one(
     monkeypatch.setattr(redis_store, "PATIENCE", 0.2)
     monkeypatch.setattr(redis_servers, "REPLICA_MILLISECONDS", 100)
     store = open_store(f"{server.url}?replicas=1")
-    with pytest.raises(StoreError, match="0 replicas have the write, 1 were asked for"):
+    with pytest.raises(StoreError, match="0 replicas have the write, 1 are required"):
         store.append(batch(b"aaaa")).result()
 
 

@@ -404,7 +404,7 @@ def test_a_look_that_is_cut_short_finds_nothing(
             eventually(lambda: logs, "it looks on")
         store.close()
     assert [line["event"] for line in logs] == (
-        ["the structure of the store is not looked through to the end"] if why == "much is written" else []
+        ["the structure of the store is not checked to the end"] if why == "much is written" else []
     )
     assert aside(tmp_path) == []
     assert sum(len(b.records) for b in loaded(tmp_path)) == PROBLEMS * EACH + 1

@@ -181,7 +181,7 @@ def test_an_update_for_whose_copy_there_is_no_room_changes_nothing(tmp_path: Pat
         old.add(100)
         expected = old.expected()
         with pytest.raises(
-            ConfigError, match=r"a copy for them needs 1\d MiB, but 1 MiB are free: make room, or give --no"
+            ConfigError, match=r"a copy for them needs 1\d MiB, but only 1 MiB are free: free some space, or give --no"
         ):
             SQLiteStore(directory, 8)
         assert (old.version(), old.expected()) == (OLD, expected)
