@@ -144,7 +144,7 @@ def test_fields_of_other_names_are_read_under_ours(tmp_path: Path) -> None:
     (problem,) = problems(lines(tmp_path / "own.jsonl", records), fields=fields)
     assert said(problem) == [(5, [2, 3])]
     with pytest.raises(
-        ConfigError, match=r"line 1: missing_one: missing, which --fields names as prompt; the record has"
+        ConfigError, match=r"line 1: missing_one: missing, but --fields names it for prompt; the record has"
     ):
         problems(tmp_path / "own.jsonl", fields={"prompt": "missing_one"})
 
@@ -315,7 +315,7 @@ NEMO = {"token_ids": [[1, 2, 3]], "token_loss_mask": [[0, 1, 1]], "input_lengths
         ([GOOD, {**GOOD, "tokens": [5, 1 << 31]}], "line 2: tokens[1]: 2147483648 is above the limit 2147483647"),
         ([GOOD, {**GOOD, "tokens": [0.5]}], "line 2: tokens[0]: should be a valid integer, is 0.5"),
         ([GOOD, {**GOOD, "tokens": [float("nan")]}], "line 2: tokens[0]: should be a valid integer, is nan"),
-        ([GOOD, {**GOOD, "prompt": []}], "line 2: prompt: must not be empty; leave the record out"),
+        ([GOOD, {**GOOD, "prompt": []}], "line 2: prompt: must not be empty; remove the record"),
         ([GOOD, {"tokens": [1]}], "line 2: prompt: missing"),
         ([GOOD, {**GOOD, "response": [1]}], "line 2: needs exactly one of tokens, turns and response; has tokens and"),
         ([GOOD, {"prompt": [1], "epoch": 0}], "line 2: needs exactly one of tokens, turns and response; has none of"),
@@ -327,9 +327,9 @@ NEMO = {"token_ids": [[1, 2, 3]], "token_loss_mask": [[0, 1, 1]], "input_lengths
         ([GOOD, {**GOOD, "prompt": [{"role": "user", "content": "?"}]}], "line 2: prompt: is text; name the tokenizer"),
         ([GOOD, {"prompt": [1], "turns": [{"role": "tool", "tokens": [1]}]}], "line 2: turns[0].role: should be 'as"),
         ([GOOD, [1]], "line 2: record: should be an object, is [1]; write one record a line: jq -c '.[]' FILE"),
-        ([{"id": "a", **GOOD}, {**GOOD, "id": "a", "prompt": [9]}], "line 2: prompt: begins unlike that of line 1"),
+        ([{"id": "a", **GOOD}, {**GOOD, "id": "a", "prompt": [9]}], "line 2: prompt: differs from that of line 1 at the first token"),
         ([{"input": "a", "output": "b", "step": 1}], "line 1: input: is text; name the tokenizer of the run's model"),
-        ([GOOD, {"input": "a", "output": "b"}], "line 1 is of another format (a response a record) than this (rollout"),
+        ([GOOD, {"input": "a", "output": "b"}], "line 1 has another format (one response per record) than this (rollout"),
         ([{"messages": [], "score": 1}], "line 1: no known format has these fields: messages, score. Known are"),
         ([{**NEMO, "token_loss_mask": [[0, 1]]}], "line 1: token_loss_mask: should have one entry for each of the 3"),
         ([{**NEMO, "token_loss_mask": [[0, 1, 2]]}], "line 1: token_loss_mask[2]: should be 0 or 1, is 2"),
@@ -352,10 +352,10 @@ def test_each_mistake_is_one_sentence_with_line_and_field(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "is empty: it holds no records; give recorded rollouts"),
+        (b"", "is empty: it has no records; give recorded rollouts"),
         (b'{"prompt": [1],\n "tokens": [2]}\n', "line 1: not JSON: EOF while parsing"),
         (b'{"prompt": [1],\n "tokens": [2]}\n', "a record must be one line: jq -c . FILE"),
-        (b"\x28\xb5\x2f\xfd\0\0", "is packed with zstd, which is not read; zstd -dc FILE | histospec replay -"),
+        (b"\x28\xb5\x2f\xfd\0\0", "is packed with zstd, which is not supported; zstd -dc FILE | histospec replay -"),
         (b"PAR1" + b"\0" * 40, "after row 0: the Parquet file is damaged"),
         (gzip.compress(b"PAR1" + b"\0" * 40, mtime=0), "is a gzipped Parquet file; unpack it with gunzip first"),
         (gzip.compress(b'{"prompt": [1], "tokens": [2]}\n' * 500, mtime=0)[:60], "the gzip archive is damaged"),

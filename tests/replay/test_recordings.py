@@ -101,8 +101,8 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "is empty: it holds no records; give recorded rollouts"),
-        (b"\n \n", "holds no records"),
+        (b"", "is empty: it has no records; give recorded rollouts"),
+        (b"\n \n", "has no records"),
         (b"{nonsense", "line 1: not JSON"),
         (b"\xff\xfe{}", "line 1: not JSON"),
         (b"\0" * (3 << 20), "line 1: not JSON"),

@@ -51,8 +51,9 @@ def test_a_budget_is_refused_only_where_it_fills_its_control_group(
 def test_the_sentences_name_both_numbers_and_what_to_set() -> None:
     assert check_budget(8 * GIB, True, 10 * GIB, 64 * GIB) == ""
     assert check_budget(9 * GIB, True, 10 * GIB, 64 * GIB) == (
-        "--memory 9GiB: with what it needs besides the index, the server may take 11110MiB, more than the control group "
-        "(the container's memory limit) of 10GiB has; set --memory to 8459MiB or less, or give the process 11110MiB"
+        "--memory 9GiB: with what it needs besides the index, the server may take 11110MiB, more than the control "
+        "group (the container's memory limit) of 10GiB has; set --memory to 8459MiB or less, or give the process "
+        "11110MiB"
     )
     assert "more than this machine of 10GiB has" in check_budget(64 * GIB, True, None, 10 * GIB)
     assert "more than this machine of 10GiB has" in check_budget(9 * GIB, True, 64 * GIB, 10 * GIB)
