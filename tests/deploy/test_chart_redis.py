@@ -16,7 +16,7 @@ VALUES = Path(__file__).parent / "values"
 )
 def test_a_password_in_a_config_map_is_refused_and_not_repeated(url: str) -> None:
     said = refusal("--set", f"store.kind=redis,store.url={url}")
-    assert "store.url is kept in a ConfigMap, and must not hold a user or a password" in said
+    assert "store.url is stored in a ConfigMap and must not contain a user or a password" in said
     assert "store.existingSecret" in said
     assert "ter2" not in said
 

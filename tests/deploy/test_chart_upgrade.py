@@ -62,7 +62,7 @@ def test_what_was_added_to_the_secret_stays(empty: Cluster) -> None:
 def test_a_secret_without_the_file_is_named(empty: Cluster) -> None:
     assert helm(empty, "install", "replicas=1") == ""
     del empty.objects("Secret")[SECRET]["data"]["tokens.toml"]
-    assert f"Secret {SECRET} is there, and has no key tokens.toml" in helm(empty, "upgrade", "replicas=1")
+    assert f"Secret {SECRET} exists without a key tokens.toml" in helm(empty, "upgrade", "replicas=1")
 
 
 def test_fewer_shards_with_sqlite_need_consent(empty: Cluster) -> None:
@@ -82,9 +82,7 @@ def test_fewer_shards_with_sqlite_need_consent(empty: Cluster) -> None:
 
 def test_shards_that_stop_and_keep_their_volumes_lose_nothing(empty: Cluster) -> None:
     assert helm(empty, "install", "replicas=2") == ""
-    assert "what they stored is deleted" in helm(
-        empty, "upgrade", "replicas=0,persistence.retentionPolicy.whenScaled=Delete"
-    )
+    assert "which is deleted" in helm(empty, "upgrade", "replicas=0,persistence.retentionPolicy.whenScaled=Delete")
     assert helm(empty, "upgrade", "replicas=0") == ""
     assert replicas(empty) == 0
 
@@ -114,7 +112,7 @@ def test_volumes_without_a_statefulset_count_too(empty: Cluster) -> None:
     """After an uninstall, or `kubectl delete statefulset --cascade=orphan`."""
     stop(empty, 3)
     assert empty.helm("uninstall", "run", "--namespace", "rl").returncode == 0
-    assert "Set replicas to 3 to have all" in helm(empty, "install", "replicas=2")
+    assert "Set replicas to 3 to use all" in helm(empty, "install", "replicas=2")
     assert helm(empty, "install", "replicas=3") == ""
 
 
@@ -169,10 +167,10 @@ def test_histories_move_to_another_store_by_steps(empty: Cluster, before: str, a
     [
         ("size=80Gi", "persistence.size is 80Gi, and the volumes of StatefulSet run-histospec have 50Gi",
          """patch pvc data-run-histospec-0 --patch '{"spec":{"resources":{"requests":{"storage":"80Gi"}}}}'"""),
-        ("size=20Gi", "persistence.size is 20Gi", "Volumes do not become smaller"),
+        ("size=20Gi", "persistence.size is 20Gi", "Volumes cannot shrink"),
         ("storageClass=fast",
          'persistence.storageClass is "fast", and the volumes of StatefulSet run-histospec have ""',
-         "volumes that exist stay as they are"),
+         "Existing volumes stay unchanged"),
         ("accessModes={ReadWriteOncePod}", 'persistence.accessModes is ["ReadWriteOncePod"]', "--cascade=orphan"),
     ],
 )  # fmt: skip
@@ -266,4 +264,4 @@ def test_old_defaults_are_not_taken_along(empty: Cluster, tmp_path: Path) -> Non
     flags = ["--namespace", "rl", "--disable-openapi-validation", "--reuse-values"]
     done = empty.helm("upgrade", "run", CHART, *flags)
     assert done.returncode != 0
-    assert "these are the defaults of an older chart, as --reuse-values brings them" in done.stderr
+    assert "these are the defaults of an older chart, which --reuse-values keeps" in done.stderr
