@@ -1,4 +1,4 @@
-"""Backups by the chart: a CronJob, a restore that waits to be asked for, and what they may do."""
+"""Backups by the chart: a CronJob, a suspended restore, and their rights."""
 
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ VOLUME = "backup.enabled=true,backup.destination.persistentVolumeClaim=backups"
 
 
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """The manifest of a kind and a name."""
+    """Returns the manifest of a kind and a name."""
     (found,) = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, name)]
     return found
 
 
 def pod(manifests: list[Manifest], name: str) -> dict[str, Any]:
-    """The pod of a CronJob: metadata and spec."""
+    """Returns the pod template of a CronJob: metadata and spec."""
     found: dict[str, Any] = named(manifests, "CronJob", name)["spec"]["jobTemplate"]["spec"]["template"]
     return found
 
 
 def args(manifests: list[Manifest], name: str) -> list[str]:
-    """What its container runs."""
+    """Returns the command of its container."""
     (container,) = pod(manifests, name)["spec"]["containers"]
     found: list[str] = container["args"]
     return found

@@ -1,4 +1,4 @@
-"""What the chart tells the Prometheus operator and the autoscaler."""
+"""The chart's objects for the Prometheus operator and the autoscaler."""
 
 import re
 from typing import Any
@@ -13,20 +13,20 @@ SCALED = "store.kind=redis,store.url=redis://redis,autoscaling.enabled=true"
 
 
 def rules(*sets: str) -> dict[str, dict[str, Any]]:
-    """The rendered rules by the names of their alerts."""
+    """Returns the rendered rules by alert name."""
     rendered = one(render("--set", ",".join((ON, *sets))), "PrometheusRule")
     return {rule["alert"]: rule for group in rendered["spec"]["groups"] for rule in group["rules"]}
 
 
 def endpoint(*sets: str) -> dict[str, Any]:
-    """The endpoint of the ServiceMonitor."""
+    """Returns the endpoint of the ServiceMonitor."""
     (endpoint,) = one(render("--set", ",".join((ON, *sets))), "ServiceMonitor")["spec"]["endpoints"]
     assert isinstance(endpoint, dict)
     return endpoint
 
 
 def scaled_by(*sets: str) -> dict[str, Any]:
-    """The metric of the HorizontalPodAutoscaler."""
+    """Returns the metric of the HorizontalPodAutoscaler."""
     (metric,) = one(render("--set", ",".join((SCALED, *sets))), "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert isinstance(metric, dict)
     return metric

@@ -1,4 +1,4 @@
-"""NOTES.txt: the lines for this release, and in plain words what is not safe."""
+"""NOTES.txt: the lines for a release, and its warnings."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ VALUES = Path(__file__).parent / "values"
 
 
 def notes(tmp_path: Path, *words: object) -> str:
-    """NOTES.txt, which helm shows only after it has installed, rendered as a manifest."""
+    """Renders NOTES.txt as a manifest, because helm shows it only after an installation."""
     chart = tmp_path / "chart"
     if not chart.exists():
         shutil.copytree(CHART, chart)
@@ -26,7 +26,7 @@ def notes(tmp_path: Path, *words: object) -> str:
 
 
 def worker(text: str) -> dict[str, Any]:
-    """What the notes want in the pods of workers."""
+    """Returns the part of the notes about the pods of workers."""
     block = text.partition("add to their pods:\n")[2].partition("  Start vLLM")[0]
     return dict(yaml.safe_load(block))
 

@@ -1,4 +1,4 @@
-"""Sizes: the index follows from the memory limit, the file from the volume, and what does not fit is refused."""
+"""Sizes: the memory limit determines the index and the volume the file; sizes that do not fit are refused."""
 
 from fractions import Fraction
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may call, as installed: the chart makes tokens, a real server takes them, and the notes say how to use them."""
+"""Tokens as installed: the chart creates them, a real server accepts them, and the notes say how to use them."""
 
 import base64
 import subprocess

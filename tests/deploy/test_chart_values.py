@@ -1,4 +1,4 @@
-"""What users give the chart: nonsense is refused by name, and options reach the server."""
+"""Values of users: the chart names and refuses wrong ones, and options reach the server."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.servers import Starter
 
 VALUES = Path(__file__).parent / "values"
 
-# What the chart sets itself.
+# The options that the chart sets itself.
 ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "insecure", "shard-name", "peers",
            "data-dir", "store", "store-file"}  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_the_server_takes_the_rendered_options(values: str, start_server: Starte
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     (tmp_path / "tokens.toml").write_text('[[token]]\nname = "workers"\nsecret = "a secret of some length"\n')
     text = one(render("--values", VALUES / f"{values}.yaml"), "ConfigMap")["data"]["histospec.toml"]
-    # Where the pod has its files and ports, the test has its own.
+    # The test has its own files and ports in place of the pod's.
     for folder in ("tokens", "tls", "client-ca"):
         text = text.replace(f"/etc/histospec/{folder}", str(tmp_path))
     (tmp_path / "histospec.toml").write_text(text)

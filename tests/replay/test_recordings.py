@@ -127,7 +127,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
 
 @pytest.mark.parametrize("content", [ZIPPED, json.dumps(GOOD).encode()])
 def test_a_pipe_is_read_as_it_comes(content: bytes) -> None:
-    """Its bytes arrive one by one, and nothing can be read again."""
+    """A pipe delivers its bytes one by one, and cannot be read again."""
     ends = os.pipe()
 
     def feed() -> None:
