@@ -1,4 +1,4 @@
-"""The budget of the index, compared with what the process may hold."""
+"""The budget of the index, compared with the memory of the process."""
 
 from pathlib import Path
 

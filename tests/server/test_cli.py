@@ -1,4 +1,4 @@
-"""The `histospec` command as a user meets it."""
+"""The `histospec` command from the user's side."""
 
 import json
 import signal
@@ -93,7 +93,7 @@ def test_status_of_a_running_server(server: Server, wire: Wire) -> None:
 
 
 def test_status_as_json_is_what_each_shard_says(start_server: Starter) -> None:
-    """Two shards, found through one, through a list, and through a name; one that is named twice is one."""
+    """Two shards, found through one, through a list, and through a name; a shard listed twice appears once."""
     first = start_server("--shard-name", "a", name="a")
     second = start_server("--shard-name", "b", "--peers", f"a={first.endpoint}", name="b")
     http = f"{first.http},{second.http}"

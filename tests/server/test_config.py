@@ -1,4 +1,4 @@
-"""Where options come from, and the one sentence that a wrong one gets."""
+"""The sources of options, and the one sentence about a wrong option."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""Files that commands write: said before the work where that cannot be, and never half a file under a name."""
+"""Files that commands write: errors come before the work, and a name never holds half a file."""
 
 import os
 import subprocess

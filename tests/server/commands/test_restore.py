@@ -1,4 +1,4 @@
-"""A file of responses, back into a store: merged or not, whole or not at all, through pipes."""
+"""Restores a file of responses to a store: merged or not, whole or not at all, through pipes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A snapshot of a running service, and back to another one: whatever the number of shards, everything once."""
+"""A snapshot of a running service and its restore to another one: everything once, for any number of shards."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 def listed(servers: list[Server]) -> str:
-    """All of them as clients are told of them, with names."""
+    """Returns the endpoints of all shards for clients, with names."""
     return ",".join(f"shard-{number}={server.endpoint}" for number, server in enumerate(servers))
 
 
@@ -41,7 +41,7 @@ def service(start: Starter, name: str, number: int) -> list[Server]:
 
 
 def test_three_shards_become_two(run: Run, start_server: Starter, tmp_path: Path) -> None:
-    """Every problem is found by a client of the new service: all its responses, with all that was known of them."""
+    """A client of the new service finds every problem, with all its responses and their data."""
     old, new = service(start_server, "old", 3), service(start_server, "new", 2)
     written = writings(seed=20)
     write(listed(old), written)
@@ -82,7 +82,7 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(
 
 
 def test_a_problem_that_moved_between_shards_is_one_line(run: Run, start_server: Starter, tmp_path: Path) -> None:
-    """After a change of the shards both its old and its new owner hold some of it."""
+    """After a change of the shards, both the old and the new owner of a problem hold some of it."""
     rows = [(0, BATCHES[0]), (1, BATCHES[1]), (0, BATCHES[3]), (1, batch(tokens(9), 7, tokens(3), name="turns"))]
     for shard in range(2):
         store = on_disk(tmp_path, f"shard-{shard}")
@@ -118,7 +118,7 @@ def test_a_store_that_shards_share_is_read_once(
 def test_what_the_drafter_learned_goes_to_every_shard(
     run: Run, start_server: Starter, tmp_path: Path, connect: Connector, data: Path
 ) -> None:
-    """A state that cannot be used, as this one, stays behind with a warning; one that can is in test_import."""
+    """A state that cannot be used, like this one, is left out with a warning; test_import has one that can."""
     servers = service(start_server, "new", 2)
     file = tmp_path / "all.jsonl"
     run("snapshot", file, "--data-dir", data)
@@ -151,7 +151,7 @@ def test_problems_go_where_clients_look_for_them(
 
 
 def test_a_large_problem_travels_in_parts(run: Run, start_server: Starter, tmp_path: Path, connect: Connector) -> None:
-    """Equal responses among them are all there afterwards, and no message is longer than the server takes."""
+    """All equal responses are restored, and no message exceeds the server's limit."""
     store = on_disk(tmp_path, "large")
     rows = [np.arange(number, number + 20_000, dtype="<i4").tobytes() for number in (*range(40), *range(10))]
     for epoch in range(3):
@@ -292,7 +292,7 @@ def test_nonsense_is_refused(run: Run, words: tuple[str, ...], said: str) -> Non
 
 
 class Cut:
-    """Shards of which one sends less than it says, or does not say that it is done."""
+    """Shards of which one sends less than it announces, or omits the end."""
 
     names = ("cut",)
 

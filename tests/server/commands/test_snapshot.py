@@ -1,4 +1,4 @@
-"""What a store holds as a file: the same content, whichever the stores, and never half of it."""
+"""A store as a file: the same content from every kind of store, and never an incomplete file."""
 
 import gzip
 import json
@@ -113,7 +113,7 @@ def test_the_environment_and_a_servers_file_say_which_store(
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the end of the disk; SQLite's own are smaller."""
+    """A limit on file sizes stands in for a full disk; SQLite's own files are smaller."""
     store = on_disk(tmp_path)
     for number in range(10):
         put(store, bytes(100_000), number)
@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def long_snapshot(tmp_path: Path) -> Child:
-    """A process that is in the middle of writing all.jsonl.gz."""
+    """Returns a process in the middle of writing all.jsonl.gz."""
     store = on_disk(tmp_path)
     for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
         future.result()

@@ -1,4 +1,4 @@
-"""What drafts gain, from counters, and the main reason why it is not more."""
+"""The gain from drafts, computed from counters, and its main limit."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def test_ratios() -> None:
 
 
 def test_verifying_the_workers_own_drafts_costs_as_much() -> None:
-    """They are not what the server's acceptance speaks of."""
+    """The workers' own draft tokens do not count in the server's acceptance rate."""
     some = gain(COUNTED | {"model.draft_tokens": 5000}, 0.1)
     assert some.speedup == 1000 / (400 + 0.1 * 6000)
     assert some.acceptance == 0.6
 
 
 def test_steps_without_drafts_count() -> None:
-    """A run that mostly goes without drafts gains little, however much the few drafts bring."""
+    """A run that mostly has no drafts gains little, however good the few drafts are."""
     some = gain(COUNTED | {"generated_tokens": 4600, "undrafted_tokens": 3600}, 0.1)
     assert (some.steps, some.undrafted) == (4000, 0.9)
     assert some.tokens_per_step == pytest.approx(1.15)
@@ -45,7 +45,7 @@ def test_nothing_to_divide_by() -> None:
     ("changes", "cost", "reason"),
     [
         ({}, 0.1, ""),
-        ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps to tell
+        ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps
         ({}, 0.6, "verifying a draft token costs 0.60 of a step without drafts"),
         ({"undrafted_tokens": 400}, 0.1, "in 50% of the steps, no draft was asked for, or it came too late"),
         ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions have a problem without history"),

@@ -1,4 +1,4 @@
-"""Each hint, from numbers that call for it, and none from those that do not."""
+"""Each hint appears for numbers that need it, and for no others."""
 
 from typing import Any
 
@@ -162,15 +162,15 @@ def test_each_case_is_told_with_what_to_do(case: str) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        with_namespace(hits=0, misses=19),  # too few to tell
+        with_namespace(hits=0, misses=19),  # too few lookups
         with_namespace(hits=6, misses=94),
         with_namespace(drafted=999, accepted=0),
         with_namespace(verify_cost=0.44),
-        with_namespace(verify_cost=0.6)._replace(streams=0),  # said long ago
-        with_namespace(hits=500, misses=500)._replace(evicted=1200),  # by age: there is room
-        with_namespace(hits=900, misses=100)._replace(evicted=1200, index_bytes=9.5),  # nobody misses it
+        with_namespace(verify_cost=0.6)._replace(streams=0),  # an old report
+        with_namespace(hits=500, misses=500)._replace(evicted=1200),  # evicted by age: memory is not full
+        with_namespace(hits=900, misses=100)._replace(evicted=1200, index_bytes=9.5),  # few sessions miss it
         BUSY._replace(draft_p99=0.02),
-        BUSY._replace(streams=0, draft_p99=None),  # idle, after work
+        BUSY._replace(streams=0, draft_p99=None),  # idle after work
         BUSY._replace(store_size=StoreSize(held=90, limit=100, disk_free=10, disk_size=100)),
         BUSY._replace(store_size=StoreSize(held=10**15)),  # without a limit
     ],

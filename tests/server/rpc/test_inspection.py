@@ -1,4 +1,4 @@
-"""What Inspect says of a namespace: to whom, and without a trace."""
+"""Inspect: what it says about a namespace, to which callers, and without side effects."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Malformed and oversized requests: a clear status, nothing applied, nobody else affected."""
+"""Malformed and oversized requests: a clear status, nothing applied, no other caller affected."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def u64(*values: int) -> bytes:
 
 
 def step(**fields: Any) -> dict[str, pb.Step]:
-    """A step of the open session 1, right in everything but `fields`."""
+    """Returns a step of the open session 1, valid except for `fields`."""
     right: dict[str, Any] = {
         "sessions": u64(1),
         "positions": i32(1),
@@ -41,13 +41,13 @@ def step(**fields: Any) -> dict[str, pb.Step]:
 
 
 def opening(**fields: Any) -> dict[str, list[pb.OpenSession]]:
-    """An open that is right in everything but `fields`."""
+    """Returns an open that is valid except for `fields`."""
     right: dict[str, Any] = {"session": 2, "namespace": "run", "prompt": i32(1)}
     return {"opens": [pb.OpenSession(**(right | fields))]}
 
 
 def closing(**fields: Any) -> dict[str, list[pb.CloseSession]]:
-    """A commit of session 1 that is right in everything but `fields`."""
+    """Returns a commit of session 1 that is valid except for `fields`."""
     return {"closes": [pb.CloseSession(**({"session": 1, "commit": True, "generated": 1} | fields))]}
 
 
@@ -147,7 +147,7 @@ BYSTANDERS = 'histospec_generated_tokens_total{namespace="bystander"}'
 
 @pytest.fixture(scope="module")
 def bystander(shared_server: Server, connect_shared: Connector) -> Callable[[], None]:
-    """A stream that is open all the while, with one session."""
+    """A stream that stays open all the while, with one session."""
     wire = connect_shared(shared_server.endpoint)
     stream = wire.stream()
     stream.ask(opens=[wire.open(1, namespace="bystander")], step=wire.step([1], [[1]]))
@@ -180,7 +180,7 @@ def test_a_malformed_message_ends_its_stream_alone(
     assert text in str(error.details())
     assert len(str(error.details())) < 200
     bystander()
-    # Nothing of the message was applied: the counters know only the bystander's step.
+    # Nothing of the message was applied: the counters only have the bystander's step.
     after = engine_counters(shared_server)
     assert after.pop(BYSTANDERS) == before.pop(BYSTANDERS) + 1
     assert after == before
@@ -302,7 +302,7 @@ REQUESTS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(REQUESTS)
 def test_whatever_arrives_is_either_checked_or_refused(request: pb.DraftRequest) -> None:
-    """What passes the checks is what the engine needs: whole arrays that fit each other."""
+    """A message that passes the checks has what the engine needs: whole arrays that fit each other."""
     try:
         message = checks.message(request, CONFIG)
     except (InvalidRequest, LimitExceeded):

@@ -1,4 +1,4 @@
-"""Retention: what is old goes, and nothing goes where the clock may have jumped."""
+"""Retention: old problems are deleted, but none while the clock may have jumped."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 
 class Clocks:
-    """A time of day and a clock that only runs on."""
+    """A wall clock and a monotonic clock."""
 
     def __init__(self) -> None:
         self.day = 1e9
@@ -44,7 +44,7 @@ def test_a_clock_that_goes_on_evenly_vouches_for_all_times_since_the_first_look(
 def test_a_jump_pauses_until_a_person_says_that_the_clock_is_right(jump: float, says: str) -> None:
     clocks = Clocks()
     clock = clocks.clock()
-    clocks.day += 600  # a correction that harms nothing
+    clocks.day += 600  # a harmless correction
     assert not clock.tick().paused
     clocks.day += jump
     assert says in clock.tick().paused
@@ -110,7 +110,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
 
 
 def fill(store: SQLiteStore, problems: int, ago: float) -> None:
-    """As if so many problems had been written so long ago."""
+    """Makes problems look as if they were written that long ago."""
     for number in range(problems):
         store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big")))
     put(store, b"next", prompt=b"another.")
