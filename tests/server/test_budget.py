@@ -59,7 +59,7 @@ def test_the_sentences_name_both_numbers_and_what_to_set() -> None:
     assert "more than this machine of 10GiB has" in check_budget(9 * GIB, True, 64 * GIB, 10 * GIB)
     with pytest.raises(ConfigError, match=r"--memory 10GiB: the index alone would fill the control group .* of 10GiB"):
         check_budget(10 * GIB, True, 10 * GIB, 64 * GIB)
-    assert "--memory 10GiB: with what" in check_budget(10 * GIB, False, 10 * GIB, 64 * GIB)  # nobody chose it
+    assert "--memory 10GiB: with what" in check_budget(10 * GIB, False, 10 * GIB, 64 * GIB)  # the user did not set it
 
 
 def test_a_control_group_without_a_limit_is_none(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, for
 
 def test_names_that_never_existed_use_up_no_label(server: Server, wire: Wire) -> None:
     for number in range(20):
-        name = f"nobody-{number}"
+        name = f"absent-{number}"
         wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=name))
         wire.stub.Rewind(pb.RewindRequest(namespace=name, epoch=3))
         wire.stub.PredictLength(pb.PredictLengthRequest(namespace=name, prompt=wire.i32([1])))

@@ -100,7 +100,7 @@ def test_namespaces_are_chosen_by_a_pattern(filled: Server, connect: Connector) 
     messages = export(stub, "oth*")
     assert [one.namespace for one in messages[0].start.namespaces] == ["other ❤"]
     assert {problem.namespace for problem in problems(messages)} == {"other ❤"}
-    assert [message.HasField("end") for message in export(stub, "nobody")] == [False, True]
+    assert [message.HasField("end") for message in export(stub, "absent")] == [False, True]
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_an_export_needs_the_right_to_admin_wherever_its_pattern_may_lead(guarde
     assert refusal("team", "s*") == (denied, "token 'team' has no right to admin in namespace 's*'")
     assert refusal("worker", "team-a") == (denied, "token 'worker' has no right to admin in namespace 'team-a'")
     assert refusal(None, "")[0] is grpc.StatusCode.UNAUTHENTICATED
-    assert refusal("nobody", "")[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert refusal("stranger", "")[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_pattern_that_looks_covered_leads_no_further(
@@ -164,7 +164,7 @@ def large(server: Server, wire: Wire) -> Server:
 
 
 def test_an_export_that_is_not_read_holds_little(large: Server, wire: Wire) -> None:
-    export(wire.stub, "nobody")
+    export(wire.stub, "absent")
     status = Path(f"/proc/{large.pid}/status")
     (status.parent / "clear_refs").write_text("5")  # the peak starts again from here
     before = kilobytes(status, "VmRSS")

@@ -218,7 +218,7 @@ def test_a_walk_meets_every_problem_once(open_store: Callable[..., Any]) -> None
     assert all([r.epoch for r in records] == [0, 1] for p, records in walked.items() if not p.name)
     assert all(store.history(problem) == records for problem, records in walked.items())
     assert [(p.namespace, r) for p, r in store.problems("other")] == [("other", [Record(b"bbbb", 0)])]
-    assert list(store.problems("nobody")) == []
+    assert list(store.problems("absent")) == []
     assert store.count() == 1261
 
 
