@@ -55,7 +55,7 @@ def _hint(hint: Mapping[str, str]) -> Padding:
 def _counted(status: Mapping[str, Any]) -> list[Row]:
     """Returns rows of counters: the last ten minutes, and since the start."""
     totals, recent = status["totals"], status["recent"]
-    rows = [_share_row("cache hits of sessions", status, "lookups_hit", ("lookups_hit", "lookups_miss"))]
+    rows = [_share_row("cache hit rate (sessions)", status, "lookups_hit", ("lookups_hit", "lookups_miss"))]
     if totals["twins_hit"] + totals["twins_miss"]:
         rows.append(
             _share_row("sessions with a seed that have a twin", status, "twins_hit", ("twins_hit", "twins_miss"))
