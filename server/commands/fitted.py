@@ -30,27 +30,30 @@ class Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """See rich."""
-        table = self._table()
-        needs = Measurement.get(console, options.update(max_width=10_000), table).minimum
-        if needs <= options.max_width:
-            yield table
-        else:
-            yield from self._stacked()
+        for narrow in (False, True):
+            table = self._table(narrow)
+            needs = Measurement.get(console, options.update(max_width=10_000), table)
+            if (needs.minimum if narrow else needs.maximum) <= options.max_width:
+                yield table
+                return
+        yield from self._stacked()
 
-    def _table(self) -> Table:
-        table = Table(*map(self._column, range(len(self._headings))), box=box.SIMPLE_HEAD, pad_edge=False,
-                      collapse_padding=True)  # fmt: skip
+    def _table(self, narrow: bool) -> Table:
+        table = Table(*(self._column(number, narrow) for number in range(len(self._headings))), box=box.SIMPLE_HEAD,
+                      pad_edge=False, collapse_padding=True)  # fmt: skip
         for row in self._rows:
             table.add_row(*row)
         return table
 
-    def _column(self, number: int) -> Column:
+    def _column(self, number: int, narrow: bool) -> Column:
         heading, cells = self._headings[number], [row[number] for row in self._rows]
+        words = max(map(cell_len, heading.split()), default=0)
         if number in self._text:
             longest = max((cell_len(word) for cell in cells for word in cell.plain.split()), default=0)
-            return Column(heading, min_width=min(LEAST, longest), overflow="fold")
-        widest = max((cell.cell_len for cell in cells), default=0)
-        return Column(heading, justify="right", min_width=widest, overflow="fold")
+            return Column(heading, min_width=max(words, min(LEAST, longest)), overflow="fold")
+        least = max(words, max((cell.cell_len for cell in cells), default=0))
+        # rich would shrink every column that may wrap below its minimum, and cut the last one off.
+        return Column(heading, justify="right", width=least if narrow else None, min_width=least, overflow="fold")
 
     def _stacked(self) -> RenderResult:
         if self._headings[0]:

@@ -73,7 +73,7 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
         "tokens generated": "generated_tokens",
         "  in steps without a draft": "undrafted_tokens",
         "tokens stored": "ingested_tokens",
-        "responses evicted because memory was full": "evicted_by_memory",
+        "responses evicted: memory full": "evicted_by_memory",
         "  by --history-epochs": "evicted_by_epochs",
         "  by --history-responses": "evicted_by_responses",
         "store errors": "store_errors",

@@ -333,7 +333,7 @@ NEMO = {"token_ids": [[1, 2, 3]], "token_loss_mask": [[0, 1, 1]], "input_lengths
         ([{"messages": [], "score": 1}], "line 1: no known format has these fields: messages, score. Known are"),
         ([{**NEMO, "token_loss_mask": [[0, 1]]}], "line 1: token_loss_mask: should have one entry for each of the 3"),
         ([{**NEMO, "token_loss_mask": [[0, 1, 2]]}], "line 1: token_loss_mask[2]: should be 0 or 1, is 2"),
-        ([{**NEMO, "token_loss_mask": [[1, 1, 1]]}], "line 1: token_loss_mask: begins with 1, so that there is no pro"),
+        ([{**NEMO, "token_loss_mask": [[1, 1, 1]]}], "line 1: token_loss_mask: begins with 1, so there is no pro"),
         ([{**NEMO, "input_lengths": [4]}], "line 1: input_lengths: should be from 1 to 3, the number of token_ids, is"),
         ([{**NEMO, "token_ids": [["a"]]}], "line 1: token_ids[0]: should be a valid integer, is 'a'"),
     ],

@@ -23,7 +23,7 @@ GAINED, MOVES, FIRST = "math-that-comes-back", "code-that-changes", "a-first-epo
 HEADINGS = (
     "speed-up", "tokens per step", "accepted", "empty drafts", "cache hit rate", "verify cost", "Speed-up by run",
     "sessions", "problems", "responses", "tokens", "newest epoch", "namespace", "last ten minutes", "since the start",
-    "shard", "address", "health", "open sessions", "tokens of history", "index", "evicted because memory was full",
+    "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted: memory full",
     "store", "free on the disk of the store",
 )  # fmt: skip
 

@@ -51,7 +51,7 @@ def test_nothing_to_divide_by() -> None:
         ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions have a problem without history"),
         ({"lookups_hit": 0, "lookups_miss": 19}, 0.1, ""),
         ({"drafts_hit": 100, "drafts_empty": 300}, None, "75% of the drafts are empty"),
-        ({"accepted_tokens": 300}, 0.1, "30% of the drafted tokens are accepted"),
+        ({"accepted_tokens": 300}, 0.1, "30% of the draft tokens are accepted"),
     ],
 )
 def test_the_main_reason(changes: dict[str, Any], cost: float | None, reason: str) -> None:
