@@ -1,1 +1,1 @@
-"""`histospec replay`: what drafting would gain on recorded rollouts."""
+"""`histospec replay`: estimates on recorded rollouts what drafts would gain."""

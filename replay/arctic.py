@@ -1,7 +1,7 @@
-"""Arctic's suffix decoding, where it is installed, on the cases of a replay: a second opinion on the same text.
+"""Arctic's suffix decoding on the cases of a replay, if it is installed, for comparison on the same text.
 
-It has no notion of what a drafted token costs, so it is replayed with each setting of a grid and then judged, at every
-cost, by the setting that was best at that cost: better than any user gets, who must pick one before the run.
+It does not know the cost of a draft token. So it is replayed with each setting of a grid, and at every cost its best
+setting counts. Users get less, because they must choose a setting before the run.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from histospec.server.errors import ConfigError
 
 PACKAGE = "arctic-inference"
 MODULE = "arctic_inference.suffix_decoding"
-MATCHED = 64  # tokens of context that are looked up
+MATCHED = 64  # tokens of context to look up
 
 
 class Settings(NamedTuple):
-    """Arctic's two knobs: tokens less probable are not drafted; a draft is at most factor * match long."""
+    """Arctic's two settings: the minimum probability of a token, and the maximum of draft length / match length."""
 
     min_token_prob: float
     max_spec_factor: float
@@ -35,21 +35,21 @@ GRID = tuple(Settings(*values) for values in product((0.1, 0.2, 0.35, 0.5), (1.0
 
 @dataclass(frozen=True)
 class Peer:
-    """Another drafter on the headline's cases: its name with version, and one score a setting."""
+    """Another drafter on the headline's cases: its name with version, and one score per setting."""
 
     name: str
     scores: dict[Settings, Score]
 
     def best(self, cost: float) -> tuple[Settings, Score]:
-        """The setting with the highest S_c at this cost."""
+        """Returns the setting with the highest S_c at this cost."""
         return max(self.scores.items(), key=lambda item: item[1].speed_up(cost))
 
 
 def require() -> None:
-    """Check that the peer can run here.
+    """Checks that the other drafter can run here.
 
     Raises:
-        ConfigError: the package is not installed; says how to get it.
+        ConfigError: the package is not installed; the message says how to get it.
 
     """
     try:
@@ -62,9 +62,9 @@ def require() -> None:
 
 
 def replay(cases: Sequence[Case], max_tokens: int, done: Callable[[Case], None]) -> Peer:
-    """Replay the cases with each setting of the grid.
+    """Replays the cases with each setting of the grid.
 
-    Each has an index of its own: evicting a target leaves traces that would help the next setting (measured: 2 %).
+    Each setting has its own index: evicting a target leaves traces that would help the next setting (measured: 2 %).
     """
     scores = {}
     for settings in GRID:
@@ -75,24 +75,24 @@ def replay(cases: Sequence[Case], max_tokens: int, done: Callable[[Case], None])
 
 
 class ArcticDrafter(Drafter):
-    """Snowflake's suffix decoding with the calls of vLLM's own proposer: two a session and step."""
+    """Snowflake's suffix decoding with the calls of vLLM's own proposer: two per session and step."""
 
     def __init__(self, max_tokens: int, settings: Settings) -> None:
         self._cache: Any = import_module(MODULE).SuffixDecodingCache(max_tree_depth=MATCHED)
         self._max_tokens = max_tokens
         self._requests = 0
-        self._contexts: dict[int, Tokens] = {}  # of each session, the last tokens
+        self._contexts: dict[int, Tokens] = {}  # the last tokens of each session
         self._settings = settings
 
     def ingest(self, prompt: Tokens, responses: Sequence[Tokens], epoch: int) -> None:
-        """Each response is a request that starts, grows and stops."""
+        """Adds each response as a request that starts, grows and stops."""
         for response in responses:
             request = self._start(prompt)
             self._cache.add_active_response(request, response)
             self._cache.stop_request(request)
 
     def open(self, prompt: Tokens) -> int:
-        """One request."""
+        """Starts a request."""
         session = self._start(prompt)
         self._contexts[session] = prompt[-MATCHED:]
         return session
@@ -103,7 +103,7 @@ class ArcticDrafter(Drafter):
         return self._requests
 
     def step(self, sessions: Sequence[int], new: Sequence[Tokens]) -> list[Draft]:
-        """Append for all, then speculate for each."""
+        """Appends for all sessions, then speculates for each."""
         for session, tokens in zip(sessions, new, strict=True):
             if len(tokens):
                 self._cache.add_active_response(session, tokens)
@@ -121,11 +121,11 @@ class ArcticDrafter(Drafter):
         return Draft(np.array(draft.token_ids, np.int32), np.array(draft.probs, np.float32))
 
     def close(self, session: int) -> None:
-        """Stop the request and evict what it wrote."""
+        """Stops the request and evicts what it wrote."""
         del self._contexts[session]
         self._cache.stop_request(session)
         self._cache.evict_cached_response(session)
 
     def sources(self) -> Sources:
-        """It does not say."""
+        """Returns nothing: Arctic does not report sources."""
         return {}

@@ -1,8 +1,8 @@
-"""What is replayed: a problem at one of its visits, with what the drafter may know and who runs beside it.
+"""The cases of a replay: a problem at one of its visits, with the history and siblings that the drafter may know.
 
-One response of a visit is the target: the first. Earlier visits are history. The other responses of the visit can be
-known in one of two ways: finished before the target begins (`case_at` with siblings), which is more than a run would
-know; or running at the same time, revealed token by token (`group_at`), which is what a run knows.
+The first response of a visit is the target. Earlier visits are history. The drafter can know the other responses of the
+visit in one of two ways. With `case_at` and siblings, they are finished before the target begins, which is more than a
+run would know. With `group_at`, they run at the same time and appear token by token, as in a run.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ Turns = tuple[Turn, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One problem as the drafter will meet it: what it may know, and the target it is asked about.
+    """One problem for the drafter: what it may know, and the target to draft for.
 
     Attributes:
         prompt: int32[n].
-        history: responses that were finished before.
-        target: the response that is written again and scored.
-        siblings: responses that are written again at the same time.
+        history: responses finished before.
+        target: the response to replay and score.
+        siblings: responses to replay at the same time.
 
     """
 
@@ -31,27 +31,27 @@ class Case:
     siblings: tuple[Turns, ...] = ()
 
     def history_tokens(self) -> int:
-        """Tokens that the drafter knows before the target begins, the prompt not counted."""
+        """The tokens that the drafter knows before the target begins, without the prompt."""
         return sum(len(turn.tokens) for response in self.history for turn in response.turns)
 
     def target_tokens(self) -> int:
-        """Tokens of the target that the model generated."""
+        """The tokens of the target that the model generated."""
         return generated_tokens(self.target)
 
 
 def generated_tokens(turns: Iterable[Turn]) -> int:
-    """How many tokens of the turns the model wrote."""
+    """Returns the number of tokens of the turns that the model generated."""
     return sum(len(turn.tokens) for turn in turns if turn.generated)
 
 
 def case_at(problem: Problem, epoch: int, *, siblings: bool, max_response: int) -> Case | None:
-    """The problem at one of its visits, or None where there is nothing to know or nothing to ask about.
+    """Returns the problem at one of its visits; None if there is no history or no target.
 
     Args:
         problem: the recorded problem.
         epoch: a visit of the problem; its first response becomes the target.
-        siblings: whether the drafter also knows the visit's other responses, as if they had just been finished.
-        max_response: the target is cut to this many tokens.
+        siblings: whether the drafter also knows the visit's other responses, as if they were finished.
+        max_response: maximum tokens of the target; the rest is cut.
 
     """
     visit = [response for response in problem.responses if response.epoch == epoch]
@@ -64,15 +64,15 @@ def case_at(problem: Problem, epoch: int, *, siblings: bool, max_response: int) 
 
 
 def group_at(problem: Problem, epoch: int, *, siblings: int | None, history: bool, max_response: int) -> Case:
-    """The problem at one of its visits, with siblings that run at the same time as the target.
+    """Returns the problem at one of its visits, with siblings that run at the same time as the target.
 
     Args:
         problem: the recorded problem.
         epoch: a visit of the problem; its first response becomes the target.
-        siblings: how many other members of the target's group run beside it, or None for all; a smaller group gives
-            all that it has.
+        siblings: how many other members of the target's group run at the same time, or None for all; a smaller group
+            gives all it has.
         history: whether the drafter knows the responses of earlier visits.
-        max_response: the target and its siblings are cut to this many tokens.
+        max_response: maximum tokens of the target and of each sibling; the rest is cut.
 
     """
     visit = [response for response in problem.responses if response.epoch == epoch]

@@ -1,4 +1,4 @@
-"""`histospec replay FILE...`: what would a user gain from drafts, judged by rollouts recorded earlier?"""
+"""`histospec replay FILE...`: estimates from recorded rollouts what drafts would gain."""
 
 import argparse
 import json
@@ -30,13 +30,13 @@ from histospec.server.targets import FORCE, is_stdout, written
 
 COSTS = (0.02, 0.05, 0.1)
 NAMES = ("prompt", "response", "tokens", "turns", "epoch", "id", "group", "namespace")
-"""Fields of a record that is one response."""
+"""Field names of a record that is one response."""
 
 T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command with the arguments after `histospec replay`. Raises HistoSpecError."""
+    """Runs the command with the arguments after `histospec replay`. Raises HistoSpecError."""
     parser = _parser()
     args = parser.parse_args(argv)
     if args.history is not None and not args.siblings:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if plot is not None:
         replay_plot.require(plot)
     if args.json is not None and plot is not None and is_stdout(args.json) and is_stdout(plot):
-        raise ConfigError("--json and --plot both go to the standard output; give one of them a file")
+        raise ConfigError("--json and --plot both write to standard output; give one of them a file")
     errors = Console(stderr=True)
     out = errors if any(target and is_stdout(target) for target in (args.json, plot)) else Console()
     with ExitStack() as targets:
@@ -98,7 +98,7 @@ def _called(name: str) -> str:
 
 
 def _read(names: Sequence[str], recording: Recording, progress: Progress) -> None:
-    """Adds the files to the recording; the bar follows the bytes read, where it is known how many there are."""
+    """Adds the files to the recording. The progress bar follows the bytes read, if their number is known."""
     for name in names:
         with opened(name) as file:
             known = is_regular(file)
@@ -125,7 +125,7 @@ def _progress(console: Console) -> Progress:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="histospec replay",
-        description="What would drafts gain on these recorded rollouts? Prints a table and saves a plot.",
+        description="Estimate what drafts would gain on recorded rollouts. Prints a table and saves a plot.",
     )
     parser.add_argument(
         "file",
@@ -137,13 +137,13 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--tokenizer",
         metavar="NAME_OR_PATH",
-        help="the model's, where the files hold text: a folder, or a name on the Hugging Face hub",
+        help="the model's tokenizer, for files that hold text: a folder, or a name on the Hugging Face hub",
     )
     parser.add_argument(
         "--fields",
         type=_fields,
         metavar="OURS=YOURS,...",
-        help=f"where a record is one response under names of your own; ours are {', '.join(NAMES)}",
+        help=f"your field names, for records that are one response each; ours are {', '.join(NAMES)}",
     )
     parser.add_argument(
         "--mode",
@@ -157,16 +157,16 @@ def _parser() -> ArgumentParser:
         type=_each(amount(0, MOST_COST)),
         action="append",
         metavar="C,...",
-        help="cost of verifying one drafted token, in decoding steps; a list sweeps it (default: 0.02,0.05,0.1)",
+        help="cost of verifying one draft token, in decoding steps; give a list for a sweep (default: 0.02,0.05,0.1)",
     )
     parser.add_argument(
         "--limit",
         type=whole(0),
         default=60,
         metavar="N",
-        help="problems to replay, drawn at random; 0 = all (default: 60)",
+        help="problems to replay, drawn at random; 0 for all (default: 60)",
     )
-    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="of the draw (default: 1)")
+    parser.add_argument("--seed", type=whole(0), default=1, metavar="N", help="seed of the draw (default: 1)")
     parser.add_argument(
         "--epochs", type=whole(0), default=10, metavar="N", help="newest epochs to score one by one (default: 10)"
     )
@@ -175,36 +175,36 @@ def _parser() -> ArgumentParser:
         type=whole(1, MAX_DRAFT),
         default=16,
         metavar="N",
-        help="longest draft, in tokens (default: 16)",
+        help="maximum tokens of a draft (default: 16)",
     )
     parser.add_argument(
         "--max-response",
         type=whole(1),
         default=2000,
         metavar="N",
-        help="replay this many tokens of a response (default: 2000)",
+        help="maximum tokens of a response to replay (default: 2000)",
     )
     parser.add_argument(
         "--siblings",
         type=_each(_siblings),
         action="append",
         metavar="N,...",
-        help="let N other members of the target's group run beside it, in step; all = the whole group; "
-        "a table of 0,1,3,7,15 shows what each is worth",
+        help="number of other responses of the target's group that run at the same time; all = the whole group; "
+        "0,1,3,7,15 makes a table of what each number gains",
     )
     parser.add_argument(
         "--history",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="siblings table: only with, or only without the earlier epochs (default: both)",
+        help="siblings table: only with, or only without, earlier epochs (default: both)",
     )
     parser.add_argument(
         "--compare", choices=["arctic"], help="also replay with arctic-inference, which must be installed"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write every figure as JSON; - is the standard output")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure as JSON; - for standard output")
     plots = parser.add_mutually_exclusive_group()
     plots.add_argument(
-        "--plot", metavar="PNG", help="where to save the plot (default: FILE's name + .replay.png, here)"
+        "--plot", metavar="PNG", help="file for the plot (default: FILE's name + .replay.png in this folder)"
     )
     plots.add_argument("--no-plot", action="store_true", help="save no plot")
     parser.add_argument("--force", action="store_true", help=FORCE)
@@ -212,12 +212,12 @@ def _parser() -> ArgumentParser:
 
 
 def _distinct(lists: Sequence[Sequence[T]] | None) -> tuple[T, ...]:
-    """What an option that takes lists and may be repeated was given, each value once, in order."""
+    """Returns the values of an option that takes lists and may be repeated, each once, in order."""
     return tuple(dict.fromkeys(chain.from_iterable(lists or ())))
 
 
 def _each(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """A parser of comma-separated values."""
+    """Returns a parser of comma-separated values."""
 
     def values(text: str) -> list[T]:
         return [parse(part) for part in text.split(",")]
@@ -226,7 +226,7 @@ def _each(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def _fields(text: str) -> Mapping[str, str]:
-    """`prompt=question,response=answer`, by our name."""
+    """Parses `prompt=question,response=answer`. Returns field names by our names."""
     pairs = dict(part.partition("=")[::2] for part in text.split(","))
     wrong = next((ours for ours, theirs in pairs.items() if ours not in NAMES or not theirs), None)
     if wrong is not None:
@@ -237,5 +237,5 @@ def _fields(text: str) -> Mapping[str, str]:
 
 
 def _siblings(text: str) -> int | None:
-    """How many; None for all."""
+    """Parses a number of siblings; None for all."""
     return None if text == "all" else whole(0)(text)

@@ -1,4 +1,4 @@
-"""What a replay asks of a drafter, and the engine as one."""
+"""The interface of a drafter for replays, and the engine behind it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,12 +13,12 @@ from histospec.replay.recordings import Tokens
 NAMESPACE = "replay"
 ENGINE_BYTES = 8 << 30
 
-# By source: `draft_tokens` that it spoke for, and how many of them were accepted, `accepted_tokens`.
+# By source: its `draft_tokens`, and how many of them were accepted, `accepted_tokens`.
 Sources: TypeAlias = dict[str, dict[str, int]]
 
 
 class Draft(NamedTuple):
-    """A proposal: int32[k] tokens, and float32[k] the probability of each, given that all before it are accepted."""
+    """A draft: int32[k] tokens, and float32[k] the probability of each if all tokens before it are accepted."""
 
     tokens: Tokens
     probs: npt.NDArray[np.float32]
@@ -28,23 +28,23 @@ class Drafter(Protocol):
     """One index with its sessions."""
 
     def ingest(self, prompt: Tokens, responses: Sequence[Tokens], epoch: int) -> None:
-        """Add finished responses to a problem."""
+        """Adds finished responses to a problem."""
 
     def open(self, prompt: Tokens) -> int:
-        """Start a session and return its id. Open sessions of one prompt are siblings."""
+        """Starts a session and returns its id. Open sessions with the same prompt are siblings."""
 
     def step(self, sessions: Sequence[int], new: Sequence[Tokens]) -> list[Draft]:
-        """Append new[b] to session b, for all of them first; then draft for each, in the same order."""
+        """Appends new[b] to session b, first for all sessions; then drafts for each, in the same order."""
 
     def close(self, session: int) -> None:
-        """End a session; what it wrote is forgotten."""
+        """Ends a session and forgets what it wrote."""
 
     def sources(self) -> Sources:
-        """What each source contributed so far; empty where the drafter does not say."""
+        """Returns what each source contributed so far; empty if the drafter does not report it."""
 
 
 class EngineDrafter(Drafter):
-    """A new engine that weighs its drafts by `verify_cost` and makes them up to `max_tokens` long."""
+    """A new engine that drafts at `verify_cost`, up to `max_tokens` tokens."""
 
     def __init__(self, verify_cost: float, max_tokens: int) -> None:
         self._engine = Engine(memory_bytes=ENGINE_BYTES)
@@ -52,15 +52,15 @@ class EngineDrafter(Drafter):
         self._max_tokens = max_tokens
 
     def ingest(self, prompt: Tokens, responses: Sequence[Tokens], epoch: int) -> None:
-        """One call for all responses."""
+        """Adds all responses in one call."""
         self._engine.ingest(NAMESPACE, prompt, responses, epoch=epoch)
 
     def open(self, prompt: Tokens) -> int:
-        """One session."""
+        """Opens one session."""
         return self._engine.open(NAMESPACE, prompt)
 
     def step(self, sessions: Sequence[int], new: Sequence[Tokens]) -> list[Draft]:
-        """One call for the whole batch."""
+        """Steps the whole batch in one call."""
         tokens, offsets, probs = self._engine.step(
             np.array(sessions, np.int64),
             np.concatenate(new),
@@ -72,11 +72,11 @@ class EngineDrafter(Drafter):
         return [Draft(tokens[a:b], probs[a:b]) for a, b in pairwise(ends)]
 
     def close(self, session: int) -> None:
-        """Without committing: a replay knows what was recorded before, not what it wrote itself."""
+        """Closes without a commit: the drafter knows the recorded history, not what a replay writes."""
         self._engine.close(session, commit=False)
 
     def sources(self) -> Sources:
-        """From the engine's counters, where it keeps them by source."""
+        """Returns the engine's counters by source, if it has them."""
         stats: Any = self._engine.stats()
         counted = stats["namespaces"].get(NAMESPACE, {}).get("sources", {})
-        return {name: dict(counts) for name, counts in counted.items() if name != "model"}  # there is no model
+        return {name: dict(counts) for name, counts in counted.items() if name != "model"}  # a replay has no model

@@ -1,8 +1,8 @@
-"""Which passes a replay makes over which cases.
+"""The passes of a replay, and their cases.
 
-The headline: every problem at its last visit, at every cost. By epoch: the same problems at each visit, with only what
-had come before it, which shows how fast the history begins to pay. On request: the last visit with siblings that run
-beside the target, and the headline's cases given to another drafter.
+The headline replays every problem at its last visit, at every cost. The passes by epoch replay the same problems at
+each visit, with only the history before it, which shows how fast history begins to pay. On request, further passes
+replay the last visit with siblings that run at the same time, and the headline's cases with another drafter.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from histospec.replay.scores import Score
 
 
 class _Pass(NamedTuple):
-    """Cases to be replayed once at each of the costs."""
+    """Cases to replay once at each of the costs."""
 
     name: str
     cases: tuple[Case, ...]
@@ -31,10 +31,10 @@ class _Pass(NamedTuple):
 
 
 def replay(problems: Sequence[Problem], options: Options, progress: Progress) -> Replay:
-    """Score the problems as the options say, showing each pass on the progress bar, which counts sessions.
+    """Scores the problems as the options say. The progress bar counts sessions.
 
     Raises:
-        RecordingError: no problem has anything that its last visit could have drafted from.
+        RecordingError: no problem has a history at its last visit.
 
     """
     usable = [(problem, case) for problem in problems if (case := _case(problem, None, options)) is not None]
@@ -48,11 +48,11 @@ def replay(problems: Sequence[Problem], options: Options, progress: Progress) ->
     chosen = [problem for problem, _ in drawn]
     last = _Pass("last visit", tuple(case for _, case in drawn), options.costs)
     epochs = _epochs(chosen, options)
-    # Where every problem was last visited at the same epoch, that epoch is the headline: one pass serves both.
+    # If every problem has its last visit at the same epoch, that epoch is the headline: one pass serves both.
     same = {problem.epochs()[-1] for problem in chosen}
     shared = epochs.pop(next(iter(same)), None) if len(same) == 1 else None
     groups = _groups(chosen, options)
-    # Rows are one pass where no group has the siblings to tell them apart.
+    # Rows share one pass if no group has enough siblings to tell them apart.
     rows = {(history, _who_runs(row)): row for (_, history), row in groups.items()}
 
     total = sum(planned.sessions() for planned in (last, *epochs.values(), *rows.values()))
@@ -83,7 +83,7 @@ def replay(problems: Sequence[Problem], options: Options, progress: Progress) ->
 
 
 def _epochs(problems: Iterable[Problem], options: Options) -> dict[int, _Pass]:
-    """The newest epochs that can be scored, oldest first."""
+    """Returns the newest epochs that can be scored, oldest first."""
     problems = list(problems)
     passes = {}
     for epoch in sorted({epoch for problem in problems for epoch in problem.epochs()}):
@@ -94,7 +94,7 @@ def _epochs(problems: Iterable[Problem], options: Options) -> dict[int, _Pass]:
 
 
 def _groups(problems: Iterable[Problem], options: Options) -> dict[tuple[int | None, bool], _Pass]:
-    """The rows of the siblings table, by the number of siblings and whether earlier epochs are known."""
+    """Returns the rows of the siblings table, by the number of siblings and whether earlier epochs are known."""
     problems = list(problems)
     passes = {}
     for history in options.history:

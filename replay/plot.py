@@ -1,4 +1,4 @@
-"""A replay's figures as one picture."""
+"""The figures of a replay as one picture."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart by every kind of colour vision.
+# Okabe and Ito's palette, which remains distinct with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#6b6b6b"
 OWN = "#bdbdbd"
 INK = "#222222"
-WIDTH = 12  # columns of the grid that panels are laid on
+WIDTH = 12  # columns of the grid that holds the panels
 
 
 FORMATS = ("png", "pdf", "svg", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")
@@ -31,26 +31,26 @@ MISSING = 'a plot needs matplotlib: pip install "histospec[replay]"'
 
 
 def possible() -> bool:
-    """Whether matplotlib is installed; servers have no need of it."""
+    """Returns whether matplotlib is installed. Servers do not need it."""
     return find_spec("matplotlib") is not None
 
 
 def require(target: str) -> None:
-    """Check that a plot can be made for a file of this name.
+    """Checks that a plot can be saved to a file of this name.
 
     Raises:
-        ConfigError: its ending is of no known format, or matplotlib is not installed.
+        ConfigError: the file name has an unknown ending, or matplotlib is not installed.
 
     """
     if _format(target) not in FORMATS:
-        raise ConfigError(f"--plot {target}: there is no plot format {_format(target)!r}; use {', '.join(FORMATS)}")
+        raise ConfigError(f"--plot {target}: unknown plot format {_format(target)!r}; use {', '.join(FORMATS)}")
     if not possible():
         raise ConfigError(f"--plot {target}: {MISSING}")
 
 
 def save(figure: "Figure", file: BinaryIO, target: str) -> None:
-    """Write the figure to a file in the format that the target's name ends in."""
-    picture = BytesIO()  # formats seek
+    """Writes the figure to a file in the format of the target's ending."""
+    picture = BytesIO()  # some formats seek
     figure.savefig(picture, format=_format(target))
     file.write(picture.getvalue())
 
@@ -60,10 +60,10 @@ def _format(target: str) -> str:
 
 
 def plot(result: Replay, options: Options, name: str) -> "Figure":
-    """Above: speed-up by epoch, what a step consists of, how evenly the problems gain. Below: the sweep of the cost,
-    the calibration, and, where there are such figures, siblings and sources.
+    """Top row: speed-up by epoch, tokens per step, speed-up of each problem. Bottom row: the sweep of the cost,
+    the calibration, and, if there are such figures, siblings and sources.
     """  # fmt: skip
-    from matplotlib.figure import Figure  # slow to import, and not everyone wants a plot
+    from matplotlib.figure import Figure  # slow to import, and only plots need it
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     below = ["sweep", "calibration"]
@@ -97,15 +97,15 @@ def plot(result: Replay, options: Options, name: str) -> "Figure":
 
 
 def _row(names: list[str]) -> list[Any]:
-    """Panels of one width, side by side over the whole grid."""
+    """Returns panels of equal width, side by side over the whole grid."""
     return [name for name in names for _ in range(WIDTH // len(names))]
 
 
 def _plot_epochs(axes: "Axes", result: Replay, colours: dict[float, str]) -> None:
-    """S_c against the epoch, a line a cost, with the bootstrap interval as a bar."""
+    """Plots S_c by epoch, one line per cost, with bootstrap intervals as bars."""
     visits = result.epochs or (result.last,)
     places = np.arange(len(visits))
-    apart = 0.25 if len(visits) == 1 else 0.08  # so that the bars do not hide one another
+    apart = 0.25 if len(visits) == 1 else 0.08  # so that bars do not overlap
     for i, (cost, colour) in enumerate(colours.items()):
         scores = [visit.at(cost) for visit in visits]
         values = [score.speed_up() for score in scores]
@@ -125,7 +125,7 @@ def _plot_epochs(axes: "Axes", result: Replay, colours: dict[float, str]) -> Non
 
 
 def _plot_step(axes: "Axes", scores: Sequence[Score], costs: dict[float, str]) -> None:
-    """The mean step of the headline, a bar a cost: its own token, accepted and rejected drafted tokens."""
+    """Plots the mean step of the headline, one bar per cost: its own token, accepted and rejected draft tokens."""
     from matplotlib.patches import Patch
 
     places = np.arange(len(scores))
@@ -141,12 +141,12 @@ def _plot_step(axes: "Axes", scores: Sequence[Score], costs: dict[float, str]) -
                       textcoords="offset points", ha="center", color=GREY)  # fmt: skip
     axes.set_xticks(places, [f"c = {score.verify_cost:g}" for score in scores])
     axes.set_xlim(-0.5, len(scores) - 0.5)
-    axes.set_xlabel("cost of a drafted token")
+    axes.set_xlabel("cost of a draft token")
     axes.set_ylim(top=axes.get_ylim()[1] * 1.36)
     axes.legend(
         handles=[
-            Patch(facecolor="white", edgecolor=GREY, hatch="////", label="drafted, rejected"),
-            Patch(facecolor=GREY, label="drafted, accepted"),
+            Patch(facecolor="white", edgecolor=GREY, hatch="////", label="draft, rejected"),
+            Patch(facecolor=GREY, label="draft, accepted"),
             Patch(facecolor=OWN, label="the step's own token"),
         ],
         frameon=False, fontsize=9, loc="upper right",
@@ -155,19 +155,19 @@ def _plot_step(axes: "Axes", scores: Sequence[Score], costs: dict[float, str]) -
 
 
 def _plot_spread(axes: "Axes", scores: Sequence[Score], colours: dict[float, str]) -> None:
-    """S_c of each problem of the headline, sorted: how evenly the gain is spread."""
+    """Plots S_c of each problem of the headline, sorted."""
     for score in scores:
         values = np.sort(score.speed_ups())[::-1]
         edges = np.linspace(0, 100, len(values) + 1)
         axes.stairs(values, edges, baseline=None, color=colours[score.verify_cost], linewidth=1.8)
     _plain_decoding(axes)
     axes.set_xlim(0, 100)
-    axes.set_xlabel("% of problems that gain at least this much")
+    axes.set_xlabel("% of problems with at least this speed-up")
     axes.set_title("Speed-up $S_c$ of each problem (last visit)", loc="left", fontsize=11)
 
 
 def _plot_sweep(axes: "Axes", result: Replay, colours: dict[float, str]) -> None:
-    """S_c against c: where the drafter was told c, and thin, how drafts made for one cost fare at others."""
+    """Plots S_c over c: drafts made for that c, and as thin lines, drafts made for other costs."""
     scores = sorted(result.last.scores, key=lambda score: score.verify_cost)
     costs = np.array([score.verify_cost for score in scores])
     logarithmic = costs[0] > 0
@@ -197,13 +197,13 @@ def _plot_sweep(axes: "Axes", result: Replay, colours: dict[float, str]) -> None
         axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(low, high)
     axes.set_ylim(max(0, min(0.9, axes.get_ylim()[0])), max(values) * 1.3)
-    axes.set_xlabel("c, the cost of verifying a drafted token")
+    axes.set_xlabel("c, the cost of verifying a draft token")
     axes.legend(frameon=False, fontsize=9, loc="upper right")
     axes.set_title("Speed-up $S_c$ over c (last visit)", loc="left", fontsize=11)
 
 
 def _plot_calibration(axes: "Axes", scores: Sequence[Score], colours: dict[float, str]) -> None:
-    """Observed against predicted acceptance by decile: a mark's area is its share of the verified tokens."""
+    """Plots observed over predicted acceptance by decile. The area of a mark is its share of the verified tokens."""
     axes.fill_between((0, 1), (-0.04, 0.96), (0.04, 1.04), color="#eeeeee", linewidth=0, label="within 4 points")
     axes.plot((0, 1), (0, 1), color=GREY, linewidth=1, linestyle=(0, (4, 3)))
     for score in scores:
@@ -228,13 +228,13 @@ def _plot_calibration(axes: "Axes", scores: Sequence[Score], colours: dict[float
     axes.set_ylim(0, 1)
     axes.set_xlabel("predicted acceptance")
     axes.legend(frameon=False, fontsize=9, loc="upper left")
-    axes.annotate("area: share of the tokens\nbars: 95 % interval", (0.99, 0.02), xycoords="axes fraction", ha="right",
+    axes.annotate("area: share of tokens\nbars: 95 % interval", (0.99, 0.02), xycoords="axes fraction", ha="right",
                   color=GREY, fontsize=9)  # fmt: skip
-    axes.set_title("Accepted drafted tokens, by decile (last visit)", loc="left", fontsize=11)
+    axes.set_title("Acceptance by predicted probability (last visit)", loc="left", fontsize=11)
 
 
 def _plot_siblings(axes: "Axes", groups: Sequence[Group], colours: dict[float, str]) -> None:
-    """Tokens a step against the siblings that run beside the target, with history filled, without it hollow."""
+    """Plots tokens per step over the number of siblings: filled marks with history, hollow ones without."""
     from matplotlib.lines import Line2D
 
     shown = [history for history in (True, False) if any(group.history == history for group in groups)]
@@ -255,7 +255,7 @@ def _plot_siblings(axes: "Axes", groups: Sequence[Group], colours: dict[float, s
     axes.set_xlim(-0.4, len(labels) - 0.6)
     axes.set_ylim(bottom=min(1, axes.get_ylim()[0]), top=axes.get_ylim()[1] * 1.12)
     smaller = any(group.running() != group.asked for group in groups)
-    axes.set_xlabel("siblings running beside the target" + (" (mean)" if smaller else ""))
+    axes.set_xlabel("siblings that run at the same time" + (" (mean)" if smaller else ""))
     handles = [
         Line2D([], [], color=GREY, marker="o", markersize=5, label="with history"),
         Line2D([], [], color=GREY, marker="o", markersize=5, linestyle=(0, (4, 2)), markerfacecolor="white",
@@ -263,11 +263,11 @@ def _plot_siblings(axes: "Axes", groups: Sequence[Group], colours: dict[float, s
     ]  # fmt: skip
     axes.legend(handles=[handles[not history] for history in shown], frameon=False,
                 fontsize=9, loc="upper left", ncols=2)  # fmt: skip
-    axes.set_title("Tokens a step, siblings revealed in step", loc="left", fontsize=11)
+    axes.set_title("Tokens per step with running siblings", loc="left", fontsize=11)
 
 
 def _plot_sources(axes: "Axes", scores: Sequence[Score], colours: dict[float, str]) -> None:
-    """Drafted tokens a step by source, a bar a cost: accepted ones filled, the others hatched."""
+    """Plots draft tokens per step by source, one bar per cost: accepted ones filled, rejected ones hatched."""
     names = list(dict.fromkeys(name for score in scores for name in score.sources))
     width = 0.8 / len(scores)
     for i, score in enumerate(scores):
@@ -280,10 +280,10 @@ def _plot_sources(axes: "Axes", scores: Sequence[Score], colours: dict[float, st
         axes.bar(places, drafted - accepted, bottom=accepted, width=width * 0.9, facecolor="white", edgecolor=colour,
                  hatch="////", linewidth=1)  # fmt: skip
     axes.set_xticks(range(len(names)), names)
-    axes.set_title("Drafted tokens a step, by source (last visit)", loc="left", fontsize=11)
+    axes.set_title("Draft tokens per step, by source (last visit)", loc="left", fontsize=11)
 
 
 def _plain_decoding(axes: "Axes") -> None:
     axes.axhline(1, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate("plain decoding", (0.01, 1), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+    axes.annotate("no drafts", (0.01, 1), (0, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
                   color=GREY, fontsize=9)  # fmt: skip

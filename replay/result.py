@@ -1,4 +1,4 @@
-"""What a replay was asked for, and what it gave: what its tables, plot and JSON are made from."""
+"""The options and results of a replay, from which its tables, plot and JSON are made."""
 
 from dataclasses import dataclass
 
@@ -6,24 +6,24 @@ from histospec.replay.arctic import Peer
 from histospec.replay.cases import Case
 from histospec.replay.scores import Score
 
-MOST_SHOWN = 4  # costs that a figure can tell apart
+MOST_SHOWN = 4  # costs that a figure can show distinctly
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to replay; every figure follows from these and the file.
+    """How to replay. The options and the file determine every figure.
 
     Attributes:
-        mode: "hist" or "all", whether the visit's other responses are known before the target begins.
-        limit: how many problems are drawn, 0 for all.
+        mode: "hist" or "all"; with "all", the visit's other responses are known before the target begins.
+        limit: number of problems to draw, 0 for all.
         seed: of the draw.
         costs: verification costs, one pass each.
-        max_tokens: the longest draft.
-        max_response: responses that are written again are cut to this many tokens.
-        epochs: how many of the newest epochs are scored one by one.
-        siblings: how many siblings run beside the target, None for all; one row of the siblings table each.
+        max_tokens: maximum tokens of a draft.
+        max_response: maximum tokens of a replayed response; the rest is cut.
+        epochs: number of newest epochs to score one by one.
+        siblings: numbers of siblings that run at the same time, None for all; one row of the siblings table each.
         history: whether the rows of that table know earlier epochs; one row each.
-        compare: whether Arctic drafts for the headline's cases, too.
+        compare: whether Arctic also drafts for the headline's cases.
 
     """
 
@@ -39,7 +39,7 @@ class Options:
     compare: bool = False
 
     def shown(self) -> tuple[float, ...]:
-        """The costs that get details: of a long sweep the lowest, the middle and the highest."""
+        """Returns the costs that get details: of a long sweep the lowest, the middle and the highest."""
         if len(self.costs) <= MOST_SHOWN:
             return self.costs
         ordered = sorted(self.costs)
@@ -48,12 +48,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Visit:
-    """Cases that are replayed together, and what they gave.
+    """Cases that are replayed together, and their scores.
 
     Attributes:
-        epoch: the visit that the cases are taken from; None for each problem's last visit.
-        cases: one a problem that was visited then and had something to know.
-        scores: one a cost; epochs that are not the last have the shown costs only.
+        epoch: the visit of the cases; None for each problem's last visit.
+        cases: one per problem that had this visit and a history.
+        scores: one per cost; epochs before the last have only the shown costs.
 
     """
 
@@ -62,16 +62,16 @@ class Visit:
     scores: tuple[Score, ...]
 
     def at(self, cost: float) -> Score:
-        """The score at one of the costs."""
+        """Returns the score at one of the costs."""
         return next(score for score in self.scores if score.verify_cost == cost)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The last visit with siblings that run beside the target.
+    """The last visit with siblings that run at the same time as the target.
 
     Attributes:
-        asked: how many siblings were asked for, None for all.
+        asked: requested number of siblings, None for all.
         history: whether earlier epochs are known.
         cases: the headline's problems.
         scores: in the order of the shown costs.
@@ -84,25 +84,25 @@ class Group:
     scores: tuple[Score, ...]
 
     def running(self) -> float:
-        """Siblings that ran beside a target, the mean."""
+        """The mean number of siblings that ran with a target."""
         return sum(len(case.siblings) for case in self.cases) / len(self.cases)
 
     def smaller(self) -> int:
-        """Problems whose group has fewer siblings than were asked for."""
+        """The number of problems whose group has fewer siblings than requested."""
         return sum(len(case.siblings) < (self.asked or 0) for case in self.cases)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The result: the headline over every problem's last visit, and the epochs one by one, oldest first.
+    """The result: the headline over every problem's last visit, and each epoch, oldest first.
 
     Attributes:
-        problems: how many the file holds.
-        usable: how many of them have history at their last visit; the cases are drawn from these.
+        problems: number of problems in the file.
+        usable: number of problems with a history at their last visit; the cases are drawn from these.
         last: the headline.
         epochs: the visits that could be scored.
         groups: the siblings table, row by row: without history, then with it.
-        peer: the other drafter, if one was asked for.
+        peer: the other drafter, if requested.
 
     """
 
@@ -114,5 +114,5 @@ class Replay:
     peer: Peer | None = None
 
     def is_last(self, visit: Visit) -> bool:
-        """Whether the visit is every problem's last one, so that its figures are the headline's."""
+        """Returns whether the visit is the last one of every problem, so that its figures are the headline's."""
         return visit.scores is self.last.scores

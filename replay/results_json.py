@@ -1,4 +1,4 @@
-"""A replay's figures for programs; docs/replay.md explains the fields."""
+"""The figures of a replay for programs; docs/replay.md explains the fields."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from histospec.replay.scores import Score
 
 
 def as_json(result: Replay, options: Options, file: str, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Every figure of the replay, and what was assumed about its files."""
+    """Returns every figure of the replay, and the assumptions about its files."""
     figures: dict[str, Any] = {
         "file": file,
         "notes": list(notes),

@@ -1,4 +1,4 @@
-"""A replay's figures as tables for a terminal."""
+"""The figures of a replay as tables for a terminal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from histospec.replay.result import Group, Options, Replay, Visit
 from histospec.replay.scores import Score
 
 KNOWN = {"hist": "earlier epochs", "all": "earlier epochs and siblings"}
-ENOUGH = 500  # observations that make a decile of the calibration worth judging
+ENOUGH = 500  # observations for a meaningful decile of the calibration
 NOTE = """\
-c: what verifying one drafted token costs, in plain decoding steps; the engine drafts less where c is higher.
-S_c = tokens / sum over steps (1 + c * drafted): the speed-up over plain decoding at that cost.
-95 % interval: how far S_c moves when other problems are drawn (bootstrap)."""
+c: cost of verifying one draft token, in decoding steps without drafts; the engine drafts less at a higher c.
+S_c = tokens / sum over steps (1 + c * drafted): the speed-up at that cost over decoding without drafts.
+95 % interval: how much S_c varies with the drawn problems (bootstrap)."""
 
 
 def report(result: Replay, options: Options, name: str) -> RenderableType:
-    """All tables, the headline's first."""
+    """Returns all tables, the headline's first."""
     parts: list[RenderableType] = [
         Text(title(result, options, name), style="bold"),
         _epochs(result),
@@ -39,13 +39,13 @@ def report(result: Replay, options: Options, name: str) -> RenderableType:
 
 
 def title(result: Replay, options: Options, name: str) -> str:
-    """What was replayed, in a line that fits the plot."""
+    """Returns a line about what was replayed, short enough for the plot."""
     shown = name if len(name) <= 40 else f"{name[:37]}..."
     return f"{shown}: {len(result.last.cases)} of {result.usable} problems, drafts from {KNOWN[options.mode]}"
 
 
 def label(result: Replay, visit: Visit) -> str:
-    """A visit's name: its epoch, where it has one."""
+    """Returns the name of a visit: its epoch, if it has one."""
     if visit.epoch is not None:
         return str(visit.epoch)
     same = [str(other.epoch) for other in result.epochs if result.is_last(other)]
@@ -53,12 +53,12 @@ def label(result: Replay, visit: Visit) -> str:
 
 
 def per_cent(part: float, whole: float) -> str:
-    """`part` of `whole`, or a dash where there is nothing."""
+    """Returns `part` as a share of `whole`, or a dash if `whole` is 0."""
     return f"{part / whole:.0%}" if whole else "-"
 
 
 def _table(*headings: str, left: int = 1) -> Table:
-    """The first columns to the left, figures to the right."""
+    """Returns a table with `left` columns aligned left, the others aligned right."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i < left else "right", no_wrap=True)
@@ -66,8 +66,8 @@ def _table(*headings: str, left: int = 1) -> Table:
 
 
 def _epochs(result: Replay) -> Table:
-    """Epochs from top to bottom, the headline last; an epoch that is the headline is not shown twice."""
-    table = _table("epoch", "problems", "cost\nc", "tokens\na step", "drafted\na step", "accepted", "speed-up\nS_c",
+    """Returns the epochs from top to bottom, the headline last. The headline's epoch appears only once."""
+    table = _table("epoch", "problems", "cost\nc", "tokens\nper step", "drafted\nper step", "accepted", "speed-up\nS_c",
                    "95 %\ninterval")  # fmt: skip
     for visit in [visit for visit in result.epochs if not result.is_last(visit)] + [result.last]:
         heads: tuple[str, str] = label(result, visit), str(len(visit.cases))
@@ -89,7 +89,7 @@ def _epochs(result: Replay) -> Table:
 
 
 def _siblings(result: Replay, options: Options) -> list[RenderableType]:
-    """Siblings from top to bottom, without history on the left, with it on the right."""
+    """Returns the siblings table: numbers of siblings from top to bottom, without history left, with it right."""
     columns = [history for history in (False, True) if history in options.history]
     headings = (
         "\n\ncost\nc",
@@ -108,19 +108,19 @@ def _siblings(result: Replay, options: Options) -> list[RenderableType]:
             head = ""
         table.add_section()
     return [
-        Text("Siblings that run beside the target, revealed in step (last visit)", style="bold"),
+        Text("Siblings that run at the same time as the target (last visit)", style="bold"),
         table,
         Text("\n".join(_siblings_notes(result)), style="dim"),
     ]
 
 
 def siblings(group: Group) -> str:
-    """How many siblings were asked for."""
+    """Returns the requested number of siblings."""
     return "all" if group.asked is None else str(group.asked)
 
 
 def _group_headings(history: bool) -> tuple[str, str, str]:
-    return f"{'with' if history else 'without'}\nhistory:\ntokens\na step", "\n\nof the\ngroup", "\n\n\nS_c"
+    return f"{'with' if history else 'without'}\nhistory:\ntokens\nper step", "\n\nof the\ngroup", "\n\n\nS_c"
 
 
 def _group(result: Replay, asked: int | None, history: bool) -> Group:
@@ -132,7 +132,7 @@ def _group_cells(score: Score) -> tuple[str, str, str]:
 
 
 def _siblings_notes(result: Replay) -> list[str]:
-    notes = ["tokens a step, S_c: of the targets, which are the same in every row; of the group: targets and siblings."]
+    notes = ["tokens per step, S_c: of the targets, the same in every row; of the group: of targets and siblings."]
     notes += [
         f"{group.smaller()} of {len(group.cases)} groups have fewer than {group.asked} siblings: all of theirs ran."
         for group in {group.asked: group for group in result.groups}.values()
@@ -142,9 +142,9 @@ def _siblings_notes(result: Replay) -> list[str]:
 
 
 def _peer(result: Replay) -> list[RenderableType]:
-    """The other drafter at its best settings for each cost, beside the headline."""
+    """Returns the comparison of the headline with the other drafter at its best setting for each cost."""
     assert result.peer is not None
-    table = _table("cost\nc", f"{result.peer.name}\nS_c", "tokens\na step", "min token\nprob", "max spec\nfactor",
+    table = _table("cost\nc", f"{result.peer.name}\nS_c", "tokens\nper step", "min token\nprob", "max spec\nfactor",
                    "HistoSpec\nS_c", "gain")  # fmt: skip
     for score in result.last.scores:
         settings, best = result.peer.best(score.verify_cost)
@@ -166,8 +166,8 @@ def _peer(result: Replay) -> list[RenderableType]:
 
 
 def _sources(result: Replay, options: Options) -> list[RenderableType]:
-    """Who spoke for the drafted tokens, and who was right."""
-    table = _table("cost\nc", "source", "drafted\na step", "share", "accepted\na step", "share", "accepted", left=2)
+    """Returns the draft tokens and acceptance of each source."""
+    table = _table("cost\nc", "source", "drafted\nper step", "share", "accepted\nper step", "share", "accepted", left=2)
     for score in shown(result, options):
         head = f"{score.verify_cost:g}"
         drafted = sum(counts["draft_tokens"] for counts in score.sources.values())
@@ -187,12 +187,12 @@ def _sources(result: Replay, options: Options) -> list[RenderableType]:
     return [
         Text("Contribution of each source (last visit)", style="bold"),
         table,
-        Text("A drafted token is counted for the source that spoke for it with the longest match.", style="dim"),
+        Text("A draft token counts for the source with the longest match for it.", style="dim"),
     ]
 
 
 def _calibration(result: Replay, options: Options) -> list[RenderableType]:
-    """By decile of the predicted probability, side by side for each cost, dim where there is little to judge by."""
+    """Returns the calibration by decile of predicted probability, one column group per cost; dim if data is scarce."""
     scores = shown(result, options)
     headings = [f"c = {score.verify_cost:g}\n{heading}" for score in scores for heading in ("tokens", "off by")]
     table = _table("predicted", *headings)
@@ -204,14 +204,14 @@ def _calibration(result: Replay, options: Options) -> list[RenderableType]:
             off = "-" if decile is None else f"{100 * (decile.observed - decile.predicted):+.1f}"
             cells += [Text("0" if decile is None else f"{decile.tokens:,}", style), Text(off, style)]
         table.add_row(f"{i / 10:.1f}-{(i + 1) / 10:.1f}", *cells)
-    note = f"off by: accepted minus predicted, in points; deciles with fewer than {ENOUGH} tokens say little."
+    note = f"off by: accepted minus predicted, in points; deciles with fewer than {ENOUGH} tokens are unreliable."
     return [
-        Text("Calibration: drafted tokens that were verified, by predicted acceptance (last visit)", style="bold"),
+        Text("Calibration: verified draft tokens by predicted acceptance (last visit)", style="bold"),
         table,
         Text(note, style="dim"),
     ]
 
 
 def shown(result: Replay, options: Options) -> Sequence[Score]:
-    """The headline's scores that get details."""
+    """Returns the headline's scores that get details."""
     return [result.last.at(cost) for cost in options.shown()]

@@ -1,1 +1,1 @@
-"""The draft server: RPC ⇄ engine ⇄ store, lifecycle, configuration, metrics, the command line."""
+"""The draft server: RPC service, engine, store, lifecycle, configuration, metrics and the command line."""

@@ -1,4 +1,4 @@
-"""`python -m histospec.server` is the `histospec` command."""
+"""Runs the `histospec` command as `python -m histospec.server`."""
 
 import sys
 

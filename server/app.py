@@ -1,4 +1,4 @@
-"""The life of a server: start, serve, drain, stop. No other file knows all of it."""
+"""The lifecycle of a server: start, serve, drain and stop. Only this file knows all of it."""
 
 import asyncio
 import gc
@@ -50,19 +50,19 @@ from histospec.v1 import draft_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
 
-# A step takes the interpreter's lock again after each call into the engine. A thread that computes in Python (a scrape)
-# gives it up after so long, instead of Python's 5 ms.
+# After each call into the engine, a step waits for the GIL. A thread that runs Python code, such as a scrape, releases
+# the GIL after this time, instead of Python's default of 5 ms.
 SWITCH_SECONDS = 0.0005
-MOST_THREADS = 2  # where nobody says how many: more were not measured
-OTHER_DESCRIPTORS = 128  # of the store, its readers, logs, the peers' health; 30 are measured
-MOST_CONNECTIONS = (1 << 31) - 1  # an int of gRPC
+MOST_THREADS = 2  # by default; more were not measured
+OTHER_DESCRIPTORS = 128  # for the store, its readers, logs and health checks of peers; 30 were measured
+MOST_CONNECTIONS = (1 << 31) - 1  # the largest number that gRPC takes
 AT_ONCE_SECONDS = 0.5
-"""A store that opens so soon is open before the server listens: no caller is refused, and errors come first."""
-NEVER_SECONDS = 24 * 3600.0  # longer than any drain that is left to itself
+"""If the store opens within this time, the server listens only then: it refuses no caller, and reports errors first."""
+NEVER_SECONDS = 24 * 3600.0  # longer than any drain
 
 
 def main(argv: Sequence[str]) -> int:
-    """`histospec serve`: returns 0 after a drain. Raises ConfigError when it cannot start as configured."""
+    """Runs `histospec serve`. Returns 0 after a drain. Raises ConfigError if it cannot start as configured."""
     config = options.load(argv)
     sys.setswitchinterval(SWITCH_SECONDS)
     with log_output(config.log_format, config.log_level):
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def serve(config: Config) -> int:
-    """Runs one server until a signal asks it to stop; returns the exit code."""
+    """Runs one server until a signal stops it. Returns the exit code."""
     server = Server(config)
     try:
         await server.start()
@@ -130,27 +130,27 @@ class Server:
         self._grpc = grpc.aio.server(
             interceptors=[self._accounting],
             options=[
-                ("grpc.so_reuseport", 0),  # else a server left over shares the port silently
+                ("grpc.so_reuseport", 0),  # otherwise a leftover server silently shares the port
                 ("grpc.max_receive_message_length", config.max_message),
                 ("grpc.max_send_message_length", -1),
-                # Else gRPC receives up to megabytes of a call that nobody reads yet.
+                # Otherwise gRPC buffers megabytes of a call before the handler reads them.
                 ("grpc.http2.bdp_probe", 0),
-                # A worker whose machine vanished answers no ping: its stream ends and its sessions with it.
+                # If a worker's machine vanishes, its pings fail, and the server ends its stream and sessions.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.ping_timeout_ms", 10_000),  # the one above alone leaves a ping its 60 seconds
+                ("grpc.http2.ping_timeout_ms", 10_000),  # otherwise a ping may take 60 seconds
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                # A connection that never says what it wants leaves, and there are descriptors for HTTP and the store
-                # whatever comes to this port. A worker's stream is a call: its connection is never idle.
+                # Close idle connections, and keep descriptors free for HTTP and the store. A worker's stream is a call,
+                # so its connection is never idle.
                 ("grpc.server_handshake_timeout_ms", 10_000),
                 ("grpc.max_connection_idle_ms", 600_000),
                 ("grpc.max_allowed_incoming_connections", _connections(self._descriptors)),
             ],
         )
         self._overview: Overview | None = None
-        # One thread for all that observers ask for: it takes turns with the drafts, and never more than a part of them.
+        # One thread computes everything for observers, so they take at most one thread's share of the GIL.
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")
         self._web: Web | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -158,7 +158,7 @@ class Server:
         self._hung_up = -math.inf
 
     async def start(self) -> None:
-        """Listens while the store is being opened; then is ready, and loads the store in the background.
+        """Listens while the store opens, then becomes ready and loads the store in the background.
 
         Raises ConfigError.
         """
@@ -181,7 +181,7 @@ class Server:
             listen = config.listen._replace(port=self._open_port())
         except RuntimeError as error:
             raise ConfigError(f"--listen: cannot listen on {config.listen} ({error}); give another address") from None
-        shard = ShardAddress(config.shard_name or str(listen), listen)  # port 0 has become a real one by now
+        shard = ShardAddress(config.shard_name or str(listen), listen)  # `listen` has the real port if 0 was given
         self._service.name = shard.name
         self._service.shards = list(config.peers)
         if shard.name not in {peer.name for peer in config.peers}:
@@ -212,7 +212,7 @@ class Server:
         )
         self._loading = asyncio.create_task(self._load(opening))
         gc.collect()
-        gc.freeze()  # what lives as long as the server is not walked again: 60 to 120 ms, in which no step goes on
+        gc.freeze()  # garbage collection skips long-lived objects: walking them would stop all steps for 60 to 120 ms
 
     def _open_port(self) -> int:
         if self._credentials is None:
@@ -220,7 +220,7 @@ class Server:
         return self._grpc.add_secure_port(str(self._config.listen), self._credentials)
 
     async def _open(self) -> bool:
-        """Opens the store. -> whether it is open; not where the server is to stop before. Raises ConfigError."""
+        """Opens the store. Returns False if the server stops before the store is open. Raises ConfigError."""
         try:
             newest = await asyncio.wrap_future(self._store.start())
         except GivenUp:
@@ -236,7 +236,7 @@ class Server:
             await self._serving(True)
 
     async def until_asked_to_stop(self) -> None:
-        """Returns when a signal arrives. Raises ConfigError or StoreError where the store cannot be opened."""
+        """Returns when a signal arrives. Raises ConfigError or StoreError if the store cannot be opened."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         assert self._loading is not None
         await asyncio.wait((stopping, self._loading), return_when=asyncio.FIRST_COMPLETED)
@@ -245,12 +245,12 @@ class Server:
         await stopping
 
     async def drain(self) -> None:
-        """Takes nothing new; gives open streams time to end, at most `drain_seconds`."""
+        """Refuses new calls and gives open streams up to `drain_seconds` to end."""
         log.info("draining", seconds=self._config.drain_seconds)
         self._history.loading.give_up()
         await self._serving(False)
-        # Nothing new from here on. gRPC must not cut off by itself what is cut off below: where the one has just ended
-        # the server, the other crashes the process.
+        # Refuse new calls from here on. gRPC gets a longer grace period, because only the code below may cut streams
+        # off: if both did so at the same time, the process would crash.
         stopped = asyncio.ensure_future(self._grpc.stop(self._config.drain_seconds + NEVER_SECONDS))
         self._service.drain()
         try:
@@ -261,7 +261,7 @@ class Server:
         await stopped
 
     async def stop(self) -> None:
-        """Closes everything; what the store was given is on the disk afterwards."""
+        """Closes everything. Afterwards, all that the store accepted is on disk."""
         await self._grpc.stop(None)
         await self._history.close()
         if self._overview is not None:
@@ -280,8 +280,8 @@ class Server:
             self._hung_up = now
         if self._stopping.is_set():
             if number == signal.SIGHUP and now - hung_up < TOGETHER:
-                return  # a terminal that closes says so twice
-            # Nothing is lost: what was acknowledged is on the disk, and the store survives any kind of end.
+                return  # a terminal that closes sends SIGHUP twice
+            # Safe: acknowledged responses are on disk, and the store survives any kind of exit.
             log.warning("stopping at once", signal=signal.Signals(number).name)
             drain_log()
             os._exit(1)
@@ -294,7 +294,7 @@ class Server:
         }
 
     def _troubles(self) -> dict[str, str]:
-        """Parts that cannot do all of their work; drafts are made all the same, so the server stays ready."""
+        """Returns the parts that do not work fully. The server still drafts, so it stays ready."""
         loading = self._history.loading
         return {"store": self._store.trouble or ("" if loading.done.is_set() else loading.progress)}
 
@@ -308,12 +308,12 @@ class Server:
 
 
 def _connections(descriptors: int) -> int:
-    """How many gRPC may have, where the process may open so many files and sockets."""
+    """Returns how many connections gRPC may have if the process may open `descriptors` files and sockets."""
     return min(max(1, descriptors - most_connections(descriptors) - OTHER_DESCRIPTORS), MOST_CONNECTIONS)
 
 
 def _check_free(flag: str, address: Address) -> None:
-    """Finds out in words what gRPC would only log: why this address cannot be listened on."""
+    """Raises ConfigError with the reason if the server cannot listen on this address; gRPC would only log it."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

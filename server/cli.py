@@ -1,4 +1,4 @@
-"""The `histospec` command: the first word picks a module, imported only then."""
+"""The `histospec` command: the first word picks a module, which is imported only then."""
 
 import sys
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from histospec.server import process
 
 
 class Command(NamedTuple):
-    """A word of the command line and the module whose `main(argv) -> int` it runs."""
+    """A command name and the module whose `main(argv) -> int` runs it."""
 
     module: str
     summary: str
@@ -17,31 +17,31 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
-    "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?"),
-    "snapshot": Command("histospec.server.commands.snapshot", "write what a store or a service holds to a file"),
-    "restore": Command("histospec.server.commands.restore", "bring such a file back into a store or a service"),
-    "forget": Command("histospec.server.commands.forget", "forget what is old, and end a pause of --retention"),
-    "bench": Command("histospec.server.commands.bench", "load a running service and say what it takes"),
+    "replay": Command("histospec.replay.command", "estimate what drafts would gain on recorded rollouts"),
+    "snapshot": Command("histospec.server.commands.snapshot", "write the contents of a store or a service to a file"),
+    "restore": Command("histospec.server.commands.restore", "load a snapshot into a store or a service"),
+    "forget": Command("histospec.server.commands.forget", "delete old problems, and resume a paused --retention"),
+    "bench": Command("histospec.server.commands.bench", "measure a running service under load"),
     "doctor": Command("histospec.client.doctor.command", "find out why a worker gets no drafts"),
-    "status": Command("histospec.server.commands.status", "how a running server is doing"),
+    "status": Command("histospec.server.commands.status", "show the state of a running server"),
 }
 
 USAGE = """\
 usage: histospec COMMAND [OPTIONS]
 
-Remembers what a policy wrote and drafts what it is about to write.
+A draft server for RL rollouts: it stores the responses of a policy and drafts the next tokens of new ones.
 
 commands:
 {commands}
 
-Try `histospec COMMAND --help` for the options of one, `histospec --version` for the version.
+Run `histospec COMMAND --help` for the options of a command, `histospec --version` for the version.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. `argv`: its words; None where this process is for it.
+    """Runs one command. `argv` holds its words; None takes those of this process.
 
-    Returns its exit code: 0 done, 1 failed, 2 wrongly asked, 128 + N ended by signal N.
+    Returns the exit code: 0 success, 1 failure, 2 wrong arguments, 128 + N ended by signal N.
     """
     if argv is None:
         return process.run(lambda: main(sys.argv[1:]))
@@ -66,7 +66,7 @@ def _run(words: list[str]) -> int:
         return 0
     command = COMMANDS.get(words[0])
     if command is None:
-        process.say(f"histospec: there is no command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
+        process.say(f"histospec: unknown command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
         return 2
     module = import_module(command.module)
     process.imported(logs=words[0] == "serve")

@@ -1,20 +1,20 @@
-"""What can go wrong, and what a caller is told.
+"""The errors of the server, and the gRPC status of each.
 
 ::
 
     HistoSpecError
     ├── ConfigError          the process cannot start as configured (exit code 2)
-    ├── InvalidRequest       a request is malformed: the caller must change it
-    ├── LimitExceeded        a request is larger than this server takes
-    ├── Unauthenticated      the caller has shown no token that is known
-    ├── PermissionDenied     ... or one that is not good for this
-    ├── Unavailable          not now: loading or draining; the same request may succeed later
-    └── StoreError           the store could not do it
-        ├── StoreFull        ... because there is no room left
-        ├── StoreOpening     ... because it is not open yet: the same request may succeed later
-        └── Damaged          ... because what is stored there is not what was written
+    ├── InvalidRequest       the request is malformed: the caller must change it
+    ├── LimitExceeded        the request exceeds a limit of this server
+    ├── Unauthenticated      the call has no token, or an unknown one
+    ├── PermissionDenied     the token does not grant this right
+    ├── Unavailable          the server is loading or draining: a retry may succeed
+    └── StoreError           the store failed
+        ├── StoreFull        the store has no room left
+        ├── StoreOpening     the store is not open yet: a retry may succeed
+        └── Damaged          stored data differs from what was written
 
-Every message names the field, flag or file that it is about.
+Every message names the field, flag or file at fault.
 """
 
 import grpc
@@ -25,31 +25,31 @@ class HistoSpecError(Exception):
 
 
 class ConfigError(HistoSpecError):
-    """The process cannot start as configured; the message is one sentence that says what to change."""
+    """The process cannot start as configured; the message says in one sentence what to change."""
 
 
-class InvalidRequest(HistoSpecError):  # noqa: N818 - named for what it is, as gRPC does
-    """A request is malformed; sending it again unchanged cannot succeed."""
+class InvalidRequest(HistoSpecError):  # noqa: N818 - named as in gRPC
+    """The request is malformed; a retry without changes fails again."""
 
 
 class LimitExceeded(HistoSpecError):  # noqa: N818
-    """A request is larger than a configured limit."""
+    """The request exceeds a configured limit."""
 
 
 class Unauthenticated(HistoSpecError):  # noqa: N818
-    """The call came without a token that this server knows."""
+    """The call has no token that this server knows."""
 
 
 class PermissionDenied(HistoSpecError):  # noqa: N818
-    """The token is not good for this namespace, or not for this kind of call."""
+    """The token does not grant this right in this namespace."""
 
 
 class Unavailable(HistoSpecError):  # noqa: N818
-    """The server cannot do this now, and may be able to later."""
+    """The server cannot do this now; a retry may succeed."""
 
 
 class StoreError(HistoSpecError):
-    """The store failed; nothing of the request was kept."""
+    """The store failed; it kept nothing of the request."""
 
 
 class StoreFull(StoreError):  # noqa: N818
@@ -57,14 +57,14 @@ class StoreFull(StoreError):  # noqa: N818
 
 
 class StoreOpening(StoreError):  # noqa: N818
-    """The store is not open yet; the same request may succeed later."""
+    """The store is not open yet; a retry may succeed."""
 
 
 class Damaged(StoreError):  # noqa: N818
-    """What is stored is not what was written."""
+    """Stored data differs from what was written."""
 
 
-# The most specific class wins, so the order of the table does not matter.
+# status_of() takes the most specific class, so the order of the table does not matter.
 STATUS: dict[type[HistoSpecError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -77,7 +77,7 @@ STATUS: dict[type[HistoSpecError], grpc.StatusCode] = {
 
 
 def status_of(error: HistoSpecError) -> grpc.StatusCode:
-    """The gRPC status that reports `error`: that of its most specific class in the table."""
+    """Returns the gRPC status for `error`: that of its most specific class in the table."""
     for cls in type(error).__mro__:
         if cls in STATUS:
             return STATUS[cls]

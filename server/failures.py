@@ -1,4 +1,4 @@
-"""What ended a command, as one sentence and an exit code."""
+"""Turns the exception that ended a command into one sentence and an exit code."""
 
 import traceback
 from pathlib import Path
@@ -10,18 +10,18 @@ LONGEST = 2000  # characters of a sentence
 
 
 def tell(prog: str, error: BaseException) -> int:
-    """Says what went wrong, where there is something to say. -> the exit code: 1 failed, 2 wrongly asked, 128 + N."""
+    """Prints what went wrong, if needed. Returns the exit code: 1 failure, 2 wrong arguments, 128 + N for signal N."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + error.number if isinstance(error, Interrupted) else 130
     if isinstance(error, BrokenPipeError) and error.filename == STDOUT:
-        return 1  # such as `| head`: the reader knows
+        return 1  # the reader left, as `| head` does, and needs no message
     sentence = " ".join(_sentence(error).split())
     say(f"{prog}: {sentence if len(sentence) <= LONGEST else sentence[:LONGEST] + '...'}")
     return 2 if isinstance(error, ConfigError) else 1
 
 
 def reason(error: BaseException) -> str:
-    """Why the operating system refused."""
+    """Returns the operating system's reason for an error."""
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error)).lower()
 
@@ -32,7 +32,7 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
     if isinstance(error, MemoryError):
-        return "out of memory; give it less at a time, or more memory"
+        return "out of memory; process less at a time, or provide more memory"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply"
     if isinstance(error, ModuleNotFoundError):
@@ -41,7 +41,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of ours, such as `status_tables.py:41`."""
+    """Returns the innermost line of this project, such as `status_tables.py:41`."""
     frames = list(traceback.walk_tb(error.__traceback__))
     ours = [one for one in frames if str(one[0].f_globals.get("__name__")).startswith("histospec.")] or frames
     return f"{Path(ours[-1][0].f_code.co_filename).name}:{ours[-1][1]}" if ours else "unknown line"

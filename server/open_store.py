@@ -1,4 +1,4 @@
-"""Which store a configuration means, and how it is opened."""
+"""Opens the store that a configuration names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0  # seconds
 DISK_SHARE = 0.9
-"""Of the volume, what the SQLite file may become unless told. The rest is for the write-ahead log and other files."""
+"""The default share of the volume for the SQLite file. The write-ahead log and other files need the rest."""
 
 
 def location_of(config: StoreConfig) -> "Watched[Location] | None":
-    """Where --store-file says that the store is; None without that option. Raises ConfigError."""
+    """Returns the location that --store-file holds; None without that option. Raises ConfigError."""
     path = config.store_file
     if path is None:
         return None
 
     def words(error: Exception) -> str:
-        return f"{path}: {reason(error)}"  # parsing repeats no password
+        return f"{path}: {reason(error)}"  # parse errors repeat no password
 
     try:
         return Watched("store-file", (path,), lambda: Location.parse(read_text(path).strip()), words)
@@ -40,10 +40,10 @@ def location_of(config: StoreConfig) -> "Watched[Location] | None":
 
 
 def open_store(config: StoreConfig, shard: str) -> Store:
-    """The store, opened and reached at the first try. `shard` names who opens it among those that share it.
+    """Opens the store and connects to it once. `shard` is this shard's name among those that share the store.
 
     Raises:
-        ConfigError: it cannot be used; the message says what to change.
+        ConfigError: the store cannot be used; the message says what to change.
     """
     if config.kind == "sqlite":
         return _open_sqlite(config, Progress())
@@ -57,13 +57,13 @@ def open_store(config: StoreConfig, shard: str) -> Store:
 
 
 def open_patiently(config: StoreConfig, shard: str, watched: "Watched[Location] | None", progress: Progress) -> Opened:
-    """The same for a server: where the store is away and may come back, it is tried again until it does.
+    """Opens the store for a server: retries while the store is unreachable.
 
     Args:
-        config: says which store.
-        shard: names who opens it among those that share it.
-        watched: the file with the store's URL, as `location_of` gives it.
-        progress: is told what is being done.
+        config: names the store.
+        shard: this shard's name among those that share the store.
+        watched: the file with the store's URL, from `location_of`.
+        progress: receives what is being done.
 
     Raises:
         ConfigError: the store can never be used as configured; the message says what to change.
@@ -85,10 +85,10 @@ def open_patiently(config: StoreConfig, shard: str, watched: "Watched[Location] 
 
 
 def open_reader(config: StoreConfig) -> Reader:
-    """The store for reading, also while servers use it: of SQLite what it holds at this moment.
+    """Opens the store for reading while servers may use it. SQLite shows the state of this moment.
 
     Raises:
-        ConfigError: as `open_store`, or there is none.
+        ConfigError: as in `open_store`, or the store does not exist.
     """
     if config.kind == "sqlite":
         return SQLiteSnapshot(config.data_dir, config.history_responses)
@@ -120,7 +120,7 @@ def _common(config: StoreConfig) -> dict[str, Any]:
 def _redis(
     config: StoreConfig, shard: str, watched: "Watched[Location] | None"
 ) -> "tuple[RedisStore, Callable[[], Location]]":
-    from histospec.server.stores.redis.store import RedisStore  # a sixth of what a server imports, and few need it
+    from histospec.server.stores.redis.store import RedisStore  # a sixth of the server's imports, and rarely needed
 
     if watched is not None:
         where = watched.look

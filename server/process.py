@@ -1,6 +1,6 @@
-"""The process of a command: its standard streams, and the signals that end it.
+"""The process of a command: its standard streams and the signals that end it.
 
-It imports little, so that its handlers are in place while the modules of the command are being imported.
+This module imports little, so that its signal handlers are in place before the command's modules are imported.
 """
 
 import io
@@ -20,11 +20,11 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STDOUT = "the standard output"
 T = TypeVar("T")
 TOGETHER = 1.0
-"""Seconds. `timeout`, a terminal that closes, or a shell that ends may send one signal twice in a row."""
+"""Seconds. `timeout`, a closing terminal or a shell that exits may send the same signal twice within this time."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asks the process to end."""
+    """A signal asked the process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by {signal.Signals(number).name}")
@@ -32,7 +32,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(command: Callable[[], int]) -> int:
-    """Runs the command that this process is for. -> its exit code; 128 + N where signal N ended it."""
+    """Runs the command of this process. Returns its exit code, or 128 + N if signal N ended it."""
     global _signals
     _open_streams()
     _signals = _Signals()
@@ -40,16 +40,16 @@ def run(command: Callable[[], int]) -> int:
     code = _quietly(lambda: _flush(code))
     _signals.stop()
     if _signals.caught is not None:
-        os._exit(128 + _signals.caught)  # does not wait for threads that may never end
+        os._exit(128 + _signals.caught)  # does not wait for threads, which may never end
     return code
 
 
 def imported(logs: bool) -> None:
-    """The modules of the command are there: from now on, a signal lets it clean up.
+    """Marks the command's modules as imported: from now on, a signal lets the command clean up.
 
-    logs: the command looks after stderr itself; for others, a stderr that cannot be written is no reason to stop.
+    `logs`: the command handles stderr itself. Other commands ignore errors of stderr.
     """
-    if _signals is None:  # the process is for something else
+    if _signals is None:  # the process runs something else
         return
     _signals.raising = True
     if not logs:
@@ -57,12 +57,12 @@ def imported(logs: bool) -> None:
 
 
 def ends(number: int) -> bool:
-    """Whether a signal is to end this process. After `nohup`, which ignores SIGHUP, that one is not."""
+    """Returns whether a signal ends this process. After `nohup`, which ignores SIGHUP, SIGHUP does not."""
     return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
 
 
 def run_loop(work: "Coroutine[Any, Any, T]") -> T:
-    """Runs a coroutine in a loop of its own; a signal cancels it, instead of being raised inside of some callback."""
+    """Runs a coroutine in a new event loop. A signal cancels the coroutine; it does not raise inside a callback."""
     import asyncio
 
     caught: list[int] = []
@@ -91,10 +91,10 @@ def run_loop(work: "Coroutine[Any, Any, T]") -> T:
 
 
 class _Signals:
-    """The first signal raises Interrupted, so that the command can clean up. A later one ends the process at once.
+    """The first signal raises Interrupted, so that the command can clean up. A second one ends the process at once.
 
-    So does one that comes during imports: there is nothing to clean up, and what Python calls from C may drop what is
-    raised.
+    So does a signal during imports: there is nothing to clean up yet, and C code that calls Python may drop the
+    exception.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Signals:
         sys.unraisablehook = self._unraisable
 
     def stop(self) -> None:
-        """From now on a signal ends the process at once."""
+        """Makes every further signal end the process at once."""
         self.raising = False
 
     def _end(self, number: int, frame: FrameType | None) -> None:
@@ -120,7 +120,7 @@ class _Signals:
         raise Interrupted(number)
 
     def _unraisable(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        """Python drops what is raised in a finalizer: raises Interrupted again a moment later."""
+        """Raises Interrupted again shortly after a finalizer, in which Python drops exceptions."""
         if not isinstance(unraisable.exc_value, Interrupted):
             sys.__unraisablehook__(unraisable)
             return
@@ -137,7 +137,7 @@ _signals: _Signals | None = None
 
 
 class _Output(io.BufferedWriter):
-    """The standard output: errors say that they are about it."""
+    """The standard output; its errors name it."""
 
     def write(self, data: Any) -> int:
         with _about(STDOUT):
@@ -149,7 +149,7 @@ class _Output(io.BufferedWriter):
 
 
 class _Errors(io.BufferedWriter):
-    """Standard error: what it does not take is lost."""
+    """Standard error; it drops what it cannot write."""
 
     def write(self, data: Any) -> int:
         with suppress(OSError):
@@ -171,10 +171,10 @@ def _about(name: str) -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Makes descriptors 0, 1 and 2 usable: a file that took the place of a closed one would be written over."""
+    """Opens descriptors 0, 1 and 2 if they are closed: otherwise the next file opened would receive the output."""
     for number in (0, 1, 2):
         if not _is_open(number):
-            # The wrong way round, so that reading and writing fail as they would have, but for lines on stderr.
+            # Opened the wrong way round, so that reads and writes still fail. Messages on stderr are just lost.
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_WRONLY)
     if sys.stderr is None:
         sys.stderr = _text(_Errors(_raw(2)), "utf-8", line_buffering=True)
@@ -195,12 +195,12 @@ def _raw(number: int) -> io.FileIO:
 
 
 def _text(binary: io.BufferedWriter, encoding: str, line_buffering: bool) -> TextIO:
-    """A stream of text; what the encoding lacks is written as an escape."""
+    """Returns a text stream that escapes characters which the encoding lacks."""
     return io.TextIOWrapper(binary, encoding, "backslashreplace", line_buffering=line_buffering)
 
 
 def _quietly(command: Callable[[], int]) -> int:
-    """Its exit code, also where argparse or rich ended it."""
+    """Returns the command's exit code, also if argparse or rich exits."""
     try:
         return command()
     except SystemExit as stop:
@@ -213,7 +213,7 @@ def _flush(code: int) -> int:
     try:
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer goes nowhere: else the interpreter tries again at its end, with a traceback.
+        # Discard the buffer: otherwise the interpreter writes it again at exit, and fails with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if code == 0 and not isinstance(error, BrokenPipeError):
             say(f"histospec: {STDOUT}: {(error.strerror or str(error)).lower()}")
@@ -222,7 +222,7 @@ def _flush(code: int) -> int:
 
 
 def say(sentence: str) -> None:
-    """Writes a line to stderr; where nothing can be written there, the exit code has to do."""
+    """Writes a line to stderr. Ignores errors: the exit code still reports the failure."""
     with suppress(OSError):
         sys.stderr.write(f"{sentence}\n")
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Files that a command writes: what cannot be written is said before the work, and a name gets whole files only."""
+"""Files that a command writes: errors appear before the work starts, and a name only ever points to a whole file."""
 
 import os
 import stat
@@ -15,33 +15,33 @@ from histospec.server.security.private import sync_folder
 
 STANDARD = ("-", "/dev/stdout")
 DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
-FORCE = "write also through a symlink, or into a device or a pipe"
+FORCE = "also write through a symlink, or into a device or a pipe"
 DATABASE = b"SQLite format 3\0"
 
 
 class TargetError(HistoSpecError):
-    """A file could not be written to its end."""
+    """A file could not be written completely."""
 
 
 def is_stdout(name: str) -> bool:
-    """Whether it names the standard output."""
+    """Returns whether `name` is the standard output."""
     return name in STANDARD
 
 
 @contextmanager
 def written(name: str, *, force: bool = False, private: bool = False) -> Iterator[BinaryIO]:
-    """The file of this name, to be written. A regular one gets its name when all of it is on the disk.
+    """Opens a file for writing. A regular file gets its name once all of it is on disk.
 
-    force: also through a symlink, or into a device or a pipe. private: nobody else may read it.
+    `force`: also write through a symlink, or into a device or a pipe. `private`: only this user may read the file.
 
     Raises:
-        ConfigError: nothing can be written there; before anything is.
-        TargetError: what could be written is not all of it.
+        ConfigError: the file cannot be written; raised before any write.
+        TargetError: the file was not written completely.
     """
     if is_stdout(name):
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
-    elif name.startswith(DESCRIPTORS):  # inherited, such as `>(gzip > file)`
+    elif name.startswith(DESCRIPTORS):  # an inherited descriptor, such as `>(gzip > file)`
         with _straight(Path(name)) as file:
             yield file
     else:
@@ -51,7 +51,7 @@ def written(name: str, *, force: bool = False, private: bool = False) -> Iterato
 
 
 def _kind(name: str, force: bool) -> int:
-    """What is there, by its type of file; 0 for nothing. Raises ConfigError where it is not to be written to."""
+    """Returns the type of the existing file, 0 if there is none. Raises ConfigError if it must not be written."""
     path = Path(name)
     try:
         if path.is_symlink() and not force:
@@ -86,14 +86,14 @@ def _straight(path: Path) -> Iterator[BinaryIO]:
         with file:
             yield file
     except OSError as error:
-        if error.filename is not None:  # of something else
+        if error.filename is not None:  # the error is about another file
             raise
         raise TargetError(f"{path}: {reason(error)}") from None
 
 
 @contextmanager
 def _replaced(path: Path, private: bool) -> Iterator[BinaryIO]:
-    """A file of another name beside it, which takes its place at the end."""
+    """Writes a temporary file in the same folder, which replaces `path` at the end."""
     try:
         number, partial = tempfile.mkstemp(".partial", f"{path.name}.", path.parent)
     except OSError as error:
@@ -109,16 +109,16 @@ def _replaced(path: Path, private: bool) -> Iterator[BinaryIO]:
         os.replace(partial, path)
         sync_folder(path.parent)
     except OSError as error:
-        if error.filename not in (None, partial):  # of something else
+        if error.filename not in (None, partial):  # the error is about another file
             raise
-        raise TargetError(f"{path}: {reason(error)}; it is as it was") from None
+        raise TargetError(f"{path}: {reason(error)}; the file is unchanged") from None
     finally:
         with suppress(OSError):
             os.unlink(partial)
 
 
 def _umask() -> int:
-    """What new files are not to allow; it can only be read by setting it."""
+    """Returns the permissions that new files lack. The only way to read the umask is to set it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

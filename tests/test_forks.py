@@ -12,7 +12,7 @@ def test_a_fork_runs_the_command_to_its_end(tmp_path: Path) -> None:
     fork = forks.new(["no-such-word"], tmp_path, dict(os.environ), [])
     assert fork is not None
     assert fork.pid != os.getpid()
-    assert "there is no command 'no-such-word'" in fork.stderr.read()
+    assert "unknown command 'no-such-word'" in fork.stderr.read()
     assert (fork.wait(60), fork.poll()) == (2, 2)
     fork.send_signal(signal.SIGKILL)  # nothing: its process id may be another's by now
 

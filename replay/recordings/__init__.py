@@ -1,13 +1,13 @@
-"""Recorded rollouts: files of several formats, read as problems with their responses (docs/replay.md).
+"""Reads recorded rollouts from files of several formats as problems with their responses (docs/replay.md).
 
 ::
 
     source  ─► records (a line, a row of Parquet) ─► a reader, chosen by the first record ─► grouping ─► problems
     opened, unpacked         checked                problems, responses, verl, trl, nemo_rl
 
-A reader is a function from records to responses; `formats` lists them. The first record that is not as its format
-says stops the reading with a `RecordingError` that names the line, the field and what was expected there. Files become
-one `Recording`, which also says what was assumed about them.
+A reader is a function from records to responses; `formats` lists them. The first record that violates its format stops
+the reading with a `RecordingError`, which names the line, the field and the expected value. Files become one
+`Recording`, which also reports the assumptions about them.
 """
 
 from histospec.replay.recordings.problems import Line, LineResponse, read_as

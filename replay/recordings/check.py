@@ -1,4 +1,4 @@
-"""What is wrong with a record, as `line 7: responses[2].tokens[17]: what was expected, what is there`."""
+"""Reports what is wrong with a record, as `line 7: responses[2].tokens[17]: what was expected, what is there`."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -30,8 +30,8 @@ class Record:
 
     Attributes:
         place: `line 7`, `row 7`.
-        content: the bytes of the line; of a row its fields, some of them None.
-        ended: False for a last line without an end, which may have been cut.
+        content: the bytes of the line; for a row its fields, some of them None.
+        ended: False for a last line without a newline, which may be cut short.
 
     """
 
@@ -40,7 +40,7 @@ class Record:
     ended: bool = True
 
     def checked(self, kind: type[M]) -> M:
-        """The record as a model. Raises RecordingError."""
+        """Returns the record as a model. Raises RecordingError."""
         try:
             if isinstance(self.content, bytes):
                 return kind.model_validate_json(self.content)
@@ -51,7 +51,7 @@ class Record:
             raise self.wrong(self._no_json(why) if found["type"] == "json_invalid" else explain(found)) from None
 
     def fields(self) -> dict[str, Any]:
-        """The record's fields. Raises RecordingError: it is not a JSON object."""
+        """Returns the record's fields. Raises RecordingError if it is not a JSON object."""
         if isinstance(self.content, dict):
             return self.content
         try:
@@ -64,26 +64,26 @@ class Record:
         return fields
 
     def get(self, field: str) -> Any:
-        """The value of a field that must be there. Raises RecordingError."""
+        """Returns the value of a required field. Raises RecordingError."""
         value = self.fields().get(field)
         if value is None:
             raise self.wrong(f"{field}: missing")
         return value
 
     def epoch(self, field: str) -> int | None:
-        """A version of the policy, None where the record has none. Raises RecordingError."""
+        """Returns a version of the policy; None if the record has none. Raises RecordingError."""
         return self._optional(_EPOCH, field)
 
     def name(self, field: str) -> str | int | None:
-        """A string or a number, None where the record has none. Raises RecordingError."""
+        """Returns a string or a number; None if the record has none. Raises RecordingError."""
         return self._optional(_NAME, field)
 
     def tokens(self, field: str, value: Any) -> list[int]:
-        """A value of this field as token ids. Raises RecordingError."""
+        """Returns a value of this field as token ids. Raises RecordingError."""
         return self._as(_TOKENS, field, value)
 
     def wrong(self, what: str) -> RecordingError:
-        """An error about this record, to be raised."""
+        """Returns an error about this record."""
         return RecordingError(f"{self.place}: {what}")
 
     def _no_json(self, why: str) -> str:
@@ -106,7 +106,7 @@ class Record:
 
 
 def explain(error: ErrorDetails) -> str:
-    """`responses[2].tokens[17]: what was expected, what is there`."""
+    """Returns `responses[2].tokens[17]: what was expected, what is there`."""
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
     kind, value = error["type"], error["input"]
     limits = error.get("ctx", {})
@@ -127,16 +127,16 @@ def explain(error: ErrorDetails) -> str:
 
 
 def shown(value: object) -> str:
-    """A value, cut where it is long."""
+    """Returns a value as text, cut if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # a number with more digits than Python prints
         return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _places(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Where in a value; without the names that pydantic gives to the alternatives of a union."""
+    """Returns the path in a value, without the names that pydantic gives to alternatives of a union."""
     return tuple(part for part in error["loc"] if isinstance(part, int))
 
 

@@ -1,4 +1,4 @@
-"""The formats of recordings, and how the first record tells which one a file has."""
+"""The formats of recordings, and how the first record of a file determines its format."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from histospec.replay.recordings.values import Row
 
 @dataclass(frozen=True)
 class Format:
-    """One format: the fields that tell it, and the reader of its responses.
+    """One format: the fields that identify it, and the reader of its responses.
 
     Attributes:
-        name: for people.
+        name: for messages.
         fields: groups of fields; a record of this format has at least one of each group.
-        rows: the responses of records; takes the name of the file, too.
-        epochs: where it has them, for people.
+        rows: yields the responses of records; also takes the name of the file.
+        epochs: where the format has epochs, for messages.
 
     """
 
@@ -27,12 +27,12 @@ class Format:
     epochs: str
 
     def fits(self, record: Mapping[str, object]) -> bool:
-        """Whether a record has this format's fields."""
+        """Returns whether a record has this format's fields."""
         return all(any(record.get(field) is not None for field in group) for group in self.fields)
 
 
-PROBLEMS = Format("a problem a record", (("responses",),), problems.rows, "the field epoch")
-RESPONSES = Format("a response a record", (("prompt",), responses.WRITTEN), responses.rows, "the field epoch")
+PROBLEMS = Format("one problem per record", (("responses",),), problems.rows, "the field epoch")
+RESPONSES = Format("one response per record", (("prompt",), responses.WRITTEN), responses.rows, "the field epoch")
 VERL = Format("rollout dumps of verl", (("input",), ("output",)), verl.rows, "the field step")
 TRL = Format("completions of TRL", (("prompt",), ("completion",)), trl.rows, "the field step")
 NEMO_RL = Format(
@@ -42,16 +42,16 @@ FORMATS = (PROBLEMS, NEMO_RL, VERL, TRL, RESPONSES)
 
 
 def fitting(record: Record) -> Format | None:
-    """The format that a record has the fields of. Raises RecordingError: it has no fields."""
+    """Returns the format whose fields a record has; None if no format fits. Raises RecordingError."""
     fields = record.fields()
     return next((one for one in FORMATS if one.fits(fields)), None)
 
 
 def detect(record: Record) -> Format:
-    """The format of a file that begins with this record.
+    """Returns the format of a file that begins with this record.
 
     Raises:
-        RecordingError: none that is known; says which are.
+        RecordingError: no format fits; the message lists the known ones.
 
     """
     found = fitting(record)

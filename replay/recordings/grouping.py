@@ -1,7 +1,7 @@
-"""Responses that were recorded one by one, as problems with their visits.
+"""Groups responses that were recorded one by one into problems with visits.
 
-Responses with the same id belong to one problem; without ids, those with the same prompt do. Records that name no epoch
-are visits in their order: the records of a problem that stand together are one visit.
+Responses with the same id belong to one problem; without ids, those with the same prompt do. If records name no epoch,
+their order determines it: adjacent records of a problem are one visit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from histospec.replay.recordings.values import Problem, RecordedResponse, Record
 
 Key = tuple[object, object]
 
-BY_ORDER = "none is named, so the n-th visit of a problem is epoch n; records that stand together are one visit"
+BY_ORDER = "not recorded, so the n-th visit of a problem is epoch n; adjacent records of a problem are one visit"
 
 
 def problems(rows: Sequence[Row]) -> list[Problem]:
-    """The problems, in the order in which they first come.
+    """Returns the problems in the order of their first records.
 
     Raises:
-        RecordingError: some rows name an epoch and some do not, or prompts of one id have nothing in common.
+        RecordingError: some rows name an epoch and some do not, or the prompts of one id share no prefix.
 
     """
     _all_or_none(rows)
@@ -44,7 +44,7 @@ def _all_or_none(rows: Sequence[Row]) -> None:
 
 
 def _by_order(rows: Iterable[Row]) -> Iterable[Row]:
-    """The rows with an epoch: which visit of their problem they are of, from 0."""
+    """Returns the rows with an epoch: the number of the visit to their problem, from 0."""
     visits: dict[Key, int] = {}
     last: object = None
     for row in rows:
@@ -57,7 +57,7 @@ def _by_order(rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def _problem(rows: Sequence[Row]) -> Problem:
-    """One problem. Where prompts differ, what all begin with is its prompt, and the rest of each is context."""
+    """Returns one problem. If prompts differ, their common prefix is its prompt, and the rest of each is context."""
     first = rows[0]
     shared = len(first.prompt)
     for row in rows[1:]:
@@ -66,7 +66,7 @@ def _problem(rows: Sequence[Row]) -> Problem:
 
 
 def _common(first: Row, row: Row, shared: int) -> int:
-    """How many of the first tokens of the first prompt this one begins with, too."""
+    """Returns how many of the first `shared` tokens the prompts of two rows have in common."""
     if row.prompt is first.prompt:
         return shared
     most = min(shared, len(row.prompt))
@@ -74,8 +74,8 @@ def _common(first: Row, row: Row, shared: int) -> int:
     same = int(misses[0]) if len(misses) else most
     if not same:
         raise RecordingError(
-            f"{row.place}: prompt: begins unlike that of {first.place}, which has the same id {row.problem!r}; give "
-            "each problem an id of its own, or leave the ids out"
+            f"{row.place}: prompt: differs from that of {first.place} at the first token, but both have id "
+            f"{row.problem!r}; give each problem its own id, or omit the ids"
         )
     return same
 

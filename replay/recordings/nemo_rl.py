@@ -1,8 +1,8 @@
-"""NeMo-RL's training data: `train_data_step<N>.jsonl` in its log folder, one file for each training step.
+"""Reads NeMo-RL's training data: `train_data_step<N>.jsonl` in its log folder, one file per training step.
 
-A line is a response with its prompt, as token ids: `token_ids`, padded to the length of the batch; `input_lengths`, how
-many of them count; `token_loss_mask`, 1 where the model wrote the token. Every value stands in a list of its own. The
-step is in the name of the file alone.
+A line is a response with its prompt, as token ids: `token_ids`, padded to the length of the batch; `input_lengths`, the
+number of tokens without padding; `token_loss_mask`, 1 for tokens that the model wrote. Every value is in a list of its
+own. Only the file name contains the step.
 """
 
 import re
@@ -19,7 +19,7 @@ from histospec.replay.recordings.values import Row, Turn
 
 
 def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
-    """The responses of these records. Raises RecordingError."""
+    """Yields the responses of these records. Raises RecordingError."""
     found = re.search(r"step(\d{1,15})", Path(name).name)
     step = int(found[1]) if found else None
     for record in records:
@@ -29,19 +29,19 @@ def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
         tokens, wrote = tokens[:length], wrote[:length]
         begin = int(np.argmax(wrote)) if wrote.any() else length
         if not begin:
-            raise record.wrong("token_loss_mask: begins with 1, so that there is no prompt; leave the record out")
+            raise record.wrong("token_loss_mask: begins with 1, so there is no prompt; remove the record")
         edges = [begin, *(begin + 1 + np.flatnonzero(np.diff(wrote[begin:]))).tolist(), length]
         turns = tuple(Turn(tokens[a:b], bool(wrote[a])) for a, b in pairwise(edges) if a < b)
         yield Row(record.place, tokens[:begin], turns, step)
 
 
 def _alone(value: Any) -> Any:
-    """What stands in a list of its own."""
+    """Returns the only element of a list."""
     return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
 
 
 def _mask(record: Record, length: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """bool[length]: which tokens the model wrote."""
+    """Returns bool[length]: which tokens the model wrote."""
     mask = _alone(record.get("token_loss_mask"))
     if not isinstance(mask, list) or len(mask) != length:
         size = len(mask) if isinstance(mask, list) else shown(mask)

@@ -1,4 +1,4 @@
-"""The rows of a Parquet file, read a batch at a time by pyarrow, where that is installed."""
+"""Reads the rows of a Parquet file in batches with pyarrow, if it is installed."""
 
 import shutil
 import tempfile
@@ -10,16 +10,16 @@ from histospec.replay.recordings.check import Record
 from histospec.replay.recordings.values import RecordingError
 
 MAGIC = b"PAR1"
-BATCH = 256  # rows that are converted at once
+BATCH = 256  # rows converted at a time
 INSTALL = "is a Parquet file, which needs the package pyarrow: pip install pyarrow"
 
 
 def records(head: bytes, file: BinaryIO) -> Iterator[Record]:
-    """Every row, as a dictionary by column.
+    """Yields every row as a dictionary by column.
 
     Args:
-        head: what was read of the file already.
-        file: a binary file; of a pipe a temporary copy is made, because a Parquet file begins at its end.
+        head: the bytes already read of the file.
+        file: a binary file; a pipe is copied to a temporary file, because the index of a Parquet file is at its end.
 
     Raises:
         RecordingError: pyarrow is not installed, or the file is damaged.

@@ -1,4 +1,4 @@
-"""The documented format: a problem a line, with all its responses (docs/replay.md)."""
+"""Reads the documented format: one problem per line, with all its responses (docs/replay.md)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, BinaryIO, Literal, TypeVar
@@ -14,7 +14,7 @@ from histospec.replay.recordings.values import Problem, RecordedResponse, Row, T
 
 L = TypeVar("L", bound="Line")
 
-# What a line must be. Fields that are not named here are ignored.
+# The structure of a line. Other fields are ignored.
 
 
 class _Strict(BaseModel):
@@ -29,7 +29,7 @@ class LineTurn(_Strict):
 
 
 class LineText(_Strict):
-    """What a response says, as one run of tokens or as turns."""
+    """The text of a response, as one run of tokens or as turns."""
 
     tokens: list[Token] | None = None
     turns: list[LineTurn] | None = None
@@ -43,29 +43,29 @@ class LineText(_Strict):
         return self
 
     def parts(self) -> list[tuple[list[int], bool]]:
-        """Tokens, and whether the model wrote them, in order; some may be empty."""
+        """Returns tokens, and whether the model wrote them, in order; some may be empty."""
         if self.turns is None:
             return [(self.tokens or [], True)]
         return [(turn.tokens, turn.role == "assistant") for turn in self.turns]
 
     def arrays(self) -> tuple[Turn, ...]:
-        """The turns that are not empty."""
+        """Returns the turns that are not empty."""
         return tuple(Turn(np.array(tokens, np.int32), generated) for tokens, generated in self.parts() if tokens)
 
 
 class LineResponse(LineText):
-    """One response in a line."""
+    """One response of a line."""
 
     epoch: Epoch
     group: Any = None
 
     def recorded(self) -> RecordedResponse:
-        """As arrays."""
+        """Returns the response as arrays."""
         return RecordedResponse(self.epoch, self.arrays(), self.group)
 
 
 class Line(_Strict):
-    """One problem. A subclass may ask for more."""
+    """One problem. A subclass may require more."""
 
     namespace: str | None = None
     id: Name | None = None
@@ -74,10 +74,10 @@ class Line(_Strict):
 
 
 def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[str, L]]:
-    """The records of an open binary file as a kind of `Line`, each with its place, such as `line 7`.
+    """Yields the records of an open binary file as `kind`, a kind of `Line`, each with its place, such as `line 7`.
 
     Raises:
-        RecordingError: a record is not such a line, the file cannot be read, or has no record. An id may come again.
+        RecordingError: a record is not such a line, or the file is unreadable or empty. Ids may repeat.
 
     """
     for record in source.records(file):
@@ -85,10 +85,10 @@ def read_as(kind: type[L], file: BinaryIO) -> Iterator[tuple[str, L]]:
 
 
 def problems(records: Iterable[Record]) -> Iterator[Problem]:
-    """The problems of these records.
+    """Yields the problems of these records.
 
     Raises:
-        RecordingError: a record is no line, or an id comes twice.
+        RecordingError: a record is not a line of this format, or an id repeats.
 
     """
     for _, line in _unique(records):
@@ -96,7 +96,7 @@ def problems(records: Iterable[Record]) -> Iterator[Problem]:
 
 
 def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
-    """The same, a response at a time. Raises as `problems`."""
+    """Yields the responses of these records one at a time. Raises as `problems` does."""
     for place, line in _unique(records):
         prompt = np.array(line.prompt, np.int32)
         for response in line.responses:
@@ -109,5 +109,5 @@ def _unique(records: Iterable[Record]) -> Iterator[tuple[str, Line]]:
         line = record.checked(Line)
         first = record.place if line.id is None else places.setdefault((line.namespace, line.id), record.place)
         if first != record.place:
-            raise record.wrong(f"id: {line.id!r} is also on {first}; one line holds all responses of a problem")
+            raise record.wrong(f"id: {line.id!r} is also on {first}; put all responses of a problem on one line")
         yield record.place, line

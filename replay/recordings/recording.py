@@ -1,4 +1,4 @@
-"""One or several files as one recording, and what was assumed about them."""
+"""Reads one or several files as one recording, and records the assumptions about them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -10,14 +10,14 @@ from histospec.replay.recordings.formats import PROBLEMS, TRL, Format, detect, f
 from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.values import Problem, RecordingError, Row
 
-TOKENS_ONLY = "is text; only `histospec replay --tokenizer` makes tokens of it"
+TOKENS_ONLY = "is text; only `histospec replay --tokenizer` can tokenize it"
 
 
 def read(file: BinaryIO) -> Iterator[Problem]:
-    """The problems of an open binary file of token ids, in any format.
+    """Returns the problems of an open binary file of token ids, in any format.
 
     Raises:
-        RecordingError: a record is not as its format says, the file is damaged, or there is no record at all.
+        RecordingError: a record violates its format, the file is damaged, or it has no records.
 
     """
     found = source.records(file)
@@ -36,9 +36,9 @@ class Recording:
     """One or several files, read as one.
 
     Args:
-        text: makes tokens of text.
-        fields: our names for fields that the records name otherwise: ours by theirs.
-        several: whether there will be more than one file: then ids may come again, and places name their file.
+        text: tokenizes text.
+        fields: our names of fields that the records name differently, by their names.
+        several: whether there will be more than one file; then ids may repeat, and places include the file name.
 
     """
 
@@ -46,17 +46,17 @@ class Recording:
         self._text = text
         self._fields = fields or {}
         self._several = several
-        self._whole: list[Problem] = []  # of a single file that has a problem a record
+        self._whole: list[Problem] = []  # from a single file with one problem per record
         self._rows: dict[Format, list[Row]] = {}
         self._files = self._empty = self._again = 0
 
     def read(self, file: BinaryIO, name: str) -> Iterator[None]:
-        """Adds an open file of this name; yields after each of its records. Raises RecordingError."""
+        """Adds an open file; yields after each of its records. Raises RecordingError."""
         found = source.records(file)
         return self.add(map(self._renamed, found) if self._fields else found, name)
 
     def add(self, records: Iterable[Record], name: str) -> Iterator[None]:
-        """The same of its records."""
+        """Adds the records of a file; yields after each one."""
         watched = _Watched(records)
         first = next(watched)
         form = detect(first)
@@ -77,7 +77,7 @@ class Recording:
             raise RecordingError(f"{error}{_another(form, first, watched.last)}") from None
 
     def problems(self) -> list[Problem]:
-        """Everything that was read. Raises RecordingError."""
+        """Returns all problems that were read. Raises RecordingError."""
         if TRL in self._rows:
             once = trl.once(self._rows[TRL])
             self._again += len(self._rows[TRL]) - len(once)
@@ -85,7 +85,7 @@ class Recording:
         return self._whole + grouping.problems(list(chain.from_iterable(self._rows.values())))
 
     def notes(self) -> list[str]:
-        """What a reader should know of how the files were read, a sentence each; nothing where nothing was assumed."""
+        """Returns sentences about how the files were read; empty if nothing was assumed."""
         rows = list(chain.from_iterable(self._rows.values()))
         notes = []
         for form, found in self._rows.items():
@@ -94,8 +94,8 @@ class Recording:
             notes.append(f"read as {form.name}: {len(found):,} responses, problems by {by}; epochs: {epochs}")
         if self._text.encoded:
             notes.append(
-                f"tokens: made of text by {self._text.tokenizer}; special tokens that the text lacks are missing, so "
-                "the figures are close to the run's, not the same"
+                f"tokens: made from text by {self._text.tokenizer}; special tokens that the text lacks are missing, so "
+                "the figures are close to the run's, not identical"
             )
         if self._empty:
             notes.append(f"left out: {self._empty:,} responses in which the model wrote nothing")
@@ -108,7 +108,7 @@ class Recording:
         for ours, theirs in self._fields.items():
             if theirs not in there:
                 raise record.wrong(
-                    f"{theirs}: missing, which --fields names as {ours}; the record has {', '.join(list(there)[:12])}"
+                    f"{theirs}: missing, but --fields names it for {ours}; the record has {', '.join(list(there)[:12])}"
                 )
         mine = {ours: there[theirs] for ours, theirs in self._fields.items()}
         others = {key: value for key, value in there.items() if key not in self._fields.values()}
@@ -120,7 +120,7 @@ class Recording:
 
 
 class _Watched(Iterator[Record]):
-    """Records as they pass, and the last one."""
+    """Passes records on, and remembers the last one."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._records = iter(records)
@@ -132,11 +132,11 @@ class _Watched(Iterator[Record]):
 
 
 def _another(form: Format, first: Record, last: Record | None) -> str:
-    """A hint where a wrong record is of another format than the first."""
+    """Returns a hint if an invalid record fits another format than the first one."""
     try:
         other = None if last is None or last is first else fitting(last)
     except RecordingError:
         return ""
     if other is None or other is form:
         return ""
-    return f"; {first.place} is of another format ({form.name}) than this ({other.name}): give files of one format each"
+    return f"; {first.place} has another format ({form.name}) than this ({other.name}): give files of one format"

@@ -1,4 +1,4 @@
-"""A response a record: what people log themselves, and what HISTOSPEC_RECORD writes (docs/replay.md)."""
+"""Reads one response per record: users' own logs, and the files of HISTOSPEC_RECORD (docs/replay.md)."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,11 +9,11 @@ from histospec.replay.recordings.text import Text
 from histospec.replay.recordings.values import Row, Turn
 
 WRITTEN = ("tokens", "turns", "response")
-"""Where a record has what the model wrote; exactly one of them is there."""
+"""The fields with what the model wrote; a record has exactly one of them."""
 
 
 def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
-    """The responses of these records. Raises RecordingError."""
+    """Yields the responses of these records. Raises RecordingError."""
     counted = _Counted()
     for record in records:
         namespace = record.name("namespace")
@@ -39,15 +39,15 @@ def _turns(record: Record, text: Text) -> tuple[Turn, ...]:
 
 
 class _Counted:
-    """Epochs of responses whose worker counted the changes of its weights, made as the server makes them."""
+    """Epochs of responses whose worker counted weight changes, computed as the server does."""
 
     def __init__(self) -> None:
         self._newest: dict[object, int] = {}
-        self._stated: set[object] = set()  # namespaces in which a record named an epoch
-        self._bases: dict[object, int] = {}  # by namespace and worker: the epoch before the worker's first change
+        self._stated: set[object] = set()  # namespaces in which a record has named an epoch
+        self._bases: dict[object, int] = {}  # by namespace and worker: epoch before the worker's first change
 
     def epoch(self, record: Record, namespace: object) -> int | None:
-        """The epoch of a response; None where the record says nothing of it."""
+        """Returns the epoch of a response; None if the record does not say it."""
         epoch, changes = record.epoch("epoch"), record.epoch("changes")
         newest = self._newest.get(namespace, 0)
         if epoch is not None:

@@ -1,6 +1,6 @@
-"""Where records come from: files, pipes and the standard input; JSON lines, plain or gzipped, and Parquet.
+"""Reads records from files, pipes and standard input: JSON lines, plain or gzipped, and Parquet.
 
-What is packed or a table shows by its first bytes. All but Parquet is read as a stream, once.
+The first bytes tell compressed files and Parquet. Everything except Parquet is read once, as a stream.
 """
 
 import gzip
@@ -20,7 +20,7 @@ from histospec.server.failures import reason
 
 GZIP_MAGIC = b"\x1f\x8b"
 PACKED = {b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ": ("xz", "xzcat")}
-HEAD = 5  # bytes that tell what a file is
+HEAD = 5  # bytes that identify the type of a file
 BOM = b"\xef\xbb\xbf"
 STDIN = "-"
 PIECE = 1 << 20
@@ -29,10 +29,10 @@ MAX_LINE = 1 << 30
 
 @contextmanager
 def opened(name: str) -> Iterator[BinaryIO]:
-    """A file or pipe of this name, or the standard input for `-`; inside, what is wrong with it is a ConfigError.
+    """Opens a file or pipe, or standard input for `-`. Turns RecordingErrors of the block into ConfigErrors.
 
     Raises:
-        ConfigError: it cannot be opened, or a RecordingError was raised inside.
+        ConfigError: it cannot be opened, or the block raised a RecordingError.
 
     """
     told = shown(name)
@@ -50,20 +50,20 @@ def opened(name: str) -> Iterator[BinaryIO]:
 
 
 def shown(name: str) -> str:
-    """What messages call a file."""
+    """Returns the name of a file for messages."""
     return "the standard input" if name == STDIN else name
 
 
 def is_regular(file: BinaryIO) -> bool:
-    """Whether it can be read as often as wanted; a pipe can be read once."""
+    """Returns whether the file can be read more than once; a pipe cannot."""
     return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
 def records(file: BinaryIO) -> Iterator[Record]:
-    """Every record of an open binary file.
+    """Yields every record of an open binary file.
 
     Raises:
-        RecordingError: it cannot be read, is damaged, or has no record.
+        RecordingError: the file is unreadable, damaged or empty.
 
     """
     place, empty = "line 0", True
@@ -77,11 +77,11 @@ def records(file: BinaryIO) -> Iterator[Record]:
     except OSError as error:
         raise RecordingError(f"after {place}: cannot be read ({reason(error)})") from None
     if empty:
-        raise RecordingError(f"is empty: it holds no records; give recorded rollouts ({PAGE})")
+        raise RecordingError(f"is empty: it has no records; give recorded rollouts ({PAGE})")
 
 
 def _head(file: BinaryIO) -> bytes:
-    """The first bytes; a pipe may give them one by one."""
+    """Returns the first bytes; a pipe may deliver them one by one."""
     head = b""
     while len(head) < HEAD and (more := file.read(HEAD - len(head))):
         head += more
@@ -89,10 +89,10 @@ def _head(file: BinaryIO) -> bytes:
 
 
 def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
-    """Every line that is not blank, with its number from 1."""
+    """Yields every line that is not blank, with its number from 1."""
     for magic, (name, unpack) in PACKED.items():
         if head.startswith(magic):
-            raise RecordingError(f"is packed with {name}, which is not read; {unpack} FILE | histospec replay -")
+            raise RecordingError(f"is packed with {name}, which is not supported; {unpack} FILE | histospec replay -")
     stream = io.BufferedReader(_Rejoined(head, file))
     packed = head.startswith(GZIP_MAGIC)
     source = cast(BinaryIO, gzip.GzipFile(fileobj=stream) if packed else stream)
@@ -107,7 +107,7 @@ def _lines(head: bytes, file: BinaryIO) -> Iterator[Record]:
 
 
 def _line(source: BinaryIO, number: int) -> bytes:
-    """The next line. What is no text is noticed early: a device may have no line that ends."""
+    """Returns the next line. Rejects binary data early: a device may have no line that ends."""
     line = source.readline(PIECE)
     if line.endswith(b"\n") or len(line) < PIECE:
         return line
@@ -125,7 +125,7 @@ def _line(source: BinaryIO, number: int) -> bytes:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream of which the beginning was read, as if it had not been."""
+    """A stream whose beginning was already read, as if it had not been."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head

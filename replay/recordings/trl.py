@@ -1,7 +1,7 @@
-"""TRL's completions: what `log_completions=True` makes GRPOTrainer write, one Parquet file each time that it logs.
+"""Reads TRL's completions: with `log_completions=True`, GRPOTrainer writes one Parquet file each time that it logs.
 
-A row is a response: `prompt` and `completion` are text, decoded without special tokens; `step` is the training step. A
-trainer that logs more often than it generates writes the same rows again, under a later step.
+A row is a response: `prompt` and `completion` are text, decoded without special tokens; `step` is the training step.
+If a trainer logs more often than it generates, it writes the same rows again under a later step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,14 +13,14 @@ from histospec.replay.recordings.values import Row
 
 
 def rows(records: Iterable[Record], text: Text, name: str) -> Iterator[Row]:
-    """The responses of these records. Raises RecordingError."""
+    """Yields the responses of these records. Raises RecordingError."""
     for record in records:
         prompt = text.prompt(record, "prompt")
         yield Row(record.place, prompt, text.response(record, "completion"), record.epoch("step"))
 
 
 def once(found: Sequence[Row]) -> list[Row]:
-    """The rows of all files, in the order of their steps, without those that were logged again."""
+    """Returns the rows of all files in the order of their steps, without those that were logged again."""
     kept: list[Row] = []
     before: list[tuple[bytes, ...]] = []
     for _, same in groupby(sorted(found, key=_step), key=_step):

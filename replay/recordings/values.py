@@ -1,4 +1,4 @@
-"""What a recording holds: problems, their responses, and the turns of a response."""
+"""The contents of a recording: problems, their responses, and the turns of a response."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ Tokens = npt.NDArray[np.int32]
 
 
 class RecordingError(ValueError):
-    """The file is not a recording; the text says where and why."""
+    """The file is not a valid recording; the message says where and why."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A run of tokens that came from one side.
+    """A run of tokens from one side.
 
     Attributes:
         tokens: int32[n], n > 0.
-        generated: True where the model wrote them, False where the environment did (tools, users).
+        generated: True if the model wrote them, False if the environment did (tools, users).
 
     """
 
@@ -35,11 +35,11 @@ class RecordedResponse:
     group: object = None
 
     def flat(self) -> Tokens:
-        """All tokens of all turns, int32[n]."""
+        """Returns all tokens of all turns, int32[n]."""
         return self.turns[0].tokens if len(self.turns) == 1 else np.concatenate([turn.tokens for turn in self.turns])
 
     def cut(self, length: int) -> tuple[Turn, ...]:
-        """The turns that hold the first `length` tokens."""
+        """Returns the turns that hold the first `length` tokens."""
         kept, room = [], length
         for turn in self.turns:
             if room <= 0:
@@ -51,28 +51,28 @@ class RecordedResponse:
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, int32[n], with every response that was recorded for it, in the order of the file."""
+    """A prompt, int32[n], with all its recorded responses, in the order of the file."""
 
     prompt: Tokens
     responses: tuple[RecordedResponse, ...]
 
     def epochs(self) -> list[int]:
-        """When the problem was visited, oldest first."""
+        """Returns the epochs of the problem's visits, oldest first."""
         return sorted({response.epoch for response in self.responses})
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One response as a reader found it, on its own.
+    """One response as a reader found it.
 
     Attributes:
-        place: where it stands, for messages: `line 7`.
+        place: its place for messages, such as `line 7`.
         prompt: int32[n], n > 0.
-        turns: none where the model wrote nothing.
-        epoch: the policy's version; None where the record does not name one.
-        problem: an explicit id; None: the prompt is the problem.
-        namespace: the training run; None where the record does not name one.
-        group: what was sampled together; None where the record does not say it.
+        turns: empty if the model wrote nothing.
+        epoch: the policy's version; None if the record does not name it.
+        problem: an explicit id; None: the prompt identifies the problem.
+        namespace: the training run; None if the record does not name it.
+        group: identifies responses sampled together; None if the record does not name it.
 
     """
 

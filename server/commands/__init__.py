@@ -1,1 +1,1 @@
-"""What people run beside a server: `histospec status`, `snapshot`, `restore`, `forget`, `bench`."""
+"""The commands that people run besides a server: `histospec status`, `snapshot`, `restore`, `forget` and `bench`."""

@@ -1,7 +1,7 @@
-"""`histospec bench ENDPOINT`: loads a running service as rollout workers do, and says what it takes.
+"""`histospec bench ENDPOINT`: loads a running service as rollout workers do, and measures it.
 
-Workers are processes of their own, each with a `DraftClient` and a batch of sessions that replay written responses:
-what a draft has right is accepted, and one more token is generated. Before that, the history is ingested.
+Each worker is a process with a `DraftClient` and a batch of sessions, which replay known responses: a session accepts
+the correct part of a draft and generates one more token. The command ingests the history first.
 """
 
 import json
@@ -34,11 +34,11 @@ from histospec.server.process import run_loop
 from histospec.server.settings.addresses import Address
 from histospec.server.targets import FORCE, is_stdout, written
 
-PATIENCE = 5.0  # seconds for ingests under way, when one failed or a signal came
+PATIENCE = 5.0  # seconds that running ingests may take after one failed or a signal arrived
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a table, and JSON where asked. Raises HistoSpecError, such as where the service cannot be reached."""
+    """Prints a table, and writes JSON if asked. Raises HistoSpecError, for example if the service is unreachable."""
     options = _parser().parse_args(list(argv))
     try:
         http = [Address.parse(text) for text in (options.http or "").split(",") if text.strip()]
@@ -67,53 +67,51 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="histospec bench", description="Measure a draft service under load.")
-    parser.add_argument("endpoint", metavar="HOST:PORT[,...]", help="every shard, as workers are told of them")
+    parser.add_argument("endpoint", metavar="HOST:PORT[,...]", help="all shards, as for a worker")
     count, seconds = whole(1, 1 << 20), 3600
     parser.add_argument("--workers", type=whole(1, 256), default=1, metavar="N", help="processes (default: 1)")
-    parser.add_argument("--batch", type=count, default=256, metavar="N", help="sessions of each (default: 256)")
-    parser.add_argument("--steps", type=whole(1, 10**7), default=300, metavar="N", help="steps of each (default: 300)")
+    parser.add_argument("--batch", type=count, default=256, metavar="N", help="sessions per process (default: 256)")
+    parser.add_argument("--steps", type=whole(1, 10**7), default=300, metavar="N", help="steps to run (default: 300)")
     parser.add_argument(
-        "--interval", type=amount(0, seconds), default=0.0, metavar="SECONDS", help="between steps (default: 0)"
+        "--interval", type=amount(0, seconds), default=0.0, metavar="SECONDS", help="time between steps (default: 0)"
     )
     parser.add_argument(
         "--deadline",
         type=amount(0, seconds, above=True),
         default=DEFAULT_DEADLINE,
         metavar="SECONDS",
-        help=f"of a step (default: {DEFAULT_DEADLINE})",
+        help=f"deadline of a step (default: {DEFAULT_DEADLINE})",
     )
     parser.add_argument(
-        "--max-tokens", type=whole(1, MAX_DRAFT), default=16, metavar="N", help="longest draft (default: 16)"
+        "--max-tokens", type=whole(1, MAX_DRAFT), default=16, metavar="N", help="maximum draft tokens (default: 16)"
     )
     parser.add_argument(
         "--verify-cost",
         type=amount(0, MOST_COST),
         default=DEFAULT_VERIFY_COST,
         metavar="C",
-        help=f"of a drafted token, in plain steps (default: {DEFAULT_VERIFY_COST})",
+        help=f"cost of verifying a draft token, in steps without drafts (default: {DEFAULT_VERIFY_COST})",
     )
-    parser.add_argument("--rollouts", metavar="FILE.jsonl[.gz]", help="recorded ones (default: generated)")
-    parser.add_argument("--problems", type=count, default=256, metavar="N", help="so many of them (default: 256)")
-    parser.add_argument("--responses", type=count, default=16, metavar="N", help="history of each (default: 16)")
-    parser.add_argument("--siblings", type=count, default=16, metavar="N", help="sessions of a problem (default: 16)")
-    parser.add_argument("--length", type=count, default=2000, metavar="N", help="tokens of a response (default: 2000)")
+    parser.add_argument("--rollouts", metavar="FILE.jsonl[.gz]", help="recorded rollouts (default: generated ones)")
+    parser.add_argument("--problems", type=count, default=256, metavar="N", help="problems to use (default: 256)")
+    parser.add_argument("--responses", type=count, default=16, metavar="N", help="history per problem (default: 16)")
+    parser.add_argument("--siblings", type=count, default=16, metavar="N", help="sessions per problem (default: 16)")
+    parser.add_argument("--length", type=count, default=2000, metavar="N", help="tokens per response (default: 2000)")
     parser.add_argument(
-        "--ingesting", type=whole(1, 256), default=8, metavar="N", help="ingests side by side (default: 8)"
+        "--ingesting", type=whole(1, 256), default=8, metavar="N", help="concurrent ingests (default: 8)"
     )
+    parser.add_argument("--together", type=count, metavar="N", help="responses per ingest (default: all of a problem)")
     parser.add_argument(
-        "--together", type=count, metavar="N", help="responses of an ingest (default: all of a problem)"
+        "--namespace", metavar="NAME", help="namespace, dropped before and after (default: a new one, bench-...)"
     )
-    parser.add_argument(
-        "--namespace", metavar="NAME", help="dropped before and after (default: one of its own, bench-...)"
-    )
-    parser.add_argument("--http", metavar="HOST:PORT[,...]", help="/status of the shards, for their CPU time")
-    parser.add_argument("--json", metavar="FILE", help="the figures, too; - for standard output")
+    parser.add_argument("--http", metavar="HOST:PORT[,...]", help="HTTP addresses of the shards, for CPU time")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE; - for standard output")
     parser.add_argument("--force", action="store_true", help=FORCE)
     return parser
 
 
 def _tasks(recorded: str | None, problems: int, responses: int, siblings: int, length: int) -> list[BenchProblem]:
-    """Problems, what is known of them, and what is still to be written."""
+    """Returns problems with their history and the responses that sessions will write."""
     if recorded is None:
         return [generated(number, responses, siblings, length) for number in range(problems)]
     tasks = []
@@ -129,7 +127,7 @@ def _tasks(recorded: str | None, problems: int, responses: int, siblings: int, l
 def measure(
     load: Load, tasks: list[BenchProblem], workers: int, ingesting: int, together: int | None, http: Sequence[Address]
 ) -> dict[str, float]:
-    """Ingests the history, runs the workers, forgets everything again. -> figures by name."""
+    """Ingests the history, runs the workers and drops the namespace. Returns figures by name."""
     with DraftClient(load.endpoint, load.namespace) as client:
         client.drop_namespace()
         try:
@@ -138,7 +136,7 @@ def measure(
             ingest_busy = _cpu_seconds(http) - ingest_busy
             runs, seconds, busy = _run(load, tasks, workers, http)
         except BaseException:
-            with suppress(ClientError):  # the reason to end is said, not this
+            with suppress(ClientError):  # report the original error, not this one
                 client.drop_namespace()
             raise
         client.drop_namespace()
@@ -184,7 +182,7 @@ def _ingest(load: Load, tasks: Sequence[BenchProblem], side_by_side: int, togeth
         seconds = time.perf_counter() - started
     finally:
         ending.set()
-        wait(threads, PATIENCE)  # what is sent after the namespace was dropped would make it anew
+        wait(threads, PATIENCE)  # an ingest after the drop would create the namespace again
         pool.shutdown(wait=False)
     for client in clients:
         client.shutdown()
@@ -194,7 +192,7 @@ def _ingest(load: Load, tasks: Sequence[BenchProblem], side_by_side: int, togeth
 def _run(
     load: Load, tasks: list[BenchProblem], workers: int, http: Sequence[Address]
 ) -> tuple[list[Measured], float, float]:
-    """All workers at the same time. -> what they saw, seconds and CPU seconds of the shards, once each is warm."""
+    """Runs all workers at once. Returns their figures, and the shards' seconds and CPU seconds once all are warm."""
     shares = [(load, tasks[number::workers] or tasks) for number in range(workers)]
     with Workers(roll_out, shares) as running:
         running.receive()
@@ -207,25 +205,25 @@ def _run(
 
 
 def _cpu_seconds(http: Sequence[Address]) -> float:
-    """CPU time of the shards so far; 0 where nobody said where to read it. Raises Unavailable."""
+    """Returns the CPU time of the shards so far; 0 without their HTTP addresses. Raises Unavailable."""
     return sum(float(run_loop(read_status(address, 10))["cpu_seconds"]) for address in http)
 
 
 def _table(figures: dict[str, float]) -> Table:
     table = Table("what", "figure")
     rows = {
-        "ingest, tokens a second": f"{figures['ingest_tokens_per_second']:,.0f}",
-        "steps a second": f"{figures['steps_per_second']:,.1f}",
-        "tokens a second": f"{figures['tokens_per_second']:,.0f}",
-        "tokens a session and step": f"{figures['tokens_per_step']:.2f}",
-        "drafted a session and step": f"{figures['drafted_per_step']:.2f}",
+        "ingest, tokens per second": f"{figures['ingest_tokens_per_second']:,.0f}",
+        "steps per second": f"{figures['steps_per_second']:,.1f}",
+        "tokens per second": f"{figures['tokens_per_second']:,.0f}",
+        "tokens per session and step": f"{figures['tokens_per_step']:.2f}",
+        "draft tokens per session and step": f"{figures['drafted_per_step']:.2f}",
         "step, p50": f"{figures['step_p50_ms']:.2f} ms",
         "step, p99": f"{figures['step_p99_ms']:.2f} ms",
         "step, p99.9": f"{figures['step_p999_ms']:.2f} ms",
         "late": f"{figures['late_share']:.2%}",
-        "CPU of the service, a million tokens ingested": f"{figures['ingest_cpu_ns_per_token']:.1f} ms",
-        "CPU of the client, a step": f"{figures['client_cpu_ms_per_step']:.2f} ms",
-        "CPU of the service, a step": f"{figures['server_cpu_ms_per_step']:.2f} ms",
+        "server CPU per million ingested tokens": f"{figures['ingest_cpu_ns_per_token']:.1f} ms",
+        "client CPU per step": f"{figures['client_cpu_ms_per_step']:.2f} ms",
+        "server CPU per step": f"{figures['server_cpu_ms_per_step']:.2f} ms",
     }
     for what, figure in rows.items():
         table.add_row(what, figure)

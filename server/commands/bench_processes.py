@@ -1,4 +1,4 @@
-"""The worker processes of `histospec bench`: they start together, none is left behind, and one that died is noticed."""
+"""The worker processes of `histospec bench`: they start together, none outlives the command, and deaths are errors."""
 
 import multiprocessing
 import os
@@ -13,11 +13,11 @@ from typing import Any
 from histospec.client.errors import HistoSpecError as ClientError
 from histospec.server.process import ENDING, ends
 
-PATIENCE = 2.0  # seconds in which a worker that was told to end does so
+PATIENCE = 2.0  # seconds that a worker may take to end
 
 
 class Workers:
-    """Processes that each call `work(link, *arguments)`. A context: all have ended when it is left."""
+    """Processes that each call `work(link, *arguments)`. As a context manager, ends them all on exit."""
 
     def __init__(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
         self._spawn = multiprocessing.get_context("spawn")
@@ -27,7 +27,7 @@ class Workers:
         self._links: list[connection.Connection[Any, Any]] = []
 
     def __enter__(self) -> "Workers":
-        resource_tracker.ensure_running()  # else the first process starts it, and unblocks what _start has blocked
+        resource_tracker.ensure_running()  # otherwise the first process starts it and unblocks the blocked signals
         try:
             for _ in self._arguments:
                 self._start()
@@ -42,7 +42,7 @@ class Workers:
         link, theirs = self._spawn.Pipe()
         self._links.append(link)
         process = self._spawn.Process(target=_worker, args=(self._work, theirs), daemon=True)
-        # Until a worker is ready for them, it would answer a Ctrl-C with a traceback.
+        # Until a worker handles signals, it would answer Ctrl-C with a traceback.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             process.start()
@@ -52,14 +52,14 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def send(self, number: int, message: object) -> None:
-        """Raises ClientError where the worker has ended."""
+        """Sends a message to a worker. Raises ClientError if it has ended."""
         try:
             self._links[number].send(message)
         except OSError:
             raise self._ended(number) from None
 
     def receive(self) -> list[Any]:
-        """The next message of each worker, once all have sent one. Raises ClientError where one has ended instead."""
+        """Returns the next message of each worker, once all have sent one. Raises ClientError if one has ended."""
         messages: dict[int, Any] = {}
         while len(messages) < len(self._links):
             waiting = {link: number for number, link in enumerate(self._links) if number not in messages}
@@ -75,7 +75,7 @@ class Workers:
         return [messages[number] for number in range(len(self._links))]
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:  # they close their connections
+        if error is None:  # the workers close their connections
             for process in self._processes:
                 process.join(PATIENCE)
         self._end()
@@ -104,7 +104,7 @@ class Workers:
 
 
 def _worker(work: Callable[..., None], link: "connection.Connection[Any, Any]") -> None:
-    """Does the work with the first message as arguments; an error is sent back. Ends when the parent does."""
+    """Calls `work` with the first message as arguments; sends an error back. Ends when the parent does."""
     for number in filter(ends, ENDING):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

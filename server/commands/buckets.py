@@ -1,6 +1,6 @@
-"""Snapshots in an object store: S3 and what is compatible with it, Google Cloud Storage, Azure; by `obstore`.
+"""Snapshots in an object store: S3 and compatible ones, Google Cloud Storage or Azure, through `obstore`.
 
-Credentials, region and endpoint come from the variables that the tools of each provider use, such as AWS_ACCESS_KEY_ID,
+Credentials, region and endpoint come from the variables of each provider's own tools, such as AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL.
 """
 
@@ -18,10 +18,10 @@ from histospec.server.targets import TargetError
 
 SCHEMES = ("s3", "gs", "az")
 PART = 16 << 20  # bytes of a part of an upload; S3 takes 10,000 of them
-PARTS = 2  # on their way at a time
+PARTS = 2  # parts uploaded at a time
 READ = 1 << 20
-LONGEST = 300  # characters of an error: object stores answer with whole documents
-# A part may take minutes on a slow network. An endpoint over plain HTTP is one that its user has named.
+LONGEST = 300  # characters of an error: object stores answer with long XML documents
+# A part may take minutes on a slow network. Plain HTTP is allowed, because the user names the endpoint.
 CLIENT = {"timeout": "600s", "connect_timeout": "10s", "allow_http": True}
 RETRY = {"max_retries": 5}
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 
 class Bucket(Place):
-    """The objects under a URL, `s3://BUCKET/PREFIX`. Raises ConfigError where it is none, or obstore is missing."""
+    """The objects under a URL, `s3://BUCKET/PREFIX`. Raises ConfigError if the URL is wrong or obstore is missing."""
 
     def __init__(self, url: str) -> None:
         self.where = url
         scheme = url.partition("://")[0]
         if scheme not in SCHEMES:
             known = ", ".join(f"{known}://" for known in SCHEMES)
-            raise ConfigError(f"{url}: there is no {scheme}:// here; use {known} or a file")
+            raise ConfigError(f"{url}: unknown scheme {scheme}://; use {known} or a file")
         try:
             self._obstore: Any = import_module("obstore")
             store: Any = import_module("obstore.store")
@@ -51,7 +51,7 @@ class Bucket(Place):
         return sorted(one["path"] for one in found["objects"] if DATED.fullmatch(one["path"]))
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
-        """See Place. An upload that was not finished is no object."""
+        """See Place. An unfinished upload leaves no object."""
         try:
             self._obstore.put(self._store, name, pieces, use_multipart=True, chunk_size=PART, max_concurrency=PARTS)
         except (self._obstore.exceptions.BaseError, OSError) as error:
@@ -84,7 +84,7 @@ class Bucket(Place):
 
 
 class _Stream(io.RawIOBase):
-    """Pieces of bytes as a file."""
+    """A file that reads from an iterable of bytes."""
 
     def __init__(self, pieces: Iterable[Any]) -> None:
         self._pieces = iter(pieces)
@@ -105,7 +105,7 @@ class _Stream(io.RawIOBase):
 
 
 def _words(error: BaseException) -> str:
-    """One line, of some length: what the store answered, where it did, or what the library says."""
+    """Returns one line of limited length: the store's answer, or else the library's message."""
     text = " ".join(str(error).partition("Debug source:")[0].split())
     if answer := re.search("<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", text):
         text = f"{answer[1]}: {answer[2].rstrip('.')}"

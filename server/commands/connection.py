@@ -1,4 +1,4 @@
-"""Options and look-ups that commands share to reach a running service: token, certificates, and the list of shards."""
+"""Options and look-ups that commands share to reach a running service: token, certificates and the list of shards."""
 
 import argparse
 import asyncio
@@ -14,9 +14,9 @@ from histospec.client.transport.channel import metadata
 from histospec.client.transport.discovery import resolve, topology
 from histospec.server.errors import ConfigError, Unavailable
 
-ENDPOINT = "gRPC address of any shard, or a list or discover://HOST:PORT as clients are given it"
+ENDPOINT = "gRPC address of any shard, a list of them, or discover://HOST:PORT"
 
-SERVICE = "HOST:PORT[,...], or discover://HOST:PORT for all that are found there"
+SERVICE = "HOST:PORT[,...], or discover://HOST:PORT to find all of them"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,16 +24,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", metavar="FILE", help="file that holds a bearer token (or set HISTOSPEC_TOKEN_FILE)"
     )
-    parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; switches TLS on")
-    parser.add_argument("--tls-cert", metavar="FILE", help="a certificate to show, where the server asks for one")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key")
+    parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server's certificate; enables TLS")
+    parser.add_argument("--tls-cert", metavar="FILE", help="client certificate, if the server asks for one")
+    parser.add_argument("--tls-key", metavar="FILE", help="key of --tls-cert")
 
 
 OPTIONS = ("token_file", "tls_ca", "tls_cert", "tls_key")
 
 
 def caller(endpoint: str, options: argparse.Namespace) -> Config:
-    """The client configuration for an endpoint and these options. Raises ConfigError."""
+    """Returns the client configuration for an endpoint and these options. Raises ConfigError."""
     given = {name: getattr(options, name, None) for name in OPTIONS}
     try:
         ca, certificate = given["tls_ca"], given["tls_cert"]
@@ -41,7 +41,7 @@ def caller(endpoint: str, options: argparse.Namespace) -> Config:
         config = configure(endpoint, "any", tls=tls)
         if given["token_file"] is not None:
             config = replace(config, token=None, token_file=given["token_file"])
-        metadata(config)  # raises now what it would raise later
+        metadata(config)  # check now what later calls need
         if config.tls is not None:
             config.tls.credentials()
     except ConfigurationError as error:
@@ -50,7 +50,7 @@ def caller(endpoint: str, options: argparse.Namespace) -> Config:
 
 
 async def find(config: Config, timeout: float) -> tuple[list[Endpoint], list[Endpoint]]:
-    """Asks the endpoints for the shards that they know. -> (the shards, the endpoints that do not answer).
+    """Asks the endpoints for the shards that they know. Returns the shards, and the endpoints that do not answer.
 
     Waits `timeout` seconds for each endpoint. Raises Unavailable if none answers.
     """

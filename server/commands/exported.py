@@ -1,4 +1,4 @@
-"""The problems in a store, or in all shards of a running service."""
+"""Reads the problems of a store, or of all shards of a running service."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from histospec.v1 import draft_pb2 as pb
 
 
 def held(reader: Reader, pattern: str) -> Iterator[Stored]:
-    """What a store holds of namespaces that match."""
+    """Yields the problems of a store in namespaces that match."""
     for namespace in sorted(reader.newest_epochs()):
         if fnmatchcase(namespace, pattern):
             learned = reader.estimator(namespace)
@@ -26,9 +26,9 @@ def held(reader: Reader, pattern: str) -> Iterator[Stored]:
 
 
 class Exported:
-    """What all shards hold of namespaces that match, each problem once. Iterable once, and then closed.
+    """The problems of all shards in namespaces that match, each problem once. Iterable once, then closed.
 
-    Holds a problem and a message of each shard at a time. Raises ShardsError.
+    Holds one problem and one message of each shard at a time. Raises ShardsError.
     """
 
     def __init__(self, shards: Shards, pattern: str) -> None:
@@ -36,23 +36,23 @@ class Exported:
         self._request = pb.ExportRequest(namespaces=pattern)
         self._calls: dict[str, Any] = {}
         self.damaged = 0
-        """Responses that the shards found damaged, and left out; once the iteration has ended."""
+        """Damaged responses that the shards omitted; set once the iteration has ended."""
 
     def __iter__(self) -> Iterator[Stored]:
         shared = False
         for name in self._shards.names:
-            if not shared:  # else one shard exports what all of them have
+            if not shared:  # a shared store: one shard exports the responses of all of them
                 self._calls[name], start = self._shards.stream(name, self._request)
                 shared = start.shared
         return merged([self._problems(name, call) for name, call in self._calls.items()])
 
     def close(self) -> None:
-        """Ends what is still being exported."""
+        """Cancels exports that are still running."""
         for call in self._calls.values():
             call.cancel()
 
     def _problems(self, shard: str, call: Any) -> Iterator[Stored]:
-        """What one shard exports."""
+        """Yields the problems that one shard exports."""
         stored: Stored | None = None
         learned: bytes | None = None
         end: pb.ExportEnd | None = None
@@ -74,18 +74,18 @@ class Exported:
                 if not message.problems and message.HasField("end"):
                     end = message.end
                 elif not message.problems:
-                    learned = None  # of a namespace without problems
+                    learned = None  # it belongs to a namespace without problems
         except grpc.RpcError as error:
             raise failed(shard, "Export", error) from None
         if stored is not None:
             yield stored
         if end is None or (end.problems, end.responses) != (problems, responses):
-            raise ShardsError(f"Export on {shard}: {responses} responses came, and not all that were sent; try again")
+            raise ShardsError(f"Export on {shard}: {responses} responses arrived, fewer than the shard sent; try again")
         self.damaged += end.damaged
 
 
 def merged(exports: Iterable[Iterator[Stored]]) -> Iterator[Stored]:
-    """Several exports as one, each problem once: a problem may have moved from one shard to another and left some."""
+    """Merges sorted exports, each problem once: a problem that moved between shards may have responses on both."""
     learned: set[str] = set()
     for _, same in groupby(heapq.merge(*exports, key=_order), key=_order):
         for stored in _united(list(same)):
@@ -97,13 +97,13 @@ def merged(exports: Iterable[Iterator[Stored]]) -> Iterator[Stored]:
 
 
 def _order(stored: Stored) -> tuple[str, str, bytes]:
-    """The order in which shards export, see draft.proto."""
+    """Returns the sort key of exports, see draft.proto."""
     namespace, prompt, name = stored.problem
     return namespace, name, b"" if name else digest_of(prompt)
 
 
 def _united(same: list[Stored]) -> Iterator[Stored]:
-    """Of one place in the order: usually one problem, but two prompts may have one hash."""
+    """Unites the problems at one place in the order: usually one problem, but two prompts may share a hash."""
     found: dict[tuple[str, bytes], Stored] = {}
     for stored in same:
         problem = stored.problem

@@ -1,4 +1,4 @@
-"""A table that never loses a column: where it is too wide, its rows stand one below the other."""
+"""A table that never loses a column: if it is too wide, it stacks the cells of each row."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,16 +10,16 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-LEAST = 12  # cells: text in a column that may break is given at least these, or its longest word
+LEAST = 12  # cells: a text column has at least this width, or that of its longest word
 
 
 class Fitted:
-    """Some rows under headings; only headings and the columns of text break where room is short, and only at words.
+    """A table with headings. Only headings and text columns wrap when space is short, and only at words.
 
     Args:
         headings: of the columns; the first names the rows.
-        rows: as many texts each.
-        text: columns of words, which stand on the left and may break; the others are numbers.
+        rows: one text per column.
+        text: columns of words, aligned left, which may wrap; the others are numbers.
 
     """
 
@@ -30,27 +30,30 @@ class Fitted:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """See rich."""
-        table = self._table()
-        needs = Measurement.get(console, options.update(max_width=10_000), table).minimum
-        if needs <= options.max_width:
-            yield table
-        else:
-            yield from self._stacked()
+        for narrow in (False, True):
+            table = self._table(narrow)
+            needs = Measurement.get(console, options.update(max_width=10_000), table)
+            if (needs.minimum if narrow else needs.maximum) <= options.max_width:
+                yield table
+                return
+        yield from self._stacked()
 
-    def _table(self) -> Table:
-        table = Table(*map(self._column, range(len(self._headings))), box=box.SIMPLE_HEAD, pad_edge=False,
-                      collapse_padding=True)  # fmt: skip
+    def _table(self, narrow: bool) -> Table:
+        table = Table(*(self._column(number, narrow) for number in range(len(self._headings))), box=box.SIMPLE_HEAD,
+                      pad_edge=False, collapse_padding=True)  # fmt: skip
         for row in self._rows:
             table.add_row(*row)
         return table
 
-    def _column(self, number: int) -> Column:
+    def _column(self, number: int, narrow: bool) -> Column:
         heading, cells = self._headings[number], [row[number] for row in self._rows]
+        words = max(map(cell_len, heading.split()), default=0)
         if number in self._text:
             longest = max((cell_len(word) for cell in cells for word in cell.plain.split()), default=0)
-            return Column(heading, min_width=min(LEAST, longest), overflow="fold")
-        widest = max((cell.cell_len for cell in cells), default=0)
-        return Column(heading, justify="right", min_width=widest, overflow="fold")
+            return Column(heading, min_width=max(words, min(LEAST, longest)), overflow="fold")
+        least = max(words, max((cell.cell_len for cell in cells), default=0))
+        # rich would shrink every column that may wrap below its minimum, and cut the last one off.
+        return Column(heading, justify="right", width=least if narrow else None, min_width=least, overflow="fold")
 
     def _stacked(self) -> RenderResult:
         if self._headings[0]:

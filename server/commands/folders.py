@@ -16,7 +16,7 @@ PARTIAL = ".partial"
 
 
 class Folder(Place):
-    """Files of a folder."""
+    """The snapshots in a folder."""
 
     def __init__(self, folder: str) -> None:
         self.where = folder

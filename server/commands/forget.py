@@ -1,4 +1,4 @@
-"""`histospec forget --older-than DAYS`: forgets what is old, and has a paused retention go on."""
+"""`histospec forget --older-than DAYS`: deletes old problems and resumes a paused retention."""
 
 import math
 import sqlite3
@@ -24,15 +24,15 @@ def main(argv: Sequence[str]) -> int:
     parser: ArgumentParser = options.parser(
         StoreConfig,
         "histospec forget",
-        "Forget the problems that no response was added to for so long, also while a server runs.",
+        "Delete problems that received no response for this many days; works while a server runs.",
     )
-    parser.add_argument("--older-than", metavar="DAYS", required=True, help="such as 30, 30d or 0.5d")
-    parser.add_argument("--dry-run", action="store_true", help="say how many they are, and change nothing")
+    parser.add_argument("--older-than", metavar="DAYS", required=True, help="days, such as 30, 30d or 0.5d")
+    parser.add_argument("--dry-run", action="store_true", help="print how many there are, and change nothing")
     flags = vars(parser.parse_args(list(argv)))
     days, dry_run = _days(flags.pop("older_than")), flags.pop("dry_run", False)
     config = options.settle(StoreConfig, flags)
     if config.kind != "sqlite":
-        raise ConfigError("--store: Redis forgets problems when their keys expire; this is for --store sqlite")
+        raise ConfigError("--store: works only with sqlite; Redis deletes problems when their keys expire")
     now = time.time()
     try:
         with closing(open_existing(config.data_dir / FILE_NAME, write=not dry_run)) as connection:
@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> int:
                 _run(connection, slice_, partial(note_down, Trust(now, -math.inf), ""))
     except sqlite3.Error as error:
         raise StoreError(f"store: {config.data_dir / FILE_NAME}: {error}") from error
-    what = "would be forgotten" if dry_run else "forgotten; retention goes on where it was paused"
+    what = "would be forgotten" if dry_run else "forgotten; a paused retention continues"
     sys.stdout.write(f"{forgotten} prompts {what}\n")
     return 0
 
 
 def _run(connection: sqlite3.Connection, slice_: Slice, write: Write) -> int:
-    """Runs a write to its end, and lets the server write now and then."""
+    """Runs a write to its end, and lets the server write in between."""
     while True:
         connection.execute("BEGIN IMMEDIATE")
         slice_.begin()

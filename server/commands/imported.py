@@ -1,4 +1,4 @@
-"""Brings problems to the shards of a running service, each to the one that owns it."""
+"""Sends problems to the shards of a running service, each to its owner."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,15 +11,15 @@ from histospec.server.rpc import wire
 from histospec.server.stores.interface import Problem, Record
 from histospec.v1 import draft_pb2 as pb
 
-SECONDS = 120.0  # that a shard may take for one request
-PIECE = 512 << 10  # bytes of a request, or one response that is larger
-EACH = 256  # bytes that a problem or a response counts for at least, beside its arrays
-PARTS = 16  # of one problem
-WAITING = 4  # requests of one shard that are made and not answered yet
+SECONDS = 120.0  # timeout of one request
+PIECE = 512 << 10  # bytes of a request, unless one response alone is larger
+EACH = 256  # minimum bytes that a problem or a response counts for, besides its arrays
+PARTS = 16  # parts of one problem
+WAITING = 4  # unanswered requests of one shard
 
 
 def held(shards: Shards, pattern: str) -> set[str]:
-    """The namespaces that match and of which any shard holds something. Raises ShardsError."""
+    """Returns the namespaces that match and have data on any shard. Raises ShardsError."""
     found = set()
     for name in shards.names:
         call, start = shards.stream(name, pb.ExportRequest(namespaces=pattern))
@@ -29,9 +29,9 @@ def held(shards: Shards, pattern: str) -> set[str]:
 
 
 class Importing:
-    """Imports that are on their way. A context: when it is left without an error, all have arrived.
+    """Running imports. As a context manager, waits on a normal exit until all have arrived.
 
-    What a shard does not take within its patience raises ShardsError.
+    Raises ShardsError if a shard does not accept a request in time.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -50,16 +50,16 @@ class Importing:
 
     @property
     def responses(self) -> int:
-        """How many were added so far: those that the shards lacked."""
+        """Responses added so far: those that the shards lacked."""
         return sum(lane.responses for lane in self._lanes.values())
 
     @property
     def tokens(self) -> int:
-        """The tokens of these."""
+        """Tokens of the added responses."""
         return sum(lane.tokens for lane in self._lanes.values())
 
     def add(self, stored: Stored) -> None:
-        """Sends a problem to its owner, soon; waits where much is on its way. Raises ShardsError."""
+        """Sends a problem to its owner, soon. Waits while many requests are unanswered. Raises ShardsError."""
         namespace = stored.problem.namespace
         if stored.estimator and namespace not in self._learned:
             self._learned.add(namespace)
@@ -68,13 +68,13 @@ class Importing:
         self._lanes[self._shards.owner(stored.problem)].add(stored.problem, stored.records)
 
     def land(self) -> None:
-        """Waits until everything has arrived. Raises ShardsError."""
+        """Waits until all requests are answered. Raises ShardsError."""
         for lane in self._lanes.values():
             lane.land()
 
 
 class _Lane:
-    """What goes to one shard, in order: one request at a time, while the next ones are made."""
+    """Requests for one shard, in order: sends one at a time while the next ones are built."""
 
     def __init__(self, shards: Shards, name: str) -> None:
         self._shards = shards
@@ -89,7 +89,7 @@ class _Lane:
         self.responses = self.tokens = 0
 
     def add(self, problem: Problem, records: Sequence[Record]) -> None:
-        # A shard compares each part with all that it holds of the problem: so a large problem is cut into few.
+        # A shard compares each part with all its responses of the problem, so use few parts for a large problem.
         room = min(self._most // 2, max(PIECE, sum(map(_weight, records)) // PARTS))
         for part in parts(records, room, self._batch):
             size = sum(map(_weight, part)) + len(problem.prompt) + EACH
@@ -107,7 +107,7 @@ class _Lane:
             self._submit(request)
 
     def send(self, request: pb.ImportRequest) -> None:
-        """Sends a request behind all that was added before."""
+        """Sends a request after all earlier ones."""
         self._flush()
         self._submit(request)
 
@@ -135,10 +135,10 @@ class _Lane:
 
 
 def parts(records: Sequence[Record], room: int, most: int) -> Iterator[list[Record]]:
-    """The responses of a problem in parts of `room` bytes, or one response, and of `most` responses.
+    """Splits the responses of a problem into parts of `room` bytes, or one response, and at most `most` responses.
 
-    Equal ones stay together where they fit: a shard adds what it lacks, and would take the second one for the first,
-    sent again.
+    Keeps equal responses together if they fit: a shard adds only missing responses, and would take a second equal one
+    for a retry of the first.
     """
     if sum(map(_weight, records)) <= room and len(records) <= most:
         yield list(records)
@@ -160,7 +160,7 @@ def _weight(record: Record) -> int:
 
 
 def _equal(records: Sequence[Record], most: int) -> Iterator[list[Record]]:
-    """Records that are equal, in the order in which the first of them came."""
+    """Yields groups of equal records, ordered by the first record of each group."""
     found: dict[Record, list[Record]] = {}
     for record in records:
         found.setdefault(record, []).append(record)

@@ -1,4 +1,4 @@
-"""Brings problems into a store that this process has opened."""
+"""Writes problems to a store that this process has opened."""
 
 from collections import deque
 from concurrent.futures import Future
@@ -7,15 +7,15 @@ from histospec.server.commands.lines import Stored
 from histospec.server.stores.interface import ResponseBatch, Store, by_epoch, total_size
 from histospec.server.stores.merging import lacking
 
-# What is on its way to the store at once.
+# Limits of the data on its way to the store.
 BATCHES = 64
 BYTES = 32 << 20
 
 
 class IntoStore:
-    """Problems on their way to a store: many, so that they share its round trips, but no more than fit in memory.
+    """Problems on their way to a store: several at a time, to share round trips, but no more than fit in memory.
 
-    Into namespaces in `held` comes only what those lack. Methods raise StoreError.
+    Adds only missing responses to namespaces in `held`. Methods raise StoreError.
     """
 
     def __init__(self, store: Store) -> None:
@@ -25,7 +25,7 @@ class IntoStore:
         self.responses = self.tokens = 0
 
     def add(self, stored: Stored) -> None:
-        """Sends a problem; waits for earlier ones where there are many."""
+        """Sends a problem. Waits for earlier ones if there are too many."""
         problem, records, learned = stored
         if problem.namespace in self.held:
             records = lacking(records, self._store.history(problem))
@@ -47,6 +47,6 @@ class IntoStore:
         self.tokens += batch.tokens
 
     def _settle(self, batches: int, size: int) -> None:
-        """Waits until no more than so many, and so many bytes, are left."""
+        """Waits until at most this many batches and bytes are left."""
         while self._waiting and (len(self._waiting) > batches or sum(s for _, s in self._waiting) > size):
             self._waiting.popleft()[0].result()

@@ -1,4 +1,4 @@
-"""The lines of a snapshot: a problem each, as recorded rollouts have it (docs/replay.md)."""
+"""The lines of a snapshot: one problem per line, in the format of recorded rollouts (docs/replay.md)."""
 
 import base64
 import json
@@ -20,11 +20,11 @@ from histospec.server.stores.merging import mask
 
 GZIP = 16 + zlib.MAX_WBITS
 LEVEL = 6
-FLUSHED = 16 << 10  # bytes that are compressed before they are handed on
+FLUSHED = 16 << 10  # bytes to compress before they are passed on
 
 
 class Stored(NamedTuple):
-    """A problem and its responses, oldest first; with the first problem of a namespace what its drafter has learned."""
+    """A problem and its responses, oldest first. The first problem of a namespace also has its estimator's state."""
 
     problem: Problem
     records: list[Record]
@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the responses have."""
+        """The number of tokens of the responses."""
         return sum(len(record.tokens) for record in self.records) // INT32.itemsize
 
 
@@ -40,13 +40,13 @@ class Stored(NamedTuple):
 
 
 def encoded(problems: Iterable[Stored]) -> Iterator[bytes]:
-    """A line each."""
+    """Yields one line per problem."""
     for stored in problems:
         yield json.dumps(_line(stored), separators=(",", ":")).encode() + b"\n"
 
 
 def packed(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The same as a gzip archive, in pieces."""
+    """Compresses lines with gzip. Yields pieces of the archive."""
     pack = zlib.compressobj(LEVEL, wbits=GZIP)
     waiting: list[bytes] = []
     size = 0
@@ -87,7 +87,7 @@ def _response(record: Record) -> dict[str, Any]:
     if record.seed is not None:
         response["seed"] = record.seed
     if record.logprobs:
-        # As float64, whose shortest decimals lead back to the same float32.
+        # As float64: its shortest decimals convert back to the same float32.
         response["logprobs"] = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
     return response
 
@@ -134,12 +134,12 @@ class _StoredLine(Line):
 
 
 def namespaces(source: BinaryIO, pattern: str) -> set[str]:
-    """The namespaces of a whole file that match. Raises RecordingError where a line of it is wrong."""
+    """Returns the matching namespaces of a whole file. Raises RecordingError if a line is invalid."""
     return {line.namespace for _, line in read_as(_StoredLine, source) if fnmatchcase(line.namespace, pattern)}
 
 
 def decoded(source: BinaryIO, pattern: str) -> Iterator[Stored]:
-    """What the file holds of namespaces that match. Raises RecordingError."""
+    """Yields the problems of a file in namespaces that match. Raises RecordingError."""
     for _, line in read_as(_StoredLine, source):
         if fnmatchcase(line.namespace, pattern):
             yield line.stored()

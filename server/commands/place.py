@@ -1,4 +1,4 @@
-"""A place that holds snapshots. Each is named by the time at which it was begun."""
+"""A place that holds snapshots. Each dated snapshot is named by its start time."""
 
 import re
 import time
@@ -13,45 +13,45 @@ DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ\.jsonl\.gz")
 
 
 class Place(ABC):
-    """Holds snapshots by name. Methods raise ConfigError, or TargetError if writing fails half way."""
+    """Holds snapshots by name. Methods raise ConfigError, or TargetError if writing fails halfway."""
 
     where: str
     """Its name in messages: a folder or a URL."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The dated snapshots, oldest first."""
+        """Returns the names of the dated snapshots, oldest first."""
 
     @abstractmethod
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Writes a whole snapshot, or nothing, whatever the pieces raise. It takes the place of one of this name."""
+        """Writes a whole snapshot, or nothing if `pieces` raises. Replaces a snapshot with this name."""
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
-        """Removes these snapshots, and the remains of older ones that were never finished."""
+        """Removes these snapshots, and the leftovers of older unfinished ones."""
 
     @abstractmethod
     def opened(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """The bytes of one, for reading from its beginning, as often as wanted."""
+        """Opens a snapshot for reading from its beginning. May be called more than once."""
 
     def path(self, name: str) -> str:
-        """The full name of a snapshot in messages."""
+        """Returns the full name of a snapshot for messages."""
         return f"{self.where.rstrip('/')}/{name}"
 
     def newest(self) -> str:
-        """The name of the newest one. Raises ConfigError where there is none."""
+        """Returns the name of the newest snapshot. Raises ConfigError if there is none."""
         names = self.names()
         if not names:
-            raise ConfigError(f"{self.where}: there is no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz; give another")
+            raise ConfigError(f"{self.where}: has no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz; give another")
         return names[-1]
 
     def keep(self, number: int) -> list[str]:
-        """Removes all but the newest so many. -> the names of those removed."""
+        """Removes all but the newest `number` snapshots. Returns the removed names."""
         old = self.names()[:-number]
         self.remove(old)
         return old
 
 
 def now() -> str:
-    """The name of a snapshot that begins now."""
+    """Returns the name of a snapshot that starts now."""
     return time.strftime("%Y-%m-%dT%H-%M-%SZ.jsonl.gz", time.gmtime())

@@ -1,4 +1,4 @@
-"""Where snapshots lie: a file, or dated ones in a folder or under a URL of an object store."""
+"""Finds the place of a snapshot: a file, or a folder or object-store URL with dated snapshots."""
 
 import os
 
@@ -10,10 +10,10 @@ FILES = (".jsonl", ".jsonl.gz")
 
 
 def place(target: str) -> tuple[Place, str] | None:
-    """The place that a target names, and the name there, "" for dated ones; None for a plain file.
+    """Returns the place of a target and the name in it, "" for dated snapshots; None for a plain file.
 
-    A folder that exists, or a name that ends in a slash, holds dated snapshots; so does a URL, unless it ends as a
-    snapshot does. Raises ConfigError.
+    An existing folder, or a name that ends with a slash, holds dated snapshots. So does a URL, unless it ends like a
+    snapshot file. Raises ConfigError.
     """
     scheme, slashes, rest = target.partition("://")
     if slashes:

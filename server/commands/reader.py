@@ -1,4 +1,4 @@
-"""What a server says over HTTP of how it does, read from elsewhere."""
+"""Reads `/status` of a server over HTTP."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ LONGEST = 64 << 20  # bytes of an answer
 
 
 async def read_status(address: Address, timeout: float) -> dict[str, Any]:
-    """What `/status` answers within so many seconds, as `Overview.show` describes it. Raises Unavailable."""
+    """Returns the answer of `/status`, which `Overview.show` describes. Raises Unavailable after `timeout` seconds."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
@@ -24,12 +24,12 @@ async def read_status(address: Address, timeout: float) -> dict[str, Any]:
             async for part in answer.content.iter_chunked(1 << 16):
                 text += part
                 if len(text) > LONGEST:
-                    raise Unavailable(f"{address} is no HistoSpec server: its answer does not end")
+                    raise Unavailable(f"{address} is not a HistoSpec server: its answer is too long")
         status = json.loads(text)
     except asyncio.TimeoutError:
-        raise Unavailable(f"{address} does not say how it does within {timeout:g} seconds") from None
+        raise Unavailable(f"{address} did not answer /status within {timeout:g} seconds") from None
     except (OSError, aiohttp.ClientError, ValueError, RecursionError) as error:
-        raise Unavailable(f"{address} does not say how it does ({error})") from None
+        raise Unavailable(f"{address} did not answer /status ({error})") from None
     if not isinstance(status, dict) or not status.keys() >= {"shard", "totals", "cpu_seconds"}:
-        raise Unavailable(f"{address} is no HistoSpec server")
+        raise Unavailable(f"{address} is not a HistoSpec server")
     return cast(dict[str, Any], status)

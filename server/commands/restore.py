@@ -1,4 +1,4 @@
-"""`histospec restore SOURCE`: brings what a snapshot holds into a store, or to the shards of a running service."""
+"""`histospec restore SOURCE`: loads a snapshot into a store, or into the shards of a running service."""
 
 import argparse
 import sys
@@ -22,16 +22,16 @@ from histospec.server.settings.config import StoreConfig
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command with these arguments. Raises HistoSpecError."""
-    parser = parser_of("restore", "Bring what a snapshot holds into a store or a running service.")
+    parser = parser_of("restore", "Load a snapshot into a store or a running service.")
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="as `histospec snapshot` wrote it: a file, - for the standard input, a URL; of a folder or "
-        "s3://BUCKET/PREFIX the newest one",
+        help="a snapshot of `histospec snapshot`: a file, - for standard input, or a URL; from a folder or "
+        "s3://BUCKET/PREFIX, the newest one",
     )
     help_ = f"the shards of a running service, instead of a store: {connection.SERVICE}"
     parser.add_argument("--to", dest="endpoint", metavar="ENDPOINT", help=help_)
-    parser.add_argument("--merge", action="store_true", help="add to namespaces that are there what they lack")
+    parser.add_argument("--merge", action="store_true", help="add missing responses to namespaces that exist")
     asked, flags = split(parser, argv)
     counts: Counter[str] = Counter()
     with _lines(asked.source, asked.namespace) as (name, named, problems):
@@ -40,16 +40,16 @@ def main(argv: Sequence[str]) -> int:
                 _refuse(there & named, asked.merge)
                 _restore(target, problems, there, asked.merge, counts)
         except (StoreError, ShardsError) as error:
-            raise SnapshotError(f"{error}; earlier ones are: restore again with --merge to add the rest") from None
+            raise SnapshotError(f"{error}; earlier ones are restored: run again with --merge to add the rest") from None
     sys.stdout.write(f"{name}: {summary(counts)}\n")
     return 0
 
 
 @contextmanager
 def _lines(source: str, pattern: str) -> Iterator[tuple[str, set[str], Iterator[Stored]]]:
-    """What a snapshot is called, the namespaces in it, none where it can be read only once, and its problems.
+    """Yields the name of a snapshot, its namespaces (none if it can be read only once), and its problems.
 
-    All of a file is looked at before anything is done.
+    Checks the whole file first.
     """
     where = place(source)
     if where is None:
@@ -70,7 +70,7 @@ def _lines(source: str, pattern: str) -> Iterator[tuple[str, set[str], Iterator[
 
 @contextmanager
 def _target(asked: argparse.Namespace, flags: dict[str, object]) -> Iterator[tuple[IntoStore | Importing, set[str]]]:
-    """Where problems are to go, and the namespaces that are there."""
+    """Yields the target of the problems, and the namespaces that it already has."""
     if asked.endpoint is None:
         with closing(open_store(options.settle(StoreConfig, flags), "")) as store:
             target = IntoStore(store)
@@ -85,18 +85,18 @@ def _target(asked: argparse.Namespace, flags: dict[str, object]) -> Iterator[tup
 def _restore(
     target: IntoStore | Importing, problems: Iterator[Stored], there: set[str], merge: bool, counts: "Counter[str]"
 ) -> None:
-    """Adds the problems, to namespaces that are there only what those lack."""
+    """Adds the problems. With `merge`, existing namespaces get only missing responses."""
     try:
         for stored in problems:
             _refuse(there & {stored.problem.namespace}, merge)
             target.add(stored)
             counts["problems"] += 1
-    except (ConfigError, RecordingError) as error:  # of what could be read only once
+    except (ConfigError, RecordingError) as error:  # in a source that can be read only once
         target.land()
         if not counts:
             raise
         told = summary(_added(counts, target))
-        raise type(error)(f"{error} (restored before it: {told}; go on with --merge)") from None
+        raise type(error)(f"{error} (restored before it: {told}; run again with --merge to add the rest)") from None
     target.land()
     _added(counts, target)
 
@@ -109,6 +109,6 @@ def _added(counts: "Counter[str]", target: IntoStore | Importing) -> "Counter[st
 def _refuse(held: set[str], merge: bool) -> None:
     if held and not merge:
         raise ConfigError(
-            f"the store already holds the namespace {min(held)!r}: drop it, leave it out with --namespace, or "
-            "give --merge to add what it lacks"
+            f"the store already has namespace {min(held)!r}: drop it, exclude it with --namespace, or give --merge to "
+            "add missing responses"
         )

@@ -1,4 +1,4 @@
-"""The shards of a running service, and calls to them that are retried, for commands that move a whole history."""
+"""The shards of a running service, and calls to them with retries, for commands that move a whole history."""
 
 import asyncio
 import time
@@ -24,8 +24,8 @@ from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as rpc
 
 PATIENCE = 60.0
-"""Seconds for which a shard may be away, restarting or crowded, until a command gives up."""
-PAUSES = (0.25, 0.5, 1.0, 2.0)  # seconds until the next try; the last one again and again
+"""Seconds that a command waits for a shard that is unreachable, restarting or overloaded."""
+PAUSES = (0.25, 0.5, 1.0, 2.0)  # seconds before each retry; the last one repeats
 ASK_SECONDS = 5.0
 LATER = (
     grpc.StatusCode.UNAVAILABLE,
@@ -34,26 +34,26 @@ LATER = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ABORTED,
 )
-"""What may succeed when it is tried again."""
-# A shard whose machine vanished says nothing more: without pings an export, which has no deadline, would wait for ever.
+"""The statuses of calls that may succeed on a retry."""
+# Pings detect a shard whose machine vanished: an export has no deadline and would otherwise wait forever.
 PINGS = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
 
 T = TypeVar("T")
 
 
 class ShardsError(HistoSpecError):
-    """A shard could not do what it was asked to."""
+    """A shard could not answer a request."""
 
 
 class Shards:
-    """All shards of a service, with a channel to each. A context: it closes the channels.
+    """All shards of a service, with a channel to each. As a context manager, closes the channels.
 
     Args:
-        config: how to reach them. Listed shards have the names that clients give them, found ones their own.
-        expected: how many there must be; None: as many as there are.
+        config: how to reach them. Listed shards have the names that clients give them, discovered ones their own.
+        expected: the required number of shards; None: any.
 
     Raises:
-        Unavailable: not all of them answer within PATIENCE seconds.
+        Unavailable: some of them do not answer within PATIENCE seconds.
 
     """
 
@@ -89,17 +89,17 @@ class Shards:
             if not silent and expected in (None, len(found)):
                 return found
             names = ", ".join(sorted(endpoint.name for endpoint in found))
-            why = f"{silent[0].address} does not answer" if silent else f"{len(found)} are there ({names})"
+            why = f"{silent[0].address} does not answer" if silent else f"{len(found)} were found ({names})"
             if expected is not None:
                 why = f"--shards is {expected}, but {why}"
         raise Unavailable(f"{why}; wait until all shards are up")
 
     def owner(self, problem: Problem) -> str:
-        """The shard that owns a problem, as every client has it."""
+        """Returns the name of the shard that owns a problem, as every client computes it."""
         return self.names[placement.place(placement.problem_digest(*problem), self.names)]
 
     def stream(self, name: str, request: pb.ExportRequest) -> tuple[Any, pb.ExportStart]:
-        """An export of a shard that has begun: the call, and its first message. Raises ShardsError."""
+        """Starts an export of a shard. Returns the call and its first message. Raises ShardsError."""
 
         def begin(stub: rpc.DraftServiceStub) -> tuple[Any, pb.ExportStart]:
             call = stub.Export(request, metadata=metadata(self._config))
@@ -108,7 +108,7 @@ class Shards:
         return self._patiently(name, "Export", begin)
 
     def call(self, name: str, method: str, request: Any, timeout: float) -> Any:
-        """The answer of a shard. Tries again for PATIENCE seconds. Raises ShardsError."""
+        """Returns the answer of a shard. Retries for PATIENCE seconds. Raises ShardsError."""
         return self._patiently(
             name,
             method,
@@ -122,7 +122,7 @@ class Shards:
                 return work(rpc.DraftServiceStub(self._channel(name)))
             except grpc.RpcError as error:
                 failure = error
-            except ClientError as error:  # such as a token file that is gone
+            except ClientError as error:  # such as a missing token file
                 raise ShardsError(str(error)) from None
             if failure.code() not in LATER:
                 break
@@ -139,7 +139,7 @@ class Shards:
             return self._channels[name]
 
     def _look_again(self, name: str) -> None:
-        """The next call connects anew: a shard that was found may have come back at another address."""
+        """Reconnects with the next call: a discovered shard may have a new address."""
         with self._lock:
             if channel := self._channels.pop(name, None):
                 channel.close()
@@ -150,7 +150,7 @@ class Shards:
 
 
 def _tries() -> Iterator[None]:
-    """Yields at once, and after pauses, for PATIENCE seconds."""
+    """Yields once, and again after pauses, for PATIENCE seconds."""
     until = time.monotonic() + PATIENCE
     yield
     for pause in chain(PAUSES, repeat(PAUSES[-1])):
@@ -161,7 +161,7 @@ def _tries() -> Iterator[None]:
 
 
 def failed(name: str, method: str, error: grpc.RpcError) -> ShardsError:
-    """What to say of a call that failed."""
+    """Returns the error for a failed call."""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return ShardsError(f"{name} is of a version that knows no {method}; upgrade the server")
+        return ShardsError(f"{name} does not know the method {method}; upgrade the server")
     return ShardsError(str(from_status(error.code(), error.details(), f"{method} on {name}")))

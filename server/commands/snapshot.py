@@ -1,7 +1,7 @@
-"""`histospec snapshot TARGET`: what a store or a running service holds, as a file.
+"""`histospec snapshot TARGET`: writes the contents of a store or a running service to a file.
 
-The file is one of recorded rollouts (docs/replay.md), so that `histospec replay` reads it, too. A problem is a line,
-read and written one at a time, so that memory does not depend on how much there is.
+The file has the format of recorded rollouts (docs/replay.md), so `histospec replay` reads it, too. Each line is one
+problem, read and written one at a time, so memory use does not depend on the size of the history.
 """
 
 import argparse
@@ -28,38 +28,36 @@ MOST_SHARDS = 10_000
 
 
 class SnapshotError(HistoSpecError):
-    """A snapshot could not be written, or not all of it restored."""
+    """A snapshot could not be written, or could not be restored completely."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command with these arguments. Raises HistoSpecError."""
-    parser = parser_of("snapshot", "Write what a store or a running service holds to a file, also while it is used.")
+    parser = parser_of("snapshot", "Write the contents of a store or a running service to a file, even while in use.")
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="a file, .jsonl or .jsonl.gz, to be written; - for the standard output; a folder or s3://BUCKET/PREFIX, "
-        "gs://... or az://..., where it gets the time for a name",
+        help="file to write, .jsonl or .jsonl.gz; - for standard output; or a folder, s3://BUCKET/PREFIX, gs://... or "
+        "az://..., where the time becomes its name",
     )
     help_ = f"the shards of a running service, instead of a store: {connection.SERVICE}"
     parser.add_argument("--from", dest="endpoint", metavar="ENDPOINT", help=help_)
     parser.add_argument(
-        "--keep", metavar="N", type=whole(1), help="once it is written, remove all but the newest N there"
+        "--keep", metavar="N", type=whole(1), help="after writing, remove all but the newest N snapshots there"
     )
     parser.add_argument("--force", action="store_true", help=FORCE)
     asked, flags = split(parser, argv)
     where = place(asked.target)
     if asked.keep and (where is None or where[1]):
-        raise ConfigError(
-            f"--keep: {asked.target} is one file; give a folder or a URL for snapshots named by their time"
-        )
+        raise ConfigError(f"--keep: {asked.target} is one file; give a folder or a URL for dated snapshots")
     counts: Counter[str] = Counter()
     with _source(asked, flags) as (problems, damaged):
         name = _write(asked, where, _counted(problems, counts))
-        told = summary(counts) if name else "nothing is stored, so nothing was written or removed"
+        told = summary(counts) if name else "the store is empty, so nothing was written or removed"
         (sys.stderr if is_stdout(asked.target) else sys.stdout).write(f"{name or asked.target}: {told}\n")
         if damaged():
             raise SnapshotError(
-                f"{damaged()} responses or more of the store are damaged and left out; {name or 'no file'} has all "
+                f"at least {damaged()} responses of the store are damaged and left out; {name or 'no file'} has all "
                 "others (docs/operations.md#histospecstoredamaged)"
             )
     if asked.keep and where and name:
@@ -69,34 +67,35 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser_of(word: str, description: str) -> argparse.ArgumentParser:
-    """What `snapshot` and `restore` both take."""
+    """Returns a parser with the options of both `snapshot` and `restore`."""
     parser = options.parser(StoreConfig, f"histospec {word}", description)
-    parser.add_argument("--namespace", metavar="PATTERN", help="only namespaces of this shell pattern, such as 'run-*'")
+    parser.add_argument("--namespace", metavar="PATTERN", help="only namespaces that match, such as 'run-*'")
     parser.add_argument(
-        "--shards", metavar="N", type=whole(1, MOST_SHARDS), help="how many shards the service has: go on with all only"
+        "--shards", metavar="N", type=whole(1, MOST_SHARDS), help="number of shards; fail unless all of them answer"
     )
     connection.add_options(parser)
     return parser
 
 
 def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, object]]:
-    """The options of a command, and those of the store that it is to open. Raises ConfigError where both are given."""
+    """Splits the options of the command from those of the store that it opens. Raises ConfigError if both are given."""
     given = vars(parser.parse_args(list(argv)))
     flags = {name: value for name, value in given.items() if name == "config" or name in StoreConfig.model_fields}
     usual = {"endpoint": None, "namespace": "*", "keep": None, "force": False, "merge": False, "shards": None}
     asked = argparse.Namespace(**{**usual, **{name: value for name, value in given.items() if name not in flags}})
     if asked.endpoint is not None and flags:
         raise ConfigError(
-            f"--{min(flags).replace('_', '-')}: opens a store, and {asked.endpoint} has its own; leave it out"
+            f"--{min(flags).replace('_', '-')}: applies to a store that the command opens, but {asked.endpoint} has "
+            "its own; omit it"
         )
     remote = [name for name in ("shards", *connection.OPTIONS) if getattr(asked, name, None) is not None]
     if asked.endpoint is None and remote:
-        raise ConfigError(f"--{remote[0].replace('_', '-')}: is for a running service; name it with --from or --to")
+        raise ConfigError(f"--{remote[0].replace('_', '-')}: needs a running service; name it with --from or --to")
     return asked, flags
 
 
 def summary(counts: "Counter[str]") -> str:
-    """How much it was."""
+    """Returns the counts in words."""
     return ", ".join(f"{counts[what]} {what}" for what in ("problems", "responses", "tokens"))
 
 
@@ -104,7 +103,7 @@ def summary(counts: "Counter[str]") -> str:
 def _source(
     asked: argparse.Namespace, flags: dict[str, object]
 ) -> Iterator[tuple[Iterable[Stored], Callable[[], int]]]:
-    """What is to be written, and how many responses of it are damaged, to be asked for afterwards."""
+    """Yields the problems to write, and a function that returns how many damaged responses were found."""
     if asked.endpoint is None:
         with closing(open_reader(options.settle(StoreConfig, flags))) as reader:
             yield held(reader, asked.namespace), lambda: reader.damaged_responses
@@ -117,10 +116,10 @@ def _source(
 
 
 def _write(asked: argparse.Namespace, where: tuple[Place, str] | None, problems: Iterator[Stored]) -> str | None:
-    """Writes them where they are to be. -> what that is called.
+    """Writes the problems. Returns the full name of the snapshot.
 
-    None: there are none, and no dated snapshot is written of nothing. Those of a service that has lost its volumes must
-    not push older ones out.
+    Returns None, and writes no dated snapshot, if there are no problems: snapshots of a service that lost its volumes
+    must not displace older ones.
     """
     if where is None:
         with written(asked.target, force=asked.force, private=True) as file:

@@ -1,4 +1,4 @@
-"""`histospec status ENDPOINT`: are all shards well, and does drafting pay?"""
+"""`histospec status ENDPOINT`: shows the health of all shards and the gain from drafts."""
 
 import argparse
 import asyncio
@@ -24,29 +24,29 @@ from histospec.server.process import run_loop, say
 from histospec.server.settings.addresses import Address
 
 PIPED = 200
-"""Columns where there is no terminal and COLUMNS says nothing."""
+"""The width in columns without a terminal and without COLUMNS."""
 
 
 class ShardReport(NamedTuple):
-    """One shard and what it says of itself."""
+    """One shard and its status."""
 
     endpoint: Endpoint
     health: str
     status: dict[str, Any] | None
-    """What `/status` answers; None: it was not reached over HTTP."""
+    """The answer of `/status`; None: HTTP does not answer."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the shards, their main numbers and hints; returns 0 when every shard serves, else 1."""
-    parser = ArgumentParser(prog="histospec status", description="Show how a draft service is doing.")
+    """Prints the shards, their main numbers and hints. Returns 0 if every shard serves, else 1."""
+    parser = ArgumentParser(prog="histospec status", description="Show the state of a draft service.")
     parser.add_argument("endpoint", metavar="ENDPOINT", help=connection.ENDPOINT)
     parser.add_argument(
         "--http", metavar="HOST:PORT[,...]", help=f"their HTTP addresses (default: port {METRICS_PORT} of each shard)"
     )
     parser.add_argument(
-        "--watch", metavar="SECONDS", type=amount(0, 86_400, above=True), help="look again so often, until interrupted"
+        "--watch", metavar="SECONDS", type=amount(0, 86_400, above=True), help="refresh at this interval until Ctrl-C"
     )
-    parser.add_argument("--json", action="store_true", help="everything, as one JSON value")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON value")
     connection.add_options(parser)
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=amount(0, 3600, above=True), default=5.0, help="default: 5"
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _watch(config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
-    """Shows the shards, again and again where asked; the exit code."""
+    """Shows the shards, repeatedly with --watch. Returns the exit code."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED
     console = Console(width=wide)
     while True:
@@ -73,7 +73,7 @@ async def _watch(config: Config, http: Sequence[Address], options: argparse.Name
 
 
 async def _show(console: Console, config: Config, http: Sequence[Address], options: argparse.Namespace) -> int:
-    """Looks once and prints it; the exit code."""
+    """Prints the state once. Returns the exit code."""
     try:
         shards = await look(config, http, options.timeout)
     except Unavailable as error:
@@ -91,15 +91,15 @@ async def _show(console: Console, config: Config, http: Sequence[Address], optio
                 console.print(numbers(shard.status))
         silent = [shard.endpoint.name for shard in shards if shard.status is None]
         if silent:
-            text = f"no numbers of {', '.join(silent)}: say where the HTTP port is with --http"
+            text = f"no status from {', '.join(silent)}: give their HTTP addresses with --http"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
     return 0 if all(shard.health == SERVING for shard in shards) else 1
 
 
 async def look(config: Config, http: Sequence[Address], timeout: float) -> list[ShardReport]:
-    """All shards of a service: those listed, and those that they know.
+    """Returns reports of all shards of a service: the listed ones, and those that they know.
 
-    http: where to read `/status`; none: at the usual port of each shard. Raises Unavailable where nobody answers.
+    `http`: addresses for `/status`; default: the usual port of each shard. Raises Unavailable if no shard answers.
     """
     answering, silent = await connection.find(config, timeout)
     endpoints = [*answering, *silent]

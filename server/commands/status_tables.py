@@ -1,4 +1,4 @@
-"""How a service is doing, for a terminal."""
+"""Tables of a service's state, for a terminal."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ Row = list[Text]
 
 
 def shard_table(shards: Iterable[tuple[str, str, str]]) -> Fitted:
-    """Name, address and health of each."""
+    """Returns a table of names, addresses and health."""
     rows = [
         [plain(name), plain(address), plain(health, "green" if health == SERVING else "red")]
         for name, address, health in shards
@@ -26,7 +26,7 @@ def shard_table(shards: Iterable[tuple[str, str, str]]) -> Fitted:
 
 
 def numbers(status: Mapping[str, Any]) -> Group:
-    """What one shard says of itself, as `/status` answers it."""
+    """Returns the tables for the `/status` of one shard."""
     parts: list[RenderableType] = [
         plain(status["shard"], "bold"),
         *(_hint(hint) for hint in status["hints"]),
@@ -34,7 +34,7 @@ def numbers(status: Mapping[str, Any]) -> Group:
         Fitted(["now", ""], _held(status)),
     ]
     if status["namespaces"]:
-        parts += [Text("Is my run helped?", "bold"), _gains(status["namespaces"])]
+        parts += [Text("Speed-up by run", "bold"), _gains(status["namespaces"])]
         parts += [_why(row) for row in status["namespaces"] if row["why_not_more"]]
         parts.append(_namespaces(status["namespaces"]))
     if status["lines"]:
@@ -43,7 +43,7 @@ def numbers(status: Mapping[str, Any]) -> Group:
 
 
 def plain(text: object, style: str = "") -> Text:
-    """A text from elsewhere: no markup, and nothing that a terminal would obey."""
+    """Returns a text from another machine without markup and terminal escapes."""
     return Text("".join(c if c.isprintable() else "�" for c in str(text)), style)
 
 
@@ -53,9 +53,9 @@ def _hint(hint: Mapping[str, str]) -> Padding:
 
 
 def _counted(status: Mapping[str, Any]) -> list[Row]:
-    """Lately, and since the start."""
+    """Returns rows of counters: the last ten minutes, and since the start."""
     totals, recent = status["totals"], status["recent"]
-    rows = [_share_row("sessions opened on a known problem", status, "lookups_hit", ("lookups_hit", "lookups_miss"))]
+    rows = [_share_row("cache hit rate (sessions)", status, "lookups_hit", ("lookups_hit", "lookups_miss"))]
     if totals["twins_hit"] + totals["twins_miss"]:
         rows.append(
             _share_row("sessions with a seed that have a twin", status, "twins_hit", ("twins_hit", "twins_miss"))
@@ -63,7 +63,7 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
     rows.append(
         _row("tokens per step", *(_ratio(status["gains"][when]["tokens_per_step"]) for when in ("recent", "totals")))
     )
-    rows.append(_share_row("drafted tokens accepted", status, "accepted_tokens", ("draft_tokens",)))
+    rows.append(_share_row("draft tokens accepted", status, "accepted_tokens", ("draft_tokens",)))
     for source in SOURCES:
         if source not in ("twin", "model") or totals[f"{source}.draft_tokens"]:
             accepted, drafted = f"{source}.accepted_tokens", f"{source}.draft_tokens"
@@ -73,15 +73,15 @@ def _counted(status: Mapping[str, Any]) -> list[Row]:
         "tokens generated": "generated_tokens",
         "  in steps without a draft": "undrafted_tokens",
         "tokens stored": "ingested_tokens",
-        "responses evicted for want of memory": "evicted_by_memory",
+        "responses evicted: memory full": "evicted_by_memory",
         "  by --history-epochs": "evicted_by_epochs",
         "  by --history-responses": "evicted_by_responses",
         "store errors": "store_errors",
     }.items():
         rows.append(_row(what, f"{recent[name]:,.0f}", f"{totals[name]:,.0f}"))
     if recent["draft_p50"] is not None:
-        rows.append(_row("time to draft, median", _milliseconds(recent["draft_p50"]), ""))
-        rows.append(_row("time to draft, 99th percentile", _milliseconds(recent["draft_p99"]), ""))
+        rows.append(_row("draft time, p50", _milliseconds(recent["draft_p50"]), ""))
+        rows.append(_row("draft time, p99", _milliseconds(recent["draft_p99"]), ""))
     return rows
 
 
@@ -96,7 +96,7 @@ def _held(status: Mapping[str, Any]) -> list[Row]:
 
 
 def _room(status: Mapping[str, Any]) -> list[Row]:
-    """What the store holds and what is left on its disk, where the shard says so."""
+    """Returns rows for the size of the store and the free space on its disk, if known."""
     held, limit = status.get("store_bytes"), status.get("store_limit_bytes")
     free, size = status.get("disk_free_bytes"), status.get("disk_size_bytes")
     rows = []
@@ -108,14 +108,14 @@ def _room(status: Mapping[str, Any]) -> list[Row]:
 
 
 def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:
-    """What drafts gain in each run: a line for the last ten minutes, and one since the start."""
+    """Returns the gain of each run: a row for the last ten minutes, and one since the start."""
     headings = [
-        "run", "when", "speed-up", "tokens per step", "accepted", "empty drafts", "known problems",
+        "run", "when", "speed-up", "tokens per step", "accepted", "empty drafts", "cache hit rate",
         "verify cost",
     ]  # fmt: skip
     rows = []
     for row in namespaces:
-        for when, words in (("recent", "10 min"), ("totals", "in all")):
+        for when, words in (("recent", "10 min"), ("totals", "total")):
             gain = row["gains"][when]
             ratios = (_times(gain["speedup"]), _ratio(gain["tokens_per_step"]))
             shares = (_percent(gain[name]) for name in ("acceptance", "empty", "known"))
@@ -125,7 +125,7 @@ def _gains(namespaces: Iterable[Mapping[str, Any]]) -> Fitted:
 
 
 def _why(row: Mapping[str, Any]) -> Padding:
-    text = plain(f"{row['name']}: why not more? {row['why_not_more'][0].upper()}{row['why_not_more'][1:]}.")
+    text = plain(f"{row['name']}: main limit: {row['why_not_more']}.")
     return Padding(text, (0, 0, 0, 2), expand=False)
 
 
@@ -151,7 +151,7 @@ def _row(what: str, *figures: str) -> Row:
 
 
 def _share_row(what: str, status: Mapping[str, Any], part: str, whole: Iterable[str]) -> Row:
-    """part: a counter. whole: counters, of whose sum it is a part."""
+    """Returns a row for counter `part` as a share of the sum of the counters `whole`."""
     return _row(what, *(_share(c[part], sum(c[name] for name in whole)) for c in (status["recent"], status["totals"])))
 
 

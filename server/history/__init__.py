@@ -1,1 +1,1 @@
-"""Keeps the index and the store in step."""
+"""Keeps the index and the store consistent."""

@@ -1,18 +1,18 @@
-"""Lets callers wait while responses arrive faster than the index takes them."""
+"""Makes callers wait while responses arrive faster than the index can take them."""
 
 import asyncio
 import time
 
 from histospec.native import Engine
 
-LOOK_SECONDS = 0.005  # between two looks whether the index has room again
-LONGEST_WAIT = 10.0  # seconds for that; then the caller is told to come back
-CROWDED = f"store: for {LONGEST_WAIT:g} seconds responses have come faster than the index takes them; try later"
+LOOK_SECONDS = 0.005  # between two checks whether the index has room again
+LONGEST_WAIT = 10.0  # seconds; then the caller must retry later
+CROWDED = f"store: responses have arrived faster than the index can take them for {LONGEST_WAIT:g} seconds; try later"
 UNINDEXED = 128 << 20  # bytes of ingests that may wait for the store and the index
 
 
 class BackPressure:
-    """Decides how much may wait for the index, and for how long. Lives on the event loop."""
+    """Decides how much may wait for the index, and for how long. Used only on the event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,9 +28,9 @@ class BackPressure:
         return True
 
     def took(self, size: int) -> None:
-        """An ingest of `size` bytes begins to wait for the store and the index."""
+        """Counts an ingest of `size` bytes that starts to wait for the store and the index."""
         self._unindexed += size
 
     def indexed(self, size: int) -> None:
-        """It waits no longer: it is indexed, or it failed."""
+        """Uncounts an ingest that was indexed or failed."""
         self._unindexed -= size

@@ -1,4 +1,4 @@
-"""What a history counts, since the start. Metrics read it; nothing here knows how it is shown."""
+"""The counters of a history since the start. Metrics read them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,23 +12,23 @@ LOOKUPS = ("hit", "miss", "failed", "skipped")
 
 @dataclass
 class Counts:
-    """Each number is written by one thread."""
+    """Only one thread writes each number."""
 
     stored_responses: int = 0
-    """Ingested or committed."""
+    """Responses ingested or committed."""
     stored_tokens: int = 0
     loaded_responses: int = 0
-    """Indexed from the store since the start."""
+    """Responses indexed from the store since the start."""
     loading: bool = False
     """Whether the store is being loaded in the background."""
     store_errors: int = 0
-    """Requests that the store could not do."""
+    """Requests that failed in the store."""
     lookups: Counter[str] = field(default_factory=Counter)
-    """Problems that the index did not hold, by what asking the store gave: one of LOOKUPS."""
+    """Look-ups in the store for problems missing in the index, by result: one of LOOKUPS."""
 
     @contextmanager
     def store_request(self) -> Iterator[None]:
-        """Counts a StoreError that the block raises, and passes it on."""
+        """Counts a StoreError that the block raises, and lets it pass."""
         try:
             yield
         except StoreError:

@@ -13,11 +13,11 @@ from histospec.server.stores.interface import Store
 
 log = structlog.get_logger()
 
-WATCH_SECONDS = 3.0  # between looks at what other shards have stored
+WATCH_SECONDS = 3.0  # between two checks
 
 
 class EpochWatch:
-    """Watches the store, and raises `epochs` to what it finds. Lives on the event loop."""
+    """Watches the store, and raises `epochs` to what it finds. Used only on the event loop."""
 
     def __init__(self, store: Store, epochs: Epochs) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class EpochWatch:
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to look every few seconds, if the store is shared."""
+        """Starts to check every few seconds, if other shards share the store."""
         if not self._store.whole_at_start:
             self._watching = asyncio.ensure_future(self._watch())
 
@@ -46,12 +46,12 @@ class EpochWatch:
         self._epochs.merge(newest, before)
 
     async def stop(self) -> None:
-        """Looks no more; a look that is under way may still block its thread, see `close`."""
+        """Stops checking. A running check may still block its thread, see `close`."""
         if self._watching is not None:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
 
     def close(self) -> None:
-        """Blocks until the store is no longer read."""
+        """Blocks until no check reads the store."""
         self._reader.shutdown()

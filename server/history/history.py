@@ -1,4 +1,4 @@
-"""Keeps the store and the index in step: what is durable is indexed, and after a restart indexed again."""
+"""Keeps the store and the index consistent: the index has what the store has, also after a restart."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class History:
-    """The finished responses of all problems of this shard: in which order the store and the index learn of them."""
+    """The finished responses of all problems of this shard. Decides when the store and the index receive each one."""
 
     def __init__(self, engine: Engine, store: Store, max_namespaces: int) -> None:
         self.counts = Counts()
@@ -42,17 +42,17 @@ class History:
         self._stored_lines = StoredLines()
         self._unfinished = Unfinished()
         self._open = False
-        self._wanted: set[Problem] = set()  # while the store is not open
+        self._wanted: set[Problem] = set()  # used while the store is not open
 
     @property
     def opening(self) -> str:
-        """Why nothing can be stored yet, as a sentence for callers, or nothing."""
+        """Why nothing can be stored yet, as a sentence for callers; empty if the store is open."""
         if self._open:
             return ""
         return f"store: it is not open yet ({self._store.opening or 'its namespaces are being read'}); try later"
 
     async def open(self, newest: dict[str, int]) -> None:
-        """The store is open, and has these namespaces, each with its newest epoch: takes up what it knows."""
+        """Starts to use the open store. `newest` holds its namespaces and their newest epochs."""
         self.epochs.merge(newest, self.epochs.setbacks)
         self.namespaces.know(newest)
         await asyncio.to_thread(self._learning.restore)
@@ -62,11 +62,11 @@ class History:
             self.want(problem)
 
     async def load(self) -> None:
-        """Begins to index what the store holds, and from now on saves what is learned.
+        """Starts to index the contents of the store, and to save estimators.
 
-        The history is ready for callers: what a problem has in the store is read when it is asked for.
+        The history is ready for callers: it reads a problem from the store on demand.
 
-        Raises StoreError where the store is not open and cannot be read.
+        Raises StoreError if the store is not open and cannot be read.
         """
         if not self._open:
             await self.open(await asyncio.to_thread(self._store.newest_epochs))
@@ -76,15 +76,15 @@ class History:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be stored until a person acts, or nothing."""
+        """Why nothing can be stored until a person acts; empty if it can."""
         return self._store.trouble
 
     async def add(self, batch: ResponseBatch) -> None:
-        """Stores responses, then indexes them. Raises StoreError, and then nothing of the batch is kept."""
+        """Stores responses, then indexes them. Raises StoreError; then nothing of the batch is kept."""
         self.require_open()
         if not await self.back_pressure.room():
             raise StoreFull(CROWDED)
-        self.back_pressure.took(total_size(batch.records))  # before other callers look for room
+        self.back_pressure.took(total_size(batch.records))  # before other callers check for room
         await self._unfinished.run(self._add(batch))
 
     async def _add(self, batch: ResponseBatch) -> None:
@@ -92,7 +92,7 @@ class History:
         life = self._gaps.life(namespace)
         try:
             self.want(batch.problem)
-            with self._read_through.paused(batch.problem):  # else it could be read back before it is indexed
+            with self._read_through.paused(batch.problem):  # otherwise a read could index the batch a second time
                 await self._append(batch)
                 self.epochs.saw(batch)
                 try:
@@ -106,7 +106,7 @@ class History:
             self.back_pressure.indexed(total_size(batch.records))
 
     def want(self, problem: Problem) -> None:
-        """Begins to bring the problem into the index, where that does not hold it. Never waits."""
+        """Starts to read the problem into the index if the index lacks it. Never waits."""
         if not self._open:
             if len(self._wanted) < WAITING:
                 self._wanted.add(problem)
@@ -115,16 +115,16 @@ class History:
             self._read_through.want(problem)
 
     def require_open(self) -> None:
-        """Raises StoreOpening while the store is not open."""
+        """Raises StoreOpening if the store is not open."""
         if not self._open:
             raise StoreOpening(self.opening)
 
     def life(self, namespace: str) -> object:
-        """What `store` is to be given for what the index gets from now on."""
+        """Returns the `life` for `store`; ask before the index receives a response."""
         return self._gaps.life(namespace)
 
     async def store(self, batch: ResponseBatch, life: object) -> None:
-        """Stores responses that the index already has, and did not have before `life`. Raises StoreError."""
+        """Stores responses that the index received after `life` was asked for. Raises StoreError."""
         self.require_open()
         await self._append(batch)
         self._gaps.stored(batch.problem, life)
@@ -138,30 +138,30 @@ class History:
         self._stored_lines.add(batch)
 
     async def get(self, problem: Problem, limit: int, room: int) -> list[Record]:
-        """The stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
+        """Returns the stored responses, oldest first. Raises StoreError, and LimitExceeded beyond `room` bytes."""
         self.require_open()
         with self.counts.store_request():
             return await asyncio.to_thread(self._store.history, problem, limit, room)
 
     async def read(self, work: Callable[[Reader], T]) -> T:
-        """What `work` makes of the store, in a thread; the store stays open for so long. Raises StoreError."""
+        """Runs `work` on the store in a thread. Returns its result. Keeps the store open. Raises StoreError."""
         return await self.finish(asyncio.to_thread(work, self._store))
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what the work does. It goes on where its caller leaves, and the store stays open until it ends."""
+        """Runs the work and returns its result. If the caller is cancelled, work and store go on until it ends."""
         return await self._unfinished.run(work)
 
     async def learn(self, namespace: str, state: bytes) -> bool:
-        """Goes on from what the drafter of a namespace had learned elsewhere; False where it has learned here."""
+        """Adopts an estimator from another server. Returns False if the namespace has already learned here."""
         return await self._learning.take(namespace, state)
 
     @property
     def shared(self) -> bool:
-        """Whether other shards have the same store."""
+        """Whether other shards use the same store."""
         return not self._store.whole_at_start
 
     async def drop(self, namespace: str) -> int:
-        """Forgets a namespace in the store and in the index; returns how many responses were stored."""
+        """Drops a namespace from the store and the index. Returns how many responses were stored."""
         self.require_open()
         return await self._unfinished.run(self._drop(namespace))
 
@@ -176,7 +176,7 @@ class History:
         return dropped
 
     async def rewind(self, namespace: str, epoch: int) -> int:
-        """Forgets the responses of newer epochs; returns how many were stored. The index reads the rest when asked."""
+        """Deletes responses of newer epochs, and returns how many. The index rereads the rest on demand."""
         self.require_open()
         return await self._unfinished.run(self._rewind(namespace, epoch))
 
@@ -187,7 +187,7 @@ class History:
             self.epochs.rewind(namespace, epoch)
             async with self._read_through.still():
                 await self._indexing.drop(namespace, keep_learned=True)
-        self._gaps.add(namespace)  # the rest of it
+        self._gaps.add(namespace)  # the older epochs, which the index no longer has
         return forgotten
 
     @asynccontextmanager
@@ -197,13 +197,13 @@ class History:
                 yield
 
     async def close(self) -> None:
-        """Finishes what was begun, gives up what is being loaded, saves what was learned, and closes the store."""
+        """Finishes pending work, stops loading, saves the estimators and closes the store."""
         await self.loading.close()
         await self._epoch_watch.stop()
         await self._unfinished.wait()
         await self._read_through.close()
         try:
-            if self._open:  # else what was learned since the start would replace what was learned before
+            if self._open:  # otherwise the new estimators would replace the saved ones
                 await self._learning.close()
         finally:
             await asyncio.to_thread(self._close)

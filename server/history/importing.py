@@ -1,4 +1,4 @@
-"""Brings back what was exported: the responses that the store lacks, each with its own epoch."""
+"""Adds exported responses that the store lacks, each with its own epoch."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from histospec.server.stores.merging import lacking
 
 
 class Imported(NamedTuple):
-    """What an import added."""
+    """The result of an import."""
 
     responses: int
     tokens: int
     learned: bool
-    """Whether the namespace goes on from the estimator that was given."""
+    """Whether the namespace adopted the given estimator."""
 
 
 class Importing:
-    """Lives on the event loop. Runs one import at a time: an import must see what the one before it stored."""
+    """Used only on the event loop. Runs one import at a time, because each must see what the one before it stored."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -28,7 +28,7 @@ class Importing:
     async def add(
         self, namespace: str, problems: Sequence[tuple[Problem, list[Record]]], estimator: bytes = b""
     ) -> Imported:
-        """Adds the responses that the store lacks. The same call again adds nothing, even after a cancelled one.
+        """Adds the responses that the store lacks. A repeated call adds nothing, even after a cancelled one.
 
         Raises LimitExceeded or InvalidRequest if the namespace cannot be created, and StoreError, after which some of
         the responses may be stored.
@@ -51,7 +51,7 @@ class Importing:
 
 
 def _lacking(store: Reader, problems: Sequence[tuple[Problem, list[Record]]]) -> list[ResponseBatch]:
-    """What the store lacks, a problem and an epoch at a time."""
+    """Returns the missing responses, in batches of one problem and one epoch."""
     return [
         batch
         for problem, records in problems

@@ -1,4 +1,4 @@
-"""Puts stored responses into the engine's index."""
+"""Adds stored responses to the engine's index."""
 
 import asyncio
 from collections import Counter
@@ -12,23 +12,23 @@ from histospec.protocol.arrays import INT32
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.merging import without
 
-# Building takes BUILD_BYTES a token meanwhile: one part in INDEX_PART of the memory budget, but these tokens at least
-# and at most.
+# Building takes BUILD_BYTES per token temporarily. A piece may take 1/INDEX_PART of the memory budget, but at least and
+# at most INDEX_TOKENS tokens.
 INDEX_TOKENS = 1 << 18, 1 << 20
 INDEX_PART = 64
 BUILD_BYTES = 48
 
 Held = Counter[tuple[bytes, int]]
-"""Responses, by tokens and epoch."""
+"""Responses by tokens and epoch, with their number."""
 
 
 def lacking(held: Held | None, records: list[Record]) -> list[Record]:
-    """Those of a problem's stored responses that the index has not; takes those that it has off `held`."""
+    """Returns the stored responses of a problem that the index lacks; removes those that it has from `held`."""
     return without(records, held, lambda record: (record.tokens, record.epoch)) if held else records
 
 
 class Indexing:
-    """Knows what the engine takes. Building takes milliseconds, so one thread does it and the event loop goes on."""
+    """Builds in one separate thread, because it takes milliseconds and the event loop must keep running."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,12 +37,12 @@ class Indexing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     def holds(self, problem: Problem) -> bool:
-        """Whether the index has finished responses of the problem."""
+        """Returns whether the index has finished responses of the problem."""
         prompt = np.frombuffer(problem.prompt, INT32)
         return self._engine.knows(problem.namespace, prompt, problem=problem.name or None)
 
     async def add(self, batch: ResponseBatch) -> None:
-        """Indexes a new batch in the indexing thread, in the order of the calls."""
+        """Indexes a new batch in the indexing thread, in the order of calls."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self.build, batch)
 
     def build(self, batch: ResponseBatch) -> None:
@@ -51,14 +51,14 @@ class Indexing:
             self._ingest(batch.problem, some)
 
     async def restore(self, problem: Problem, records: list[Record]) -> None:
-        """`build_stored` in the indexing thread, in the order of the calls."""
+        """Runs `build_stored` in the indexing thread, in the order of calls."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self.build_stored, problem, records)
 
     def build_stored(self, problem: Problem, records: list[Record], ahead: bool = False) -> None:
-        """Indexes responses that the store had before whatever the index has of the problem, oldest first.
+        """Indexes responses, oldest first, that are older than all indexed responses of the problem.
 
-        In the caller's thread, in pieces, the newest first: each stands before those that are there. `ahead`: nobody
-        has asked for the problem.
+        Runs in the caller's thread, in pieces, newest piece first: each goes before the indexed ones. `ahead`: no
+        caller has asked for the problem yet.
         """
         for some in reversed(list(self._pieces(records))):
             self._ingest(problem, some, stored=True, ahead=ahead)
@@ -91,21 +91,21 @@ class Indexing:
         )
 
     def held(self, problem: Problem) -> Held:
-        """What the index has of a problem."""
+        """Returns the indexed responses of a problem."""
         prompt = np.frombuffer(problem.prompt, INT32)
         held = self._engine.history(problem.namespace, prompt, problem=problem.name or None)
         return Counter((tokens.tobytes(), epoch) for tokens, epoch in held)
 
     def share(self) -> float:
-        """How much of its memory budget the index holds: 1 is all of it."""
+        """Returns the share of the memory budget that the index uses."""
         return self._engine.memory_bytes() / self._engine.memory_budget()
 
     async def drop(self, namespace: str, *, keep_learned: bool = False) -> None:
-        """Drops a namespace after everything that `add` was asked for before."""
+        """Drops a namespace after all earlier calls of `add`."""
         drop = self._engine.drop_namespace
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, lambda: drop(namespace, keep_learned=keep_learned))
 
     def close(self) -> None:
-        """Blocks until everything asked for is indexed."""
+        """Blocks until all earlier calls are indexed."""
         self._thread.shutdown()

@@ -1,6 +1,6 @@
-"""Keeps what the drafter has learned: restored at the start, saved about once a minute and at the end.
+"""Saves the estimators about once a minute and at the end, and restores them at the start.
 
-It is worth keeping and can be learned again: nothing waits for it, and whatever fails costs only the saving.
+A lost estimator can be learned again: nothing waits for a save, and a failure loses only that save.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from histospec.server.stores.interface import Store
 
 log = structlog.get_logger()
 
-# What a crash may cost. A state is 130 KB and is written only if it changed.
+# The learning that a crash may lose, in seconds. A state is 130 KB and is written only if it changed.
 SAVE_SECONDS = 60.0
 
 
@@ -27,35 +27,35 @@ class Learning:
         self._engine = engine
         self._store = store
         self._counts = counts
-        self._saved: dict[str, int] = {}  # hashes of the states that the store has
-        # Held while states go to the store, so that none of a namespace that is being dropped goes there after it.
+        self._saved: dict[str, int] = {}  # hashes of the states in the store
+        # Held during saves, so that no state of a namespace reaches the store after its drop.
         self._lock = asyncio.Lock()
         self._saving: asyncio.Task[None] | None = None
 
     def restore(self) -> None:
-        """Goes on from what was saved; must come before the first step. Blocks.
+        """Restores the saved states. Must run before the first step. Blocks.
 
-        A state that cannot be used, of another version or damaged, is left aside: its namespace starts anew.
+        A state that cannot be used (damaged, or of another version) is ignored: its namespace starts from the default.
         """
         try:
             states = self._store.estimators()
         except StoreError as error:
             self._counts.store_errors += 1
-            log.warning("what was learned cannot be read; drafting starts anew", reason=str(error))
+            log.warning("saved estimators cannot be read; drafting starts from the defaults", reason=str(error))
             return
         reasons = {namespace: self._restore(namespace, state) for namespace, state in states.items()}
         unusable = {namespace: reason for namespace, reason in reasons.items() if reason}
-        if unusable:  # one line for all: after an upgrade that may be every namespace there is
+        if unusable:  # one line for all: after an upgrade these may be all namespaces
             namespace, reason = next(iter(unusable.items()))
             log.warning(
-                "what was learned cannot be used; drafting starts anew",
+                "saved estimators cannot be used; drafting starts from the defaults",
                 namespaces=len(unusable),
                 example=namespace,
                 reason=reason,
             )
 
     def _restore(self, namespace: str, state: bytes) -> str:
-        """Why the state cannot be used; empty where it is."""
+        """Restores a state. Returns why it cannot be used; empty if it was restored."""
         try:
             self._engine.restore_estimator(namespace, state)
         except ValueError as error:
@@ -64,7 +64,7 @@ class Learning:
         return ""
 
     def start(self) -> None:
-        """Begins to save now and then."""
+        """Starts to save regularly."""
         self._saving = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -73,46 +73,46 @@ class Learning:
             await self.save()
 
     async def save(self) -> None:
-        """Saves every estimator that has changed, one after the other, so that little waits for the disk."""
+        """Saves every changed estimator, one at a time, so that little waits for the disk."""
         async with self._lock:
             for namespace in self._engine.counters()[0]:
-                await asyncio.sleep(0)  # lets the steps of running sessions through
+                await asyncio.sleep(0)  # lets steps of running sessions run
                 state = self._engine.estimator_state(namespace)
                 if not state or hash(state) == self._saved.get(namespace):
                     continue
                 try:
                     await asyncio.wrap_future(self._store.save_estimator(namespace, state))
-                except StoreError as error:  # the others would fare no better; the next time takes them all
+                except StoreError as error:  # the others would fail, too; the next save tries all of them again
                     self._counts.store_errors += 1
-                    log.warning("what was learned is not saved", namespace=namespace, reason=str(error))
+                    log.warning("estimator not saved", namespace=namespace, reason=str(error))
                     return
                 self._saved[namespace] = hash(state)
 
     async def take(self, namespace: str, state: bytes) -> bool:
-        """Goes on from a state of elsewhere, and saves it, unless the namespace has learned something here.
+        """Adopts a state from another server and saves it, unless the namespace has already learned here.
 
-        False where it has, or where the state cannot be used. Raises StoreError: it is used, and not saved.
+        Returns False in that case, or if the state cannot be used. Raises StoreError if it is adopted but not saved.
         """
         async with self._lock:
             if self._engine.estimator_state(namespace):
                 return False
             if reason := self._restore(namespace, state):
-                log.warning("what was learned cannot be used; drafting starts anew", namespace=namespace, reason=reason)
+                log.warning("imported estimator cannot be used; drafting goes on", namespace=namespace, reason=reason)
                 return False
-            del self._saved[namespace]  # until the store has it
+            del self._saved[namespace]  # until the store has the state
             await asyncio.wrap_future(self._store.save_estimator(namespace, state))
             self._saved[namespace] = hash(state)
             return True
 
     @asynccontextmanager
     async def forgetting(self, namespace: str) -> AsyncIterator[None]:
-        """Nothing is saved while the store and the engine forget a namespace."""
+        """Prevents saves while the store and the engine forget a namespace."""
         async with self._lock:
             yield
             self._saved.pop(namespace, None)
 
     async def close(self) -> None:
-        """Saves what was learned since the last time."""
+        """Saves the changes since the last save."""
         if self._saving is not None:
             self._saving.cancel()
             with suppress(asyncio.CancelledError):

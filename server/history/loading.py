@@ -1,7 +1,7 @@
-"""Reads the store into the index after the server has started, in the background, the most wanted problems first.
+"""Reads the store into the index in the background after the start, the most relevant problems first.
 
-The server is ready before: a problem that is asked for meanwhile is read at once. Loading ends where the index is
-nearly full, so that it drives nothing out; what is left is read when it is asked for.
+The server is ready earlier: a problem that a session needs is read at once. Loading ends when the index is nearly full,
+so that it evicts nothing. The rest is read on demand.
 """
 
 import asyncio
@@ -21,28 +21,28 @@ from histospec.server.stores.interface import Problem, Store
 
 log = structlog.get_logger()
 
-LOG_SECONDS = 5.0  # between two lines about progress
-FULL = 0.9  # of the memory budget: the rest is for what comes
-# The interpreter's lock is theirs for about a tenth of their time each. Their priority is that of all threads: one of a
-# lower priority keeps that lock, and the engine's, for as long as other programs keep it from running.
+LOG_SECONDS = 5.0  # between two log lines about progress
+FULL = 0.9  # of the memory budget; the rest is for new responses
+# Each thread holds the GIL for about a tenth of its time. All threads have the same priority: one with a lower priority
+# would keep the GIL and the engine's lock for as long as other programs keep it from running.
 MOST_THREADS = 4
-PATIENCE = 1.0  # seconds for problems that are asked for to be read first
+PATIENCE = 1.0  # seconds that loading waits for problems on demand to be read first
 
 
 def threads() -> int:
-    """How many load: one CPU is left to the drafts, where there are several."""
+    """Returns how many threads load: all CPUs but one, which is left to drafting."""
     return max(1, min(MOST_THREADS, cpu_limit() - 1))
 
 
 class Loading:
-    """Lives on the event loop.
+    """Used only on the event loop.
 
     Args:
-        store: loaded only if it says `whole_at_start`.
+        store: loaded only if its `whole_at_start` is true.
         read_through: reads and indexes the problems.
-        gaps: is told when the index has all that the store had.
-        counts: where it is counted that loading is under way.
-        share: how much of its memory budget the index holds.
+        gaps: learns when the index has everything that the store had.
+        counts: records whether loading is running.
+        share: returns the share of the memory budget that the index uses.
 
     """
 
@@ -62,14 +62,14 @@ class Loading:
         self._loaded = Loaded()
         self._started = self._said = 0.0
         self.done = asyncio.Event()
-        """Nothing more is loaded."""
+        """Set when loading has ended."""
         self.ready = False
-        """Whether callers are served as well as they will be: what is not loaded is read when it is asked for."""
+        """Whether callers are served as well as they will be: problems that are not loaded are read on demand."""
         self.progress = "not started"
-        """How far it is, or how it ended."""
+        """The progress or the result, in words."""
 
     def start(self) -> None:
-        """Begins to load. Ready from now on."""
+        """Starts to load. The history is ready from now on."""
         self.ready = True
         self.progress = "read when asked for"
         if not self._store.whole_at_start:
@@ -115,7 +115,7 @@ class Loading:
             log.info("loaded as much as --memory holds; the rest is read when asked for", of=self._total, **about)
 
     async def _work(self, pages: Iterator[list[Problem]]) -> None:
-        """Loads page after page; others do the same beside it."""
+        """Loads page after page, in parallel with other calls."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             while self._goes_on():
@@ -158,11 +158,11 @@ class Loading:
         return round(time.monotonic() - self._started, 3)
 
     def give_up(self) -> None:
-        """Ends the loading behind the problems that are being read."""
+        """Ends loading after the problems that are being read."""
         self._given_up = True
 
     async def close(self) -> None:
-        """Gives up, and waits until that shows."""
+        """Ends loading and waits until it has stopped."""
         self.give_up()
         if self._task is not None:
             await asyncio.wait([self._task])

@@ -1,4 +1,4 @@
-"""Which namespaces a shard takes, and how many; which of their names may have been meant by another one."""
+"""Decides which namespaces may be created, and finds names that a caller may have meant."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,16 +7,16 @@ from histospec.protocol.names import white_space
 from histospec.server.errors import InvalidRequest, LimitExceeded
 
 NEARLY_SAME = 0.75
-"""Of `difflib`'s ratio: two of eight characters exchanged."""
+"""The minimum ratio of `difflib`: two of eight characters differ."""
 
 
 def look_alikes(name: str, others: Iterable[str], most: int) -> list[str]:
-    """Names that may have been meant by `name`, the most alike first; never the name itself."""
+    """Returns names similar to `name`, the most similar first; never `name` itself."""
     return difflib.get_close_matches(name, [other for other in others if other != name], most, NEARLY_SAME)
 
 
 class Namespaces:
-    """Decides which namespaces a caller may create. Lives on the event loop."""
+    """Decides which namespaces a caller may create. Used only on the event loop."""
 
     def __init__(self, limit: int) -> None:
         self._admitted: set[str] = set()
@@ -24,25 +24,25 @@ class Namespaces:
         self._known = False
 
     def know(self, stored: Iterable[str]) -> None:
-        """These are in the store. Until this call, any name may be one of them."""
+        """Adds the namespaces of the store. Before this call, any name may be one of them."""
         self._admitted.update(stored)
         self._known = True
 
     def admit(self, namespace: str) -> None:
-        """Makes room for a namespace.
+        """Adds a namespace if it is new.
 
-        Raises LimitExceeded where there are too many, and InvalidRequest for a new name that begins or ends with
-        white space. Such a name that is stored stays in use.
+        Raises LimitExceeded if there are too many, and InvalidRequest for a new name that begins or ends with white
+        space. A stored namespace with such a name remains usable.
         """
         if namespace in self._admitted:
             return
         if self._known and (wrong := white_space(namespace)):
             raise InvalidRequest(f"namespace: {wrong}")
         if len(self._admitted) >= self._limit:
-            text = f"namespace: the server has its limit of {self._limit} namespaces; drop one, or raise "
+            text = f"namespace: the server is at its limit of {self._limit} namespaces; drop one, or raise "
             raise LimitExceeded(f"{text}--max-namespaces")
         self._admitted.add(namespace)
 
     def forget(self, namespace: str) -> None:
-        """The namespace is dropped."""
+        """Removes a dropped namespace."""
         self._admitted.discard(namespace)

@@ -1,9 +1,8 @@
-"""Brings what the store holds into the index: a problem when it is asked for, others in the background.
+"""Reads problems from the store into the index: on demand, or in the background.
 
-A shard that starts, one that takes over another's problems, and one that had to evict: all find the history of a
-problem again while its first prompt is being prefilled. Nobody waits for it but the problem's own new responses: they
-are stored after it was read, so that none is read back and indexed twice. What is read in the background follows the
-same rule, problem by problem.
+A shard that starts, takes over problems, or had to evict some finds the history of a problem again while its first
+prompt is being prefilled. Only new responses of that problem wait for the read: they are stored after it, so that none
+is read back and indexed twice. Background reads follow the same rule, problem by problem.
 """
 
 import asyncio
@@ -28,29 +27,29 @@ from histospec.server.stores.interface import Problem, Store
 log = structlog.get_logger()
 T = TypeVar("T")
 
-READERS = 4  # problems read side by side
-WAITING = 4096  # problems that may wait to be read; beyond it they go without, and are asked for at their next session
-ABSENT = 100_000  # problems remembered to have nothing in the store ...
-ABSENT_SECONDS = 30.0  # ... for so long: another shard may have owned them meanwhile
+READERS = 4  # problems read concurrently
+WAITING = 4096  # problems that may wait for a read; further ones go without history until their next session
+ABSENT = 100_000  # problems remembered as absent from the store ...
+ABSENT_SECONDS = 30.0  # ... for this time: another shard may have stored them meanwhile
 
 
 class Loaded(NamedTuple):
-    """What became of problems that were to be loaded."""
+    """The result of loading problems."""
 
     responses: int = 0
-    """Indexed."""
+    """Indexed responses."""
     tokens: int = 0
     epoch: int = 0
-    """Of the last one."""
+    """The epoch of the last one."""
     whole: bool = True
     """Whether all of them were read."""
 
 
 class _Batch:
-    """Problems that are read and indexed in one thread, one after the other."""
+    """Problems that one thread reads and indexes, one after the other."""
 
     def __init__(self, store: Store, indexing: Indexing, problems: Sequence[tuple[Problem, bool]]) -> None:
-        """With each problem: whether the index has a part of it."""
+        """`problems`: with each one, whether the index has a part of it."""
         self._store = store
         self._indexing = indexing
         self._problems = problems
@@ -59,7 +58,7 @@ class _Batch:
         self.loaded = Loaded()
 
     def load(self, go_on: Callable[[], bool]) -> None:
-        """Blocks. Raises what the store and the index raise."""
+        """Blocks. Raises the errors of the store and the index."""
         for problem, part in self._problems:
             if not go_on():
                 return
@@ -78,13 +77,13 @@ class _Batch:
 
 
 class ReadThrough:
-    """Lives on the event loop.
+    """Used only on the event loop.
 
     Args:
         store: read in threads.
-        indexing: what is read goes there.
-        counts: where look-ups, and what was indexed, are counted.
-        gaps: says of which problems the index has a part.
+        indexing: receives the responses that are read.
+        counts: counts look-ups and indexed responses.
+        gaps: knows the problems of which the index has only a part.
 
     """
 
@@ -94,19 +93,19 @@ class ReadThrough:
         self._counts = counts
         self._gaps = gaps
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read")
-        self._reading: dict[Problem, asyncio.Task[Any]] = {}  # by identity; a task may read several
-        self._wanted = 0  # problems that were asked for and are not read yet
-        self._calm = asyncio.Event()  # there are none
+        self._reading: dict[Problem, asyncio.Task[Any]] = {}  # by identity; one task may read several
+        self._wanted = 0  # problems on demand that are not read yet
+        self._calm = asyncio.Event()  # set while there are none
         self._calm.set()
         self._running: set[asyncio.Task[Any] | None] = set()  # tasks that read now
         self._stilled = 0
         self._go = asyncio.Event()
         self._go.set()
-        self._absent: OrderedDict[Problem, float] = OrderedDict()  # since when
+        self._absent: OrderedDict[Problem, float] = OrderedDict()  # with the time of the look-up
         self._paused: Counter[Problem] = Counter()
 
     def want(self, problem: Problem) -> None:
-        """Begins to read the problem unless the index has it, or the store is known to have nothing. Never waits."""
+        """Starts to read the problem unless the index has it or the store is known to lack it. Never waits."""
         which = problem.identity
         if not self._lacks(problem) or time.monotonic() - self._absent.get(which, -math.inf) < ABSENT_SECONDS:
             return
@@ -119,14 +118,14 @@ class ReadThrough:
         self._begin([which], self._read(problem))
 
     def _lacks(self, problem: Problem) -> bool:
-        """Whether it is to be read: the index lacks some of it, and nobody is about to change that."""
+        """Returns whether to read the problem: the index lacks some of it, and no task is already reading it."""
         which = problem.identity
         if which in self._reading or self._paused[which]:
             return False
         return self._gaps.part(problem) or not self._indexing.holds(problem)
 
     def _begin(self, which: Iterable[Problem], work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Reads these problems, by identity, in a task."""
+        """Starts a task that reads these problems, identified by `problem.identity`."""
         task = asyncio.ensure_future(work)
         claimed = list(which)
         self._reading.update(dict.fromkeys(claimed, task))
@@ -135,14 +134,14 @@ class ReadThrough:
             for one in claimed:
                 del self._reading[one]
             if not task.cancelled():
-                task.exception()  # whoever loads may have left: asyncio would log one that is never retrieved
+                task.exception()  # retrieve it: the caller may have left, and asyncio would log it
 
         task.add_done_callback(over)
         return task
 
     @contextmanager
     def paused(self, problem: Problem) -> Iterator[None]:
-        """The problem is not read meanwhile, except for what is on its way."""
+        """Prevents new reads of the problem; reads that have started go on."""
         which = problem.identity
         self._paused[which] += 1
         try:
@@ -153,7 +152,7 @@ class ReadThrough:
                 del self._paused[which]
 
     async def settled(self, problem: Problem) -> None:
-        """Waits while the problem is being read; then it is no longer known to be absent."""
+        """Waits until no read of the problem runs. Then removes it from the absent problems."""
         which = problem.identity
         if task := self._reading.get(which):
             await asyncio.wait([task])
@@ -171,17 +170,17 @@ class ReadThrough:
         except StoreError as error:
             self._counts.lookups["failed"] += 1
             self._gaps.add_part(problem)
-            log.warning("a problem's history cannot be read; it drafts without", reason=str(error))
+            log.warning("cannot read the history of a problem; it drafts without", reason=str(error))
         except Exception:
             self._gaps.add_part(problem)
-            log.exception("a problem's history cannot be indexed; it drafts without")
+            log.exception("cannot index the history of a problem; it drafts without")
         finally:
             self._wanted -= 1
             if not self._wanted:
                 self._calm.set()
 
     async def _read_pages(self, problem: Problem) -> bool:
-        """Reads in one thread and indexes in another one; returns whether the store had any."""
+        """Reads in one thread and indexes in another one. Returns whether the store had responses."""
         read = partial(asyncio.get_running_loop().run_in_executor, self._readers)
         held = await read(self._indexing.held, problem) if self._gaps.part(problem) else None
         pages = self._store.pages(problem)
@@ -200,16 +199,16 @@ class ReadThrough:
         while len(self._absent) > ABSENT:
             self._absent.popitem(last=False)
 
-    # In the background
+    # Background reads
 
     async def calm(self) -> None:
-        """Waits while problems that were asked for are being read."""
+        """Waits until no problem on demand is being read."""
         await self._calm.wait()
 
     async def load(self, problems: Iterable[Problem], threads: Executor, go_on: Callable[[], bool]) -> Loaded:
-        """Reads those of the problems that the index lacks, in one of the threads, while `go_on()`.
+        """Reads those problems that the index lacks in one of the threads, while `go_on()` is true.
 
-        Raises StoreError, and what the index raises; then some of them are not read.
+        Raises StoreError and the errors of the index; then some problems are not read.
         """
         wanted = {problem.identity: problem for problem in problems if self._lacks(problem)}
         if not wanted:
@@ -230,11 +229,11 @@ class ReadThrough:
                 self._counts.loaded_responses += batch.loaded.responses
         return batch.loaded._replace(whole=len(batch.done) == len(problems))
 
-    # While the index forgets
+    # Drops and rewinds
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """The caller's task reads during the block, which begins once nothing is stilled."""
+        """Lets the caller's task read during the block, which starts when no drop or rewind is active."""
         while self._stilled:
             await self._go.wait()
         task = asyncio.current_task()
@@ -246,7 +245,7 @@ class ReadThrough:
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """The store has changed: nothing is being read during the block, and what was absent is asked for again."""
+        """Prevents reads during the block, which follows a change of the store. Clears the absent problems."""
         self._stilled += 1
         self._go.clear()
         try:
@@ -260,7 +259,7 @@ class ReadThrough:
                 self._go.set()
 
     async def close(self) -> None:
-        """Finishes what is being read."""
+        """Waits until all reads have ended."""
         while self._reading:
             await asyncio.wait(set(self._reading.values()))
         await asyncio.to_thread(self._readers.shutdown)

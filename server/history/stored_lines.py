@@ -1,4 +1,4 @@
-"""Logs one line for everything that is stored within a few seconds."""
+"""Logs one line for all responses stored within a few seconds."""
 
 import asyncio
 from collections import Counter
@@ -14,20 +14,20 @@ LOG_SECONDS = 5.0
 
 
 class StoredLines:
-    """Sums up stored batches until the next line. Lives on the event loop."""
+    """Sums up stored batches until the next line. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._sum: Counter[str] = Counter()
 
     def add(self, batch: ResponseBatch) -> None:
-        """A batch is stored."""
+        """Adds a stored batch."""
         if not self._sum:
-            no_request = Context()  # else the line would name the request that happened to come first
+            no_request = Context()  # otherwise the line would have the ID of an arbitrary request
             asyncio.get_running_loop().call_later(LOG_SECONDS, self.flush, context=no_request)
         self._sum.update(responses=len(batch.records), tokens=batch.tokens, batches=1)
 
     def flush(self) -> None:
-        """Logs what was stored since the last line."""
+        """Logs a line about the batches since the last one."""
         if self._sum:
             log.info("stored", **self._sum)
             self._sum.clear()

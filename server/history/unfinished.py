@@ -1,4 +1,4 @@
-"""Finishes work although its caller leaves: a cancelled caller must not leave the index without what the store has."""
+"""Finishes work even if its caller leaves: otherwise the index could lack responses that the store has."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Unfinished:
-    """Work that has begun and not ended. Lives on the event loop."""
+    """Work in progress. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -17,7 +17,7 @@ class Unfinished:
         return len(self._tasks)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Returns what the work does. If the caller is cancelled, the work goes on."""
+        """Runs the work and returns its result. If the caller is cancelled, the work goes on."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -26,9 +26,9 @@ class Unfinished:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller may have left: asyncio would log an exception that is never retrieved
+            task.exception()  # retrieve it: the caller may have left, and asyncio would log it
 
     async def wait(self) -> None:
-        """Waits for what has begun."""
+        """Waits until all work has ended."""
         if self._tasks:
             await asyncio.wait(self._tasks)

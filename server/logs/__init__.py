@@ -1,1 +1,1 @@
-"""What the server says: one line an event, written by a thread of its own, so that it never waits for a reader."""
+"""The server's log: one line per event, written by a separate thread, so that logging never blocks."""

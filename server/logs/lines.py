@@ -1,4 +1,4 @@
-"""Structured logs on stderr: pretty on a terminal, one JSON object a line otherwise."""
+"""Structured logs on stderr: formatted text on a terminal, otherwise one JSON object per line."""
 
 import logging
 import math
@@ -16,15 +16,15 @@ from histospec.server.logs.recent import RecentLines
 from histospec.server.logs.visible import visible, visible_traceback
 
 RECENT = RecentLines()
-"""What this process last warned of."""
+"""The last warnings of this process."""
 
-REQUEST_ID = "x-request-id"  # metadata of a call
+REQUEST_ID = "x-request-id"  # a key of call metadata
 LONGEST_REQUEST_ID = 64
 _STRANGE = re.compile(r"[^A-Za-z0-9._:/=+-]")
 
 
 def request_id(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """What a call is named in the log: as its caller says, in at most 64 harmless characters, else at random."""
+    """Returns the ID of a call for the log: up to 64 safe characters that the caller sent, or random ones."""
     given = next((value for name, value in metadata if name == REQUEST_ID and isinstance(value, str)), "")
     return _STRANGE.sub("", given[:LONGEST_REQUEST_ID]) or secrets.token_hex(6)
 
@@ -58,18 +58,18 @@ def configure(form: str, level: str, file: TextIO | None = None) -> None:
 
 
 class Throttle:
-    """Lets some lines of a kind through, then none for a while, and then says how many were left out.
+    """Lets some lines of a kind through, then omits further ones for a while, and then reports how many it omitted.
 
-    For lines that a stranger can cause: they must not fill the disk, or hide what else is there.
+    For lines that an unauthenticated peer can cause: they must neither fill the disk nor hide other lines.
     """
 
     def __init__(self, lines: int = 20, seconds: float = 10.0) -> None:
         self._lines = lines
         self._seconds = seconds
-        self._windows: dict[Hashable, tuple[float, int]] = {}  # by kind: when it began, lines since
+        self._windows: dict[Hashable, tuple[float, int]] = {}  # by kind: start of the window, lines in it
 
     def admits(self, kind: Hashable, now: float | None = None) -> dict[str, int] | None:
-        """None: leave the line out. Otherwise what to add to it: `left_out`, where lines were. Kinds must be few."""
+        """Returns None to omit the line, otherwise fields to add: `left_out` after omitted lines. Kinds must be few."""
         now = time.monotonic() if now is None else now
         began, lines = self._windows.get(kind, (-math.inf, 0))
         if now - began >= self._seconds:

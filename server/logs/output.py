@@ -1,4 +1,4 @@
-"""The log of a running server: lines that wait in a queue for one thread to write them, and stray lines among them."""
+"""The log of a running server: one thread writes queued lines, and stray output on stderr becomes lines, too."""
 
 import os
 import sys
@@ -21,20 +21,20 @@ _writers: list[LogWriter] = []
 
 
 def dropped() -> int:
-    """How many lines of this process could not be written."""
+    """Returns how many lines of this process could not be written."""
     return sum(writer.dropped for writer in _writers)
 
 
 def drain(seconds: float = FLUSH_SECONDS) -> bool:
-    """Waits so long for what waits to be written; whether all of it was."""
+    """Waits up to `seconds` until all queued lines are written. Returns whether they are."""
     return all(writer.drain(seconds) for writer in _writers)
 
 
 @contextmanager
 def log_output(form: str, level: str) -> Iterator[None]:
-    """The log goes to stderr, and so does everything that is written to stderr, as lines of the log.
+    """Sends the log to stderr, and turns everything else that is written to stderr into log lines.
 
-    At the end stderr is as before; where it cannot be written, it stays apart, so that nothing waits for it.
+    Restores stderr at the end; if stderr cannot be written, it stays detached, so that nothing waits for it.
     """
     opened = sys.stderr is not None
     stderr = os.dup(2) if opened else CLOSED
@@ -43,7 +43,7 @@ def log_output(form: str, level: str) -> Iterator[None]:
     writer = LogWriter(stderr, _tell)
     _writers.append(writer)
     logs.configure(form, level, cast(TextIO, writer))
-    stray = StrayLines(stderr) if opened else None  # where it was closed, 2 may be any file
+    stray = StrayLines(stderr) if opened else None  # if stderr was closed, descriptor 2 may be any file
     try:
         yield
     finally:
@@ -53,7 +53,7 @@ def log_output(form: str, level: str) -> Iterator[None]:
 
 
 def _occupy_2() -> None:
-    """Keeps what C code says out of the file that would get the number of a closed stderr."""
+    """Occupies the number of a closed stderr, so that output of C code does not end up in a file."""
     try:
         os.fstat(2)
     except OSError:

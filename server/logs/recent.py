@@ -1,4 +1,4 @@
-"""The last warnings and errors of the log, for who looks at the status page."""
+"""The last warnings and errors of the log, for the status page."""
 
 import re
 import sys
@@ -14,19 +14,19 @@ _SECRET = re.compile(r"(?i)\b(bearer\s+|(?:password|secret|token)\s*[=:]\s*)[^\s
 
 
 class RecentLines:
-    """A structlog processor that keeps the last lines of these levels; it changes none."""
+    """A structlog processor that keeps the last lines of these levels and passes all lines on unchanged."""
 
     def __init__(self) -> None:
         self._lines: deque[dict[str, str]] = deque(maxlen=LINES)
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
-        """See structlog."""
+        """Keeps the line. See structlog."""
         if line.get("level") in LEVELS:
             self._lines.append(_kept(line))
         return line
 
     def newest_first(self) -> list[dict[str, str]]:
-        """`time`, `level`, `event` and `details` of each; of an exception its type alone, for it may quote anything."""
+        """Returns `time`, `level`, `event` and `details` of each line. Of an exception it keeps only the type."""
         return list(reversed(self._lines))
 
 
@@ -45,6 +45,6 @@ def _kept(line: EventDict) -> dict[str, str]:
 
 
 def without_secrets(text: str) -> str:
-    """A text without the users, passwords and tokens that it may name, and no longer than a line."""
+    """Returns a text without user names, passwords and tokens, cut to the length of a line."""
     text = _SECRET.sub(r"\1…", _USER.sub("…@", text))
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

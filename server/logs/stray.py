@@ -1,7 +1,7 @@
-"""What others say on stderr, as lines of the log: libraries through `logging`, C code and Python's last words.
+"""Turns other output on stderr into log lines: libraries' `logging`, C code, and Python's last messages.
 
-gRPC's core writes straight to descriptor 2. A pipe takes its place, and a thread reads it, so that a JSON log is JSON
-throughout and no library waits for whoever reads stderr.
+gRPC's core writes directly to descriptor 2. A pipe replaces the descriptor, and a thread reads the pipe: a JSON log is
+JSON throughout, and no library waits for the reader of stderr.
 """
 
 import faulthandler
@@ -20,23 +20,23 @@ log = structlog.get_logger()
 
 PIPE_BYTES = 1 << 20
 LONGEST = 16 << 10  # characters of a line
-# gRPC's: I0000 00:00:1732284123.123456   13659 chttp2_transport.cc:1403] what happened
+# gRPC's format: I0000 00:00:1732284123.123456   13659 chttp2_transport.cc:1403] message
 CORE_LINE = re.compile(r"([IWEF])\d{4} [\d:.]+ +\d+ ([\w./-]+:\d+)\] (.*)")
 LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-THROTTLE = Throttle()  # strangers can cause them, by handshakes that fail; kinds are places in code
+THROTTLE = Throttle()  # any peer can cause these lines, by failing handshakes; the kinds are places in the code
 
 
 class Library(logging.Handler):
-    """Makes what a library logs a line of ours."""
+    """Turns the log records of libraries into lines of this log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging."""
+        """Logs the record. See logging."""
         try:
             if (more := THROTTLE.admits((record.name, record.lineno))) is not None:
                 text = record.getMessage()[:LONGEST]
                 error = {"exc_info": record.exc_info[1]} if record.exc_info and record.exc_info[1] else {}
                 log.log(record.levelno, text, logger=record.name, **error, **more)
-        except Exception:  # a library's line must not fail what the library does
+        except Exception:  # a log line must not break the library's work
             log.error("a line of a library cannot be shown", logger=record.name)
 
 
@@ -49,7 +49,7 @@ def _of_a_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _say(line: str) -> None:
-    """A line that was written, not logged."""
+    """Logs a line that was written to stderr."""
     if not line.strip():
         return
     if (found := CORE_LINE.match(line)) is None:
@@ -59,7 +59,7 @@ def _say(line: str) -> None:
 
 
 class _Text:
-    """Stands for sys.stderr: never waits, never fails."""
+    """Stands in for sys.stderr: never waits, never fails."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -77,7 +77,7 @@ class _Text:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits but half a line."""
+        """Does nothing: only incomplete lines are buffered."""
 
     def isatty(self) -> bool:
         return False
@@ -90,10 +90,10 @@ class _Text:
 
 
 class StrayLines:
-    """From now on descriptor 2, sys.stderr, `logging` and `warnings` end in the log.
+    """Sends descriptor 2, sys.stderr, `logging` and `warnings` to the log.
 
     Args:
-        stderr: a duplicate of the real descriptor 2. What a crash says last goes there: the log dies with the process.
+        stderr: a duplicate of the real descriptor 2. A crash writes its last words there, because the log then ends.
 
     """
 
@@ -101,7 +101,7 @@ class StrayLines:
         self._stderr = stderr
         read, write = os.pipe()
         _enlarge(write)
-        os.set_blocking(write, False)  # who writes may hold the GIL, which the reading thread needs
+        os.set_blocking(write, False)  # a writer may hold the GIL, which the reading thread needs
         os.dup2(write, 2)
         os.close(write)
         if faulthandler.is_enabled():
@@ -115,8 +115,8 @@ class StrayLines:
         self._reader.start()
 
     def close(self, seconds: float) -> None:
-        """Puts everything back. What was written before is in the log then, if that takes no longer."""
-        os.dup2(self._stderr, 2)  # nothing else held the pipe: its reader comes to the end
+        """Restores everything. Waits up to `seconds` for earlier output to reach the log."""
+        os.dup2(self._stderr, 2)  # closes the pipe's last writer, so its reader reaches the end
         self._reader.join(seconds)
         sys.stderr = self._sys
         sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
@@ -125,12 +125,12 @@ class StrayLines:
 
 
 def _enlarge(pipe: int) -> None:
-    """Makes room for what is written while the reading thread waits for the GIL, where the system can."""
+    """Enlarges the pipe if the system allows it, for output that arrives while the reading thread waits for the GIL."""
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         try:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:
-            return  # less will do
+            return  # the default size is enough
 
 
 def _read(pipe: int) -> None:

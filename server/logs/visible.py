@@ -1,4 +1,4 @@
-"""What strangers named, as a terminal may show it: control characters, and those that turn text round, are escaped."""
+"""Escapes control and bidirectional characters in text from callers, so that a terminal can show it safely."""
 
 import traceback
 from typing import TextIO
@@ -9,7 +9,7 @@ INDENT = "    "
 
 
 class _Quoted:
-    """A text that the renderer shows as Python would write it."""
+    """A text that the renderer shows as a Python literal."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -19,7 +19,7 @@ class _Quoted:
 
 
 def visible(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
-    """A structlog processor for a renderer that shows texts as they are."""
+    """A structlog processor for a renderer that does not escape text."""
     for name, value in line.items():
         if isinstance(value, str) and not value.isprintable():
             line[name] = escaped(value) if name in ("event", "logger") else _Quoted(value)
@@ -27,12 +27,12 @@ def visible(logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
 
 
 def escaped(text: str) -> str:
-    """Without a character that is not printable."""
+    """Returns the text with unprintable characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def visible_traceback(file: TextIO, error: ExcInfo) -> None:
-    """Shows an exception; indented, so that no line of what it quotes looks like one of the log."""
+    """Prints an exception indented, so that no line of it looks like a log line."""
     for part in traceback.format_exception(*error):
         for line in part.splitlines():
             file.write(f"\n{INDENT}{escaped(line)}")

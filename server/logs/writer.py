@@ -1,4 +1,4 @@
-"""Writes the log in a thread of its own: a caller that logs never waits and never fails, whatever happens to stderr."""
+"""Writes the log in a separate thread: a caller that logs never waits and never fails, whatever happens to stderr."""
 
 import os
 import queue
@@ -7,32 +7,32 @@ import threading
 import time
 from collections.abc import Callable
 
-MOST_LINES = 10_000  # that wait
+MOST_LINES = 10_000  # in the queue
 MOST_BYTES = 16 << 20
 AGAIN_SECONDS = 0.2
 
 
 class LogWriter:
-    """A text file of whole lines, for a descriptor that may be full, slow, or closed.
+    """A text file of whole lines for a descriptor that may be full, slow or closed.
 
-    What waits is bounded. Beyond that, and where writing fails, lines are dropped and counted; `tell` is called with
-    their number, in the writing thread, once writing works again.
+    The queue is bounded. If it is full or writing fails, the writer drops lines and counts them. Once writing works
+    again, its thread calls `tell` with their number.
     """
 
     def __init__(self, descriptor: int, tell: Callable[[int], None]) -> None:
         self._descriptor = descriptor
         self._tell = tell
         self._lines: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # a line may be logged while another one is: by a finalizer, by a signal
+        self._lock = threading.RLock()  # a finalizer or signal handler may log while another line is being logged
         self._waiting_lines = self._waiting_bytes = 0
         self._told = 0
-        self._cut = False  # the last line was written in part
+        self._cut = False  # the last line was only partly written
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def write(self, text: str) -> int:
-        """Takes a line, with its end. Never waits, never fails."""
+        """Queues a line, which includes its newline. Never waits, never fails."""
         line = text.encode("utf-8", "backslashreplace")
         with self._lock:
             if self._waiting_lines >= MOST_LINES or self._waiting_bytes + len(line) > MOST_BYTES:
@@ -44,10 +44,10 @@ class LogWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing to do: lines are written as soon as they can be."""
+        """Does nothing: the thread writes lines as soon as it can."""
 
     def drain(self, seconds: float) -> bool:
-        """Waits so long for what waits to be written, or dropped; whether all of it was."""
+        """Waits up to `seconds` until all queued lines are written or dropped. Returns whether they are."""
         done = threading.Event()
         self._lines.put(done)
         return done.wait(seconds)
@@ -69,8 +69,8 @@ class LogWriter:
                 self._tell(untold)
 
     def _written(self, line: bytes) -> bool:
-        """Whether the whole line was."""
-        left = b"\n" + line if self._cut else line  # what was cut off gets a line of its own
+        """Writes the line. Returns whether all of it was written."""
+        left = b"\n" + line if self._cut else line  # after a partial line, start on a new one
         try:
             while left:
                 written = self._write(left)
@@ -83,7 +83,7 @@ class LogWriter:
     def _write(self, text: bytes) -> int:
         try:
             return os.write(self._descriptor, text)
-        except BlockingIOError:  # another process has made what it shares with us non-blocking
+        except BlockingIOError:  # another process has made the shared descriptor non-blocking
             self._wait()
             return 0
 

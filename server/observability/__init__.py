@@ -1,1 +1,1 @@
-"""What is counted, what happened lately, and the HTTP port that shows it."""
+"""Metrics, the recent past, and the HTTP port that shows them."""

@@ -1,8 +1,8 @@
-"""Bounds what the peers of the HTTP port hold: connections, bytes of a request, and the time that each stage takes.
+"""Bounds what peers of the HTTP port may hold: connections, bytes of a request, and the time of each stage.
 
-aiohttp waits for a request as long as the peer likes, and takes any number of connections. Probes must get through
-nevertheless, and gRPC and the store need descriptors. So each connection has a deadline, and where there are too many,
-the one that has waited longest makes room: a new connection is always taken.
+aiohttp waits for a request without limit and accepts any number of connections. But probes must always get through, and
+gRPC and the store need descriptors. So each connection has a deadline, and if there are too many, the one that has
+waited longest is closed: a new connection is always accepted.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import cast
 from aiohttp import web
 
 MAX_CONNECTIONS = 256
-PEER_SHARE = 4  # one peer may hold one in so many of them
+PEER_SHARE = 4  # one peer may hold a quarter of the connections
 MAX_REQUEST = 32 << 10  # bytes; a probe sends a few hundred
 
 RECEIVING, ANSWERING, IDLE = "receiving", "answering", "idle"
@@ -23,7 +23,7 @@ SECONDS = {
     ANSWERING: 60.0,
     IDLE: 75.0,  # between two requests; the peer reads the answer meanwhile
 }
-"""How long each stage of a connection may take."""
+"""Seconds that each stage of a connection may take."""
 
 LATE, LARGE, CROWDED = "late", "large", "crowded"
 CLOSED = (LATE, LARGE, CROWDED)
@@ -34,10 +34,10 @@ class Connections:
     """All connections of the HTTP port.
 
     Args:
-        server: makes aiohttp's protocol of a connection.
-        closed: called with a word of CLOSED for each connection that the server closes.
-        most: how many there may be.
-        seconds: how long each stage may take.
+        server: creates aiohttp's protocol of a connection.
+        closed: called with one of CLOSED for each connection that the server closes.
+        most: maximum number of connections.
+        seconds: maximum duration of each stage.
 
     """
 
@@ -60,17 +60,17 @@ class Connections:
         return len(self._open)
 
     def __call__(self) -> asyncio.Protocol:
-        """The protocol of a new connection, for `loop.create_server`."""
+        """Returns the protocol of a new connection, for `loop.create_server`."""
         return _Connection(self, self._server())
 
     def enter(self, transport: asyncio.Transport, connection: "_Connection") -> None:
-        """Counts a new connection. Closes another one first, if there are too many."""
+        """Adds a new connection. Closes another one first if there are too many."""
         self._make_room(connection.peer)
         self._open[transport] = connection
         self._peers[connection.peer] += 1
 
     def leave(self, transport: asyncio.Transport) -> None:
-        """Counts a connection no longer."""
+        """Removes a connection."""
         peer = self._open.pop(transport).peer
         self._peers[peer] -= 1
         if not self._peers[peer]:
@@ -90,7 +90,7 @@ class Connections:
     async def watch(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Tells a connection when its request is complete, and when it is answered."""
+        """Tells a connection when its request is complete and when it is answered."""
         transport = request.transport
         connection = None if transport is None else self._open.get(transport)
         if connection is None:  # the peer left
@@ -103,7 +103,7 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to aiohttp's protocol, and watches the time."""
+    """Passes everything on to aiohttp's protocol and enforces the deadlines."""
 
     def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
         self._connections = connections
@@ -117,7 +117,7 @@ class _Connection(asyncio.Protocol):
         self.since = 0.0
 
     def begin(self, stage: str) -> None:
-        """Begins a stage and its deadline."""
+        """Starts a stage and its deadline."""
         if self._transport is None:
             return
         if stage == ANSWERING:
@@ -129,7 +129,7 @@ class _Connection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._connections.seconds[stage], self.close, LATE)
 
     def close(self, why: str) -> None:
-        """Ends the connection at once."""
+        """Closes the connection at once."""
         transport = self._transport
         if transport is not None:
             self._connections.closed(why)
@@ -182,7 +182,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:
-    """The address of a peer; of IPv6, its network of 64 bits, which one machine may fill with addresses of its own."""
+    """Returns the address of a peer; for IPv6 its /64 network, because one machine can use any address in it."""
     name = transport.get_extra_info("peername")
     host = str(name[0]).partition("%")[0] if name else ""
     try:

@@ -1,4 +1,4 @@
-"""What the engine counted and holds at one moment, by namespace."""
+"""The counters and contents of the engine at one moment, by namespace."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,48 +13,48 @@ COUNTED = (
     *(name for name, *_ in COUNTERS),
     *(f"{kind}.{what}" for kind in (*SOURCES, *AGES) for what in ("draft_tokens", "accepted_tokens")),
 )
-"""Columns that only grow while their namespace is there; the others say what is held."""
+"""Columns that only grow while their namespace exists. The other columns say what the namespace holds."""
 
 
 class EngineCounters(NamedTuple):
-    """One look at the engine."""
+    """One reading of the engine."""
 
     namespaces: list[str]
     columns: dict[str, int]
-    """Where each number stands in a row; those by source and age are named `source.number`."""
+    """The index of each number in a row; names by source and age are `source.number`."""
     values: NDArray[np.int64]
-    """A row for each namespace."""
+    """One row per namespace."""
     dropped: NDArray[np.int64]
-    """What dropped namespaces had counted."""
+    """The final counters of dropped namespaces."""
     verify_costs: dict[str, float]
-    """What workers say lately, by namespace; see VerifyCosts."""
+    """The recent verify costs by namespace; see VerifyCosts."""
 
     def totals(self) -> dict[str, int]:
-        """Every number of all namespaces that are there or were, summed: no count ever falls."""
+        """Returns the sums of all numbers over current and dropped namespaces. A count never falls."""
         return dict(zip(self.columns, (self.values.sum(axis=0) + self.dropped).tolist(), strict=True))
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """A number of every namespace."""
+        """Returns one number of every namespace."""
         return self.values[:, self.columns[name]]
 
     def numbers(self, names: Iterable[str]) -> list[int]:
-        """Where these stand in a row."""
+        """Returns the indices of these numbers in a row."""
         return [self.columns[name] for name in names]
 
     def row(self, number: int) -> dict[str, int]:
-        """All numbers of one namespace."""
+        """Returns all numbers of one namespace."""
         return dict(zip(self.columns, self.values[number].tolist(), strict=True))
 
 
 class EngineReader:
-    """Looks at an engine, and at what open streams say of their steps."""
+    """Reads an engine, and the verify costs of open streams."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.verify_costs = VerifyCosts()
 
     def read(self) -> EngineCounters:
-        """What the engine says now."""
+        """Returns the current counters."""
         namespaces, columns, values, dropped = self._engine.counters()
         costs = self.verify_costs.lately()
         if costs:
@@ -63,5 +63,5 @@ class EngineReader:
         return EngineCounters(namespaces, {name: i for i, name in enumerate(columns)}, values, dropped, costs)
 
     def index_bytes(self) -> int:
-        """What the index holds."""
+        """Returns the memory of the index."""
         return self._engine.memory_bytes()

@@ -1,4 +1,4 @@
-"""What drafts gain, from counters: the ratios that answer "is my run helped, how much, why not more?"."""
+"""Computes from counters what a run gains from drafts, and what limits the gain."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,37 +6,37 @@ from typing import NamedTuple
 from histospec.protocol.costs import NOTHING_PAYS, speedup
 
 STEPS = ("drafts_hit", "drafts_empty", "undrafted_tokens")
-"""Counters whose sum is the number of steps, one a session and forward pass."""
+"""Counters whose sum is the number of steps, one per session and forward pass."""
 
 MODEL_DRAFTED = "model.draft_tokens"
-"""Counts what the workers' own drafter drafted: verifying it costs as much, and its own time is not known here."""
+"""Counters of draft tokens. They include the workers' own drafter: verification costs the same, its time is unknown."""
 
-ENOUGH = 20  # sessions or steps, below which no reason is given
-MOST = 0.5  # a share from which on it is the main reason
+ENOUGH = 20  # sessions or steps; with fewer, no reason is given
+MOST = 0.5  # a share from which it counts as the main reason
 
 
 class Gain(NamedTuple):
-    """Ratios are None where there is nothing to divide by."""
+    """Ratios; None where the divisor is 0."""
 
     steps: float
     generated: float
-    """Tokens."""
+    """Generated tokens per step."""
     tokens_per_step: float | None
     """1 without drafts."""
     speedup: float | None
-    """How many times as fast as without drafts, by `protocol.costs`; None where the verify cost is not known, too."""
+    """The speed-up by `protocol.costs`; also None if the verify cost is unknown."""
     acceptance: float | None
-    """Of the tokens that the server drafted."""
+    """Accepted tokens as a share of the server's draft tokens."""
     empty: float | None
-    """Of the drafts: those without a token."""
+    """Empty drafts as a share of all drafts."""
     undrafted: float | None
-    """Of the steps: those for which no draft was asked."""
+    """Steps for which no draft was asked as a share of all steps."""
     known: float | None
-    """Of the sessions: those opened on a problem with history."""
+    """The cache hit rate: sessions on a problem with history as a share of all sessions."""
 
 
 def gain(counters: Mapping[str, float], verify_cost: float | None) -> Gain:
-    """Of what was counted in some time. counters: the engine's, by name."""
+    """Returns the gain over a period. `counters`: the engine's counters of that period, by name."""
     steps = sum(counters[name] for name in STEPS)
     drafts = counters["drafts_hit"] + counters["drafts_empty"]
     generated, drafted = counters["generated_tokens"], counters["draft_tokens"]
@@ -54,22 +54,22 @@ def gain(counters: Mapping[str, float], verify_cost: float | None) -> Gain:
 
 
 def why_not_more(some: Gain, lookups: float, verify_cost: float | None) -> str:
-    """The main reason, in plain words; empty where nothing stands out, or too little has happened to tell.
+    """Returns the main limit of the gain in words; empty if none stands out or the sample is too small.
 
-    lookups: sessions opened in the same time.
+    `lookups`: sessions opened in the same period.
     """
     if some.steps < ENOUGH:
         return ""
     if verify_cost is not None and verify_cost >= NOTHING_PAYS:
-        return f"verifying a drafted token costs {verify_cost:.2f} of a plain step, so nothing is drafted"
+        return f"verifying a draft token costs {verify_cost:.2f} of a step without drafts, so nothing is drafted"
     if (some.undrafted or 0) >= MOST:
-        return f"no draft was asked for, or it came late, in {some.undrafted:.0%} of the steps"
+        return f"in {some.undrafted:.0%} of the steps, no draft was asked for, or it came too late"
     if lookups >= ENOUGH and some.known is not None and some.known < MOST:
-        return f"{1 - some.known:.0%} of the sessions open on a problem without history"
+        return f"{1 - some.known:.0%} of the sessions have a problem without history"
     if (some.empty or 0) >= MOST:
-        return f"{some.empty:.0%} of the drafts are empty: nothing known continues these texts, or it would not pay"
+        return f"{some.empty:.0%} of the drafts are empty: no history matches these texts, or a draft would not pay"
     if some.acceptance is not None and some.acceptance < MOST:
-        return f"{some.acceptance:.0%} of the drafted tokens are accepted: the policy writes something else"
+        return f"{some.acceptance:.0%} of the draft tokens are accepted: the policy writes other text than before"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What the numbers of a server mean, in plain language, and what to do: a pure function from numbers to sentences."""
+"""Turns the numbers of a server into hints in plain language: what they mean, and what to do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -7,30 +7,30 @@ from histospec.protocol.costs import DEFAULT_DEADLINE, NOTHING_PAYS
 from histospec.server.history.namespaces import look_alikes
 from histospec.server.stores.interface import StoreSize
 
-FULL_SHARE = 0.9  # of the memory budget, of the limit of the store
+FULL_SHARE = 0.9  # of the memory budget, or of the store's limit
 SCARCE_SHARE = 0.1  # of the disk
 MISSED_SHARE = 0.2  # of the lookups
 HARDLY_ANY = 0.05  # of the lookups
 LOW_ACCEPTANCE = 0.2  # of the drafted tokens
 A_FEW = 20  # lookups, below which nothing is concluded
-AN_EPOCH = 10_000  # lookups without a hit that a first epoch hardly explains any more
+AN_EPOCH = 10_000  # lookups without a hit; a first epoch is hardly longer
 ENOUGH_DRAFTED = 1_000  # tokens
 
 Level = Literal["bad", "warn", "info"]
 
 
 class Hint(NamedTuple):
-    """One thing to know."""
+    """One fact with its cause and remedy."""
 
     level: Level
-    """bad: something is broken. warn: drafts are lost. info: good to know, and often nothing to do."""
+    """bad: something is broken. warn: drafts are lost. info: good to know, often without a need to act."""
     title: str
     text: str
-    """Why it is so, and what to do."""
+    """The cause, and what to do."""
 
 
 class NamespaceFacts(NamedTuple):
-    """One namespace, lately."""
+    """The recent numbers of one namespace."""
 
     name: str
     hits: float = 0
@@ -38,51 +38,51 @@ class NamespaceFacts(NamedTuple):
     newest_epoch: int = 0
     history_responses: float = 0
     hits_ever: float = 0
-    """Since the start."""
+    """Sessions opened since the start."""
     lookups_ever: float = 0
     drafted: float = 0
-    """Tokens, from the history."""
+    """Draft tokens from history."""
     accepted: float = 0
-    """Of these."""
+    """Accepted tokens of these."""
     verify_cost: float | None = None
 
     @property
     def lookups(self) -> float:
-        """Sessions opened."""
+        """Sessions opened recently."""
         return self.hits + self.misses
 
 
 class Facts(NamedTuple):
-    """The numbers that hints come from; counters are of the last minutes."""
+    """The numbers behind the hints. Counters cover the last ten minutes unless they say otherwise."""
 
     waiting: Mapping[str, str] = {}
-    """Parts that are not ready, with what each waits for."""
+    """The parts that are not ready, and what each waits for."""
     streams: float = 0
     lookups_ever: float = 0
     evicted: float = 0
-    """Responses, for want of memory."""
+    """Responses evicted because memory was full."""
     index_bytes: float = 0
     memory: float = 1
-    """The budget, in bytes."""
+    """The memory budget in bytes."""
     store_errors: float = 0
     unreadable: Mapping[str, str] = {}
-    """What cannot be read from its file as that is now, and why."""
+    """The files that cannot be read now, and why."""
     store_trouble: str = ""
-    """Why nothing can be stored until a person acts."""
+    """Why the store accepts nothing until a person acts."""
     damaged: float = 0
-    """Stored responses that were left out since the start."""
+    """Stored responses left out as damaged since the start."""
     retention_paused: str = ""
     """Why retention waits for a person."""
     store_size: StoreSize = StoreSize()
     draft_p99: float | None = None
     """Seconds."""
     away: Sequence[str] = ()
-    """Names of shards that do not serve."""
+    """The names of shards that do not serve."""
     namespaces: Sequence[NamespaceFacts] = ()
 
 
 def hints(facts: Facts) -> list[Hint]:
-    """What somebody should know, the worst first."""
+    """Returns hints, the most severe first."""
     found = [*_faults(facts), *_limits(facts)]
     for namespace in facts.namespaces:
         found += _about(namespace, facts)
@@ -94,51 +94,49 @@ def _faults(facts: Facts) -> list[Hint]:
     found = []
     if "drain" in facts.waiting:
         found.append(
-            Hint("info", "This shard is draining", "It takes nothing new and stops when the open streams have ended.")
+            Hint("info", "This shard is draining", "It refuses new calls and stops when the open streams have ended.")
         )
     elif facts.waiting:
         why = "; ".join(f"{part}: {reason}" for part, reason in facts.waiting.items())
         text = (
-            f"The shard drafts from running sessions, and tells callers that store or read to come back ({why}). "
-            "Wait until it is ready."
+            f"The shard drafts from running sessions. Callers that store or read must retry later ({why}). Wait "
+            "until the shard is ready."
         )
         found.append(Hint("info", "The store is not open yet", text))
     if facts.store_trouble:
         text = (
-            f"{facts.store_trouble}. Nothing is acknowledged, and workers keep what they finish; see "
+            f"{facts.store_trouble}. The server acknowledges no response, and workers keep theirs; see "
             "HistoSpecStoreUnusable in docs/operations.md."
         )
         found.append(Hint("bad", "Nothing can be stored", text))
     if facts.damaged:
         text = (
-            f"{_count(facts.damaged, 'stored response')} or more could not be read, or were not what was written, "
-            "and are left out. The log says which file was set aside. Check the disk and the memory of this "
-            "machine, and see HistoSpecStoreDamaged in docs/operations.md."
+            f"At least {_count(facts.damaged, 'stored response')} could not be read or had changed on disk, and were "
+            "left out. The log names the file that was set aside. Check the disk and the memory of this machine, and "
+            "see HistoSpecStoreDamaged in docs/operations.md."
         )
         found.append(Hint("bad", "The store was damaged", text))
     if facts.retention_paused:
         text = (
-            f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Nothing is forgotten meanwhile. Check "
-            "the clock; then `histospec forget --older-than DAYS` forgets what is old, and retention goes on."
+            f"{facts.retention_paused[0].upper()}{facts.retention_paused[1:]}. Retention deletes nothing until then. "
+            "Check the clock, then run `histospec forget --older-than DAYS`, which resumes it."
         )
         found.append(Hint("warn", "Retention is paused", text))
     if facts.store_errors:
         text = (
-            f"{_count(facts.store_errors, 'request')} failed lately. Drafting goes on from the index, but these "
-            "responses are not kept: look at the recent errors below, then at the disk or at Redis."
+            f"{_count(facts.store_errors, 'request')} failed in the last ten minutes. Drafts continue from the index, "
+            "but the store lacks these responses. Look at the errors below, then at the disk or at Redis."
         )
         found.append(Hint("bad", "The store fails", text))
     for name, why in facts.unreadable.items():
         text = (
-            f"{why}. What their files held before is in force: what was taken back still works, and what is new "
-            "does not work yet. Mend the files or their permissions; the server reads them again within seconds."
+            f"{why}. The previous contents stay in force: revoked entries still work, new ones do not yet. Correct the "
+            "files or their permissions; the server rereads them within seconds."
         )
         found.append(Hint("bad", f"The {name} cannot be read", text))
     if facts.away:
         names = ", ".join(facts.away)
-        text = (
-            "Its problems get no drafts until it is back; everything else goes on. Look at its log, and at the network."
-        )
+        text = "Its problems get no drafts until it is back; other problems do. Check its log and the network."
         found.append(Hint("bad", f"Not serving: {names}", text))
     return found
 
@@ -147,16 +145,16 @@ def _limits(facts: Facts) -> list[Hint]:
     found = []
     if not facts.streams and not facts.lookups_ever:
         text = (
-            "No worker has connected yet. Set HISTOSPEC_ENDPOINT to this server's gRPC address and HISTOSPEC_NAMESPACE "
-            "to the run's name where vLLM runs, and start it with the two HistoSpec options."
+            "No worker has connected yet. Where vLLM runs, set HISTOSPEC_ENDPOINT to this server's gRPC address and "
+            "HISTOSPEC_NAMESPACE to the run's name, and start vLLM with the two HistoSpec options."
         )
         found.append(Hint("info", "Nothing is connected", text))
     found += _room(facts.store_size)
     if facts.draft_p99 is not None and facts.draft_p99 > DEFAULT_DEADLINE:
         text = (
-            f"One step in a hundred takes {1e3 * facts.draft_p99:,.0f} ms or more in the engine, and workers wait "
-            f"{1e3 * DEFAULT_DEADLINE:.0f} ms unless told otherwise. Give it cores and --threads, more shards, or the "
-            "workers a longer HISTOSPEC_DEADLINE."
+            f"One step in a hundred takes at least {1e3 * facts.draft_p99:,.0f} ms in the engine. By default, workers "
+            f"wait {1e3 * DEFAULT_DEADLINE:.0f} ms. Use more cores and --threads, more shards, or a longer "
+            "HISTOSPEC_DEADLINE for the workers."
         )
         found.append(Hint("warn", "Drafts come late", text))
     hits, misses = sum(n.hits for n in facts.namespaces), sum(n.misses for n in facts.namespaces)
@@ -167,7 +165,7 @@ def _limits(facts: Facts) -> list[Hint]:
         and misses >= MISSED_SHARE * (hits + misses)
     ):
         text = (
-            f"The index is full, {_count(facts.evicted, 'response')} left it lately for want of memory, and "
+            f"The index is full: it evicted {_count(facts.evicted, 'response')} in the last ten minutes, and "
             f"{misses / (hits + misses):.0%} of the sessions found no history. Raise --memory, add shards, or keep "
             "fewer --history-epochs."
         )
@@ -176,22 +174,22 @@ def _limits(facts: Facts) -> list[Hint]:
 
 
 def _room(size: StoreSize) -> list[Hint]:
-    """Whether writes will fail soon."""
+    """Returns hints about a store or disk that is nearly full."""
     found = []
     if size.disk_free is not None and size.disk_size and size.disk_free < SCARCE_SHARE * size.disk_size:
         text = (
             f"{_gib(size.disk_free)} of {_gib(size.disk_size)} are free on the volume of --data-dir. When it is full, "
-            "ingests and commits are refused, and drafting goes on. Make room, enlarge the volume, or keep fewer "
+            "the server refuses ingests and commits, and still drafts. Free space, enlarge the volume, or keep fewer "
             "--history-epochs."
         )
-        found.append(Hint("warn", "The disk fills up", text))
+        found.append(Hint("warn", "The disk is nearly full", text))
     if size.held is not None and size.limit and size.held > FULL_SHARE * size.limit:
         text = (
-            f"The store holds {_gib(size.held)} of the {_gib(size.limit)} that it may (--disk, or the maxmemory of "
-            "Redis). At the limit, ingests and commits are refused, and drafting goes on. Raise the limit, or keep "
+            f"The store holds {_gib(size.held)} of its limit of {_gib(size.limit)} (--disk, or the maxmemory of "
+            "Redis). At the limit, the server refuses ingests and commits, and still drafts. Raise the limit, or keep "
             "fewer --history-epochs."
         )
-        found.append(Hint("warn", "The store fills up", text))
+        found.append(Hint("warn", "The store is nearly full", text))
     return found
 
 
@@ -201,66 +199,66 @@ def _about(mine: NamespaceFacts, facts: Facts) -> list[Hint]:
         found.append(_unknown_problems(mine, facts))
     if mine.hits > mine.misses and mine.drafted >= ENOUGH_DRAFTED and mine.accepted < LOW_ACCEPTANCE * mine.drafted:
         text = (
-            f"Problems are known, but only {mine.accepted / mine.drafted:.0%} of what history drafts is accepted: the "
-            "policy has changed much since, or the temperature is high. Drafts become shorter by themselves; check "
-            "that the responses are those of this model, and try fewer --history-epochs."
+            f"Only {mine.accepted / mine.drafted:.0%} of the tokens drafted from history are accepted: the policy has "
+            "changed much since, or the temperature is high. The server shortens drafts automatically. Check that the "
+            "responses come from this model, and try fewer --history-epochs."
         )
-        found.append(Hint("warn", f"{mine.name}: few drafted tokens are accepted", text))
+        found.append(Hint("warn", f"{mine.name}: few draft tokens are accepted", text))
     if facts.streams and mine.verify_cost is not None and mine.verify_cost >= NOTHING_PAYS:
         text = (
-            f"Workers say that verifying a drafted token costs {mine.verify_cost:.2f} of a plain step: the GPU is "
-            "saturated, so nothing is drafted, and nothing is lost. Smaller batches leave room for drafts; where "
-            "HISTOSPEC_VERIFY_COST is set by hand, try auto."
+            f"Workers report that verifying a draft token costs {mine.verify_cost:.2f} of a step without drafts: the "
+            "GPU is saturated, so the server drafts nothing, and nothing is lost. Smaller batches leave room for "
+            "drafts. If HISTOSPEC_VERIFY_COST is set by hand, try auto."
         )
         found.append(Hint("info", f"{mine.name}: verifying costs too much to draft", text))
     return found
 
 
 def _unknown_problems(mine: NamespaceFacts, facts: Facts) -> Hint:
-    """Why sessions of a namespace find no history."""
-    check = "check that namespace, tokenizer and chat template are those of before, and that prompts hold no date or id"
+    """Returns a hint why sessions of a namespace find no history."""
+    check = "check that namespace, tokenizer and chat template are as before, and that prompts contain no date or id"
     meant = _meant(mine, facts)
     if not mine.history_responses:
         if mine.newest_epoch:
             text = (
-                f"Responses up to epoch {mine.newest_epoch} were stored, but the index holds none, so there is nothing "
-                f"to look up. They were evicted for want of memory, or dropped, or wait to be read.{meant}"
+                f"Responses up to epoch {mine.newest_epoch} were stored, but the index holds none, so lookups find "
+                f"nothing. They were evicted because memory was full, or dropped, or are not read yet.{meant}"
             )
             return Hint("warn", f"{mine.name}: no history", text)
         text = (
-            "Nothing is stored yet, so there is nothing to look up. Drafts come from running siblings, and from the "
-            f"history once responses have finished.{meant}"
+            "Nothing is stored yet, so lookups find nothing. Drafts come from running siblings, and from the history "
+            f"once responses have finished.{meant}"
         )
         return Hint("info", f"{mine.name}: first epoch", text)
     if mine.hits_ever >= HARDLY_ANY * mine.lookups_ever:
         text = (
-            f"Lately {1 - mine.hits / mine.lookups:.0%} of {_count(mine.lookups, 'session')} belong to no known "
-            f"problem; before, prompts came back. If the data set has not changed, {check}.{meant}"
+            f"In the last ten minutes, {1 - mine.hits / mine.lookups:.0%} of {_count(mine.lookups, 'session')} had an "
+            f"unknown problem; before, prompts repeated. If the data set has not changed, {check}.{meant}"
         )
         return Hint("warn", f"{mine.name}: prompts no longer repeat", text)
     if mine.lookups_ever >= AN_EPOCH:
         text = (
-            f"There is history, but hardly one of {_count(mine.lookups_ever, 'session')} belongs to it. Unless this is "
-            f"still the first pass over a large data set, {check}. Where prompts are truly unique, only siblings and "
-            f"other problems can draft.{meant}"
+            f"There is history, but almost none of {_count(mine.lookups_ever, 'session')} has a known problem. Unless "
+            f"this is the first pass over a large data set, {check}. If prompts are truly unique, drafts can come only "
+            f"from siblings and other problems.{meant}"
         )
         return Hint("warn", f"{mine.name}: prompts never repeat", text)
     if mine.newest_epoch:
         text = (
-            f"{_count(mine.history_responses, 'response')} stored, the newest of epoch {mine.newest_epoch}, and hardly "
-            f"a prompt has come back. That is normal in the first pass over a data set of more than "
-            f"{_count(mine.lookups_ever, 'session')}. Otherwise {check}.{meant}"
+            f"{_count(mine.history_responses, 'response')} stored, the newest of epoch {mine.newest_epoch}, and almost "
+            f"no prompt has repeated. This is normal in the first pass over a data set of more than "
+            f"{_count(mine.lookups_ever, 'session')}. Otherwise, {check}.{meant}"
         )
-        return Hint("info", f"{mine.name}: prompts have not come back", text)
+        return Hint("info", f"{mine.name}: prompts have not repeated", text)
     text = (
-        f"{_count(mine.history_responses, 'response')} stored, and hardly a prompt has come back yet. That is "
-        f"normal until each was seen once. If this is not the first epoch, {check}.{meant}"
+        f"{_count(mine.history_responses, 'response')} stored, and almost no prompt has repeated yet. This is "
+        f"normal until each prompt was seen once. If this is not the first epoch, {check}.{meant}"
     )
-    return Hint("info", f"{mine.name}: first epoch, it seems", text)
+    return Hint("info", f"{mine.name}: probably the first epoch", text)
 
 
 def _meant(mine: NamespaceFacts, facts: Facts) -> str:
-    """A question about another namespace that the workers may have meant: one with a similar name, or an idle one."""
+    """Returns a question about the namespace that workers may have meant: one with a similar name, or an idle one."""
     others = {n.name: n for n in facts.namespaces if n.history_responses and n.name != mine.name}
     alike = look_alikes(mine.name, others, 1)
     if alike:
@@ -271,7 +269,7 @@ def _meant(mine: NamespaceFacts, facts: Facts) -> str:
         )
     idle = [name for name, other in others.items() if not other.lookups]
     if idle and not mine.history_responses:
-        return f" Nobody asks for the history of {idle[0]}: is HISTOSPEC_NAMESPACE right?"
+        return f" No worker uses the history of {idle[0]}: is HISTOSPEC_NAMESPACE right?"
     return ""
 
 

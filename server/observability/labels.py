@@ -1,4 +1,4 @@
-"""Which namespaces have series of their own at /metrics, and what is counted of all the others together."""
+"""Decides which namespaces have their own series at /metrics, and counts all others together."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,52 +11,53 @@ from numpy.typing import NDArray
 from histospec.server.observability.engine_counters import COUNTED, EngineCounters
 
 MAX_NAMESPACE_LABELS = 256
-"""A label value costs memory in every scraper for as long as it is kept, and clients choose namespaces."""
+"""Clients choose namespaces, and each label value costs a scraper memory for as long as it keeps the series."""
 OTHER_NAMESPACES = "_other"
-"""The label of all namespaces that have none of their own."""
+"""The label that all namespaces without their own label share."""
 IDLE = 3600.0
-"""Seconds without a session, a step or an ingest, after which a namespace may lose its label. A run pauses for minutes
-between rollouts, to train, to evaluate or to write a checkpoint; and alerts look back an hour."""
+"""Seconds without a session, a step or an ingest after which a namespace may lose its label. A run pauses for minutes
+between rollouts to train, evaluate or write a checkpoint, and alerts look back an hour."""
 
 STEPPED = ("lookups_hit", "lookups_miss", "drafts_hit", "drafts_empty", "generated_tokens")
-"""Only sessions add to these."""
+"""Only sessions change these."""
 CHANGED = (*STEPPED, "history_responses", "evicted_by_memory", "evicted_by_epochs", "evicted_by_responses")
-"""Sessions, steps, ingests and rewinds change the sum of these; an eviction does not."""
+"""Sessions, steps, ingests and rewinds change the sum of these; evictions do not."""
 
-# What keeps a label from the namespaces that have none. A namespace takes those up to its own right.
+# Why a namespace keeps or loses its label, weakest claim first. A namespace takes labels with weaker claims.
 GONE = 0
-"""Its namespace was dropped. Every namespace may take it."""
+"""The namespace was dropped. Every namespace may take the label."""
 RESTING = 1
-"""Its namespace is idle. Every namespace that is not may take it."""
+"""The namespace is idle. Every active namespace may take the label."""
 STORED = 2
-"""Its namespace had no session since the start: it was loaded or ingested. One that had some, and is not idle, may."""
+"""The namespace was loaded or ingested but had no session since the start. An active one with sessions may take it."""
 
 Rows = NDArray[np.int64]
 
 
 class Labelled(NamedTuple):
-    """The rows that /metrics shows."""
+    """The rows for /metrics."""
 
     names: list[str]
-    """Namespaces with a label; and last OTHER_NAMESPACES, where a namespace has none or something was counted there."""
+    """The namespaces with a label, then OTHER_NAMESPACES if a namespace has no label or something was counted there."""
     values: Rows
-    """A row for each, in the columns of EngineCounters."""
+    """One row per name, in the columns of EngineCounters."""
 
 
 class Labels:
-    """Gives labels to namespaces. Not thread-safe; `show` takes the looks at one engine in their order.
+    """Assigns labels to namespaces. Not thread-safe; `show` receives the readings of one engine in order.
 
-    A namespace keeps its label until it is dropped, or is idle while a namespace without a label is active, or had no
-    session since the start while one without a label has some. The label goes to the most active namespace without
-    one. A label changes hands at most twice an hour, so a scraper meets at most 2 * `most` new names an hour.
+    A namespace keeps its label until it is dropped; or until it is idle while an active namespace has no label; or,
+    if it had no session since the start, until a namespace with sessions has no label. The label goes to the most
+    active namespace without one. A label changes hands at most twice an hour, so a scraper meets at most 2 * `most`
+    new names an hour.
 
-    Each count goes to one label: that of its namespace, if this had it at the look before, or was not there then; else
-    OTHER_NAMESPACES, whose counters therefore never fall. A namespace that gets a label again goes on from its own
-    counters.
+    Each count goes to one label: to the namespace's own if it had the label at the previous reading or did not exist
+    then, otherwise to OTHER_NAMESPACES, whose counters therefore never fall. A namespace that gets a label again
+    continues from its own counters.
 
     Args:
-        most: how many labels there are.
-        clock: seconds that never jump.
+        most: number of labels.
+        clock: monotonic clock in seconds.
 
     """
 
@@ -64,8 +65,8 @@ class Labels:
         self._most = most
         self._clock = clock
         self._given: dict[str, float] = {}
-        """When each label was given. A label whose namespace is gone keeps its name until another takes it."""
-        # What the look before found; the last place is that of a namespace which was not there.
+        """When each label was given. The label of a dropped namespace keeps its name until another one takes it."""
+        # The previous reading. Its last row stands for a namespace that did not exist.
         self._places: dict[str, int] = {}
         self._changes: Rows = np.zeros(1, np.int64)
         self._active = np.full(1, -np.inf)
@@ -74,14 +75,14 @@ class Labels:
         self._other: Rows = np.zeros(len(COUNTED), np.int64)
 
     def show(self, now: EngineCounters) -> Labelled:
-        """What to show of a look."""
+        """Returns the rows to show for a reading."""
         places = {name: place for place, name in enumerate(now.namespaces)}
         before = np.fromiter(map(self._places.get, now.namespaces, repeat(-1)), np.int64, len(places))
         changes = now.values[:, now.numbers(CHANGED)].sum(axis=1)
         did = np.abs(changes - self._changes[before])
         seconds = self._clock()
         active = np.where((did > 0) | (now.column("sessions") > 0), seconds, self._active[before])
-        taken = self._given.keys() | {OTHER_NAMESPACES}  # two series of one name would spoil the scrape
+        taken = self._given.keys() | {OTHER_NAMESPACES}  # two series with the same name would break the scrape
         if waiting := [place for name, place in places.items() if name not in taken]:
             self._give(now, places, waiting, did, active, seconds)
 
@@ -104,7 +105,7 @@ class Labels:
         active: NDArray[np.float64],
         seconds: float,
     ) -> None:
-        """Gives labels to those that wait, the most active first."""
+        """Gives labels to waiting namespaces, the most active first."""
         stepped: NDArray[np.bool_] = np.asarray(now.values[:, now.numbers(STEPPED)].any(axis=1), bool)
         idle: NDArray[np.bool_] = np.asarray(active <= seconds - IDLE, bool)
         right = np.where(idle, GONE, np.where(stepped, STORED, RESTING))
@@ -117,7 +118,7 @@ class Labels:
                 free.append((GONE, -np.inf, name) if place is None else (RESTING, active[place], name))
             elif place is not None and not stepped[place]:
                 free.append((STORED, active[place], name))
-        free.sort(reverse=True)  # the next one to be taken is the last
+        free.sort(reverse=True)  # pop() takes the weakest claim first
 
         for place in np.array(waiting)[order].tolist():
             if len(self._given) >= self._most:
@@ -127,16 +128,16 @@ class Labels:
             self._given[now.namespaces[place]] = seconds
 
     def _count(self, now: EngineCounters, names: Sequence[str], rows: Rows) -> None:
-        """Adds to OTHER_NAMESPACES what was counted since the look before and shows in no other series."""
+        """Adds to OTHER_NAMESPACES the counts since the previous reading that no other series shows."""
         counted = now.numbers(COUNTED)
         total = now.values.sum(axis=0)[counted] + now.dropped[counted]
         shown = rows[:, counted]
-        before = shown.copy()  # one that was with the others is not credited with what it counted there
+        before = shown.copy()  # a namespace that just left OTHER_NAMESPACES is not credited with its counts there
         for place, name in enumerate(names):
             if name in self._shown:
                 before[place] = self._shown[name]
             elif name not in self._places:
                 before[place] = 0
-        growth = np.where(shown >= before, shown - before, shown)  # lower: dropped meanwhile, and there again
+        growth = np.where(shown >= before, shown - before, shown)  # a lower count: dropped and created again
         self._other += total - self._total - growth.sum(axis=0)
         self._total, self._shown = total, dict(zip(names, shown, strict=True))

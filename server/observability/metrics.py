@@ -1,4 +1,4 @@
-"""What Prometheus reads: the engine's own counters at the moment of a scrape, and what the RPCs count."""
+"""The metrics for Prometheus: the engine's counters at the moment of a scrape, and the counters of RPCs."""
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -24,12 +24,12 @@ from histospec.server.observability.engine_counters import EngineCounters, Engin
 from histospec.server.observability.labels import Labels
 from histospec.server.observability.run_series import RunSeries
 
-# 20 ms, the deadline of a step unless told otherwise, is a limit of its own: alerts ask how many came later.
+# 20 ms, the default deadline of a step, is a bucket bound: alerts count the steps that took longer.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class EngineCollector(Collector):
-    """Reads at every scrape what the engine says of itself as a whole."""
+    """Reads engine-wide numbers at every scrape."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -40,20 +40,20 @@ class EngineCollector(Collector):
         bounds = [*map(str, times["bounds"]), "+Inf"]
         yield HistogramMetricFamily(
             "histospec_engine_lock_seconds",
-            "CPU time for which the engine's lock was held at a time; steps of others wait meanwhile.",
+            "CPU time per hold of the engine's lock; other steps wait meanwhile.",
             buckets=list(zip(bounds, accumulate(times["counts"]), strict=True)),
             sum_value=times["seconds"],
         )
         yield GaugeMetricFamily(
             "histospec_engine_lock_longest_seconds",
-            "The longest of these times since the start.",
+            "Longest CPU time per hold of the engine's lock since the start.",
             times["longest"],
         )
-        yield GaugeMetricFamily("histospec_index_bytes", "Memory that the index holds.", self._engine.memory_bytes())
+        yield GaugeMetricFamily("histospec_index_bytes", "Memory of the index.", self._engine.memory_bytes())
 
 
 class _Look(Collector):
-    """A registry, and totals of one look at the engine."""
+    """A registry, plus the totals of one reading of the engine."""
 
     def __init__(self, registry: CollectorRegistry, now: EngineCounters) -> None:
         self._registry = registry
@@ -70,7 +70,7 @@ class _Look(Collector):
 
 
 class HistoryCollector(Collector):
-    """Reads what the history has counted at every scrape."""
+    """Reads the counters of the history at every scrape."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -79,21 +79,19 @@ class HistoryCollector(Collector):
         """See prometheus_client."""
         counts = self._counts
         yield CounterMetricFamily(
-            "histospec_ingested_responses", "Responses stored, ingested or committed.", counts.stored_responses
+            "histospec_ingested_responses", "Stored responses, ingested or committed.", counts.stored_responses
         )
-        yield CounterMetricFamily("histospec_ingested_tokens", "Tokens of these responses.", counts.stored_tokens)
+        yield CounterMetricFamily("histospec_ingested_tokens", "Tokens of stored responses.", counts.stored_tokens)
         yield GaugeMetricFamily(
             "histospec_loaded_responses", "Responses indexed from the store since the start.", counts.loaded_responses
         )
         yield GaugeMetricFamily(
-            "histospec_loading", "Whether the store is being loaded in the background.", counts.loading
+            "histospec_loading", "1 while the store is being loaded in the background.", counts.loading
         )
-        yield CounterMetricFamily(
-            "histospec_store_errors", "Requests that the store could not do.", counts.store_errors
-        )
+        yield CounterMetricFamily("histospec_store_errors", "Requests that failed in the store.", counts.store_errors)
         lookups = CounterMetricFamily(
             "histospec_store_lookups",
-            "Problems that the index did not hold, by what asking the store gave: hit, miss, failed or skipped.",
+            "Lookups in the store for problems missing in the index, by result: hit, miss, failed or skipped.",
             labels=("result",),
         )
         for result in LOOKUPS:
@@ -102,18 +100,18 @@ class HistoryCollector(Collector):
 
 
 class Metrics:
-    """Everything that one server exports, in a registry of its own.
+    """All metrics of one server, in a registry of its own.
 
     Args:
         engine: read at every scrape.
-        counts: of the history; read at every scrape.
+        counts: counters of the history; read at every scrape.
 
     """
 
     def __init__(self, engine: Engine, counts: Counts) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
-        """All but the series of runs."""
+        """All metrics except the series of runs."""
         self.engine = EngineReader(engine)
         self._runs = RunSeries(Labels())
         self._looking = Lock()
@@ -125,20 +123,20 @@ class Metrics:
         GCCollector(registry=registry)
         self.rpc_seconds = Histogram(
             "histospec_rpc_seconds",
-            "Time to answer, by method; for Draft, one message of the stream.",
+            "Time to answer, by method; for Draft, per message of the stream.",
             ("method",),
             buckets=SECONDS,
             registry=registry,
         )
         self.rpc_errors = Counter(
-            "histospec_rpc_errors", "RPCs that failed, by method and code.", ("method", "code"), registry=registry
+            "histospec_rpc_errors", "Failed RPCs, by method and code.", ("method", "code"), registry=registry
         )
         self.draft_seconds = Histogram(
-            "histospec_draft_seconds", "Time in the engine for one step of a batch.", buckets=SECONDS, registry=registry
+            "histospec_draft_seconds", "Engine time per batch step.", buckets=SECONDS, registry=registry
         )
         self.refusals = Counter(
             "histospec_refusals",
-            "What was refused within a stream that went on: a session to open, one grown too long, a commit.",
+            "Parts of a message refused while the stream continued: an open, a session that grew too long, a commit.",
             ("what",),
             registry=registry,
         )
@@ -146,7 +144,7 @@ class Metrics:
             self.refusals.labels(what)
         self.late_steps = Counter(
             "histospec_late_steps",
-            "Steps whose drafts came after their worker's deadline, as the workers said.",
+            "Steps whose drafts missed the worker's deadline, as workers report them.",
             registry=registry,
         )
         self.streams = Gauge("histospec_streams", "Open Draft streams.", registry=registry)
@@ -155,7 +153,7 @@ class Metrics:
         )
         self.http_closed = Counter(
             "histospec_http_closed",
-            "Connections of the HTTP port that the server closed: late, larger than a request, or one of too many.",
+            "Connections of the HTTP port that the server closed, by reason: too late, too large or too many.",
             ("reason",),
             registry=registry,
         )
@@ -163,11 +161,11 @@ class Metrics:
             self.http_closed.labels(reason)
 
     def exposition(self, encode: Callable[[Collector], bytes], open_metrics: bool) -> bytes:
-        """Everything, as a scraper takes it.
+        """Returns all metrics in the format of a scraper.
 
         Args:
-            encode: of prometheus_client; writes the format.
-            open_metrics: whether that is OpenMetrics.
+            encode: prometheus_client's encoder of the format.
+            open_metrics: whether the format is OpenMetrics.
 
         """
         with self._looking:

@@ -1,4 +1,4 @@
-"""A value that costs something to compute, for any number of callers that ask at any time."""
+"""Shares the result of an expensive computation among all callers of one second."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,25 +6,25 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-SECONDS = 1.0  # from the beginning of a computation to that of the next
+SECONDS = 1.0  # from the start of one computation to the start of the next
 
 
 class OnceASecond(Generic[T]):
-    """Computes at most once a second.
+    """Computes a value at most once a second.
 
-    The callers of one second share a computation that begins after they asked, so each sees what it did before. A
-    caller waits up to a second for that.
+    The callers of one second share a computation that starts after they asked, so each caller sees the effects of its
+    earlier calls. A caller waits up to a second for the start.
     """
 
     def __init__(self, compute: Callable[[], Awaitable[T]], seconds: float = SECONDS) -> None:
         self._compute = compute
         self._seconds = seconds
-        self._began = float("-inf")  # the last computation, by the loop's clock
+        self._began = float("-inf")  # start of the last computation, by the loop's clock
         self._turn = asyncio.Lock()
-        self._next: asyncio.Task[T] | None = None  # has not begun to compute
+        self._next: asyncio.Task[T] | None = None  # not started to compute
 
     async def __call__(self) -> T:
-        """Raises what the computation raises."""
+        """Returns the value. Raises what the computation raises."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._in_turn())
             self._next.add_done_callback(_taken)
@@ -40,6 +40,6 @@ class OnceASecond(Generic[T]):
 
 
 def _taken(task: "asyncio.Task[T]") -> None:
-    """Takes an error that no caller is left to take."""
+    """Retrieves an error that no caller waits for, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""How this server is doing, as one JSON value: what `/status` answers, and the page and `histospec status` show.
+"""The state of this server as one JSON value: the answer of `/status`, shown by the page and by `histospec status`.
 
-The engine is asked every five seconds, and for each answer, in a thread aside: with 4,000 namespaces it takes
-milliseconds, in which steps go on.
+A separate thread reads the engine every five seconds and for each answer. With 4,000 namespaces, a reading takes
+milliseconds, and steps go on meanwhile.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Counters = Mapping[str, Mapping[str, float]]
 
 
 class Overview:
-    """Samples the metrics of one server, and sums them up; both in `aside`, an executor of one thread."""
+    """Samples the metrics of one server and sums them up. Both run in `aside`, an executor with one thread."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class Overview:
         self._samples = Samples()
         self._runs = Runs(newest_epoch)
         self._size = StoreSize()
-        self._started = time.monotonic()  # the time of day may jump
+        self._started = time.monotonic()  # the wall clock may jump
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Takes the first sample, and more from now on."""
+        """Takes the first sample, and starts to sample regularly."""
         self.sample()
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
-        """Takes no more."""
+        """Stops sampling."""
         self._peers.stop()
         if self._task is not None:
             self._task.cancel()
@@ -81,9 +81,9 @@ class Overview:
             await asyncio.get_running_loop().run_in_executor(self._aside, self.sample)
 
     def sample(self) -> None:
-        """Looks once."""
+        """Takes one sample."""
         now = time.monotonic()
-        for file in self._watched:  # also where no call comes in
+        for file in self._watched:  # also check files while no calls arrive
             file.look()
         metrics = self._metrics
         counted = metrics.engine.read()
@@ -101,13 +101,13 @@ class Overview:
         buckets = [s.value for m in metrics.draft_seconds.collect() for s in m.samples if s.name.endswith("_bucket")]
         self._samples.add(Sample(now, values, buckets))
         self._runs.add(now, counted)
-        with suppress(StoreError):  # it is not open yet
+        with suppress(StoreError):  # the store is not open yet
             self._size = self._store.size
 
     async def show(self) -> dict[str, Any]:
-        """The value. Counters of `totals` are since the start, those of `recent` of the last ten minutes.
+        """Returns the value. Counters in `totals` are since the start, those in `recent` of the last ten minutes.
 
-        It holds names, numbers and log lines: no tokens, no texts, no secrets. Times are in seconds since 1970.
+        It holds names, numbers and log lines, but no tokens, texts or secrets. Times are in seconds since 1970.
         """
         waiting = {part: why for part, why in self._readiness().items() if why}
         summed_up = partial(self._sum_up, waiting, self._shards(waiting), self._recent_lines.newest_first())
@@ -127,7 +127,7 @@ class Overview:
             "cpu_seconds": time.process_time(),
             "ready": not waiting,
             "waiting": waiting,
-            "store": self._config.kind,  # the rest may hold a password
+            "store": self._config.kind,  # only the kind: the URL may hold a password
             "memory_bytes": self._config.memory,
             "store_bytes": self._size.held,
             "store_limit_bytes": self._size.limit,
@@ -150,7 +150,7 @@ class Overview:
         }
 
     def _unreadable(self) -> dict[str, str]:
-        """Why, by name."""
+        """Returns why files cannot be read, by name."""
         return {file.name: file.failure for file in self._watched if file.failure}
 
     def _shards(self, waiting: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -189,5 +189,5 @@ class Overview:
 
 
 def _value(metrics: Iterable[Metric]) -> float:
-    """Of a counter or gauge without labels."""
+    """Returns the value of a counter or gauge without labels."""
     return next(s.value for m in metrics for s in m.samples if not s.name.endswith("_created"))

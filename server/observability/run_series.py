@@ -1,12 +1,12 @@
-"""The series that every run has, as text: nearly all of /metrics where there are many namespaces.
+"""The series of every run, as text: nearly all of /metrics if there are many namespaces.
 
-prometheus_client makes an object of each sample and escapes its labels one by one, for 9,500 samples at each scrape.
-Here the lines of a family are one template, which changes only when labels change, so that a scrape fills in numbers.
-All other metrics are prometheus_client's, and tests compare this text with its own.
+prometheus_client creates an object for each sample and escapes labels one by one, for 9,500 samples per scrape. Here,
+the lines of a family form one template that changes only when labels change, so a scrape just fills in numbers.
+prometheus_client renders all other metrics, and tests compare its text with this one.
 
-A run is a namespace, and each series names it twice. `namespace` is what clients call it; but where a scrape gives its
-targets a label `namespace`, as the Prometheus operator does, Prometheus renames ours to `exported_namespace`. Nothing
-renames `run`, so alerts and dashboard go by that.
+A run is a namespace, and each series names it twice. `namespace` is the name that clients use. But if the scrape
+configuration adds a target label `namespace`, as the Prometheus operator does, Prometheus renames ours to
+`exported_namespace`. Nothing renames `run`, so alerts and the dashboard use that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,20 +19,20 @@ from histospec.server.observability.labels import OTHER_NAMESPACES, Labels
 
 
 class Family(NamedTuple):
-    """Metrics of one name."""
+    """The metrics of one name."""
 
     name: str
-    """Without the `_total` of a counter."""
+    """Without the suffix `_total` of counters."""
     kind: str
     help: str
     series: list[tuple[dict[str, str], str]]
-    """Of each run: the labels beside those that name it, and the column of EngineCounters."""
+    """For each run: the labels besides those that name it, and the column of EngineCounters."""
 
 
 VERIFY_COST = Family(
     "histospec_verify_cost",
     "gauge",
-    "What verifying a drafted token costs, in plain decoding steps: the median of what open streams last said.",
+    "Cost of verifying a draft token, in decoding steps without drafts: the median over open streams.",
     [({}, "verify_costs")],
 )
 
@@ -45,30 +45,30 @@ def _families() -> list[Family]:
     sources = ", ".join(SOURCES)
     for name, text, label, values, number in (
         ("source_draft_tokens",
-         "Tokens drafted, by the source that knew the longest context, the twin, or the workers' own drafter (model): "
+         "Draft tokens, by the source with the longest match, the twin, or the workers' own drafter (model): "
          f"{sources}.",
          "source", SOURCES, "draft_tokens"),
-        ("source_accepted_tokens", "Drafted tokens that the sessions then generated, by that source.",
+        ("source_accepted_tokens", "Accepted draft tokens, by source.",
          "source", SOURCES, "accepted_tokens"),
         ("age_draft_tokens",
-         "Tokens drafted from history, by how many epochs older than the newest of the namespace the response is.",
+         "Tokens drafted from history, by the number of epochs between the response and the namespace's newest epoch.",
          "age", AGES, "draft_tokens"),
-        ("age_accepted_tokens", "Of these, the tokens that the sessions then generated.",
+        ("age_accepted_tokens", "Accepted tokens drafted from history, by age in epochs.",
          "age", AGES, "accepted_tokens"),
     ):  # fmt: skip
         series = [({label: value}, f"{value}.{number}") for value in values]
         families[name] = Family(f"histospec_{name}", "counter", text, series)
-    held = "Memory that each namespace holds in the index."
+    held = "Memory of each namespace in the index."
     return [*families.values(), Family("histospec_namespace_bytes", "gauge", held, [({}, "bytes")])]
 
 
 FAMILIES = _families()
 SERIES_OF_A_RUN = sum(len(family.series) for family in (*FAMILIES, VERIFY_COST))
-"""How many series /metrics has of each label, at most."""
+"""The maximum number of series per label at /metrics."""
 
 
 class RunSeries:
-    """Says them as Prometheus reads them. Not thread-safe; see Labels for the order of calls."""
+    """Renders the series in Prometheus formats. Not thread-safe; see Labels for the order of calls."""
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
@@ -76,7 +76,7 @@ class RunSeries:
         self._templates = [""] * len(FAMILIES)
 
     def text(self, now: EngineCounters, open_metrics: bool) -> Iterator[str]:
-        """A family at a time, in the OpenMetrics format or in Prometheus' own."""
+        """Yields one family at a time, in the OpenMetrics or the Prometheus format."""
         names, values = self._labels.show(now)
         if names != self._names:
             self._templates = [_template(family, names) for family in FAMILIES]
@@ -90,7 +90,7 @@ class RunSeries:
 
 
 def _costs(said: Mapping[str, float], names: list[str]) -> dict[str, float]:
-    """By label: the median where several namespaces share it."""
+    """Returns the cost by label; the median if several namespaces share a label."""
     costs: dict[str, list[float]] = {}
     labelled = set(names)
     for name, cost in said.items():
@@ -104,7 +104,7 @@ def _head(family: Family, open_metrics: bool) -> str:
 
 
 def _template(family: Family, names: list[str]) -> str:
-    """A line for each series and name, with %d where its number belongs."""
+    """Returns a line for each series and name, with %d in place of its number."""
     lines = [f"{_series(family, labels, name)} ".replace("%", "%%") for labels, _ in family.series for name in names]
     return "".join(f"{line}%d\n" for line in lines)
 

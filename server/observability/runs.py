@@ -1,4 +1,4 @@
-"""Each run, which is a namespace, lately: what it held and counted, and what drafts gained there."""
+"""The recent state of each run, which is a namespace: its contents, counters and gain from drafts."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from histospec.server.observability.gains import ENOUGH, MODEL_DRAFTED, gain, wh
 from histospec.server.observability.health_hints import NamespaceFacts
 from histospec.server.observability.samples import RECENT
 
-MAX_NAMESPACES = 50  # that are kept and listed: the largest
+MAX_NAMESPACES = 50  # the largest ones are kept and listed
 HELD = ("sessions", "problems", "history_responses", "history_tokens", "bytes")
 COUNTED = (
     "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", "drafts_hit", "drafts_empty", "undrafted_tokens",
@@ -24,10 +24,10 @@ State = dict[str, dict[str, int]]
 
 
 class Runs:
-    """The largest namespaces, as they stood once a minute for the last ten.
+    """The state of the largest namespaces, once per minute for the last ten minutes.
 
     Args:
-        newest_epoch: of a namespace, as the server knows it; the index may hold less. Called from any thread.
+        newest_epoch: returns the newest epoch of a namespace; the index may hold fewer. Called from any thread.
 
     """
 
@@ -36,11 +36,11 @@ class Runs:
         self._states: deque[tuple[float, State]] = deque()
         self._costs: Mapping[str, float] = {}
         self._last_costs: dict[str, float] = {}
-        """Also of those in which nobody drafts any more: the gain of a run that is over is worth knowing."""
+        """Includes namespaces without running sessions, because the gain of a finished run is worth knowing."""
         self.in_all = 0
 
     def add(self, now: float, counted: EngineCounters) -> None:
-        """Keeps the newest state, and one a minute before it. Of namespaces that are gone, nothing."""
+        """Keeps the newest state and one per minute before it. Removes namespaces that are gone."""
         largest = np.lexsort((counted.column("history_tokens"), counted.column("sessions") > 0))[::-1]
         rows = {counted.namespaces[i]: counted.row(i) for i in largest[:MAX_NAMESPACES].tolist()}
         states = self._states
@@ -59,14 +59,14 @@ class Runs:
         self._last_costs = {name: cost for name, cost in last.items() if name in rows}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The largest first: what each holds, what it counted and gained since the start, and gained lately.
+        """Returns the largest namespaces first: contents, counters and gain since the start, and recent gain.
 
-        `bytes` is 0 where the engine does not tell. `verify_cost` is None where nobody drafts.
+        `bytes` is 0 if the engine does not report it. `verify_cost` is None if no stream steps.
         """
         return [self._row(name, now) for name, now in self._states[-1][1].items()]
 
     def facts(self) -> list[NamespaceFacts]:
-        """What hints go by."""
+        """Returns the facts for hints."""
         return [self._facts(name, now) for name, now in self._states[-1][1].items()]
 
     def _row(self, name: str, now: Mapping[str, int]) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class Runs:
         return max(now["newest_epoch"], self._newest_epoch(name))
 
     def _recently(self, name: str, now: Mapping[str, int]) -> dict[str, int]:
-        """What was counted in the last ten minutes."""
+        """Returns the counts of the last ten minutes."""
         before = self._states[0][1].get(name, {})
-        if any(now[number] < before.get(number, 0) for number in COUNTED):  # dropped meanwhile, and there again
+        if any(now[number] < before.get(number, 0) for number in COUNTED):  # dropped and created again
             before = {}
         return {number: now[number] - before.get(number, 0) for number in COUNTED}

@@ -1,4 +1,4 @@
-"""The last hour of one server, as a ring of samples: counters as they stood, and what was held."""
+"""The last hour of one server as a ring of samples: counters and contents."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from histospec.server.observability.metrics import SECONDS
 
 EVERY = 5.0  # seconds between samples
 HOUR = 3600.0
-SMOOTH = 60.0  # seconds that a point of a series looks back: sessions open in bursts
-RECENT = 600.0  # seconds that count as now, for the figures that say how things are going
+SMOOTH = 60.0  # seconds that each point of a series averages over, because sessions open in bursts
+RECENT = 600.0  # seconds that count as recent
 
 EVICTED = ("evicted_by_memory", "evicted_by_epochs", "evicted_by_responses")
 BY_SOURCE = tuple(f"{source}.{name}" for source in SOURCES for name in ("draft_tokens", "accepted_tokens"))
@@ -22,34 +22,34 @@ COUNTED = (
     "lookups_hit", "lookups_miss", "twins_hit", "twins_miss", *STEPS, "draft_tokens", "accepted_tokens",
     "generated_tokens", *EVICTED, "ingested_responses", "ingested_tokens", "store_errors", *BY_SOURCE,
 )  # fmt: skip
-"""What only grows."""
+"""Numbers that only grow."""
 HELD = ("sessions", "streams", "index_bytes", "history_tokens")
-"""What comes and goes."""
+"""Numbers that rise and fall."""
 
 Rows = NDArray[np.float64]
 Series = dict[str, list[float | None]]
-LIMITS = np.array((0.0, *SECONDS, SECONDS[-1]))  # of the histogram's buckets; the last one has no upper limit
+LIMITS = np.array((0.0, *SECONDS, SECONDS[-1]))  # bounds of the histogram's buckets; the last one has no upper bound
 
 
 class Sample(NamedTuple):
-    """What one look found."""
+    """One sample."""
 
     time: float
-    """Seconds of a clock that never jumps."""
+    """Seconds of a monotonic clock."""
     values: Mapping[str, float]
-    """Every name of COUNTED and HELD."""
+    """The values of COUNTED and HELD."""
     buckets: Sequence[float]
-    """Steps by the time they took in the engine: len(SECONDS) + 1 cumulative counts, as a histogram has them."""
+    """Steps by their time in the engine: len(SECONDS) + 1 cumulative counts, as in a histogram."""
 
 
 class Samples:
-    """At most an hour of them, some 300 KB, however many problems there are."""
+    """Up to an hour of samples, about 300 KB, however many problems there are."""
 
     def __init__(self) -> None:
         self._rows: deque[Rows] = deque(maxlen=int(HOUR / EVERY) + 1)
 
     def add(self, sample: Sample) -> None:
-        """Takes the next one, in place of the last where that came early; those older than an hour go."""
+        """Adds a sample, in place of the last one if it comes early. Removes samples older than an hour."""
         rows = self._rows
         if len(rows) > 1 and rows[-1][0] - rows[-2][0] < EVERY:
             rows.pop()
@@ -59,13 +59,13 @@ class Samples:
             rows.popleft()
 
     def totals(self) -> dict[str, float]:
-        """What the last sample found."""
+        """Returns the last sample."""
         return dict(zip((*COUNTED, *HELD), self._rows[-1][1:].tolist(), strict=False))
 
     def recent(self) -> dict[str, float | None]:
-        """What was counted in the last RECENT seconds, or since the first sample, with `seconds`, how many that are.
+        """Returns the counts of the last RECENT seconds, or since the first sample; `seconds` is the actual period.
 
-        `draft_p50` and `draft_p99` are in seconds; None where there was no step.
+        `draft_p50` and `draft_p99` are in seconds; None without steps.
         """
         last = self._rows[-1]
         first = next(row for row in self._rows if row[0] >= last[0] - RECENT)
@@ -75,14 +75,14 @@ class Samples:
         return counted | {"seconds": float(change[0]), "draft_p50": half[0], "draft_p99": most[0]}
 
     def series(self, points: int = 120, offset: float = 0.0) -> Series:
-        """The hour in at most so many points, oldest first; each is about the minute before it.
+        """Returns the hour in at most `points` points, oldest first. Each point covers the minute before it.
 
-        `time` is that of the samples plus `offset`; shares as fractions, None where there was nothing to divide by;
-        tokens and responses a second; `draft_p50` and `draft_p99` in seconds; what is held as it was.
+        `time` is that of the samples plus `offset`. Shares are fractions, None where the divisor is 0. Tokens and
+        responses are per second. `draft_p50` and `draft_p99` are in seconds. Contents are values at that moment.
         """
         rows = np.stack(self._rows)
         every = max(1, -(-(len(rows) - 1) // points))
-        chosen = np.arange(len(rows) - 1, 0, -every)[::-1]  # the last one is always among them
+        chosen = np.arange(len(rows) - 1, 0, -every)[::-1]  # always includes the last row
         before = np.searchsorted(rows[:, 0], rows[chosen, 0] - max(SMOOTH, every * EVERY))
         change = rows[chosen] - rows[np.minimum(before, chosen - 1)]
         seconds = change[:, 0]
@@ -107,12 +107,12 @@ def _share(part: Rows, whole: Rows) -> list[float | None]:
 
 
 def _quantiles(buckets: Rows) -> tuple[list[float | None], list[float | None]]:
-    """Median and 99th percentile of each row of cumulative counts."""
+    """Returns the median and 99th percentile of each row of cumulative counts."""
     return [_quantile(row, 0.5) for row in buckets], [_quantile(row, 0.99) for row in buckets]
 
 
 def _quantile(row: Rows, share: float) -> float | None:
-    """As Prometheus has it: in a bucket, as if its times were spread evenly."""
+    """Returns a quantile as Prometheus computes it: it assumes that values spread evenly over a bucket."""
     rank = share * row[-1]
     if not rank:
         return None

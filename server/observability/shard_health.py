@@ -1,4 +1,4 @@
-"""Whether the other shards serve: asked in the background, and only while somebody looks."""
+"""The health of the other shards: checked in the background, and only while `/status` is being read."""
 
 import asyncio
 import time
@@ -17,12 +17,12 @@ EVERY = 10.0  # seconds
 TIMEOUT = 2.0
 SERVING = "SERVING"
 UNKNOWN = "not asked yet"
-OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]  # a shard is near
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]  # shards are on the local network
 UNVERIFIED = "its certificate cannot be verified from here"
 
 
 async def health(channel: grpc.aio.Channel, timeout: float) -> str:
-    """SERVING, or what else is the case with the shard at the end of this channel."""
+    """Returns SERVING, or what else the shard at the end of this channel reports."""
     try:
         request = health_pb2.HealthCheckRequest(service=DRAFT_SERVICE)
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
@@ -34,7 +34,7 @@ async def health(channel: grpc.aio.Channel, timeout: float) -> str:
 
 
 class ShardHealth:
-    """The shards beside this one, by name."""
+    """The health of the other shards, by name."""
 
     def __init__(self, peers: Sequence[ShardAddress], config: Config) -> None:
         self._peers = peers
@@ -46,7 +46,7 @@ class ShardHealth:
         self._asking: asyncio.Task[None] | None = None
 
     def states(self) -> dict[str, str]:
-        """What each said when it was asked last. Never waits; asks again where that was a while ago."""
+        """Returns the last known health. Never waits; starts new checks if the last ones are old."""
         if self._peers and self._asking is None and time.monotonic() - self._asked >= EVERY:
             self._asking = asyncio.ensure_future(self._ask())
         return {peer.name: self._states.get(peer.name, UNKNOWN) for peer in self._peers}
@@ -63,7 +63,7 @@ class ShardHealth:
         try:
             async with self._channel(peer) as channel:
                 return await health(channel, TIMEOUT)
-        except OSError as error:  # a certificate that cannot be read now
+        except OSError as error:  # the certificate cannot be read now
             return f"tls: {error}"
 
     def _channel(self, peer: ShardAddress) -> grpc.aio.Channel:
@@ -72,6 +72,6 @@ class ShardHealth:
         return grpc.aio.secure_channel(str(peer.address), self._tls.credentials(), options=OPTIONS)
 
     def stop(self) -> None:
-        """Asks no more."""
+        """Stops all checks."""
         if self._asking is not None:
             self._asking.cancel()

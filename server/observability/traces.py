@@ -1,7 +1,7 @@
-"""Spans for an OpenTelemetry collector: one a call, one a whole stream.
+"""OpenTelemetry spans: one per call, and one per whole stream.
 
-Only where somebody asks for them, with `--traces` or OpenTelemetry's own variables, and only with the extra
-`histospec[otel]`. Otherwise nothing of this is imported, and no call is wrapped.
+Active only with `--traces` or OpenTelemetry's own variables, and only with the extra `histospec[otel]`. Otherwise the
+server imports none of it and wraps no call.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from histospec.server.settings.addresses import Address
 log = structlog.get_logger()
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-EXPORT_SECONDS = 5.0  # a collector that is away holds up the end of a drain no longer
+EXPORT_SECONDS = 5.0  # an unreachable collector delays the end of a drain by at most this
 
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 def open_traces(collector: Address | None, shard: str) -> "Traces | None":
-    """None where nobody asks for traces. Raises ConfigError where `--traces` does and the extra is not installed.
+    """Returns None unless traces are requested. Raises ConfigError if `--traces` is given without the extra.
 
-    OpenTelemetry's variables may be meant for whatever runs on a machine: without the extra they are left aside.
+    OpenTelemetry's variables may be set for other programs on the machine: without the extra, they are ignored.
     """
     if collector is None and not any(map(os.environ.get, VARIABLES)):
         return None
@@ -42,7 +42,7 @@ def open_traces(collector: Address | None, shard: str) -> "Traces | None":
 
 
 class Traces:
-    """Sends spans in a thread of its own. Where no collector is given, OpenTelemetry's variables say where to."""
+    """Sends spans from a separate thread. Without `collector`, OpenTelemetry's variables name the destination."""
 
     def __init__(self, collector: Address | None, shard: str) -> None:
         from opentelemetry import trace
@@ -65,7 +65,7 @@ class Traces:
         self._trace = trace
 
     def traced(self, behaviour: Behaviour, service: str, method: str) -> Behaviour:
-        """The same, within a span, which belongs to that of the caller where it named one (`traceparent`)."""
+        """Wraps a handler in a span, which is a child of the caller's span if the call has a `traceparent`."""
         trace = self._trace
         about = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
 
@@ -97,5 +97,5 @@ class Traces:
         return run
 
     async def close(self) -> None:
-        """Sends what waits, as far as the collector takes it."""
+        """Sends queued spans, as far as the collector accepts them."""
         await asyncio.to_thread(self._provider.shutdown)

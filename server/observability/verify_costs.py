@@ -1,4 +1,4 @@
-"""What open streams have lately said that verifying a drafted token costs."""
+"""The verify costs that open streams have recently reported."""
 
 import statistics
 import time
@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable
 
 LATELY = 300.0
-"""Seconds. A stream that has not stepped for longer does not count."""
+"""Seconds after which a stream that has not stepped no longer counts."""
 
 Said = dict[str, tuple[float, float]]
-"""Of one stream: by namespace, the cost that its last step said, and when."""
+"""The reports of one stream, by namespace: the cost of its last step, and the time."""
 
 
 class VerifyCosts:
-    """One entry a stream and namespace. Written on the event loop, read from any thread.
+    """One entry per stream and namespace. Written on the event loop, read from any thread.
 
     Args:
-        clock: seconds that never jump.
+        clock: monotonic clock in seconds.
 
     """
 
@@ -25,20 +25,20 @@ class VerifyCosts:
         self._streams: dict[int, Said] = {}
 
     def open(self) -> Said:
-        """Where a new stream notes what its steps say, with the time of `clock`."""
+        """Returns the place where a new stream records its costs with the time of `clock`."""
         said: Said = {}
         self._streams[id(said)] = said
         return said
 
     def close(self, said: Said) -> None:
-        """The stream ended: what it said no longer counts."""
+        """Removes an ended stream."""
         self._streams.pop(id(said), None)
 
     def lately(self) -> dict[str, float]:
-        """The median over the streams, by namespace; nothing of one in which no stream steps."""
+        """Returns the median over streams, by namespace; no entry for a namespace without active streams."""
         oldest = self.clock() - LATELY
         costs: dict[str, list[float]] = defaultdict(list)
-        for said in self._streams.copy().values():  # copies: streams go on meanwhile
+        for said in self._streams.copy().values():  # copies: streams change them meanwhile
             for namespace, (cost, when) in said.copy().items():
                 if when >= oldest:
                     costs[namespace].append(cost)

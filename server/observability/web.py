@@ -1,4 +1,4 @@
-"""The HTTP side: metrics for Prometheus, health for whoever restarts or routes, the status page for people."""
+"""The HTTP port: metrics for Prometheus, health for probes and load balancers, and the status page."""
 
 import asyncio
 import gzip
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 OPEN_METRICS = "application/openmetrics-text"
 
-# What must hold before the server is ready, and for each part what it is waiting for ("" when it holds).
+# The conditions of readiness: for each part, what it waits for ("" if it is ready).
 Readiness = Callable[[], Mapping[str, str]]
 
 PAGE = {"/": ("index.html", "text/html"), "/page.css": ("page.css", "text/css")} | {
     f"/{name}": (name, "text/javascript")
     for name in ("page.js", "charts.js", "axes.js", "words.js", "tables.js", "elements.js")
 }
-# The page is made of what strangers named: it runs its own scripts alone, and talks to nobody else.
+# The page shows names that strangers chose: it may run only its own scripts and connect only to this server.
 GUARD = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -41,14 +41,14 @@ GUARD = {
 }
 
 
-# aiohttp would print a traceback for each malformed request; the peer gets an answer that says what is wrong.
+# aiohttp would log a traceback for each malformed request; the answer to the peer already says what is wrong.
 QUIET = logging.getLogger("histospec.server.observability.web")
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
 
 
 def most_connections(descriptors: int) -> int:
-    """How many HTTP may have, where the process may open so many files and sockets."""
+    """Returns how many HTTP connections are allowed if the process may open `descriptors` files and sockets."""
     return min(MAX_CONNECTIONS, descriptors // 4)
 
 
@@ -56,10 +56,10 @@ class Web:
     """The HTTP port: aiohttp's server behind bounded connections.
 
     Args:
-        pages: what it answers; see `application`.
-        metrics: count the connections that are closed.
-        descriptors: how many the process may open; HTTP holds at most a quarter of them.
-        seconds: how long each stage of a connection may take.
+        pages: the application that answers; see `application`.
+        metrics: counts closed connections.
+        descriptors: limit of the process; HTTP uses at most a quarter of them.
+        seconds: maximum duration of each stage of a connection.
 
     """
 
@@ -86,7 +86,7 @@ class Web:
         return self._runner.server()
 
     async def start(self, host: str, port: int) -> int:
-        """Listens; returns the port. Raises OSError."""
+        """Starts to listen. Returns the port. Raises OSError."""
         self._pages.middlewares.append(self._connections.watch)
         await self._runner.setup()
         loop = asyncio.get_running_loop()
@@ -108,11 +108,11 @@ def application(
     aside: Executor,
     troubles: Readiness = dict,
 ) -> web.Application:
-    """An aiohttp application of read-only pages.
+    """Returns an aiohttp application of read-only pages.
 
-    `/livez` says that the event loop turns; `/readyz` answers 503 until every part holds; `/healthz` shows both for
-    people, and always answers 200. `/` is the status page, which shows what `/status` says. What takes longer is
-    computed in `aside`, once a second for all that ask.
+    `/livez` shows that the event loop runs. `/readyz` answers 503 until every part is ready. `/healthz` shows both for
+    people and always answers 200. `/` is the status page, which shows `/status`. Slow answers are computed in `aside`,
+    once a second for all requests.
     """
 
     def aside_of_loop(compute: Callable[[], T]) -> Awaitable[T]:
@@ -179,14 +179,14 @@ def application(
 
 
 class Packed(NamedTuple):
-    """One body, as it is and compressed: all who asked share both."""
+    """One body, plain and compressed; requests share it."""
 
     plain: bytes
     gzipped: bytes
 
 
 def _packed(plain: bytes) -> Packed:
-    return Packed(plain, gzip.compress(plain, compresslevel=1))  # without the interpreter's lock
+    return Packed(plain, gzip.compress(plain, compresslevel=1))  # releases the GIL
 
 
 def _answer(request: web.Request, body: Packed, headers: Mapping[str, str]) -> web.Response:
@@ -210,4 +210,4 @@ async def _reported(
     except Exception:
         if (more := _throttle.admits("failed")) is not None:
             log.exception("http request failed", path=request.path, **more)
-        return web.Response(status=500, text="the server failed; its log says how\n")
+        return web.Response(status=500, text="the server failed; see its log\n")

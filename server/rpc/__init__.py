@@ -1,1 +1,1 @@
-"""gRPC: what arrives, checked and cut into slices, and what is answered."""
+"""The gRPC services: they check requests, cut large ones into slices, and answer them."""

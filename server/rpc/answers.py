@@ -1,7 +1,7 @@
-"""What one Draft stream owes: answers to its client, and before some of them responses to the store.
+"""The answers that one Draft stream owes its client, and the responses that it must store first.
 
-A message that commits is answered once the store has the response; the messages behind it do not wait for that. What is
-owed is bounded: beyond the bound, the stream is not read.
+The answer to a message that commits waits until the store has the response; later messages do not wait for it. The owed
+answers are bounded: beyond the bound, the server stops reading the stream.
 """
 
 import asyncio
@@ -22,39 +22,39 @@ from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
 
-# What one stream may have waiting for the store, or for its client to read the answers.
+# Limits of one stream: responses that wait for the store, and answers that the client has not read.
 OWED_ANSWERS = 1024
 OWED_BYTES = 64 << 20
 
 
 class Commit(NamedTuple):
-    """The response that a closed session leaves for the store."""
+    """The response of a closed session, for the store."""
 
     session: int
     batch: ResponseBatch
     life: object
-    """Of its namespace, see History.store."""
+    """The life of its namespace, see History.store."""
 
 
 class Answer(NamedTuple):
-    """The answer to one message, while the message is applied."""
+    """The answer to one message, while the server applies the message."""
 
     response: pb.DraftResponse
     unknown: list[int]
-    """Sessions that the message names and the stream does not have."""
+    """Sessions in the message that the stream does not have."""
     commits: list[Commit]
     started: float
-    """When the message was received, by `time.perf_counter`."""
+    """When the message arrived, by `time.perf_counter`."""
 
 
 class Answers:
-    """The answers of one stream, which may overtake each other. Lives on the event loop.
+    """The answers of one stream, which may overtake each other. Used only on the event loop.
 
     Args:
         context: of the call; written to until `stop`.
-        history: stores what is committed.
-        metrics: counts refusals, measures the time to each answer.
-        paid: called whenever an answer that waited for the store is delivered or lost.
+        history: stores commits.
+        metrics: counts refusals and measures the time to each answer.
+        paid: called when an answer that waited for the store is delivered or lost.
 
     """
 
@@ -71,13 +71,13 @@ class Answers:
         self._refusals = metrics.refusals
         self._paid = paid
         self._peer = context.peer()
-        self._over = False  # gRPC frees the call behind the context then: touching it would crash the process
+        self._over = False  # then gRPC has freed the call behind the context: using it would crash the process
         self._writing = asyncio.Lock()
         self._storing: set[asyncio.Task[None]] = set()
-        self._owed_bytes = 0  # of responses that wait for the store, and of answers that wait to be written
+        self._owed_bytes = 0  # of responses that wait for the store, and of unwritten answers
         self._changed = asyncio.Event()
         self.refused = 0
-        """How many sessions were refused something."""
+        """How many times a session was refused."""
 
     @property
     def storing(self) -> bool:
@@ -85,34 +85,34 @@ class Answers:
         return bool(self._storing)
 
     async def room(self) -> None:
-        """Waits while too much is owed."""
+        """Waits until few enough answers are owed."""
         while len(self._storing) >= OWED_ANSWERS or self._owed_bytes > OWED_BYTES:
             self._changed.clear()
             await self._changed.wait()
 
     async def stored(self) -> None:
-        """Waits until everything that was committed is answered."""
+        """Waits until all commits are answered."""
         if self._storing:
             await asyncio.wait(self._storing)
 
     def stop(self) -> None:
-        """Writes nothing more; responses still go to the store."""
+        """Stops writing answers; responses still go to the store."""
         self._over = True
 
     def begin(self, sequence: int, started: float) -> Answer:
-        """The answer to a message, still empty."""
+        """Returns a new, empty answer to a message."""
         return Answer(pb.DraftResponse(sequence=sequence), [], [], started)
 
     def refuse(self, answer: Answer, what: str, session: int, reason: str, later: bool = False) -> None:
-        """Refuses a session to "open", "step" or "commit"; `later`: it may ask again."""
+        """Records that a session was refused: its "open", "step" or "commit". `later`: it may ask again."""
         answer.response.refusals.add(session=session, reason=reason, later=later)
         self._refusals.labels(what).inc()
         self.refused += 1
 
     async def finish(self, answer: Answer, wanted: bool) -> None:
-        """Answers a message that is applied: at once, or once the store has what it commits.
+        """Answers an applied message: at once, or once the store has its commits.
 
-        Where nothing is `wanted`, unknown or refused, there is no answer.
+        Sends no answer if none is `wanted` and no session is unknown or refused.
         """
         if answer.unknown:
             answer.response.unknown = np.array(answer.unknown, UINT64).tobytes()
@@ -124,7 +124,7 @@ class Answers:
             await self._write(answer)
 
     async def _store(self, answer: Answer) -> None:
-        """Answers once the store has the responses; says so where it could not take them."""
+        """Answers once the store has the responses, or reports that it failed."""
         commits = answer.commits
         sessions = [commit.session for commit in commits]
         size = sum(total_size(commit.batch.records) for commit in commits)
@@ -135,7 +135,7 @@ class Answers:
             )
         finally:
             self._owe(-size)
-        commits.clear()  # the store has them: an answer that waits to be read holds no response
+        commits.clear()  # stored: an answer that waits for the client need not hold the responses
         for session, outcome in zip(sessions, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 self.refuse(answer, "commit", session, str(outcome), later=True)
@@ -161,7 +161,7 @@ class Answers:
         self._paid()
 
     async def _write(self, answer: Answer) -> None:
-        self._seconds.observe(time.perf_counter() - answer.started)  # before the client can ask for it
+        self._seconds.observe(time.perf_counter() - answer.started)  # observe before the client can read the metric
         async with self._writing:
             if not self._over:
                 await self._context.write(answer.response)

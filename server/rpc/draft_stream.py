@@ -1,9 +1,9 @@
-"""One Draft stream: applies its messages strictly in the order they arrive, with one engine call a step.
+"""One Draft stream: applies its messages strictly in order, with one engine call per step.
 
-The engine is called on the event loop, not in a thread: a step is as long as the engine works either way, and the way
-to a thread and back costs more than the little of Python beside it would gain. Measured at 256 sessions a step on two
-shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with three at once. What is larger is done in
-slices (`slices.py`), between which other streams have their turn.
+The stream calls the engine on the event loop, not in a thread: the engine takes the same time either way, and the way
+to a thread and back costs more than the little Python beside it would gain. Measured at 256 sessions per step on two
+shared cores: p50 6.7 against 7.1 ms with one worker, 21 against 25 ms with three at once. Larger work is cut into
+slices (`slices.py`); other streams run between them.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ log = structlog.get_logger()
 
 THROTTLE = Throttle(lines=200)
 
-# Of the memory budget, for what no eviction frees. Beyond it, streams with more sessions than others open no more, so
-# that no stream's sessions drive out the history of all.
+# Share of the memory budget for running sessions, which eviction cannot free. Beyond it, streams with more sessions
+# than average may open no more, so that the sessions of one stream cannot evict the history of all.
 RUNNING_SHARE = 0.5
 
 
@@ -59,20 +59,20 @@ class DraftStream:
         self._metrics = metrics
         self._config = config
         self._permit = permit
-        self._rights = permit.check()  # the version of the token's rights in which the open sessions were looked at
+        self._rights = permit.check()  # version of the token's rights with which the open sessions were checked
         self._context = context
-        self._sessions_each = sessions_each  # of all streams, on average
+        self._sessions_each = sessions_each  # returns the average over all streams
         self._sessions = OpenSessions(engine, history)
         self._answers = Answers(context, history, metrics, self._leave_when_idle)
         self._draining = False
         self._leaving = asyncio.Event()
         self._namespaces: set[str] = set()
         self._verify_costs = metrics.engine.verify_costs.open()
-        self._bases: dict[str, int] = {}  # by namespace: the epoch of the weights that the worker started with
+        self._bases: dict[str, int] = {}  # by namespace: epoch of the weights that the worker started with
         self._counts = dict.fromkeys(("messages", "steps", "late", "tokens", "drafted", "opened", "committed"), 0)
 
     async def run(self) -> None:
-        """Serves the stream to its end. Raises what ends it otherwise: a HistoSpecError, or cancellation."""
+        """Serves the stream to its end. Raises the error that ends it early: a HistoSpecError, or cancellation."""
         started = time.perf_counter()
         peer = self._context.peer()
         outcome = "ok"
@@ -112,16 +112,16 @@ class DraftStream:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """The number of open sessions."""
         return len(self._sessions)
 
     def drain(self) -> None:
-        """Ends the stream as soon as it holds no session and owes no answer."""
+        """Ends the stream as soon as it has no session and owes no answer."""
         self._draining = True
         self._leave_when_idle()
 
     def forget(self, namespace: str) -> None:
-        """Forgets a namespace that was dropped: its epochs begin anew."""
+        """Removes a dropped namespace: its epochs start again."""
         self._bases.pop(namespace, None)
         self._namespaces.discard(namespace)
         self._verify_costs.pop(namespace, None)
@@ -150,7 +150,7 @@ class DraftStream:
         self._check_opens(message)
         self._check_late(message.step)
         commits = any(close.commit for close in message.closes)
-        # A client that commits faster than the index takes it waits here, and its stream is not read meanwhile.
+        # A client that commits faster than the index accepts waits here; the server does not read its stream meanwhile.
         later = self._history.opening or (CROWDED if commits and not await self._history.back_pressure.room() else "")
         answer = self._answers.begin(message.sequence, started)
         for opening in message.opens:
@@ -165,7 +165,7 @@ class DraftStream:
         await self._answers.finish(answer, wanted=message.step is not None or commits)
 
     def _check_rights(self) -> None:
-        """Raises Unauthenticated or PermissionDenied where the token has lost what the open sessions need."""
+        """Raises Unauthenticated or PermissionDenied if the token has lost a right that the open sessions need."""
         version = self._permit.check()
         if version != self._rights:
             for namespace in self._sessions.namespaces():
@@ -176,7 +176,7 @@ class DraftStream:
         for i, opening in enumerate(message.opens):
             self._permit.require("read", opening.problem.namespace)
             if opening.session in self._sessions:
-                raise InvalidRequest(f"opens[{i}].session: {opening.session} is open already")
+                raise InvalidRequest(f"opens[{i}].session: {opening.session} is already open")
 
     def _check_late(self, step: wire.Step | None) -> None:
         """Rejects a late count that is larger than the number of steps not yet reported."""
@@ -199,18 +199,18 @@ class DraftStream:
         self._counts["opened"] += 1
 
     def _too_many(self) -> str:
-        """Why the stream may open no more sessions, or nothing."""
+        """Returns why the stream may open no more sessions; empty if it may."""
         if len(self._sessions) >= self._config.max_sessions_per_stream:
-            return f"opens: the stream has its limit of {self._config.max_sessions_per_stream} open sessions"
+            return f"opens: the stream is at its limit of {self._config.max_sessions_per_stream} open sessions"
         room = int(self._config.memory * RUNNING_SHARE)
         if self._engine.running_bytes() > room and len(self._sessions) > self._sessions_each():
             return (
-                f"opens: running sessions hold {room >> 20} MiB, half of --memory, and this stream more than its part"
+                f"opens: running sessions hold {room >> 20} MiB, half of --memory, and this stream more than its share"
             )
         return ""
 
     async def _step(self, step: wire.Step, answer: Answer, pacer: slices.Pacer) -> None:
-        """Appends and drafts for the whole batch, leaving out the sessions it cannot go on with."""
+        """Appends and drafts for the whole batch, except for sessions that cannot continue."""
         if step.sessions and (origin := self._sessions.origin(step.sessions[0])):
             namespace = origin.problem.namespace  # a stream's sessions share it
             self._verify_costs[namespace] = step.verify_cost, self._metrics.engine.verify_costs.clock()
@@ -246,13 +246,13 @@ class DraftStream:
         self._counts["drafted"] += int(drafts.tokens.size)
 
     def _full(self) -> str:
-        """Why the sessions of this stream may not grow, or nothing."""
+        """Returns why the sessions of this stream may not grow; empty if they may."""
         if self._engine.running_bytes() <= self._config.memory or len(self._sessions) < self._sessions_each():
             return ""
         return f"step: running sessions hold all of --memory, {self._config.memory >> 20} MiB"
 
     def _give_up(self, step: wire.Step, rows: NDArray[np.int64], reason: str, answer: Answer) -> None:
-        """Closes the sessions in these rows of the step: refused for a reason, or without one, unknown here."""
+        """Closes the sessions in these rows of the step: as refused for `reason`, or without a reason as unknown."""
         refused = {refusal.session for refusal in answer.response.refusals}
         for session in (step.sessions[row] for row in rows.tolist()):
             self._sessions.forget(session)
@@ -264,9 +264,9 @@ class DraftStream:
                 answer.unknown.append(session)
 
     def _close_session(self, close: wire.Close, answer: Answer, later: str) -> None:
-        """Closes one session; its response, if it commits one, waits in the answer for the store.
+        """Closes one session. If it commits, its response waits in the answer for the store.
 
-        `later`: why nothing can be committed now, or nothing.
+        `later`: why nothing can be committed now; empty if it can.
         """
         origin = self._sessions.origin(close.session)
         if close.commit and not self._sessions.has(close.session, close.generated):
@@ -281,7 +281,7 @@ class DraftStream:
             else:
                 answer.commits.append(self._sessions.commit(close, self._epoch(namespace, close)))
                 self._counts["committed"] += 1
-        self._sessions.forget(close.session)  # no longer there if it is committed
+        self._sessions.forget(close.session)  # does nothing after a commit
 
     def _epoch(self, namespace: str, close: wire.Close) -> int:
         if close.epoch is not None:

@@ -1,7 +1,7 @@
-"""Bounds what a message becomes when it is decoded, by reading its encoding.
+"""Bounds the memory of a decoded message by reading its encoding first.
 
-Two encoded bytes may be an empty part, which takes a hundred bytes once it is decoded, or a number of four. So a large
-message is walked field by field before protobuf decodes it, up to the first limit that it exceeds and no further.
+Two encoded bytes may be an empty part, which takes a hundred bytes decoded, or a number, which takes four. So a large
+message is walked field by field before protobuf decodes it, and the walk stops at the first exceeded limit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,40 +13,40 @@ from google.protobuf.message import DecodeError
 from histospec.protocol.refusals import too_many
 from histospec.server.errors import LimitExceeded
 
-# A message of so many bytes is not walked: whatever it is made of, it decodes in 2 ms to a few MiB. A step of hundreds
-# of sessions is smaller.
+# Messages up to this size are not walked: whatever they hold, they decode in 2 ms to a few MiB. A step of hundreds of
+# sessions is smaller.
 SMALL = 64 << 10
-# Up to so many bytes, parts that hold nothing repeated are not entered: their fields take 8 ns each to decode, and no
-# memory. 256 sessions that open with prompts of 1,000 tokens are smaller.
+# Up to this size, the walk skips parts without repeated fields: decoding one takes 8 ns per field and no memory. 256
+# sessions that open with prompts of 1,000 tokens are smaller.
 SHALLOW = 4 << 20
-FIELDS_EACH = 16  # that a part may have, on average: twice as many as any has
+FIELDS_EACH = 16  # average maximum per part: twice as many as any part has
 LONGEST_VARINT = 10
 
 VARINT, FIXED64, BYTES, START_GROUP, END_GROUP, FIXED32 = range(6)
-# Bytes of an element where several are packed into one field. A number of variable length may be one byte.
+# Bytes of an element of a packed field. A number of variable length may take one byte.
 _UNPACKED = (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
 _WIDTHS = dict.fromkeys(_UNPACKED, 0) | {FieldDescriptor.TYPE_DOUBLE: 8, FieldDescriptor.TYPE_FLOAT: 4}
 
 
 class Field(NamedTuple):
-    """Of a message, as it is declared."""
+    """A declared field of a message."""
 
     name: str
     limit: int
-    """How often it may be there; 0 where repeating it gains nothing."""
+    """How often it may appear; 0 if repeating it does not help an attacker."""
     width: int
-    """Bytes of an element where several may be packed into one field, else 0."""
+    """Minimum bytes of an element if the field may be packed, else 0."""
     inside: "Shape | None"
-    """Where it is a message."""
+    """The shape of the field's message; None for other types."""
     nested: bool
-    """Whether something is repeated inside."""
+    """Whether the field's message has repeated fields."""
 
 
 Shape = Mapping[int, Field]
 
 
 def shape(message: Descriptor, limits: Mapping[str, int], most: int) -> Shape:
-    """The fields of a message by number; of a repeated one there may be `most`, or `limits["Message.field"]`."""
+    """Returns the fields of a message by number. A repeated one may hold `most` or `limits["Message.field"]` parts."""
     found = {}
     for field in message.fields:
         limit = limits.get(f"{message.name}.{field.name}", most) if _repeated(field) else 0
@@ -63,9 +63,9 @@ def _repeated(field: FieldDescriptor) -> bool:
 
 
 def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, and where the value begins and ends, of each field between two places.
+    """Yields number, wire type, start and end of the value of each field between two positions.
 
-    Raises DecodeError where there is no field. The contents of a group come as fields of their own.
+    Raises DecodeError if the bytes are no field. Yields the contents of a group as separate fields.
     """
     while at < end:
         tag = data[at]
@@ -84,14 +84,14 @@ def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, i
         elif kind == FIXED32:
             at += 4
         elif kind not in (START_GROUP, END_GROUP):
-            raise DecodeError(f"there is no wire type {kind}")
+            raise DecodeError(f"unknown wire type {kind}")
         if at > end:
-            raise DecodeError("it is cut off")
+            raise DecodeError("the message is cut off")
         yield tag >> 3, kind, begin, at
 
 
 def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """The number at a place, and where it ends. Raises DecodeError."""
+    """Returns the number at a position and where it ends. Raises DecodeError."""
     value = shift = 0
     for place in range(at, min(end, at + LONGEST_VARINT)):
         byte = data[place]
@@ -103,9 +103,9 @@ def varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def bounded(message: Shape, most: int) -> Callable[[bytes], None]:
-    """A check of encoded messages of this shape, in which no more than `most` parts of a kind may be.
+    """Returns a check of encoded messages of this shape, which may hold at most `most` parts of a kind.
 
-    What it returns raises LimitExceeded, and DecodeError for bytes that are no message.
+    The check raises LimitExceeded, and DecodeError for bytes that are not a message.
     """
 
     def check(data: bytes) -> None:
@@ -116,7 +116,7 @@ def bounded(message: Shape, most: int) -> Callable[[bytes], None]:
 
 
 class _Walk:
-    """Through one message."""
+    """A walk through one message."""
 
     def __init__(self, data: bytes, most: int) -> None:
         self._data = data
@@ -143,6 +143,6 @@ class _Walk:
 
 
 def refuse_more(field: str, number: int, limit: int) -> None:
-    """Raises LimitExceeded for a number of parts over the limit."""
+    """Raises LimitExceeded for more parts than the limit."""
     if number > limit:
         raise LimitExceeded(f"{too_many(field, number, limit)}; counting stopped there")

@@ -1,8 +1,8 @@
-"""Export: streams what the store holds of some namespaces, at the pace of the reader.
+"""Export: streams the contents of some namespaces of the store at the pace of the reader.
 
-A thread reads and encodes one piece; the event loop writes it; the thread reads the next piece when gRPC has taken this
-one. So an export holds one piece and the problem that it is part of, however slow its reader is, and other streams step
-between two pieces.
+A thread reads and encodes one piece, and the event loop writes it. When gRPC has taken the piece, the thread reads the
+next one. So an export holds only one piece and its problem, however slow the reader is, and other streams step between
+two pieces.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,9 +21,9 @@ from histospec.v1 import draft_pb2 as pb
 
 log = structlog.get_logger()
 
-PIECE = 256 << 10  # bytes of a message, or one response that is larger
-EACH = 256  # bytes that a problem or a response counts for at least: reading it costs as much as copying these
-MOST = 2  # exports at a time: each reads the store as fast as its reader takes it
+PIECE = 256 << 10  # bytes of a message, unless one response alone is larger
+EACH = 256  # minimum bytes that a problem or a response counts for: reading it costs as much as copying these
+MOST = 2  # concurrent exports: each reads the store as fast as its reader
 
 
 class Piece(NamedTuple):
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 class Exports:
-    """The exports of one shard. Lives on the event loop."""
+    """The exports of one shard. Used only on the event loop."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -49,17 +49,17 @@ class Exports:
         shard: str,
         draining: Callable[[], bool],
     ) -> None:
-        """Writes an export to its end. Raises PermissionDenied, Unauthenticated, Unavailable and StoreError."""
+        """Runs an export to its end. Raises PermissionDenied, Unauthenticated, Unavailable and StoreError."""
         pattern = request.namespaces or "*"
         permit.require("admin", pattern)
         if self._running >= MOST:
-            raise Unavailable(f"{MOST} exports are running, the limit of this shard; try again when one has ended")
+            raise Unavailable(f"{MOST} exports are running, the limit of this shard; retry when one has ended")
         self._running += 1
-        peer = context.peer()  # gRPC frees the call behind the context when its caller leaves
+        peer = context.peer()  # read now: gRPC frees the call behind the context when the caller leaves
         end, done = pb.ExportEnd(), False
         try:
             newest = await self._history.read(lambda store: store.newest_epochs())
-            # `require` compared two patterns as text; what counts is each name.
+            # `require` compared two patterns as text; check each namespace that matches, too.
             names = [n for n in sorted(newest) if fnmatchcase(n, pattern) and permit.allows("admin", n)]
             held = [pb.StoredNamespace(namespace=name, newest_epoch=newest[name]) for name in names]
             start = pb.ExportStart(shard=shard, shared=self._history.shared, namespaces=held)
@@ -68,7 +68,7 @@ class Exports:
                 async for piece in self._pieces(name):
                     permit.require("admin", name)
                     if draining():
-                        raise Unavailable("the server is draining; export again when it is back")
+                        raise Unavailable("the server is draining; retry when it is back")
                     await context.write(piece.encoded)
                     end.problems += piece.problems
                     end.responses += piece.responses
@@ -93,7 +93,7 @@ class Exports:
 
 
 def pieces(store: Reader, namespace: str) -> Iterator[Piece]:
-    """The messages of a namespace; at least one, which has its estimator. Reads the store while it goes on."""
+    """Yields the messages of a namespace, at least one, which has its estimator. Reads the store as it goes."""
     message = pb.ExportResponse(namespace=namespace, estimator=store.estimator(namespace) or b"")
     size = problems = responses = 0
     for problem, records in store.problems(namespace):

@@ -1,4 +1,4 @@
-"""How finished responses that come in one piece get into the history, whichever protocol brings them."""
+"""Adds whole finished responses to the history, for every protocol that brings them."""
 
 import time
 
@@ -14,12 +14,12 @@ THROTTLE = Throttle(lines=200)
 
 
 async def ingest(history: History, batch: ResponseBatch, peer: str, explicit_epoch: bool = False) -> None:
-    """Stores and indexes a batch, and says so in the log.
+    """Stores and indexes a batch, and logs it.
 
     If its epoch is explicit, weight-change counts no longer advance the namespace.
 
-    Raises LimitExceeded where it would be one namespace too many, InvalidRequest where its name cannot be a new one's,
-    and StoreError; then nothing of it is kept.
+    Raises LimitExceeded if it needs one namespace too many, InvalidRequest if its namespace cannot have that name, and
+    StoreError. In each case, nothing of the batch is kept.
     """
     started = time.perf_counter()
     history.require_open()

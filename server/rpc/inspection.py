@@ -1,4 +1,4 @@
-"""What a caller is told of one namespace: what it may do there, what the shard holds, and what it may have meant."""
+"""Answers Inspect: the caller's rights in a namespace, its contents, and similar names that the caller may mean."""
 
 from itertools import islice
 from typing import get_args
@@ -13,7 +13,7 @@ MOST_SIMILAR = MOST_SHARED = 8
 
 
 def inspect(engine: Engine, history: History, permit: Permit, namespace: str) -> pb.InspectResponse:
-    """The part of the answer that is about a namespace. Takes milliseconds where there are thousands.
+    """Returns the part of the answer about a namespace. Takes milliseconds with thousands of namespaces.
 
     Raises Unauthenticated.
     """

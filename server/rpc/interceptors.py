@@ -1,6 +1,6 @@
-"""What the RPCs of our services have in common: they are authorised, timed, and their errors become gRPC statuses.
+"""The common part of our RPCs: authorises and times them, and turns their errors into gRPC statuses.
 
-A caller is authorised by the metadata of its call, before gRPC receives a message: what a stranger sends is never read.
+The metadata of a call authorises it before gRPC receives a message, so the server reads nothing from strangers.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
-    """By the name of a request: what refuses one that would decode to more than this server takes."""
+    """Returns, by request name, a check that refuses a request which would decode to more than this server accepts."""
     limits = {
         "PredictLengthRequest.quantiles": MAX_QUANTILES,
-        "TokenList.tokens": config.max_message,  # `specrl` counts them
+        "TokenList.tokens": config.max_message,  # `specrl` counts them itself
     }
     requests = [method.input_type for methods in METHODS.values() for method in methods.values()]
     shapes = {request.name: encoded.shape(request, limits, config.max_batch) for request in requests}
@@ -61,7 +61,7 @@ def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
 
 
 class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
-    """Authorises the RPCs, counts and times them, and reports their errors. A stream times its own messages."""
+    """Authorises, counts and times the RPCs, and reports their errors. A stream times its own messages."""
 
     def __init__(self, metrics: Metrics, config: Config, access: Access, traces: Traces | None = None) -> None:
         self._metrics = metrics
@@ -70,7 +70,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._checks = checks(config)
         self._traces = traces
         for method in chain.from_iterable(METHODS.values()):
-            # An alert sees the first one only if there were none before.
+            # An alert sees the first error only if the series was 0 before.
             metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name)
         self._strangers = Strangers()
         self._served: dict[str, Handler] = {}  # by the full name of a method
@@ -78,7 +78,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         self._throttle = Throttle()
 
     async def idle(self) -> None:
-        """Returns when no RPC of ours runs. Those of other services (a health watch) never end."""
+        """Returns when no RPC of ours runs. RPCs of other services, such as a health watch, never end."""
         while self._running:
             await asyncio.sleep(0.01)
 
@@ -118,7 +118,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
         )
 
     def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
-        """Answers without reading: gRPC receives the message of a stream only when it is asked for."""
+        """Answers without reading: gRPC receives the message of a stream only on request."""
 
         async def refuse(unread: Any, context: Any) -> None:
             raise error
@@ -154,7 +154,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
     def _reported(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def reported(request: Any, context: Any) -> Any:
             self._running += 1
-            # Every line of this call says so, those of the tasks that it starts, too.
+            # Every log line of this call has these values, also in tasks that it starts.
             bind_contextvars(request_id=request_id(context.invocation_metadata() or ()))
             try:
                 if isinstance(request, wire.Undecodable):
@@ -170,7 +170,7 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             except Exception:
                 log.exception("rpc failed", method=method, peer=context.peer())
                 self._metrics.rpc_errors.labels(method, grpc.StatusCode.INTERNAL.name).inc()
-                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says how")
+                await context.abort(grpc.StatusCode.INTERNAL, "the server failed; see its log")
             finally:
                 self._running -= 1
 

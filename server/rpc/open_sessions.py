@@ -1,4 +1,4 @@
-"""The sessions that one Draft stream has open: the client's ids, the engine's, and what a commit must know."""
+"""The open sessions of one Draft stream: the client's ids, the engine's ids, and what a commit needs."""
 
 import asyncio
 import functools
@@ -17,26 +17,26 @@ from histospec.server.stores.interface import Problem, Record, ResponseBatch
 
 log = structlog.get_logger()
 
-# Tokens of a session that is opened in a thread: the event loop turns meanwhile.
+# Sessions with more tokens are opened in a thread, so that the event loop keeps running.
 LONG_OPEN = slices.TOKENS
 
 
 class Origin(NamedTuple):
-    """What a commit must know of its session."""
+    """What a commit needs of its session."""
 
     problem: Problem
     seed: int | None
-    life: object  # of its namespace, see History.store
+    life: object  # life of its namespace, see History.store
 
 
 class OpenSessions:
-    """Keeps the table and the engine in step. Lives on the event loop."""
+    """Keeps the table and the engine in step. Used only on the event loop."""
 
     def __init__(self, engine: Engine, history: History) -> None:
         self._engine = engine
         self._history = history
         self._ids: dict[int, int] = {}  # the client's session id -> the engine's
-        self._origins: dict[int, Origin] = {}  # by the client's id; needed once, at the commit
+        self._origins: dict[int, Origin] = {}  # by the client's id; the commit uses it
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -45,25 +45,25 @@ class OpenSessions:
         return session in self._ids
 
     def numbers(self, sessions: list[int]) -> NDArray[np.int64]:
-        """The engine's ids, [B]; -1 where the stream has no such session."""
+        """Returns the engine's ids, [B]; -1 for sessions that the stream does not have."""
         return np.array(list(map(self._ids.get, sessions, repeat(-1))), np.int64)
 
     def origin(self, session: int) -> Origin | None:
-        """Where a session comes from; None where the stream has no such session."""
+        """Returns the origin of a session; None if the stream does not have it."""
         return self._origins.get(session)
 
     def namespaces(self) -> set[str]:
-        """Of the open sessions."""
+        """Returns the namespaces of the open sessions."""
         return {origin.problem.namespace for origin in self._origins.values()}
 
     async def open(self, opening: wire.Open) -> None:
-        """Opens a session in the engine, and has the history of its problem read where the index lacks it."""
+        """Opens a session in the engine, and starts to read its problem's history if the index lacks it."""
         problem = opening.problem
         number = await self._open_in_engine(opening)
         self._ids[opening.session] = number
-        # A later turn belongs, in the store as in the index, to the problem that its prompt began with.
+        # A later turn belongs to the problem with which its prompt begins, in the store as in the index.
         named = self._engine.prompt_length(number) * opening.prompt.itemsize
-        # Its seed stays behind: there it would name what was drawn after the first prompt.
+        # It drops its seed: there, the seed would name the response after the first prompt.
         seed = opening.seed if named == len(problem.prompt) else None
         problem = problem._replace(prompt=problem.prompt[:named])
         self._origins[opening.session] = Origin(problem, seed, self._history.life(problem.namespace))
@@ -83,17 +83,17 @@ class OpenSessions:
         opened = asyncio.ensure_future(asyncio.to_thread(open_session))
         try:
             return await asyncio.shield(opened)
-        except asyncio.CancelledError:  # the stream is over, but the thread goes on
+        except asyncio.CancelledError:  # the stream has ended, but the thread continues
             opened.add_done_callback(lambda done: self._close(done.result()))
             raise
 
     def has(self, session: int, generated: int) -> bool:
-        """Whether the session is open and has generated so many tokens."""
+        """Returns whether the session is open and has generated this many tokens."""
         number = self._ids.get(session)
         return number is not None and self._engine.lengths(np.array([number], np.int64))[0] == generated
 
     def commit(self, close: wire.Close, epoch: int) -> Commit:
-        """Closes an open session; the index has its response now, the store does not."""
+        """Closes an open session. Afterwards the index has its response, the store does not yet."""
         number, origin = self._ids[close.session], self._origins[close.session]
         tokens = self._engine.generated(number).tobytes()
         record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed)
@@ -104,14 +104,14 @@ class OpenSessions:
         return Commit(close.session, batch, origin.life)
 
     def forget(self, session: int) -> None:
-        """Closes a session, if it is open, without a commit."""
+        """Closes a session without a commit, if it is open."""
         number = self._ids.pop(session, None)
         self._origins.pop(session, None)
         if number is not None:
             self._close(number)
 
     def forget_all(self) -> "asyncio.Task[None]":
-        """Closes all sessions, in slices; the table is empty at once."""
+        """Closes all sessions, in slices. Empties the table at once."""
         numbers = list(self._ids.values())
         self._ids.clear()
         self._origins.clear()

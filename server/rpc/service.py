@@ -1,4 +1,4 @@
-"""`histospec.v1.DraftService`: RPC to engine and store, and back."""
+"""`histospec.v1.DraftService`: connects RPCs with the engine and the store."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DraftService(pb_grpc.DraftServiceServicer):
-    """All RPCs of one shard. Errors are raised as they are; the interceptor turns them into gRPC statuses."""
+    """All RPCs of one shard. They raise errors; the interceptor turns these into gRPC statuses."""
 
     def __init__(self, engine: Engine, history: History, metrics: Metrics, config: Config, access: Access) -> None:
         self._engine = engine
@@ -44,12 +44,12 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._draining = False
         self.shards: list[ShardAddress] = []
         self.name = ""
-        """Of this shard."""
+        """The name of this shard."""
         self.listening: ShardAddress | None = None
-        """This one among them, where nobody said how others reach it."""
+        """This shard among them, if no --peers entry has its name."""
 
     def drain(self) -> None:
-        """Takes no new streams, and ends the open ones when their last session ends."""
+        """Refuses new streams, and ends each open one when its last session ends."""
         self._draining = True
         for stream in self._streams:
             stream.drain()
@@ -72,7 +72,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
             self._streams.discard(stream)
 
     def _sessions_each(self) -> float:
-        """Open sessions of a stream that has any, on average: streams without sessions take nothing from a part."""
+        """Returns the average number of open sessions over streams that have any."""
         held = [stream.sessions for stream in self._streams if stream.sessions]
         return sum(held) / len(held) if held else 0.0
 
@@ -91,7 +91,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._permit(context).require("read", request.namespace)
         problem, _ = wire.problem("", request)
         records = await self._history.get(problem, request.limit, self._config.max_message)
-        return await asyncio.to_thread(wire.history, records)  # the interceptor takes bytes, too
+        return await asyncio.to_thread(wire.history, records)  # the interceptor accepts bytes, too
 
     async def PredictLength(  # noqa: N802
         self, request: pb.PredictLengthRequest, context: Context
@@ -106,7 +106,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
         return pb.PredictLengthResponse(quantiles=quantiles, lengths=lengths.tolist(), observations=observations)
 
     async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
-        """See draft.proto. What a message may hold goes with it, so that a client cuts its messages to fit."""
+        """See draft.proto. Also tells the limits of messages, so that a client cuts its messages to fit."""
         self._permit(context)
         config = self._config
         context.set_trailing_metadata(
@@ -164,7 +164,7 @@ class DraftService(pb_grpc.DraftServiceServicer):
     ) -> None:
         """See draft.proto."""
         if self._draining:
-            raise Unavailable("the server is draining; export again when it is back")
+            raise Unavailable("the server is draining; retry when it is back")
         await self._exports.run(request, self._permit(context), context, self.name, lambda: self._draining)
 
     async def Import(self, request: pb.ImportRequest, context: Context) -> pb.ImportResponse:  # noqa: N802

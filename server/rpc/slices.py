@@ -1,7 +1,7 @@
-"""Large work in slices, so that the steps of other streams have their turn.
+"""Cuts large work into slices, so that the steps of other streams run in between.
 
-The event loop and the engine's lock belong to everybody: no message holds them for longer than the steps below take,
-however much it asks for. Work is counted in tokens, because that is what it costs.
+All streams share the event loop and the engine's lock. No message holds them for longer than the limits below, however
+large it is. The unit of work is a token, because tokens determine the cost.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from histospec.server.rpc.wire import Report, not_a
 from histospec.v1 import draft_pb2 as pb
 
 SESSIONS = 256
-"""In one call of the engine: a few milliseconds."""
+"""Sessions in one call of the engine: a few milliseconds."""
 TOKENS = 1 << 14
-"""Appended in one call of the engine."""
+"""Tokens appended in one call of the engine."""
 YIELD_TOKENS = 1 << 12
-"""Tokens worked on before a message yields to the event loop: less than half a millisecond."""
+"""Tokens of work before a message yields to the event loop: less than half a millisecond."""
 SESSION_WORK = 256
-"""What an open or a close costs at least, in tokens."""
+"""The minimum work of an open or a close, in tokens."""
 DECODED = 16
-"""Bytes of a message that are decoded in the time of one token."""
+"""Bytes of a message that decode in the time of one token."""
 
 LARGE_MESSAGE = 1 << 20
-"""Bytes from which on a message of a stream is decoded part by part."""
+"""Messages of a stream from this size in bytes on are decoded part by part."""
 
 
 class Pacer:
-    """Counts the work that one message makes, and yields to the event loop after each slice of it."""
+    """Counts the work of one message, and yields to the event loop after each slice."""
 
     def __init__(self) -> None:
         self._work = 0
@@ -52,7 +52,7 @@ class Pacer:
 
 
 async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> None:
-    """Closes them all."""
+    """Closes all sessions, in slices."""
     pacer = Pacer()
     for session in sessions:
         close_one(session)
@@ -60,12 +60,12 @@ async def close(sessions: Sequence[int], close_one: Callable[[int], None]) -> No
 
 
 def unless_large(decode: Callable[[bytes], pb.DraftRequest]) -> Callable[[bytes], pb.DraftRequest | bytes]:
-    """`decode`, but a large message stays as it is, for `decode` below: gRPC would have it decoded at once."""
+    """Returns `decode`, except that large messages stay encoded for `decode` below; gRPC would decode them at once."""
     return lambda data: data if len(data) > LARGE_MESSAGE else decode(data)
 
 
 async def decode(data: bytes, pacer: Pacer) -> pb.DraftRequest:
-    """A large message. Raises InvalidRequest."""
+    """Decodes a large message part by part. Raises InvalidRequest."""
     request = pb.DraftRequest()
     start = 0
     try:
@@ -90,13 +90,13 @@ class StepRequest(NamedTuple):
     positions: NDArray[np.int64]
     """[B]: generated tokens of each session before these."""
     most_tokens: int
-    """That a session may have."""
+    """The maximum tokens of a session."""
     max_tokens: int
     verify_cost: float
     report: Report | None = None
 
     def of(self, rows: NDArray[np.int64]) -> "StepRequest":
-        """The same of these rows alone, in ascending order."""
+        """Returns these rows alone, in ascending order."""
         new = np.diff(self.offsets)
         chosen = np.zeros(len(new), bool)
         chosen[rows] = True
@@ -109,7 +109,7 @@ class StepRequest(NamedTuple):
         )
 
     def without_tokens(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> "StepRequest":
-        """The drafts of these rows alone, which have so many tokens."""
+        """Returns a request for drafts of these rows alone, which now have `positions` tokens."""
         return self._replace(
             sessions=self.sessions[rows],
             tokens=np.empty(0, np.int32),
@@ -129,11 +129,11 @@ class StepResult(NamedTuple):
     probs: NDArray[np.float32]
     """[D]"""
     outcomes: NDArray[np.uint8]
-    """[B]: who is not STEPPED was left out."""
+    """[B]: a session was left out unless its outcome is STEPPED."""
 
 
 async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
-    """`Engine.try_step` in as many calls as it takes. Drafts as one call does: first all append, then all draft."""
+    """Runs `Engine.try_step` in slices. Drafts like a single call: first all sessions append, then all draft."""
     if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
         return _call(engine, asked)
     outcomes = np.zeros(len(asked.sessions), np.uint8)
@@ -157,7 +157,7 @@ async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
 
 
 def _note(outcomes: NDArray[np.uint8], first: int, part: StepResult) -> None:
-    """What became of the sessions from `first` on; of one that was left out already, why it was at first."""
+    """Records the outcomes of the sessions from `first` on. The first reason for leaving out a session stays."""
     mine = outcomes[first : first + len(part.outcomes)]
     mine[:] = np.where(mine == STEPPED, part.outcomes, mine)
 
@@ -178,9 +178,9 @@ def _call(engine: Engine, asked: StepRequest) -> StepResult:
 
 
 def _appends(asked: StepRequest) -> Iterator[tuple[int, StepRequest]]:
-    """The tokens of a step in the order of its sessions, a slice at a time; and the row that each slice begins with.
+    """Yields the tokens of a step in the order of its sessions, in slices, and the first row of each slice.
 
-    Only a text longer than TOKENS is cut: a session learns from its last draft with the first call that has its tokens.
+    Cuts only a text longer than TOKENS: a session learns from its last draft with the first call that has its tokens.
     """
     offsets = asked.offsets
     start = 0
@@ -191,7 +191,7 @@ def _appends(asked: StepRequest) -> Iterator[tuple[int, StepRequest]]:
         last = max(last, first + 1)
         cut = np.clip(offsets[first : last + 1], start, end)
         report = asked.report and asked.report.of(slice(first, last))
-        if report and start > offsets[first]:  # said with the text's first slice
+        if report and start > offsets[first]:  # already reported with the first slice of this text
             report = Report(*(np.concatenate(([0], counts[1:])).astype(INT32) for counts in report))
         yield (
             first,

@@ -1,12 +1,12 @@
-"""`specrl.RolloutCacheService`: what SpecRL's updater sends becomes history.
+"""`specrl.RolloutCacheService`: stores what SpecRL's updater sends as history.
 
-The updater sends a prompt and all its responses in one call, after every training step, and says no epoch. SpecRL's
-own cache keeps the last visit of a prompt alone. Here a visit is what an epoch stands for: it counts for the newest
-epoch of the namespace, and a prompt that had its visit in that epoch begins the next one. So histories age and leave as
-they do where a trainer counts its epochs, and where it does so in this namespace, its count is followed.
+After every training step, the updater sends each prompt with all its responses in one call, without an epoch. SpecRL's
+own cache keeps only the last visit of a prompt. Here, a visit takes the place of an epoch: it counts for the newest
+epoch of the namespace, and a prompt that already had a visit in that epoch starts the next one. So histories age and
+leave as with a trainer that counts epochs. If a trainer does so in this namespace, its count is followed.
 
-Tokens travel as packed numbers of one byte or more, which become four each. The lists are therefore counted before
-they are decoded, and decoded piece by piece: steps go first.
+Tokens travel as packed numbers of one or more bytes, which become four bytes each. So the lists are counted before they
+are decoded, and decoded piece by piece, so that steps run in between.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from histospec.specrl import rollout_cache_pb2_grpc as pb_grpc
 from histospec.v1 import draft_pb2
 
 MAX_VISITS = 1 << 20
-"""Prompts that an epoch of ours may have, 100 MB of them; one more begins the next."""
+"""Prompts of an epoch that visits count, 100 MB of them; one more starts the next epoch."""
 
 
-PIECE = 64 << 10  # bytes that are decoded at once
-LAST = 0x80  # bytes of a number are not below, but for its last
-TOKENS_TAG = 0x0A  # of a TokenList's only field, packed
+PIECE = 64 << 10  # bytes decoded at a time
+LAST = 0x80  # the last byte of a number is below, all others are not
+TOKENS_TAG = 0x0A  # the tag of a TokenList's only field, packed
 HASH, PROMPT, RESPONSES = 1, 2, 3  # fields of an UpdateCacheRequest
 
 
@@ -49,20 +49,20 @@ class Update(NamedTuple):
 
 
 class Visits:
-    """Which prompts had their visit in the newest epoch."""
+    """The prompts that had a visit in the newest epoch."""
 
     def __init__(self) -> None:
         self._epoch = -1
         self._prompts: set[int] = set()
 
     def epoch(self, prompt: int, newest: int) -> int:
-        """The epoch of the visit that now comes to a prompt, named by its hash, where `newest` is the newest so far."""
+        """Returns the epoch of a new visit of the prompt with this hash, if the newest epoch so far is `newest`."""
         if newest != self._epoch or (prompt not in self._prompts and len(self._prompts) < MAX_VISITS):
             return newest
         return newest + 1
 
     def note(self, prompt: int, epoch: int) -> None:
-        """Notes a visit."""
+        """Records a visit."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._prompts.clear()
@@ -70,7 +70,7 @@ class Visits:
 
 
 class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
-    """Errors are raised as they are; the interceptor turns them into gRPC statuses."""
+    """The service. It raises errors; the interceptor turns these into gRPC statuses."""
 
     def __init__(self, history: History, config: Config, access: Access) -> None:
         self._history = history
@@ -84,17 +84,17 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         """See rollout_cache.proto."""
         namespace = self._config.specrl_namespace
         self._access.permit(dict(context.invocation_metadata() or ())).require("write", namespace)
-        self._history.require_open()  # before the visit is noted
+        self._history.require_open()  # before the visit is recorded
         translated = await self._translated(request)
         epoch = self._visits.epoch(request.prompt_hash, self._history.epochs.newest(namespace))
         batch, _ = wire.ingest(translated, self._config, epoch)
         self._visits.note(request.prompt_hash, epoch)
-        self._history.epochs.saw(batch)  # before it is stored: the other prompts of this visit are on their way
+        self._history.epochs.saw(batch)  # before it is stored: other prompts of this visit are arriving
         await ingest(self._history, batch, context.peer())
         return pb.UpdateCacheResponse(success=True)
 
     async def _translated(self, request: Update) -> draft_pb2.IngestRequest:
-        """The same in our own protocol. Raises InvalidRequest, and LimitExceeded before anything large is decoded."""
+        """Returns the update as an IngestRequest. Raises InvalidRequest, and LimitExceeded before decoding much."""
         if not request.responses:
             raise InvalidRequest("responses: must not be empty")
         config = self._config
@@ -111,7 +111,7 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
 
 
 def read(data: bytes, config: Config) -> Update:
-    """An UpdateCacheRequest, its lists of tokens not yet decoded.
+    """Returns an UpdateCacheRequest whose lists of tokens are not decoded yet.
 
     Raises DecodeError, and LimitExceeded for more tokens than an ingest of that size may have.
     """
@@ -128,7 +128,7 @@ def read(data: bytes, config: Config) -> Update:
             left -= _numbers(part)
             if left < 0:
                 text = (
-                    f"message: {most - left} tokens or more are over the limit of {most} (--max-message, 4 bytes each)"
+                    f"message: at least {most - left} tokens are over the limit of {most} (--max-message, 4 bytes each)"
                 )
                 raise LimitExceeded(text)
             (prompt if number == PROMPT else responses).append(part)
@@ -136,7 +136,7 @@ def read(data: bytes, config: Config) -> Update:
 
 
 async def tokens_of(field: str, part: bytes | memoryview, limit: int) -> bytes:
-    """The tokens of an encoded TokenList as little-endian int32, as `wire` takes them."""
+    """Returns the tokens of an encoded TokenList as little-endian int32, the input of `wire`."""
     packed = _packed(part)
     if packed is None:
         if len(part) > encoded.SMALL:
@@ -151,7 +151,7 @@ async def tokens_of(field: str, part: bytes | memoryview, limit: int) -> bytes:
     pieces = []
     for piece in _pieces(field, packed):
         pieces.append(_decoded(field, piece))
-        await asyncio.sleep(0)  # 1 ms: steps go first
+        await asyncio.sleep(0)  # after 1 ms of work, let steps run
     return b"".join(pieces)
 
 
@@ -161,7 +161,7 @@ def _check_number(field: str, number: int, limit: int) -> None:
 
 
 def _packed(part: bytes | memoryview) -> memoryview | None:
-    """What is packed into the only field of a TokenList; None where it has others."""
+    """Returns the packed contents of a TokenList with only that field; None if it has others."""
     if not part or part[0] != TOKENS_TAG:
         return None
     try:
@@ -172,28 +172,28 @@ def _packed(part: bytes | memoryview) -> memoryview | None:
 
 
 def _numbers(encoded_numbers: bytes | memoryview) -> int:
-    """How many there are at most: each ends with a byte below 0x80."""
+    """Returns an upper bound of the number of tokens: each ends with a byte below 0x80."""
     return int(np.count_nonzero(np.frombuffer(encoded_numbers, np.uint8) < LAST))
 
 
 def _pieces(field: str, packed: memoryview) -> Iterator[NDArray[np.uint8]]:
-    """Packed numbers, in pieces of whole ones. Raises InvalidRequest where the last one has no end."""
+    """Yields packed numbers in pieces of whole numbers. Raises InvalidRequest if the last number is incomplete."""
     rest = np.frombuffer(packed, np.uint8)
     while rest.size:
         ends = np.flatnonzero(rest[:PIECE] < LAST)
         if not ends.size or (rest.size <= PIECE and rest[-1] >= LAST):
-            raise InvalidRequest(f"{field}: a token has no end")
+            raise InvalidRequest(f"{field}: the last token is incomplete")
         yield rest[: ends[-1] + 1]
         rest = rest[ends[-1] + 1 :]
 
 
 def _decoded(field: str, piece: NDArray[np.uint8]) -> bytes:
-    """Of each number the lower 32 bits, as protobuf reads an int32."""
+    """Returns the lower 32 bits of each number, as protobuf reads an int32."""
     ends = np.flatnonzero(piece < LAST)
     begins = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - begins + 1
     if lengths.max() > encoded.LONGEST_VARINT:
-        raise InvalidRequest(f"{field}: a token has no end")
+        raise InvalidRequest(f"{field}: a token is longer than 10 bytes")
     values = np.zeros(ends.size, np.uint64)
     for i in range(min(int(lengths.max()), 5)):
         longer = lengths > i

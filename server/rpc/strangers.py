@@ -1,6 +1,6 @@
-"""Health and reflection answer whoever asks, token or none: so little of what they are sent is received at a time.
+"""Bounds health and reflection calls, which need no token: the server receives little of them at a time.
 
-gRPC has one limit on the size of messages for all services of a server, and receives a message when it is asked for.
+gRPC has one size limit for messages of all services of a server, and receives a message only on request.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 
 MESSAGE_BYTES = 4096  # longer than any name of a service or a file
-AT_A_TIME = 2  # messages received from one host at a time ...
-WAITING = 64  # ... and calls that wait for their turn; more are refused
+AT_A_TIME = 2  # messages received at a time from one host ...
+WAITING = 64  # ... and calls that wait for their turn; further calls are refused
 SECONDS = 5.0  # for a message to arrive
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Strangers:
-    """Serves such RPCs. Lives on the event loop."""
+    """Serves such RPCs. Used only on the event loop."""
 
     def __init__(self) -> None:
-        self._calls: Counter[str] = Counter()  # by host, that receive or wait for their turn
+        self._calls: Counter[str] = Counter()  # by host: calls that receive or wait for their turn
         self._turns: dict[str, asyncio.Semaphore] = {}
 
     def serve(self, handler: "Handler") -> "Handler":
-        """The handler of an RPC as one that receives each message by turns."""
+        """Returns a handler that receives each message in turn."""
         decode, encode = _short(handler.request_deserializer), handler.response_serializer
         if handler.request_streaming:
             behaviour: Any = handler.stream_stream
@@ -43,7 +43,7 @@ class Strangers:
         async def single(_: Any, context: Any) -> Any:
             request = await self._receive(context)
             if request is None:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call brought no message")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
             return await behaviour(request, context)
 
         if handler.response_streaming:
@@ -55,10 +55,10 @@ class Strangers:
             yield request
 
     async def _receive(self, context: Any) -> Any:
-        """The next message; None after the last. Aborts the call where it is too long, or does not arrive."""
+        """Returns the next message; None after the last. Aborts the call if it is too long or does not arrive."""
         host = context.peer().rpartition(":")[0]
         if self._calls[host] >= WAITING:
-            text = f"{WAITING} calls of this host wait already; come back later"
+            text = f"{WAITING} calls of this host are already waiting; retry later"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._calls[host] += 1
         turn = self._turns.setdefault(host, asyncio.Semaphore(AT_A_TIME))
@@ -72,13 +72,13 @@ class Strangers:
             if not self._calls[host]:
                 del self._calls[host], self._turns[host]
         if request is None:
-            text = f"the message is none of this RPC, or longer than {MESSAGE_BYTES} bytes"
+            text = f"the message does not fit this RPC, or is longer than {MESSAGE_BYTES} bytes"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         return None if request is grpc.aio.EOF else request  # type: ignore[attr-defined] # missing in the stubs
 
 
 def _short(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Decodes a message; None where it is too long or no such message."""
+    """Returns a decoder that gives None for a message that is too long or of another type."""
     assert decode is not None
 
     def decode_short(data: bytes) -> Any:

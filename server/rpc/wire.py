@@ -1,7 +1,7 @@
-"""Checks what arrives and turns it into arrays, before anything of it is applied.
+"""Checks messages and turns them into arrays, before the server applies any part of them.
 
-A message that is malformed raises InvalidRequest, one that is over a limit LimitExceeded; both name the field. Where
-one session alone is over a limit, that session is refused: `Open.refusal` says why.
+A malformed message raises InvalidRequest, one over a limit LimitExceeded; both name the field. If only one session is
+over a limit, only that session is refused: `Open.refusal` says why.
 """
 
 import math
@@ -32,11 +32,11 @@ class Open(NamedTuple):
     generated: NDArray[np.int32]
     seed: int | None
     refusal: str
-    """Why it cannot be; empty when it can."""
+    """Why the session cannot be opened; empty if it can."""
 
 
 class Step(NamedTuple):
-    """B sessions and what each of them generated."""
+    """The tokens that each of B sessions generated."""
 
     sessions: list[int]
     positions: NDArray[np.int32]
@@ -47,22 +47,22 @@ class Step(NamedTuple):
     max_tokens: int
     verify_cost: float
     late: int
-    """Earlier steps that were answered too late, as the client saw it."""
+    """Earlier steps whose answers missed the deadline, as the client saw it."""
     report: "Report | None"
 
 
 class Report(NamedTuple):
-    """What a worker with a drafter of its own verified of each of B sessions."""
+    """What a worker with a drafter of its own verified for each of B sessions."""
 
     verified: NDArray[np.int32]
-    """[B]: tokens of the session's last draft from here."""
+    """[B]: verified tokens of the session's last draft from this server."""
     model_drafted: NDArray[np.int32]
-    """[B]: tokens of the worker's own drafter since the session's last step ..."""
+    """[B]: verified tokens of the worker's own drafter since the session's last step ..."""
     model_accepted: NDArray[np.int32]
     """[B]: ... and how many of them were accepted."""
 
     def of(self, rows: "NDArray[np.int64] | slice") -> "Report":
-        """The same of these rows alone."""
+        """Returns these rows alone."""
         return Report(*(counts[rows] for counts in self))
 
 
@@ -79,7 +79,7 @@ class Close(NamedTuple):
 
 
 class Undecodable(NamedTuple):
-    """What stands for a message that cannot be decoded, or must not be, until the service can refuse it."""
+    """Stands for a message that cannot or must not be decoded, until the service can refuse it."""
 
     error: HistoSpecError
 
@@ -89,12 +89,12 @@ class Undecodable(NamedTuple):
 
 
 def not_a(kind: str, data: bytes) -> InvalidRequest:
-    """What to say of bytes that are no message of this kind."""
+    """Returns the error for bytes that are not a message of this kind."""
     return InvalidRequest(f"message: its {len(data)} bytes are not a {kind}")
 
 
 def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], None]) -> Callable[[bytes], Any]:
-    """`decode` after `check`, with their errors as a value: gRPC would answer an exception with UNKNOWN."""
+    """Returns `check` then `decode`, with their errors as a value: gRPC would answer an exception with UNKNOWN."""
 
     def decoded(data: bytes) -> T | Undecodable:
         try:
@@ -109,7 +109,7 @@ def tolerant(kind: str, decode: Callable[[bytes], T], check: Callable[[bytes], N
 
 
 def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """`encode`, but what is bytes already stays as it is."""
+    """Returns `encode`, except that bytes stay as they are."""
 
     def encoded(message: Any) -> bytes:
         return message if isinstance(message, bytes) or encode is None else encode(message)
@@ -118,16 +118,16 @@ def unless_encoded(encode: Callable[[Any], bytes] | None) -> Callable[[Any], byt
 
 
 def history(records: Iterable[Record]) -> bytes:
-    """A HistoryResponse with these records, encoded.
+    """Returns an encoded HistoryResponse with these records.
 
-    One response at a time, so that other threads have their turn between: as a whole, 45 MiB stop them for 0.1 s.
+    Encodes one response at a time, so that other threads run in between: 45 MiB at once would stop them for 0.1 s.
     """
     encoded = (pb.HistoryResponse(responses=[stored(record)]).SerializeToString() for record in records)
-    return b"".join(encoded)  # messages one behind the other are one message with the elements of all
+    return b"".join(encoded)  # concatenated messages decode as one message with the elements of all
 
 
 def stored(record: Record) -> pb.Response:
-    """A stored response as a message."""
+    """Returns a stored response as a message."""
     return pb.Response(
         tokens=record.tokens,
         logprobs=record.logprobs,
@@ -139,7 +139,7 @@ def stored(record: Record) -> pb.Response:
 
 
 class Message(NamedTuple):
-    """A whole DraftRequest, checked."""
+    """A whole, checked DraftRequest."""
 
     sequence: int
     opens: list[Open]
@@ -148,14 +148,14 @@ class Message(NamedTuple):
 
 
 def array(field: str, data: bytes, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """`data` as a one-dimensional array that shares its memory."""
+    """Returns `data` as a one-dimensional array that shares its memory."""
     if len(data) % dtype.itemsize:
         raise InvalidRequest(f"{field}: {len(data)} bytes are not a whole number of {dtype.name} values")
     return np.frombuffer(data, dtype)
 
 
 def token_array(field: str, data: bytes) -> NDArray[np.int32]:
-    """int32 tokens, none of them negative."""
+    """Returns int32 tokens. Raises InvalidRequest if one is negative."""
     tokens: NDArray[np.int32] = array(field, data, INT32)  # type: ignore[assignment]
     if tokens.size and tokens.min() < 0:
         at = int(tokens.argmin())
@@ -164,7 +164,7 @@ def token_array(field: str, data: bytes) -> NDArray[np.int32]:
 
 
 def namespace(field: str, name: str) -> str:
-    """A namespace that may be used as one."""
+    """Returns a namespace. Raises InvalidRequest if the name is not allowed."""
     if not name:
         raise InvalidRequest(f"{field}: must not be empty")
     if len(name) > MAX_NAMESPACE:
@@ -175,7 +175,7 @@ def namespace(field: str, name: str) -> str:
 def problem(
     field: str, request: pb.OpenSession | pb.IngestRequest | pb.HistoryRequest | pb.PredictLengthRequest
 ) -> tuple[Problem, NDArray[np.int32]]:
-    """The problem of a request, and its prompt as tokens."""
+    """Returns the problem of a request, and its prompt as tokens."""
     namespace(f"{field}namespace", request.namespace)
     return _problem(field, request.namespace, request)
 
@@ -186,7 +186,7 @@ def _problem(
     request: pb.OpenSession | pb.IngestRequest | pb.HistoryRequest | pb.PredictLengthRequest | pb.StoredProblem,
 ) -> tuple[Problem, NDArray[np.int32]]:
     if len(request.problem) > MAX_PROBLEM:
-        raise InvalidRequest(f"{field}problem: {len(request.problem)} characters are more than {MAX_PROBLEM}")
+        raise InvalidRequest(f"{field}problem: {len(request.problem)} characters are over the limit of {MAX_PROBLEM}")
     prompt = token_array(f"{field}prompt", request.prompt)
     if not prompt.size:
         raise InvalidRequest(f"{field}prompt: must not be empty")
@@ -194,17 +194,17 @@ def _problem(
 
 
 def message(request: pb.DraftRequest | Undecodable, config: Config) -> Message:
-    """A DraftRequest, every part of it checked on its own and against the others."""
+    """Returns a DraftRequest as a Message, after checking each part alone and against the others."""
     if isinstance(request, Undecodable):
         request.refuse()
     _check_number("opens", len(request.opens), config)
     _check_number("closes", len(request.closes), config)
     opens = [_open(f"opens[{i}].", o, config) for i, o in enumerate(request.opens)]
     if len({o.session for o in opens}) < len(opens):
-        raise InvalidRequest("opens: a session is opened twice")
+        raise InvalidRequest("opens: a session appears twice")
     closes = [_close(f"closes[{i}].", c) for i, c in enumerate(request.closes)]
     if len({c.session for c in closes}) < len(closes):
-        raise InvalidRequest("closes: a session is closed twice")
+        raise InvalidRequest("closes: a session appears twice")
     return Message(request.sequence, opens, _step(request.step, config) if request.HasField("step") else None, closes)
 
 
@@ -220,7 +220,7 @@ def _open(field: str, request: pb.OpenSession, config: Config) -> Open:
 
 
 def _seed(request: pb.OpenSession | pb.Response) -> int | None:
-    """Any int64 is one."""
+    """Returns the seed, which may be any int64, or None."""
     return request.seed if request.HasField("seed") else None
 
 
@@ -239,7 +239,7 @@ def _step(request: pb.Step, config: Config) -> Step:
     if request.max_tokens > config.max_draft_tokens:
         raise LimitExceeded(draft_too_long(request.max_tokens, config.max_draft_tokens))
     if not math.isfinite(request.verify_cost) or request.verify_cost < 0:
-        raise InvalidRequest(f"step.verify_cost: {request.verify_cost} is not a finite number of at least 0")
+        raise InvalidRequest(f"step.verify_cost: {request.verify_cost} must be a finite number of at least 0")
     report = _report(request, len(sessions))
     return Step(sessions, positions, offsets, tokens, request.max_tokens, request.verify_cost, request.late, report)
 
@@ -249,10 +249,10 @@ def _report(request: pb.Step, sessions: int) -> Report | None:
         absent, there = "model_drafted", "model_accepted"
         if request.model_drafted:
             absent, there = there, absent
-        raise InvalidRequest(f"step.{absent}: is absent, and step.{there} is not; they belong together")
+        raise InvalidRequest(f"step.{absent}: is absent, but step.{there} is given; both belong together")
     if not request.verified:
         if request.model_drafted:
-            raise InvalidRequest("step.verified: is absent, and step.model_drafted is not; it must be given, too")
+            raise InvalidRequest("step.verified: is absent, but step.model_drafted is given; both belong together")
         return None
     verified = _counts("step.verified", request.verified, sessions)
     if verified.size and verified.max() > MAX_DRAFT:
@@ -270,7 +270,7 @@ def _report(request: pb.Step, sessions: int) -> Report | None:
 
 
 def _counts(field: str, data: bytes, sessions: int) -> NDArray[np.int32]:
-    """int32[B], none of them negative."""
+    """Returns int32[B]. Raises InvalidRequest if a value is negative."""
     counts: NDArray[np.int32] = array(field, data, INT32)  # type: ignore[assignment]
     if counts.size != sessions:
         raise InvalidRequest(f"{field}: {counts.size} values for {sessions} sessions")
@@ -290,11 +290,11 @@ def _close(field: str, request: pb.CloseSession) -> Close:
 
 
 def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[ResponseBatch, NDArray[np.int32]]:
-    """What an IngestRequest adds, and the prompt as tokens."""
+    """Returns the batch of an IngestRequest, and the prompt as tokens."""
     who, prompt = problem("", request)
     _check_prompt("prompt", prompt, config)
     _check_number("responses", len(request.responses), config)
-    epoch = min(newest_epoch, LAST_EPOCH)  # which may be one that was counted
+    epoch = min(newest_epoch, LAST_EPOCH)  # a counted epoch may be larger
     if request.HasField("epoch"):
         epoch = request.epoch
         _check_epoch("epoch", epoch)
@@ -304,7 +304,7 @@ def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tupl
 
 
 def imported(request: pb.ImportRequest, config: Config) -> list[tuple[Problem, list[Record]]]:
-    """The problems of an ImportRequest."""
+    """Returns the problems of an ImportRequest."""
     namespace("namespace", request.namespace)
     _check_number("problems", len(request.problems), config)
     return [_imported(f"problems[{i}].", p, request.namespace, config) for i, p in enumerate(request.problems)]
@@ -347,7 +347,7 @@ def _check_number(field: str, number: int, config: Config) -> None:
 
 
 def epoch(field: str, number: int) -> int:
-    """An epoch that may be one."""
+    """Returns an epoch. Raises InvalidRequest if it is not allowed."""
     if number < 0:
         raise InvalidRequest(f"{field}: {number} is negative")
     if number > MAX_EPOCH:
@@ -371,11 +371,11 @@ def _check_per_token(field: str, data: bytes, dtype: np.dtype[np.generic], token
 
 
 def quantiles(request: pb.PredictLengthRequest) -> list[float]:
-    """The quantiles asked for, or the usual ones."""
+    """Returns the requested quantiles, or the default ones."""
     if len(request.quantiles) > MAX_QUANTILES:
         raise LimitExceeded(f"quantiles: {len(request.quantiles)} are more than the limit of {MAX_QUANTILES}")
     wanted = list(request.quantiles) or [0.1, 0.5, 0.9, 0.99]
     for quantile in wanted:
         if not 0 <= quantile <= 1:
-            raise InvalidRequest(f"quantiles: {quantile} is not in [0, 1]")
+            raise InvalidRequest(f"quantiles: {quantile} must be from 0 to 1")
     return wanted

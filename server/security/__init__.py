@@ -1,1 +1,1 @@
-"""Who may do what, and the files that say so."""
+"""Tokens, certificates, and the files that hold them."""

@@ -1,14 +1,14 @@
-"""Who may do what: bearer tokens from a file.
+"""Access control: bearer tokens from a file, and their rights.
 
     [[token]]
     name = "workers"                 # for the log
-    secret = "…"                     # or sha256 = "…", the hash of the secret in hex, so that the file holds none
-    namespaces = ["run-*"]           # shell patterns; every namespace unless told
-    rights = ["read", "write"]       # these two unless told; "admin" forgets namespaces
+    secret = "…"                     # or sha256 = "…", the secret's hash in hex, so that the file holds no secret
+    namespaces = ["run-*"]           # shell patterns; default: every namespace
+    rights = ["read", "write"]       # this is the default; "admin" may also forget namespaces
 
-read: draft, look at histories and lengths. write: commit and ingest. A file that changes is read again; while it cannot
-be read, what was there stays in force. A stream whose token is gone, or may no longer read in a namespace of its
-sessions, ends with its next message.
+read: draft, look at histories and lengths. write: commit and ingest. The server rereads the file when it changes. If it
+cannot be read, the previous contents stay in force. If a stream's token is gone, or lost the right to read in a
+namespace of its sessions, the stream ends with its next message.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 Right = Literal["read", "write", "admin"]
-LOOK_SECONDS = 1.0  # between two looks at the file
+LOOK_SECONDS = 1.0  # between two checks of the file
 SHORTEST = 16  # characters of a secret
 
 
@@ -51,7 +51,7 @@ class _Token(BaseModel):
         return self
 
     def digest(self) -> str:
-        """SHA-256 of the secret, in hex."""
+        """The SHA-256 of the secret, in hex."""
         return self.sha256 or hashlib.sha256((self.secret or "").encode()).hexdigest()
 
 
@@ -62,25 +62,25 @@ class _File(BaseModel):
 
 
 class Permit(NamedTuple):
-    """What one caller may do, as long as its token is in the file."""
+    """The rights of one caller while its token is in the file."""
 
     access: "Access"
     digest: str
 
     def check(self) -> int:
-        """The version of the file, in which rights stay the same. Raises Unauthenticated where the token is gone."""
+        """Returns the version of the file; rights change only with it. Raises Unauthenticated if the token is gone."""
         self.access.grant(self.digest)
         return self.access.version
 
     def allows(self, right: Right, namespace: str) -> bool:
-        """Whether the token is good for this. Raises Unauthenticated."""
+        """Returns whether the token grants this right. Raises Unauthenticated."""
         grant = self.access.grant(self.digest)
         if grant is None:
             return True
         return right in grant.rights and any(fnmatchcase(namespace, pattern) for pattern in grant.namespaces)
 
     def require(self, right: Right, namespace: str) -> None:
-        """Raises PermissionDenied or Unauthenticated unless the token is good for this."""
+        """Raises PermissionDenied or Unauthenticated unless the token grants this right."""
         if not self.allows(right, namespace):
             grant = self.access.grant(self.digest)
             name = grant.name if grant else ""
@@ -88,9 +88,9 @@ class Permit(NamedTuple):
 
 
 class Access:
-    """The token file; without one everybody may do everything.
+    """The token file. Without one, every caller has every right.
 
-    Raises ConfigError where the file cannot be used at the start.
+    Raises ConfigError if the file cannot be used at the start.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -104,16 +104,16 @@ class Access:
 
     @property
     def version(self) -> int:
-        """Grows when the file says something else."""
+        """A number that grows when the contents of the file change."""
         return 0 if self.file is None else self.file.version
 
     def permit(self, metadata: Mapping[str, Any]) -> Permit:
-        """What the caller who sent this metadata may do. Raises Unauthenticated."""
+        """Returns the rights of the caller that sent this metadata. Raises Unauthenticated."""
         if self.file is None:
             return Permit(self, "")
         scheme, _, secret = str(metadata.get("authorization", "")).partition(" ")
         if not secret:
-            raise Unauthenticated("authorization: no bearer token came with the call; set HISTOSPEC_TOKEN")
+            raise Unauthenticated("authorization: the call has no bearer token; set HISTOSPEC_TOKEN")
         if scheme.lower() != "bearer":
             raise Unauthenticated("authorization: expected 'Bearer TOKEN'")
         permit = Permit(self, hashlib.sha256(secret.encode()).hexdigest())
@@ -121,7 +121,7 @@ class Access:
         return permit
 
     def grant(self, digest: str) -> _Token | None:
-        """What the token of this digest is good for; None: everything. Raises Unauthenticated."""
+        """Returns the token of this digest; None if every caller has every right. Raises Unauthenticated."""
         if self.file is None:
             return None
         now = time.monotonic()
@@ -130,18 +130,18 @@ class Access:
             self.file.look()
         grant = self.file.value.get(digest)
         if grant is None:
-            raise Unauthenticated("authorization: the token is not one of this server's")
+            raise Unauthenticated("authorization: this server does not know the token")
         return grant
 
 
 def _read(path: Path) -> dict[str, _Token]:
-    """The tokens of a file by the digest of their secret."""
+    """Returns the tokens of a file by the digest of their secret."""
     tokens = _File.model_validate(tomllib.loads(read_text(path))).token
     return {token.digest(): token for token in tokens}
 
 
 def _words(error: Exception) -> str:
-    """What is wrong, without repeating what the file says: it holds secrets."""
+    """Returns what is wrong without quoting the file, which holds secrets."""
     if isinstance(error, OSError):
         return (error.strerror or "cannot be read").lower()
     if isinstance(error, ValidationError):

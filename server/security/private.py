@@ -1,4 +1,4 @@
-"""Files that only the server's own user may read, whatever the umask, in folders whose names survive a crash."""
+"""Files that only the server's user may read, whatever the umask, in folders whose entries survive a crash."""
 
 import os
 import stat
@@ -12,21 +12,21 @@ _SHARED = stat.S_ISGID | stat.S_ISVTX | stat.S_IWGRP | stat.S_IWOTH
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open(..., opener=...)`: a file that is made is private from its first byte on."""
+    """Opens a file for `open(..., opener=...)`: a new file is private from its first byte."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, FILE)
-    with suppress(OSError):  # another user's file stays as it is
+    with suppress(OSError):  # a file of another user keeps its permissions
         os.fchmod(descriptor, FILE)
     return descriptor
 
 
 def create(path: Path) -> None:
-    """Makes an empty private file where there is none."""
+    """Creates an empty private file if there is none."""
     with suppress(FileExistsError):
         os.close(opener(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
 
 def tighten(paths: Iterable[Path]) -> None:
-    """Takes everyone else's rights from those of the files that exist and belong to this user."""
+    """Removes the permissions of other users from those files that exist and belong to this user."""
     for path in paths:
         with suppress(OSError):
             if stat.S_IMODE(path.stat().st_mode) != FILE:
@@ -34,10 +34,10 @@ def tighten(paths: Iterable[Path]) -> None:
 
 
 def directory(path: Path, ours: Sequence[str]) -> None:
-    """Makes the directory private where this call creates it, or where it holds files of these names alone.
+    """Makes the directory private if this call creates it, or if it holds only files with these names.
 
-    A directory that others may write to, as Kubernetes sets one up with `fsGroup`, keeps its rights, and so does one
-    with other files in it. Raises OSError where it cannot be made.
+    A directory that others may write to, as Kubernetes makes with `fsGroup`, keeps its permissions. So does one with
+    other files. Raises OSError if the directory cannot be created.
     """
     made = not path.exists()
     path.mkdir(DIRECTORY, parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def directory(path: Path, ours: Sequence[str]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder survive a crash. Raises OSError."""
+    """Makes the entries of a folder survive a crash. Raises OSError."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

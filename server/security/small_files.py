@@ -1,4 +1,4 @@
-"""Files that people write by hand, such as a configuration; a device or a data set given in their place is refused."""
+"""Small files that people write by hand, such as a configuration. Devices and oversized files are refused."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ LONGEST = 16 << 20  # bytes
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file. Raises OSError, also where it is longer than LONGEST."""
+    """Returns the whole file. Raises OSError, also if it is longer than LONGEST."""
     with path.open("rb") as file:
         content = file.read(LONGEST + 1)
     if len(content) > LONGEST:
@@ -17,5 +17,5 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same as text. Raises OSError and UnicodeDecodeError."""
+    """Returns the whole file as text. Raises OSError and UnicodeDecodeError."""
     return read_bytes(path).decode()

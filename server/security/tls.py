@@ -1,4 +1,4 @@
-"""The server's certificates, read again when their files change."""
+"""The server's certificates, reread when their files change."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,25 +14,25 @@ from histospec.server.security.watched import Watched
 
 
 class _Contents(NamedTuple):
-    """Of the files, read together."""
+    """The contents of the files, read together."""
 
     certificate: bytes
     key: bytes
     authorities: bytes | None
     expiry: float
-    """When the first certificate of the chain expires, in seconds since 1970."""
+    """Expiry of the first certificate of the chain to expire, in seconds since 1970."""
 
 
 class ClientCertificate(NamedTuple):
-    """The certificate that this server shows as a client of another one: its own."""
+    """The server's own certificate, which it shows as a client of another shard."""
 
     authorities: Path | None
-    """None: those of the system."""
+    """None for the system's authorities."""
     certificate: Path
     key: Path
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel, from the files as they are now. Raises OSError."""
+        """Returns credentials for a channel from the current files. Raises OSError."""
         authorities = None if self.authorities is None else read_bytes(self.authorities)
         return grpc.ssl_channel_credentials(authorities, read_bytes(self.key), read_bytes(self.certificate))
 
@@ -40,8 +40,8 @@ class ClientCertificate(NamedTuple):
 class Certificates:
     """PEM files: a certificate chain, its key and, for mTLS, the authorities that sign clients' certificates.
 
-    Raises ConfigError where they cannot be used at the start. Later, files that cannot be used leave in force what was
-    there.
+    Raises ConfigError if the files cannot be used at the start. If they cannot be used later, the previous contents
+    stay in force.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
@@ -52,16 +52,16 @@ class Certificates:
         self._given = self.files.value
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a port. Every handshake looks whether the files have changed; connections that are open stay."""
+        """Returns credentials for a port. Every handshake checks the files for changes; open connections stay."""
         asks = "--tls-client-ca" in self._paths
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._given),
-            self._fetch,  # type: ignore[arg-type]  # None: as before
+            self._fetch,  # type: ignore[arg-type]  # None: unchanged
             require_client_authentication=asks,
         )
 
     def expiry(self) -> float:
-        """When the first certificate of the chain expires, in seconds since 1970, as the files are now."""
+        """Returns the time at which the first certificate of the chain expires, in seconds since 1970."""
         return self.files.look().expiry
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
@@ -89,7 +89,7 @@ def _text(flag: str, path: Path) -> bytes:
 
 
 def _checked(certificate: bytes, key: bytes, chain_path: Path, key_path: Path) -> float:
-    """When the chain expires. Raises ConfigError where it makes no sense, or the key is not that of the certificate."""
+    """Returns when the chain expires. Raises ConfigError if a file is no PEM, or the key and certificate differ."""
     try:
         chain = x509.load_pem_x509_certificates(certificate)
     except ValueError as error:

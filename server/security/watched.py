@@ -1,4 +1,4 @@
-"""Files that may change while the server runs: read again until what is on the disk is what is in force."""
+"""Files that may change while the server runs: they are read again until the contents on disk are in force."""
 
 import threading
 import time
@@ -15,12 +15,12 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 UNREADABLE = (OSError, ValueError, ConfigError)
-SETTLED_NS = 2_000_000_000  # file systems count time in steps of up to two seconds: a younger change may hide another
-SAID_EVERY = 60.0  # seconds between two lines about one failure
+SETTLED_NS = 2_000_000_000  # file systems count time in steps of up to 2 s: a younger change may hide a later one
+SAID_EVERY = 60.0  # seconds between two log lines about the same failure
 
 
 class _State(NamedTuple):
-    """What tells one version of a file from another."""
+    """The properties that tell one version of a file from another."""
 
     inode: int
     size: int
@@ -30,13 +30,13 @@ class _State(NamedTuple):
 
 
 class Watched(Generic[T]):
-    """What `read` makes of some files, as they were when it last could.
+    """The value that `read` last made of some files.
 
     Args:
         name: what the files hold, for the log, the metrics and the status page.
         paths: the files.
-        read: raises OSError, ValueError or ConfigError where they cannot be used, at first out of this call.
-        words: what is wrong, from such an error, without secrets.
+        read: raises OSError, ValueError or ConfigError if the files cannot be used; the constructor raises it, too.
+        words: turns such an error into text without secrets.
 
     """
 
@@ -52,12 +52,12 @@ class Watched(Generic[T]):
         self._seen: list[_State] | None = None  # the first look reads again: the files may change right now
         self.value = read()
         self.version = 0
-        """Grows whenever `value` becomes another."""
+        """Grows whenever `value` changes."""
         self.failure = ""
-        """Why the files as they are now cannot be used; what they held before is in force."""
+        """Why the current files cannot be used; the previous contents stay in force."""
 
     def look(self) -> T:
-        """What the files hold now. They are read where they have changed, and where they could not be read before."""
+        """Returns the current value. Reads the files if they have changed or could not be read before."""
         with self._lock:
             try:
                 self._look()
@@ -71,7 +71,7 @@ class Watched(Generic[T]):
             return self.value
 
     def _look(self) -> None:
-        states = [_state(path) for path in self._paths]  # before they are read: what changes meanwhile shows next time
+        states = [_state(path) for path in self._paths]  # before reading: the next look sees later changes
         if states == self._seen:
             return
         value = self._read()

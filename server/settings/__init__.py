@@ -1,1 +1,1 @@
-"""What a server is told: options, where they are read, and their types."""
+"""The options of the server: their types, and where their values come from."""

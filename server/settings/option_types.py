@@ -1,4 +1,4 @@
-"""The types of options: how text becomes a value, and what is said of wrong text."""
+"""The types of options: how text becomes a value, and the error for wrong text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ from pydantic_settings import NoDecode
 
 from histospec.server.settings.addresses import Address, ShardAddress
 
-MAX_BYTES = 1 << 47  # what a process can address
+MAX_BYTES = 1 << 47  # the address space of a process
 MAX_COUNT = (1 << 31) - 1
 
 
 def _shards(value: object) -> tuple[ShardAddress, ...]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, Sequence):
-        raise ValueError("write a list such as a:6378,b:6378")
+        raise ValueError("must be a list such as a:6378,b:6378")
     shards = tuple(ShardAddress.parse(item) for item in items if str(item).strip())
     if items and not shards:
-        raise ValueError(f"{value!r} names no shard; write a list such as a:6378,b:6378, or leave it out")
+        raise ValueError(f"{value!r} names no shard; give a list such as a:6378,b:6378, or omit it")
     names = [shard.name for shard in shards]
     if len(set(names)) < len(names):
-        raise ValueError("each shard may be named once")
+        raise ValueError("must name each shard once")
     return shards
 
 
@@ -31,18 +31,18 @@ _BYTE_SIZE = TypeAdapter(ByteSize)
 
 
 def _bytes(value: object) -> object:
-    """Says how to write a size, before pydantic says only that it cannot read it."""
+    """Rejects a wrong size with an example, which pydantic's own error lacks."""
     try:
         size = int(_BYTE_SIZE.validate_python(value))
     except (ValidationError, OverflowError, ValueError):
-        raise ValueError(f"{value!r} is not a size; write a number with a unit, for example 8GiB or 512MiB") from None
+        raise ValueError(f"{value!r} is not a size; give a number with a unit, for example 8GiB or 512MiB") from None
     if size > MAX_BYTES:
-        raise ValueError(f"{value!r} is more than a process can address; give at most 128TiB")
+        raise ValueError(f"{value!r} is larger than the address space of a process; give at most 128TiB")
     return size
 
 
 def _file(value: object) -> Path | None:
-    """A file that ends: a device may not."""
+    """Returns the path of a file. Rejects devices, which may never end."""
     if value is None:
         return None
     path = Path(str(value))
@@ -56,11 +56,11 @@ def _collector(value: object) -> Address | None:
         return value
     scheme, _, address = str(value).partition("://")
     if scheme != "otlp":
-        raise ValueError(f"write otlp://HOST:PORT, for example otlp://127.0.0.1:4317, not {str(value)!r}")
+        raise ValueError(f"must be otlp://HOST:PORT, for example otlp://127.0.0.1:4317, is {str(value)!r}")
     return Address.parse(address)
 
 
-# NoDecode: the text of a variable is for our parsers, not JSON.
+# NoDecode: our parsers read the text of a variable; it is not JSON.
 Where = Annotated[Address, NoDecode, PlainValidator(Address.parse)]
 Shards = Annotated[tuple[ShardAddress, ...], NoDecode, PlainValidator(_shards)]
 Collector = Annotated[Address | None, NoDecode, PlainValidator(_collector)]
@@ -70,5 +70,5 @@ File = Annotated[Path | None, PlainValidator(_file)]
 
 
 def is_size(field: FieldInfo) -> bool:
-    """Whether an option is a number of bytes."""
+    """Returns whether an option is a number of bytes."""
     return any(isinstance(part, BeforeValidator) and part.func is _bytes for part in field.metadata)

@@ -1,4 +1,4 @@
-"""Reads a configuration from flags, environment and file, and says in one sentence what is wrong.
+"""Reads a configuration from flags, environment and file, and reports what is wrong in one sentence.
 
 Every option is a flag, an environment variable and a key of the TOML file: `--drain-seconds 5`,
 `HISTOSPEC_DRAIN_SECONDS=5`, `drain-seconds = 5`. A flag wins over the environment, which wins over the file.
@@ -24,12 +24,12 @@ from histospec.server.security.small_files import read_text
 from histospec.server.settings.config import PREFIX, Config, StoreConfig
 from histospec.server.settings.option_types import is_size
 
-LONGEST = 300  # characters of a sentence: it repeats the wrong value
+LONGEST = 300  # characters of a sentence, which repeats the wrong value
 C = TypeVar("C", bound=StoreConfig)
 
 
 def load(argv: Sequence[str], prog: str = "histospec serve") -> Config:
-    """The configuration that flags, environment and file add up to.
+    """Returns the configuration from flags, environment and file.
 
     Raises ConfigError with one sentence that names the option and where its value came from.
     """
@@ -37,7 +37,7 @@ def load(argv: Sequence[str], prog: str = "histospec serve") -> Config:
 
 
 def settle(kind: type[C], flags: dict[str, Any]) -> C:
-    """The configuration of a kind that these flags, environment and file add up to. Raises ConfigError as `load`."""
+    """Returns the configuration of type `kind` from flags, environment and file. Raises ConfigError as `load` does."""
     path = flags.pop("config", None) or os.environ.get(f"{PREFIX}CONFIG")
     file = _read(Path(path)) if path else {}
     mine = {name: value for name, value in file.items() if name in kind.model_fields}
@@ -53,7 +53,7 @@ def _flag(name: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The keys of a TOML file, spelled as fields."""
+    """Returns the keys of a TOML file, spelled as fields."""
     try:
         content = tomllib.loads(read_text(path))
     except OSError as error:
@@ -63,14 +63,14 @@ def _read(path: Path) -> dict[str, Any]:
     keys = {key: key.replace("-", "_") for key in content}
     for key, name in keys.items():
         if name not in Config.model_fields:
-            raise ConfigError(f"--config {path}: there is no option {key!r}; see histospec serve --help")
+            raise ConfigError(f"--config {path}: unknown option {key!r}; see histospec serve --help")
     if len(set(keys.values())) < len(keys):
-        raise ConfigError(f"--config {path}: an option is given twice, once with - and once with _")
+        raise ConfigError(f"--config {path}: an option appears twice, once with - and once with _")
     return {keys[key]: value for key, value in content.items()}
 
 
 def _sentence(error: ValidationError, flags: Mapping[str, object], path: object) -> str:
-    """The first thing that is wrong, in one sentence."""
+    """Returns the first error as one sentence."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
@@ -86,7 +86,7 @@ def _sentence(error: ValidationError, flags: Mapping[str, object], path: object)
 
 
 def default_of(name: str, kind: type[StoreConfig] | None = None) -> str:
-    """The default of an option as it would be written on a command line, or in words; "" where there is none."""
+    """Returns the default of an option as a user would type it, or in words; "" if it has none."""
     field = (kind or Config).model_fields[name]
     if isinstance(field.json_schema_extra, dict):
         return str(field.json_schema_extra["default"])
@@ -98,12 +98,12 @@ def default_of(name: str, kind: type[StoreConfig] | None = None) -> str:
 
 
 def parser(kind: type[StoreConfig], prog: str, description: str) -> ArgumentParser:
-    """A parser of the flags of a kind of configuration; what is not given is absent from what it parses."""
+    """Returns a parser for the flags of a configuration type; flags that are not given are absent from its result."""
     parser = ArgumentParser(
         prog=prog,
         description=description,
         epilog=f"Every option is also an environment variable ({PREFIX}LISTEN for --listen) and a key of the --config "
-        "file (listen). A flag wins over the environment, the environment over the file.",
+        "file (listen). Flags override the environment, which overrides the file.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

@@ -1,1 +1,1 @@
-"""Where responses are kept: on a disk, or in Redis."""
+"""Stores of responses: on a disk, or in Redis."""

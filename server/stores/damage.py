@@ -1,4 +1,4 @@
-"""Counts the stored responses that are not what was written."""
+"""Counts stored responses that differ from what was written."""
 
 import threading
 from collections.abc import Hashable
@@ -9,11 +9,11 @@ from histospec.server.logs.lines import Throttle
 
 log = structlog.get_logger()
 
-REMEMBERED = 100_000  # so that a response that is read again is not counted again
+REMEMBERED = 100_000  # damaged responses, so that rereading one does not count it again
 
 
 class Damage:
-    """Thread-safe."""
+    """Counts damaged responses. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Damage:
         self.responses = 0
 
     def found(self, which: Hashable, reason: str) -> None:
-        """A response is left out; `which` names it."""
+        """Counts a response that is left out; `which` identifies it."""
         with self._lock:
             if which in self._seen:
                 return
@@ -34,6 +34,6 @@ class Damage:
             log.error("a stored response is damaged and left out", reason=reason, **left_out)
 
     def lost(self, responses: int) -> None:
-        """So many more were not even readable."""
+        """Counts responses that could not even be read."""
         with self._lock:
             self.responses += responses

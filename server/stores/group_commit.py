@@ -1,7 +1,7 @@
-"""One thread that writes to a store, taking everything that waits as one group.
+"""One thread that writes to a store, and takes all waiting work as one group.
 
-Many callers so share the price of a sync or a round trip, and each is told when its own bytes are safe. What may wait
-is bounded in bytes: beyond that, callers are refused at once and nothing of theirs is kept in memory.
+So many callers share the cost of a sync or a round trip, and each learns when its own bytes are safe. The queue is
+bounded in bytes: beyond the bound, the store refuses work at once and keeps nothing of it in memory.
 """
 
 import queue
@@ -19,14 +19,14 @@ from histospec.server.errors import StoreError, StoreFull
 log = structlog.get_logger()
 T = TypeVar("T")
 
-# One group takes at most so much, so that nobody waits long for strangers' bytes.
+# A group takes at most this much, so that no caller waits long for the bytes of others.
 GROUP_BYTES = 32 << 20
-MAX_BACKLOG = 256 << 20  # bytes, unless told
+MAX_BACKLOG = 256 << 20  # bytes, by default
 
 
 @dataclass(eq=False)
 class Work(Generic[T]):
-    """Something to be written."""
+    """One piece of work."""
 
     what: T
     size: int
@@ -34,9 +34,9 @@ class Work(Generic[T]):
 
 
 class GroupCommit(Generic[T]):
-    """Calls `write(group)` in its own thread; `write` must `settle`, `fail` or `again` every work of the group.
+    """Calls `write(group)` in its own thread; `write` must call `settle`, `fail` or `again` for each work of the group.
 
-    At the end of that thread it calls `close`. No more than `max_backlog` bytes wait, or one work that is larger.
+    At its end, the thread calls `close`. At most `max_backlog` bytes wait, or one work that is larger.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class GroupCommit(Generic[T]):
         self._thread.start()
 
     def submit(self, what: T, size: int) -> "Future[Any]":
-        """Has it written. The future fails with StoreFull at once where too much waits already."""
+        """Queues a write. The future fails with StoreFull at once if too much is waiting."""
         work = Work(what, size)
-        work.done.set_running_or_notify_cancel()  # whoever waits may leave, but what was asked for is done
+        work.done.set_running_or_notify_cancel()  # a caller may leave, but cannot cancel the write
         with self._lock:
             full = self._backlog > 0 and self._backlog + size > self._max_backlog
             if not full:
@@ -68,26 +68,26 @@ class GroupCommit(Generic[T]):
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait."""
+        """The bytes that wait."""
         return self._backlog
 
     def settle(self, work: Work[T], result: object = None) -> None:
-        """The work is done and safe."""
+        """Marks a work as done and safe."""
         self._forget(work)
         work.done.set_result(result)
 
     def again(self, work: Work[T], rest: T) -> None:
-        """A part of the work is safe; the rest waits for its turn, behind what waits already."""
+        """Queues the rest of a work behind all waiting work; the part before the rest is safe."""
         work.what = rest
         self._queue.put(work)
 
     def fail(self, work: Work[T], error: Exception) -> None:
-        """Nothing of the work was kept."""
+        """Marks a work as failed; nothing of it was kept."""
         self._forget(work)
         work.done.set_exception(error)
 
     def close(self) -> None:
-        """Finishes what was asked for. Blocks."""
+        """Finishes the queued work. Blocks."""
         self._queue.put(None)
         self._thread.join()
 
@@ -113,7 +113,7 @@ class GroupCommit(Generic[T]):
             try:
                 if group:
                     self._write(group)
-            except Exception as error:  # a bug: whoever waits is told, and the next group is written
+            except Exception as error:  # a bug: tell the callers, then write the next group
                 log.exception("the store failed")
                 for work in group:
                     if not work.done.done():

@@ -1,4 +1,4 @@
-"""Which responses a store lacks, so that what is brought back is not stored twice."""
+"""Finds the responses that a store lacks, so that an import stores none twice."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,17 +12,17 @@ K = TypeVar("K", bound=Hashable)
 
 
 def mask(generated: bytes) -> bytes:
-    """The mask of a response, empty where it says that everything was generated."""
+    """Returns the mask of a response; empty if all tokens were generated."""
     return generated if 0 in generated else b""
 
 
 def lacking(records: Iterable[Record], held: Sequence[Record]) -> list[Record]:
-    """Those that are not held. A response that was sampled twice may be held once."""
+    """Returns the records that are not held. A held record matches one record: a response can occur twice."""
     return without(records, Counter(map(_compared, held)), _compared)
 
 
 def without(records: Iterable[Record], held: "Counter[K]", key: Callable[[Record], K]) -> list[Record]:
-    """The records that `held` does not count, by their keys; takes the others off `held`."""
+    """Returns the records whose keys `held` does not count; removes the others from `held`."""
     found = []
     for record in records:
         same = key(record)
@@ -34,7 +34,7 @@ def without(records: Iterable[Record], held: "Counter[K]", key: Callable[[Record
 
 
 def _compared(record: Record) -> Record:
-    """What is the same in every copy. A reward may have travelled as float32."""
+    """Returns the parts of a record that are equal in every copy. A reward may have travelled as float32."""
     with np.errstate(over="ignore"):
         reward = None if record.reward is None else float(np.float32(record.reward))
     return record._replace(generated=mask(record.generated), reward=reward)

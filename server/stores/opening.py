@@ -1,7 +1,7 @@
-"""A store that is opened in a thread of its own while the server already listens.
+"""A store that a separate thread opens while the server already listens.
 
-Opening may take long: SQLite brings a file of an older version up to date, and Redis may be away. Until the store is
-open, every request raises StoreOpening; from then on the store that was opened does it.
+Opening may take long: SQLite migrates a file of an older version, and Redis may be unreachable. Until the store is
+open, every request raises StoreOpening; afterwards, the opened store serves it.
 """
 
 import threading
@@ -15,27 +15,27 @@ from histospec.server.stores.interface import Problem, Record, ResponseBatch, St
 T = TypeVar("T")
 
 CLOSE_SECONDS = 5.0
-"""How long `close` waits for what is opening the store to notice; a look-up of a name may take longer."""
+"""Seconds that `close` waits for the opening thread to notice; a look-up of a name may take longer."""
 
 
-class GivenUp(Exception):  # noqa: N818 - no error: the server stops before its store is open
-    """The store is no longer wanted."""
+class GivenUp(Exception):  # noqa: N818 - not an error: the server stops before its store is open
+    """The server no longer needs the store."""
 
 
 class Progress:
-    """How far the opening of a store is. Thread-safe; `tell` and `wait` raise GivenUp once nobody wants the store."""
+    """The progress of opening a store. Thread-safe. After `give_up`, `tell` and `wait` raise GivenUp."""
 
     def __init__(self) -> None:
         self._given_up = threading.Event()
         self.text = "being opened"
 
     def tell(self, text: str) -> None:
-        """Says what is being done now. Call it between slices of long work."""
+        """Records what is being done. Call it between slices of long work."""
         self.text = text
         self.wait(0)
 
     def wait(self, seconds: float) -> None:
-        """Pauses."""
+        """Waits."""
         if self._given_up.wait(seconds):
             raise GivenUp
 
@@ -45,17 +45,17 @@ class Progress:
 
 
 class Opened(NamedTuple):
-    """A store that can be used, and the proof of it."""
+    """An open store, and the newest epochs that it returned."""
 
     store: Store
     newest_epochs: dict[str, int]
 
 
 class OpeningStore(Store):
-    """The store that `open_` makes, once it has.
+    """Forwards requests to the store that `open_` opens.
 
     Args:
-        open_: opens the store; tells how far it is. Raises ConfigError where the store can never be used.
+        open_: opens the store and reports progress. Raises ConfigError if the store can never be used.
 
     """
 
@@ -69,9 +69,9 @@ class OpeningStore(Store):
         self._closed = False
 
     def start(self) -> "Future[dict[str, int]]":
-        """Begins to open the store. The future holds the namespaces of the open store, each with its newest epoch.
+        """Starts to open the store. The future holds the newest epoch of each namespace.
 
-        It fails with what the opening raised; with GivenUp after `close`.
+        It fails with the error of the opening, or with GivenUp after `close`.
         """
         self._thread.start()
         return self._opened
@@ -188,7 +188,7 @@ class OpeningStore(Store):
         return self._later(lambda store: store.save_estimator(namespace, state))
 
     def close(self) -> None:
-        """Closes the store; gives up opening it, where that is still going on."""
+        """Closes the store, or stops opening it."""
         with self._lock:
             self._closed = True
         self._progress.give_up()

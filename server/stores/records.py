@@ -1,11 +1,11 @@
-"""A response as bytes, for stores that keep nothing but bytes.
+"""Encodes a response as bytes, for stores that hold only bytes.
 
 Little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4 bytes
-each, whichever the largest one needs; then, where the flags say so, float32 log-probabilities, one bit a token for
-what the policy generated, and the int64 seed; then 32 bits of the XXH3 hash of all that. A vocabulary of 150,000 takes
-3 bytes a token.
+each, as the largest one needs; then, if the flags say so, float32 log-probabilities, one bit per token for what the
+policy generated, and the int64 seed; then 32 bits of the XXH3 hash of everything before. With a vocabulary of 150,000,
+a token takes 3 bytes.
 
-Responses of the versions 1 (without a seed) and 2 (with one) have no hash; they are still read. Older servers refuse
+Responses of versions 1 (without a seed) and 2 (with a seed) have no hash and can still be read. Older servers refuse
 version 3 by its number.
 """
 
@@ -23,13 +23,13 @@ REWARD, LOGPROBS, GENERATED, SEED = 1, 2, 4, 8
 _HEAD = struct.Struct("<BBBqdI")
 _SEED = struct.Struct("<q")
 _HASH = struct.Struct("<I")
-_HASHED = (1 << 32) - 1  # the bits of a hash that are kept
+_HASHED = (1 << 32) - 1  # the bits of the hash that are stored
 _WRAP = 1 << 64
 _ABOUT = struct.Struct("<qQdQBIII")
 
 
 def pack(record: Record) -> bytes:
-    """The bytes of a record."""
+    """Encodes a record."""
     tokens = np.frombuffer(record.tokens, INT32)
     largest = int(tokens.max()) if tokens.size else 0
     width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
@@ -44,13 +44,13 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(data: bytes) -> Record:
-    """The record that was packed. Raises Damaged where it is not one, or of an unknown version."""
+    """Decodes a record. Raises Damaged if the bytes are not a record of a known version."""
     try:
         version, flags, width, epoch, reward, size = _HEAD.unpack_from(data)
     except struct.error:
         raise Damaged(f"store: a response of {len(data)} bytes is cut short") from None
     if version not in (PLAIN, SEEDED, CHECKED):
-        raise Damaged(f"store: a response of version {version}; this server knows {PLAIN} to {CHECKED}")
+        raise Damaged(f"store: a response has version {version}; this server knows {PLAIN} to {CHECKED}")
     scored, masked, seeded = (bool(flags & flag) for flag in (LOGPROBS, GENERATED, SEED))
     parts = (_HEAD.size, width * size, 4 * size * scored, -(-size // 8) * masked, _SEED.size * seeded)
     ends = np.cumsum(parts).tolist()
@@ -58,7 +58,7 @@ def unpack(data: bytes) -> Record:
     if width not in (2, 3, 4) or length != len(data):
         raise Damaged(f"store: a response of {len(data)} bytes should have {length}")
     if version == CHECKED and _HASH.unpack_from(data, ends[-1])[0] != _hash(data[: ends[-1]]):
-        raise Damaged(f"store: a response of {len(data)} bytes does not have the checksum that it was stored with")
+        raise Damaged(f"store: a response of {len(data)} bytes does not match its checksum")
     wide = np.zeros((size, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8, width * size, ends[0]).reshape(size, width)
     mask = np.unpackbits(np.frombuffer(data[ends[2] : ends[3]], np.uint8))[:size].tobytes()
@@ -78,7 +78,7 @@ def _hash(data: bytes) -> int:
 
 
 def sound(record: Record) -> Record:
-    """A record that has no checksum. Raises Damaged where it cannot be what was written."""
+    """Returns a record that has no checksum. Raises Damaged if it cannot be what was written."""
     arrays = (record.tokens, record.logprobs, record.generated)
     if not all(isinstance(part, bytes) for part in arrays):
         raise Damaged("store: the arrays of a response are not bytes")
@@ -94,7 +94,7 @@ def sound(record: Record) -> Record:
 
 
 def checksum(record: Record, prompt: int) -> int:
-    """32 bits that tell whether a record, stored under the number of its prompt, is still what it was."""
+    """Returns 32 bits that change if a record or the number of its prompt changes."""
     lengths = (len(record.tokens), len(record.logprobs), len(record.generated))
     given = (record.reward is not None) + 2 * (record.seed is not None)
     reward = (record.reward or 0.0) + 0.0  # SQLite keeps no negative zero

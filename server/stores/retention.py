@@ -1,9 +1,9 @@
-"""Forgets what is old, and stops where the clock that says what is old cannot be trusted.
+"""Deletes old problems, and pauses if the clock that determines their age cannot be trusted.
 
-The time of day may jump: a battery that is empty, a wrong time zone, a time server gone mad. What then looks old is
-not. So the time of day is compared with the clock of the machine, which only runs on, while the server runs, and with
-the time at which a server was last seen when it starts. Times that were noted while the clock went on evenly count.
-Where many problems would be forgotten by others, or the clock jumped, retention pauses until a person has looked
+The wall clock may jump: an empty battery, a wrong time zone, a faulty time server. Then new problems look old. So,
+while the server runs, retention compares the wall clock with the machine's monotonic clock. At the start, it compares
+the wall clock with the last time that a server recorded. It trusts only times recorded while the clock ran evenly. If
+it would delete many problems by other times, or the clock jumped, it pauses until a person has checked
 (`histospec forget`).
 """
 
@@ -13,35 +13,35 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-LOOK_SECONDS = 3600.0  # between looks for what is old, or a tenth of the retention
-TICK_SECONDS = 1.0  # between looks at the clock
+LOOK_SECONDS = 3600.0  # between searches for old problems, or a tenth of the retention
+TICK_SECONDS = 1.0  # between checks of the clock
 HOUR = 3600.0
-A_FEW = 10  # problems that may be forgotten whatever the clock says
-BY_FAR = 10  # times what was forgotten in the last hour is far more
+A_FEW = 10  # problems that may be deleted whatever the clock says
+BY_FAR = 10  # this many times the deletions of the last hour are suspicious
 
 RESUME = "histospec forget"
 
 
 class Trust(NamedTuple):
-    """What the store notes about the clock."""
+    """What the store records about the clock."""
 
     seen: float
-    """The latest time of day that a server with a retention has seen."""
+    """The latest wall-clock time that a server with retention has seen."""
     since: float
-    """From when to `seen` the time of day went on evenly."""
+    """The wall clock ran evenly from this time to `seen`."""
     forgotten: float = 0.0
-    """Problems that were forgotten in the hour before `seen`."""
+    """Problems deleted in the hour before `seen`."""
     paused: str = ""
-    """Why retention waits for a person, or nothing."""
+    """Why retention waits for a person; empty if it does not."""
 
 
 def tolerance(retention: float) -> float:
-    """Seconds that the clock may be wrong: what is forgotten so much too early was nearly old."""
+    """Returns the allowed clock error in seconds: a problem deleted that much too early was nearly old."""
     return min(LOOK_SECONDS, retention / 10)
 
 
 class Clock:
-    """Compares the time of day with a clock that only runs on, and keeps a `Trust`."""
+    """Compares the wall clock with a monotonic clock, and maintains a `Trust`."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Clock:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`before` is what was noted last, `newest` the newest time of a write, each None where there is none."""
+        """`before`: the last recorded trust. `newest`: the newest time of a write. None if there is none."""
         self._tolerance = tolerance(retention)
         self._wall = wall
         self._steady = steady
         self._offset = wall() - steady()
-        # When, how many; what was forgotten in the hour before the start counts for the first hour.
+        # (time, number). Deletions in the hour before the start count for the first hour.
         self._forgotten: deque[tuple[float, float]] = deque([(steady(), before.forgotten)] if before else [])
         now = wall()
         gap = now - max(
@@ -70,7 +70,7 @@ class Clock:
         self.trust = Trust(now, before.since if before and trusted else now, before.forgotten if before else 0, paused)
 
     def tick(self) -> Trust:
-        """Looks at the clocks."""
+        """Compares the clocks. Returns the new trust."""
         now, steady = self._wall(), self._steady()
         jump = now - steady - self._offset
         trust = self.trust._replace(seen=now, forgotten=self._last_hour(steady))
@@ -87,12 +87,12 @@ class Clock:
         return float(sum(number for _, number in self._forgotten))
 
     def forgot(self, problems: int) -> None:
-        """So many were."""
+        """Records that problems were deleted."""
         if problems:
             self._forgotten.append((self._steady(), problems))
 
     def judge(self, doubtful: int) -> Trust:
-        """Pauses where far more than usual would be forgotten whose age no evenly running clock vouches for."""
+        """Pauses if far more problems than usual would be deleted by times that cannot be trusted."""
         usual = self.trust.forgotten
         if doubtful > max(A_FEW, BY_FAR * usual) and not self.trust.paused:
             why = f"{doubtful} problems look old at once, after {usual:.0f} in the last hour"
@@ -100,7 +100,7 @@ class Clock:
         return self.trust
 
     def resume(self) -> None:
-        """A person has looked."""
+        """Ends a pause, because a person has checked the clock."""
         self._offset = self._wall() - self._steady()
         self.trust = self.trust._replace(since=-math.inf, paused="")
 

@@ -1,4 +1,4 @@
-"""Which responses of a problem are kept: the newest epochs, and of these the newest responses."""
+"""Decides which responses of a problem to keep: the newest epochs, and of these the newest responses."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from histospec.server.stores.interface import Record
 
 
 class Window:
-    """How many responses a problem holds of each epoch. What a call costs depends on what comes and leaves alone."""
+    """The number of responses that a problem has of each epoch. A call costs time only for what it adds and removes."""
 
     def __init__(self, counts: Iterable[tuple[int, int]]) -> None:
         self._counts = dict(counts)
@@ -15,7 +15,7 @@ class Window:
         self._total = sum(self._counts.values())
 
     def add(self, records: Iterable[Record]) -> None:
-        """They are held from now on."""
+        """Adds records."""
         for record in records:
             if record.epoch not in self._counts:
                 insort(self._epochs, record.epoch)
@@ -24,7 +24,7 @@ class Window:
             self._total += 1
 
     def remove_oldest(self, number: int) -> None:
-        """So many are gone."""
+        """Removes the oldest responses."""
         while number and self._epochs:
             oldest = self._epochs[0]
             some = min(number, self._counts[oldest])
@@ -36,9 +36,9 @@ class Window:
                 del self._epochs[0]
 
     def admit(self, records: Sequence[Record], epochs: int, responses: int, slack: int) -> tuple[list[Record], int]:
-        """-> the records that stay, by epoch, and how many of those that are held leave for them: the oldest.
+        """Returns the records to add, by epoch, and how many of the oldest responses to remove.
 
-        Keeps the newest `epochs`, and once there are more than `responses + slack`, the newest `responses`.
+        Keeps the newest `epochs`, and if there are more than `responses + slack`, only the newest `responses`.
         """
         new = {record.epoch for record in records} - self._counts.keys()
         first = sorted([*self._epochs[-epochs:], *new])[-epochs:][0] if self._epochs or new else 0
@@ -46,7 +46,7 @@ class Window:
         leave = sum(self._counts[epoch] for epoch in self._epochs[: bisect_left(self._epochs, first)])
         excess = self._total - leave + len(stay) - responses
         if excess > slack:
-            # In the order in which they leave: by epoch, those that are held before those that come.
+            # Removal order: by epoch, and within an epoch held responses before new ones.
             at = bisect_left(self._epochs, first)
             while excess and (stay or at < len(self._epochs)):
                 if at < len(self._epochs) and (not stay or self._epochs[at] <= stay[0].epoch):

@@ -133,7 +133,7 @@ def test_a_token_of_another_namespace(start_server: Starter, tmp_path: Path, sai
     assert "are HISTOSPEC_TOKEN and HISTOSPEC_NAMESPACE right?" in line
     with DraftClient(endpoint, "run-1", breaker=QUICK, deadline=PATIENT) as client:
         line = lines_of(client, said, 2)[1]
-    assert "(authorization: no bearer token came with the call; set HISTOSPEC_TOKEN), going on WITHOUT" in line
+    assert "(authorization: the call has no bearer token; set HISTOSPEC_TOKEN), going on WITHOUT" in line
 
 
 def test_no_step_waits_for_the_reason(monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Alert rules: each does what it says, is tested, and leads to a runbook."""
+"""Alert rules: each has a test and a runbook, and fires as its test says."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,12 @@ RUNBOOK = ("Means:", "Look at:", "Do:")
 
 
 def alerts(path: Path) -> dict[str, dict[str, Any]]:
-    """The rules of a file by the names of their alerts."""
+    """Returns the rules of a file by alert name."""
     return {rule["alert"]: rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]}
 
 
 def cases(path: Path) -> list[dict[str, Any]]:
-    """What a file of tests expects: checks of one alert at one time each."""
+    """Returns the expectations of a file of tests: one alert at one time each."""
     return [check for test in yaml.safe_load(path.read_text())["tests"] for check in test["alert_rule_test"]]
 
 
@@ -39,7 +39,7 @@ def test_rules_are_well_formed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in CASES if "kubernetes" not in path.name], ids=lambda path: path.name)
 def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
-    """Those of alerts-kubernetes.test.yaml are about rules that the chart renders, see test_alerts_kubernetes.py."""
+    """alerts-kubernetes.test.yaml is left out: its rules are rendered by the chart, see test_alerts_kubernetes.py."""
     promtool("test", "rules", str(path))
 
 
@@ -75,7 +75,7 @@ def test_no_rule_depends_on_a_label_that_prometheus_may_rename(name: str) -> Non
 
 @pytest.mark.parametrize("name", alerts(RULES))
 def test_a_rule_that_adds_up_series_of_a_shard_keeps_its_pod(name: str) -> None:
-    """An address alone says little in a cluster."""
+    """In a cluster, an address alone does not identify a shard."""
     by = re.match(r"(?:histogram_quantile\(0\.\d+, )?sum by \((.*?)\)", alerts(RULES)[name]["expr"])
     assert by is None or "instance" not in by[1] or "pod" in by[1]
 
@@ -84,8 +84,8 @@ def test_alerts_ask_for_metrics_that_a_server_has(start_server: Starter, connect
     server = start_server("--disk", "1GiB")
     connect(server.endpoint).ingest([1], [[2]])
     names = set(re.findall(r"^([a-z_]+)[ {]", server.get("/metrics")[1], re.MULTILINE))
-    names |= {"histospec_certificate_expiry_timestamp_seconds"}  # with TLS alone
-    names |= {"histospec_watched_file_unreadable"}  # with tokens or TLS
+    names |= {"histospec_certificate_expiry_timestamp_seconds"}  # only with TLS
+    names |= {"histospec_watched_file_unreadable"}  # only with tokens or TLS
     expressions = " ".join(alerts(path)[name]["expr"] for path, name in ALERTS)
     asked = set(re.findall(r"\b(?:histospec|process)_[a-z_]+", expressions))
     assert asked

@@ -1,4 +1,4 @@
-"""The alert rules that the chart renders: for pods that no scrape finds, and of one release each."""
+"""The alert rules that the chart renders: for pods that no scrape finds, and for one release each."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ Rules = dict[str, dict[str, Any]]
 
 
 def rules(*words: object) -> Rules:
-    """The rules that the chart renders, by the names of their alerts."""
+    """Returns the rules that the chart renders, by alert name."""
     groups = one(render("--set", ON, *words), "PrometheusRule")["spec"]["groups"]
     named = [(rule["alert"], rule) for group in groups for rule in group["rules"]]
     assert len(named) == len(dict(named)), "an alert has two rules"
@@ -28,7 +28,7 @@ def rules(*words: object) -> Rules:
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the rules of several releases in one cluster, a file each, and their tests."""
+    """Returns a folder with the rules of several releases in one cluster, one file each, and their tests."""
     folder = tmp_path_factory.mktemp("rules")
     for name, values in RELEASES.items():
         namespace, release = name.split("-")

@@ -1,4 +1,4 @@
-"""What the chart renders is what Kubernetes and the Prometheus operator take, for every set of values."""
+"""Kubernetes and the Prometheus operator accept what the chart renders, for every set of values."""
 
 import json
 import shutil

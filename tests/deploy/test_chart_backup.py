@@ -1,4 +1,4 @@
-"""Backups by the chart: a CronJob, a restore that waits to be asked for, and what they may do."""
+"""Backups by the chart: a CronJob, a suspended restore, and their rights."""
 
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,19 @@ VOLUME = "backup.enabled=true,backup.destination.persistentVolumeClaim=backups"
 
 
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    """The manifest of a kind and a name."""
+    """Returns the manifest of a kind and a name."""
     (found,) = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, name)]
     return found
 
 
 def pod(manifests: list[Manifest], name: str) -> dict[str, Any]:
-    """The pod of a CronJob: metadata and spec."""
+    """Returns the pod template of a CronJob: metadata and spec."""
     found: dict[str, Any] = named(manifests, "CronJob", name)["spec"]["jobTemplate"]["spec"]["template"]
     return found
 
 
 def args(manifests: list[Manifest], name: str) -> list[str]:
-    """What its container runs."""
+    """Returns the command of its container."""
     (container,) = pod(manifests, name)["spec"]["containers"]
     found: list[str] = container["args"]
     return found
@@ -134,21 +134,21 @@ def test_the_network_lets_it_in_whoever_else_may_come() -> None:
     [
         (
             "backup.enabled=true",
-            "backup.enabled: say where backups go with backup.destination.persistentVolumeClaim or",
+            "backup.enabled needs a destination: set backup.destination.persistentVolumeClaim or",
         ),
-        (f"{VOLUME},backup.destination.url=s3://b/p", "backup.destination.url: give one of them"),
+        (f"{VOLUME},backup.destination.url=s3://b/p", "backup.destination.url: set only one of them"),
         (
             f"{VOLUME},backup.destination.existingSecret=s",
-            "holds credentials for backup.destination.url; give that, too",
+            "holds credentials for backup.destination.url: set that, too",
         ),
-        (f"{VOLUME},mode=daemonset", "in mode daemonset with store.kind sqlite no address leads to all shards"),
+        (f"{VOLUME},mode=daemonset", "in mode daemonset with store.kind sqlite, no address reaches all shards"),
         (
             f"{VOLUME},tokens.existingSecret=t",
-            "name a Secret that holds a token with the right to admin in backup.token",
+            "set backup.tokenSecret to a Secret that holds a token with the right to admin",
         ),
         (
             f"{VOLUME},tls.existingSecret=a,tls.clientCA.existingSecret=b",
-            "name a Secret with ca.crt, tls.crt and tls.key in backup.tlsSecret",
+            "set backup.tlsSecret to a Secret with ca.crt, tls.crt and tls.key",
         ),
         ("backup.keep=0", "backup.keep: Must be greater than or equal to 1"),
         ("backup.schedule=nightly", "backup.schedule: Does not match pattern"),

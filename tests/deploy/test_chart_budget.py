@@ -1,4 +1,4 @@
-"""The chart's arithmetic of memory is the server's: what the one takes, the other does not warn about."""
+"""The chart and the server compute memory alike: the server does not warn about what the chart accepts."""
 
 from fractions import Fraction
 

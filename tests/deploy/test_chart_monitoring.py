@@ -1,4 +1,4 @@
-"""What the chart tells the Prometheus operator and the autoscaler."""
+"""The chart's objects for the Prometheus operator and the autoscaler."""
 
 import re
 from typing import Any
@@ -13,20 +13,20 @@ SCALED = "store.kind=redis,store.url=redis://redis,autoscaling.enabled=true"
 
 
 def rules(*sets: str) -> dict[str, dict[str, Any]]:
-    """The rendered rules by the names of their alerts."""
+    """Returns the rendered rules by alert name."""
     rendered = one(render("--set", ",".join((ON, *sets))), "PrometheusRule")
     return {rule["alert"]: rule for group in rendered["spec"]["groups"] for rule in group["rules"]}
 
 
 def endpoint(*sets: str) -> dict[str, Any]:
-    """The endpoint of the ServiceMonitor."""
+    """Returns the endpoint of the ServiceMonitor."""
     (endpoint,) = one(render("--set", ",".join((ON, *sets))), "ServiceMonitor")["spec"]["endpoints"]
     assert isinstance(endpoint, dict)
     return endpoint
 
 
 def scaled_by(*sets: str) -> dict[str, Any]:
-    """The metric of the HorizontalPodAutoscaler."""
+    """Returns the metric of the HorizontalPodAutoscaler."""
     (metric,) = one(render("--set", ",".join((SCALED, *sets))), "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert isinstance(metric, dict)
     return metric
@@ -83,8 +83,8 @@ def test_the_autoscaler_goes_by_cpu_where_it_is_told_to() -> None:
         (f"{SCALED},autoscaling.metric=cpu", "autoscaling.target is 0.6; for metric cpu it is a percentage"),
         ("autoscaling.metric=qps", 'autoscaling.metric must be one of the following: "load", "cpu"'),
         ("autoscaling.target=0", "autoscaling.target: Must be greater than 0"),
-        ("prometheusRule.enabled=true", "prometheusRule.enabled: the rules look for the label job"),
-        (f"{ON},prometheusRule.disabled={{HistoSpecMoon}}", "prometheusRule.disabled: there is no alert HistoSpecMoon"),
+        ("prometheusRule.enabled=true", "prometheusRule.enabled: the rules select the label job"),
+        (f"{ON},prometheusRule.disabled={{HistoSpecMoon}}", "prometheusRule.disabled: unknown alert HistoSpecMoon"),
         ("prometheusRule.runbookBase=docs", "prometheusRule.runbookBase: Does not match"),
         ("serviceMonitor.relabelings=drop", "serviceMonitor.relabelings: Invalid type. Expected: array"),
     ],

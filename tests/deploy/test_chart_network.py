@@ -1,4 +1,4 @@
-"""Who reaches a shard: what the NetworkPolicy lets in, and what is published beyond the cluster."""
+"""Access to a shard: the peers that the NetworkPolicy admits, and what is published beyond the cluster."""
 
 from itertools import product
 from pathlib import Path
@@ -13,12 +13,12 @@ WORKER = {"app": "rollouts"}
 
 
 def matches(selector: dict[str, Any] | None, labels: dict[str, str]) -> bool:
-    """Whether a selector of labels alone selects these."""
+    """Returns whether a selector that has only labels selects these labels."""
     return selector is not None and (selector.get("matchLabels") or {}).items() <= labels.items()
 
 
 def admits(policy: Manifest, port: str, namespace: str, labels: dict[str, str]) -> bool:
-    """Whether a policy lets in a pod with these labels, as the Kubernetes documentation describes it."""
+    """Returns whether a policy admits a pod with these labels, by the rules of the Kubernetes documentation."""
     for rule in policy["spec"]["ingress"]:
         if not any(entry["port"] == port for entry in rule["ports"]):
             continue
@@ -112,7 +112,7 @@ def test_publishing_needs_tls_and_callers_with_names(kind: str) -> None:
     said = refusal("--set", f"service.type={kind}")
     assert f"service.type {kind} publishes the shards beyond the cluster, where tokens and responses need TLS" in said
     said = refusal("--set", f"service.type={kind},security.insecure=true,tls.existingSecret=tls")
-    assert "security.insecure must be false there" in said
+    assert "set security.insecure to false" in said
     for guard in (
         "tokens.create=true",
         "tokens.existingSecret=ours",

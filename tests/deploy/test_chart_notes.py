@@ -1,4 +1,4 @@
-"""NOTES.txt: the lines for this release, and in plain words what is not safe."""
+"""NOTES.txt: the lines for a release, and its warnings."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ VALUES = Path(__file__).parent / "values"
 
 
 def notes(tmp_path: Path, *words: object) -> str:
-    """NOTES.txt, which helm shows only after it has installed, rendered as a manifest."""
+    """Renders NOTES.txt as a manifest, because helm shows it only after an installation."""
     chart = tmp_path / "chart"
     if not chart.exists():
         shutil.copytree(CHART, chart)
@@ -26,8 +26,8 @@ def notes(tmp_path: Path, *words: object) -> str:
 
 
 def worker(text: str) -> dict[str, Any]:
-    """What the notes want in the pods of workers."""
-    block = text.partition("give their pods:\n")[2].partition("  Start the engine")[0]
+    """Returns the part of the notes about the pods of workers."""
+    block = text.partition("add to their pods:\n")[2].partition("  Start vLLM")[0]
     return dict(yaml.safe_load(block))
 
 
@@ -62,7 +62,7 @@ def test_workers_mount_the_token_that_the_chart_made(tmp_path: Path) -> None:
     shown = "get secret run-histospec-tokens -o jsonpath='{.data.worker-token}' | base64 -d"
     assert text.count(shown) == text.count("get secret") == 2, "to see it, and to copy it"
     assert "name it in tokens.existingSecret" in text
-    assert "WARNING: without TLS, tokens and responses travel in the clear" in text
+    assert "WARNING: without TLS, tokens and responses are sent unencrypted" in text
 
 
 def test_notes_of_a_guarded_release_have_no_warning(tmp_path: Path) -> None:
@@ -70,27 +70,27 @@ def test_notes_of_a_guarded_release_have_no_warning(tmp_path: Path) -> None:
     assert "WARNING" not in text
     assert {"HISTOSPEC_TOKEN_FILE", "HISTOSPEC_TLS_CA", "HISTOSPEC_TLS_CERT"} < environment(text).keys()
     assert environment(text)["HISTOSPEC_ENDPOINT"] == "discover://drafts-headless.rl.svc:6378"
-    assert "The chart made" not in text
+    assert "The chart created" not in text
     assert "port-forward service/drafts-http 9464" in text
 
 
 def test_notes_say_aloud_what_is_not_safe(tmp_path: Path) -> None:
     text = notes(tmp_path, "--set", "security.insecure=true")
-    assert "WARNING: security.insecure is true. The shards ask no caller for a token or a certificate." in text
-    assert "it lets in the pods of this namespace." in text
+    assert "WARNING: security.insecure is true. The shards ask callers for neither a token nor a certificate." in text
+    assert "it admits the pods of this namespace." in text
     assert "HISTOSPEC_TOKEN_FILE" not in environment(text)
     assert "volumes" not in worker(text)
     text = notes(tmp_path, "--set", "security.insecure=true,networkPolicy.enabled=false")
     assert "Any pod that reaches the port can read and write every run's history." in text
     text = notes(tmp_path, "--set", "security.insecure=true,networkPolicy.sameNamespace=false")
-    assert "it lets in no pods but the chart's own." in text
-    assert "WARNING: history ends with each pod" in notes(tmp_path, "--set", "persistence.enabled=false")
+    assert "it admits no pods but the chart's own." in text
+    assert "WARNING: the history ends with each pod" in notes(tmp_path, "--set", "persistence.enabled=false")
 
 
 def test_notes_say_that_a_policy_keeps_outside_callers_out(tmp_path: Path) -> None:
     text = notes(tmp_path, "--set", "service.type=LoadBalancer,tls.existingSecret=tls")
     assert (
-        "WARNING: service.type is LoadBalancer, and the NetworkPolicy lets in only the pods of this namespace." in text
+        "WARNING: service.type is LoadBalancer, but the NetworkPolicy admits only the pods of this namespace." in text
     )
     assert "WARNING" not in notes(tmp_path, "--values", VALUES / "published.yaml")
 
@@ -98,7 +98,7 @@ def test_notes_say_that_a_policy_keeps_outside_callers_out(tmp_path: Path) -> No
 def test_notes_of_a_daemonset_lead_to_the_own_node(tmp_path: Path) -> None:
     text = notes(tmp_path, "--set", "mode=daemonset")
     assert environment(text)["HISTOSPEC_ENDPOINT"] == "run-histospec.rl.svc:6378"
-    assert "Give daemonset.hostPath" in text
+    assert "Set daemonset.hostPath" in text
     found = environment(notes(tmp_path, "--set", "mode=daemonset,daemonset.hostPort=7000"))
     assert found["HISTOSPEC_ENDPOINT"] == "$(HISTOSPEC_HOST_IP):7000"
     assert found["HISTOSPEC_HOST_IP"] == {"fieldRef": {"fieldPath": "status.hostIP"}}

@@ -15,7 +15,7 @@ README = CHART / "README.md"
 
 
 def leaves(values: dict[str, Any], before: str = "") -> set[str]:
-    """Dotted names of all values that are no objects with values of their own."""
+    """Returns dotted names of all values that are not objects with values of their own."""
     names = set()
     for key, value in values.items():
         below = isinstance(value, dict) and value
@@ -24,12 +24,12 @@ def leaves(values: dict[str, Any], before: str = "") -> set[str]:
 
 
 def rows() -> set[str]:
-    """The values that the table lists."""
+    """Returns the values in the table."""
     return set(re.findall(r"^\| `([^`]+)` ", README.read_text(), re.M))
 
 
 def documented(leaf: str) -> bool:
-    """Whether a row stands for it, or for the object that it is in."""
+    """Returns whether a row describes the value, or the object that contains it."""
     parts = leaf.split(".")
     return any(".".join(parts[:n]) in rows() for n in range(1, len(parts) + 1))
 
@@ -50,7 +50,7 @@ def test_every_value_is_documented() -> None:
 
 
 def known(schema: dict[str, Any], definitions: dict[str, Any], before: str = "") -> set[str]:
-    """Dotted names of all values that a schema lists."""
+    """Returns dotted names of all values in a schema."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     below = schema.get("properties")
@@ -62,14 +62,14 @@ def known(schema: dict[str, Any], definitions: dict[str, Any], before: str = "")
 def test_every_value_that_the_schema_takes_is_documented() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     taken = known(schema, schema["definitions"])
-    # docs/configuration.md has the options, and the reference of Kubernetes what is a part of its objects.
+    # docs/configuration.md describes the options, and the reference of Kubernetes the parts of its objects.
     elsewhere = re.compile(r"^options\.|^global$|\bresources\.|^updateStrategy\.|Probe\.")
     assert [name for name in sorted(taken) if not documented(name) and not elsewhere.search(name)] == []
     assert [row for row in sorted(rows()) if not any(f"{name}.".startswith(f"{row}.") for name in taken)] == []
 
 
 def test_the_schema_refuses_what_it_does_not_know_at_every_depth() -> None:
-    """An object of values with a default is closed: a typo in it is refused."""
+    """Objects with default values reject unknown keys, such as typing errors."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     open_objects = re.compile(r"ecurityContext$|\blabels$|\bresources\.")

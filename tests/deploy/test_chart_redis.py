@@ -16,7 +16,7 @@ VALUES = Path(__file__).parent / "values"
 )
 def test_a_password_in_a_config_map_is_refused_and_not_repeated(url: str) -> None:
     said = refusal("--set", f"store.kind=redis,store.url={url}")
-    assert "store.url is kept in a ConfigMap, and must not hold a user or a password" in said
+    assert "store.url is stored in a ConfigMap and must not contain a user or a password" in said
     assert "store.existingSecret" in said
     assert "ter2" not in said
 
@@ -31,7 +31,7 @@ def test_the_url_of_a_secret_is_a_file_that_the_server_reads() -> None:
     assert volume["secret"]["items"] == [{"key": "address", "path": "url"}]
     mounts = {mount["name"]: mount for mount in container(manifests)["volumeMounts"]}
     assert mounts["store"]["mountPath"] == "/etc/histospec/store"
-    # A file of its own, by subPath, would never change.
+    # A file mounted alone, by subPath, would never change.
     assert not any("subPath" in mount for mount in mounts.values())
     assert not any("STORE" in entry["name"] for entry in container(manifests)["env"])
 
@@ -70,7 +70,7 @@ def test_a_url_without_a_password_may_be_a_value() -> None:
 
 
 def test_no_value_of_the_chart_holds_a_secret() -> None:
-    """What users give is names of Secrets; made tokens are in a Secret alone."""
+    """Users give names of Secrets; created tokens are only in a Secret."""
     text = template("--values", VALUES / "redis.yaml").stdout
     documents = text.split("\n---\n")
     assert ["\nkind: Secret\n" in document for document in documents if "worker-token: " in document] == [True]

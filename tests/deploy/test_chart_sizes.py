@@ -1,4 +1,4 @@
-"""Sizes: the index follows from the memory limit, the file from the volume, and what does not fit is refused."""
+"""Sizes: the memory limit determines the index and the volume the file; sizes that do not fit are refused."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_tight_index_needs_consent(index: str, limit: str, most: str) -> None:
 
 def test_a_backlog_that_fills_the_limit_is_refused() -> None:
     said = refusal("--set", "resources.limits.memory=2Gi,options.max-backlog=2GiB")
-    assert "resources.limits.memory is 2Gi, and the process needs that much beside its index" in said
+    assert "resources.limits.memory is 2Gi, and the process needs that much besides its index" in said
 
 
 def test_without_a_limit_the_server_decides() -> None:
@@ -85,8 +85,10 @@ def test_the_file_leaves_a_tenth_of_the_volume() -> None:
 
 
 def test_a_file_larger_than_its_volume_is_refused() -> None:
-    assert "options.disk is 51GiB, and the volume has 50Gi (persistence.size)" in refusal("--set", "options.disk=51GiB")
-    assert "options.disk is 50GiB, and the volume has 50G " in refusal(
+    assert "options.disk is 51GiB, but the volume has only 50Gi (persistence.size)" in refusal(
+        "--set", "options.disk=51GiB"
+    )
+    assert "options.disk is 50GiB, but the volume has only 50G " in refusal(
         "--set", "options.disk=50GiB,persistence.size=50G"
     )
     said = refusal("--set", "mode=daemonset,options.disk=21GiB")

@@ -1,4 +1,4 @@
-"""Who may call, as installed: the chart makes tokens, a real server takes them, and the notes say how to use them."""
+"""Tokens as installed: the chart creates them, a real server accepts them, and the notes say how to use them."""
 
 import base64
 import subprocess
@@ -53,7 +53,7 @@ def test_tokens_of_your_own_come_first() -> None:
 
 
 def test_a_service_without_tokens_is_a_choice() -> None:
-    assert "tokens.create is false, so that any caller could read and write" in refusal("--set", "tokens.create=false")
+    assert "tokens.create is false, so any caller could read and write" in refusal("--set", "tokens.create=false")
     for words in ("security.insecure=true", "security.insecure=true,tokens.create=false"):
         manifests = render("--set", words)
         assert options(manifests)["insecure"] is True

@@ -1,4 +1,4 @@
-"""Install, upgrade and uninstall, with Helm and a cluster that it asks what is there."""
+"""Install, upgrade and uninstall with Helm and a fake cluster that answers its look-ups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ def empty(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def helm(on: Cluster, verb: str, *set_: str) -> str:
-    """Installs or upgrades the release; returns what helm says where it fails, else nothing."""
+    """Installs or upgrades the release. Returns helm's error, or an empty text."""
     flags = ["--namespace", "rl", "--disable-openapi-validation", "--set", ",".join(set_)]
     done = on.helm(verb, "run", CHART, *flags)
     assert done.returncode == 0 or done.stderr
@@ -32,7 +32,7 @@ def replicas(on: Cluster) -> int:
 
 
 def stop(on: Cluster, shards: int) -> None:
-    """A release whose shards have run, and whose volumes are left."""
+    """Returns the cluster of a release whose shards are gone and whose volumes remain."""
     assert helm(on, "install", f"replicas={shards}") == ""
     for i in range(shards):
         on.claim(f"{VOLUME}-{i}")
@@ -62,7 +62,7 @@ def test_what_was_added_to_the_secret_stays(empty: Cluster) -> None:
 def test_a_secret_without_the_file_is_named(empty: Cluster) -> None:
     assert helm(empty, "install", "replicas=1") == ""
     del empty.objects("Secret")[SECRET]["data"]["tokens.toml"]
-    assert f"Secret {SECRET} is there, and has no key tokens.toml" in helm(empty, "upgrade", "replicas=1")
+    assert f"Secret {SECRET} exists without a key tokens.toml" in helm(empty, "upgrade", "replicas=1")
 
 
 def test_fewer_shards_with_sqlite_need_consent(empty: Cluster) -> None:
@@ -82,15 +82,13 @@ def test_fewer_shards_with_sqlite_need_consent(empty: Cluster) -> None:
 
 def test_shards_that_stop_and_keep_their_volumes_lose_nothing(empty: Cluster) -> None:
     assert helm(empty, "install", "replicas=2") == ""
-    assert "what they stored is deleted" in helm(
-        empty, "upgrade", "replicas=0,persistence.retentionPolicy.whenScaled=Delete"
-    )
+    assert "which is deleted" in helm(empty, "upgrade", "replicas=0,persistence.retentionPolicy.whenScaled=Delete")
     assert helm(empty, "upgrade", "replicas=0") == ""
     assert replicas(empty) == 0
 
 
 def test_shards_that_were_stopped_need_consent_to_stay_away(empty: Cluster) -> None:
-    """Three shards, none, one: the volumes tell that there were three."""
+    """Three shards, none, one: the volumes show that there were three."""
     stop(empty, 3)
     said = helm(empty, "upgrade", "replicas=1")
     assert "replicas is 1, and volumes of further shards exist (data-run-histospec-1, data-run-histospec-2)" in said
@@ -114,7 +112,7 @@ def test_volumes_without_a_statefulset_count_too(empty: Cluster) -> None:
     """After an uninstall, or `kubectl delete statefulset --cascade=orphan`."""
     stop(empty, 3)
     assert empty.helm("uninstall", "run", "--namespace", "rl").returncode == 0
-    assert "Set replicas to 3 to have all" in helm(empty, "install", "replicas=2")
+    assert "Set replicas to 3 to use all" in helm(empty, "install", "replicas=2")
     assert helm(empty, "install", "replicas=3") == ""
 
 
@@ -156,7 +154,7 @@ def test_histories_move_to_another_store_by_steps(empty: Cluster, before: str, a
     places = [refused.index(step) for step in steps]
     assert places == sorted(places)
     assert "docs/kubernetes.md" in refused
-    # Shards that would lack their volumes must end; those that have some may go on meanwhile.
+    # Shards that would lack volumes must end; shards with volumes may keep running.
     assert ("--cascade=orphan" in refused) == ("volumeClaimTemplates" in first["spec"])
     assert empty.objects("StatefulSet")[SHARDS] == first
     empty.remove("StatefulSet")
@@ -169,10 +167,10 @@ def test_histories_move_to_another_store_by_steps(empty: Cluster, before: str, a
     [
         ("size=80Gi", "persistence.size is 80Gi, and the volumes of StatefulSet run-histospec have 50Gi",
          """patch pvc data-run-histospec-0 --patch '{"spec":{"resources":{"requests":{"storage":"80Gi"}}}}'"""),
-        ("size=20Gi", "persistence.size is 20Gi", "Volumes do not become smaller"),
+        ("size=20Gi", "persistence.size is 20Gi", "Volumes cannot shrink"),
         ("storageClass=fast",
          'persistence.storageClass is "fast", and the volumes of StatefulSet run-histospec have ""',
-         "volumes that exist stay as they are"),
+         "Existing volumes stay unchanged"),
         ("accessModes={ReadWriteOncePod}", 'persistence.accessModes is ["ReadWriteOncePod"]', "--cascade=orphan"),
     ],
 )  # fmt: skip
@@ -196,7 +194,7 @@ def test_two_changes_of_volumes_are_both_named(empty: Cluster) -> None:
 
 @pytest.mark.parametrize("size", ["51200Mi", "53687091200", "0.048828125Ti"])
 def test_a_size_in_other_words_is_no_other_size(empty: Cluster, size: str) -> None:
-    """The API server writes quantities its own way."""
+    """The API server normalizes quantities."""
     assert helm(empty, "install", "replicas=1") == ""
     kept = empty.objects("StatefulSet")[SHARDS]["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]
     kept["storage"] = size
@@ -240,7 +238,7 @@ def test_a_rollback_returns_to_the_made_tokens(empty: Cluster, change: str) -> N
 
 
 def test_a_secret_that_the_user_made_is_left_alone(empty: Cluster) -> None:
-    """It has the name that the chart would give its own."""
+    """The Secret has the name that the chart would choose."""
     mine = f"tokens.existingSecret={SECRET}"
     assert helm(empty, "install", "replicas=1") == ""
     del empty.objects("Secret")[SECRET]["metadata"]["annotations"]
@@ -256,7 +254,7 @@ def test_fewer_shards_with_redis_need_no_word(empty: Cluster) -> None:
 
 
 def test_old_defaults_are_not_taken_along(empty: Cluster, tmp_path: Path) -> None:
-    """`--reuse-values` keeps the defaults of the chart before, without the values that came later."""
+    """`--reuse-values` keeps the defaults of the previous chart, which lacks newer values."""
     old = tmp_path / "histospec"
     (old / "templates").mkdir(parents=True)
     (old / "Chart.yaml").write_text("apiVersion: v2\nname: histospec\nversion: 0.1.0\n")
@@ -266,4 +264,4 @@ def test_old_defaults_are_not_taken_along(empty: Cluster, tmp_path: Path) -> Non
     flags = ["--namespace", "rl", "--disable-openapi-validation", "--reuse-values"]
     done = empty.helm("upgrade", "run", CHART, *flags)
     assert done.returncode != 0
-    assert "these are the defaults of an older chart, as --reuse-values brings them" in done.stderr
+    assert "these are the defaults of an older chart, which --reuse-values keeps" in done.stderr

@@ -1,4 +1,4 @@
-"""What users give the chart: nonsense is refused by name, and options reach the server."""
+"""Values of users: the chart names and refuses wrong ones, and options reach the server."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.support.servers import Starter
 
 VALUES = Path(__file__).parent / "values"
 
-# What the chart sets itself.
+# The options that the chart sets itself.
 ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "insecure", "shard-name", "peers",
            "data-dir", "store", "store-file"}  # fmt: skip
 
@@ -35,9 +35,12 @@ ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "
         ("options.log-level=loud", "options.log-level must be one of"),
         ("store.kind=mysql", 'store.kind must be one of the following: "sqlite", "redis"'),
         ("store.url=http://redis", "store.url: Does not match"),
-        ("store.kind=redis", "store.kind is redis: say where it is with store.url or store.existingSecret"),
-        ("store.url=redis://redis:6379", "store.url and store.existingSecret are for store.kind redis; it is sqlite"),
-        ("store.kind=redis,store.url=redis://a,store.existingSecret=b", "store.url and store.existingSecret: give one"),
+        ("store.kind=redis", "store.kind redis needs a URL: set store.url or store.existingSecret"),
+        ("store.url=redis://redis:6379", "store.url and store.existingSecret need store.kind redis, but it is sqlite"),
+        (
+            "store.kind=redis,store.url=redis://a,store.existingSecret=b",
+            "store.url and store.existingSecret: set only one",
+        ),
         ("store.kind=redis,store.url=redis://a,options.disk=1GiB", "options.disk limits the file of store.kind sqlite"),
         ("options.disk=100Gi", "options.disk: Does not match"),
         ("persistence.size=big", "persistence.size: Does not match"),
@@ -51,7 +54,7 @@ ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "
         ("security.insecure=maybe", "security.insecure: Invalid type. Expected: boolean"),
         ("tokens.create=sometimes", "tokens.create: Invalid type. Expected: boolean"),
         ("tokens.existingSecret=Not_A_Name", "tokens.existingSecret: Does not match"),
-        ("tls.clientCA.existingSecret=ca", "tls.clientCA.existingSecret: clients show certificates only over TLS"),
+        ("tls.clientCA.existingSecret=ca", "tls.clientCA.existingSecret: client certificates need TLS"),
         ("tls.cert=inline", "tls: Additional property cert is not allowed"),
         ("service.type=ExternalName", "service.type must be one of"),
         ("service.nodePort=65536", "service.nodePort: Must be less than or equal to 65535"),
@@ -72,7 +75,7 @@ ITS_OWN = {"listen", "http", "tls-cert", "tls-key", "tls-client-ca", "tokens", "
         ),
         (
             "mode=daemonset,store.kind=redis,store.url=redis://a,autoscaling.enabled=true",
-            "autoscaling.enabled: mode daemonset has one shard a node",
+            "autoscaling.enabled: mode daemonset always has one shard per node",
         ),
         ("serviceMonitor.interval=often", "serviceMonitor.interval: Does not match"),
         ("topologySpreadConstraints=zone", "topologySpreadConstraints: Invalid type. Expected: array"),
@@ -122,7 +125,7 @@ def test_the_server_takes_the_rendered_options(values: str, start_server: Starte
     certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
     (tmp_path / "tokens.toml").write_text('[[token]]\nname = "workers"\nsecret = "a secret of some length"\n')
     text = one(render("--values", VALUES / f"{values}.yaml"), "ConfigMap")["data"]["histospec.toml"]
-    # Where the pod has its files and ports, the test has its own.
+    # The test has its own files and ports in place of the pod's.
     for folder in ("tokens", "tls", "client-ca"):
         text = text.replace(f"/etc/histospec/{folder}", str(tmp_path))
     (tmp_path / "histospec.toml").write_text(text)

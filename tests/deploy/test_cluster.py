@@ -1,6 +1,6 @@
 """The chart in a real control plane, installed, upgraded, rolled back and removed by helm; its pods run on fake nodes.
 
-Where HISTOSPEC_TEST_CLUSTER=1 asks for it (make test-cluster): some minutes.
+Runs only with HISTOSPEC_TEST_CLUSTER=1 (make test-cluster), for some minutes.
 """
 
 import json
@@ -28,12 +28,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def level(values: Path) -> str:
-    """Pod Security allows ports and folders of the node at the level `privileged` alone."""
+    """Pod Security allows ports and folders of the node only at the level `privileged`."""
     return "privileged" if values_of(values).get("mode") == "daemonset" else "restricted"
 
 
 def expected(values: Path, cluster: Cluster) -> int:
-    """How many shards run with a set of values."""
+    """Returns how many shards run with a set of values."""
     given = values_of(values)
     if given.get("mode") == "daemonset":
         return len(cluster.nodes.names)
@@ -58,7 +58,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(cluster: Cluste
     if any("helm.sh/hook" in m["metadata"].get("annotations", {}) for m in manifests):
         assert "Succeeded" in release.does("test", RELEASE, "--timeout", "60s")
 
-    # One option rolls every shard; a shard more leaves the others as they are.
+    # A changed option restarts every shard; an added shard leaves the others unchanged.
     release.upgrade("--set", "options.threads=3")
     eventually(lambda: len(release.shards()) == count, "the shards are not back")
     second = release.shards()

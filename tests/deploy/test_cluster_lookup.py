@@ -1,4 +1,4 @@
-"""What the chart asks a real API server while it renders: tokens that are there stay, and fewer shards need consent."""
+"""The chart's look-ups in a real API server: existing tokens stay, and fewer shards need confirmation."""
 
 import base64
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def tokens(release: Release) -> dict[str, str]:
-    """The content of the Secret that the chart makes; {} where there is none."""
+    """Returns the content of the Secret that the chart creates; {} if it does not exist."""
     found = [secret["data"] for secret in release.objects("secrets") if secret["metadata"]["name"] == TOKENS]
     return {key: base64.b64decode(value).decode() for key, value in found[0].items()} if found else {}
 
@@ -181,7 +181,7 @@ def test_a_statefulset_with_volumes_becomes_a_daemonset_with_consent(cluster: Cl
 
 
 def test_a_rollback_asks_for_no_consent(cluster: Cluster) -> None:
-    """Helm renders nothing then. docs/kubernetes.md says so."""
+    """A rollback renders nothing, as docs/kubernetes.md says."""
     release = Release(cluster, "unasked", "--set", "replicas=1")
     release.install()
     release.upgrade("--set", "replicas=2")

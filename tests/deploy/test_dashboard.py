@@ -19,7 +19,7 @@ from tests.support.prometheus import Prometheus, require
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 
-# What Grafana itself calls a dashboard. Its types have enums where JSON has their values.
+# Grafana's own definition of a dashboard. Its types have enums where JSON has their values.
 TYPES = """\
 import type { Dashboard } from "@grafana/schema";
 type Plain<T> = T extends string ? `${T}` : T extends number | boolean | null | undefined ? T
@@ -30,7 +30,7 @@ export const dashboard: Plain<Partial<Dashboard>> = %s;
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory, start_shared: Starter) -> Iterator[Server]:
-    """A server that is busy, over TLS."""
+    """Returns a busy server with TLS."""
     directory = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     own = authority.issue_cert("127.0.0.1")
@@ -54,7 +54,7 @@ def prometheus(loaded: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.mark.parametrize("title", PANELS)
 def test_no_panel_is_empty(prometheus: Prometheus, title: str) -> None:
-    """Each expression yields numbers, with the labels that its legend names."""
+    """Each expression returns numbers with the labels of its legend."""
     assert PANELS[title]["targets"]
     for target in PANELS[title]["targets"]:
         assert target["datasource"]["uid"] == "${datasource}"

@@ -13,8 +13,8 @@ import pytest
 from tests.support.dashboard import PANELS, ROOT, RULES, samples
 from tests.support.prometheus import Prometheus, require
 
-TWINS = "histospec_twin_"  # in expressions about coupled sampling, which the demo does without
-EVERY = 2.0  # seconds between two looks at the panels that are still empty
+TWINS = "histospec_twin_"  # expressions about coupled sampling, which the demo does not use
+EVERY = 2.0  # seconds between checks of the panels that are still empty
 
 
 @pytest.mark.long
@@ -36,7 +36,7 @@ def test_the_demo_leaves_no_panel_empty(tmp_path: Path) -> None:
 
 
 def _scraped(said: Path, demo: "subprocess.Popen[bytes]") -> str:
-    """Where the demo's server is scraped, host:port: the demo says so first."""
+    """Returns the HTTP address of the demo's server, which the demo prints first."""
     while demo.poll() is None:
         if found := re.search(r"http://([\w.:]+)/metrics", said.read_text().replace("\n", "")):
             return found[1]

@@ -1,4 +1,4 @@
-"""The files of deploy/: what is rendered is up to date, and the tools that read the rest take it."""
+"""The files of deploy/: rendered ones are up to date, and tools accept the others."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit.write_text(text.replace("/opt/histospec/bin/histospec", sys.executable))
     done = subprocess.run([analyze, "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    # 10 is a service that may do anything; systemd calls up to 2 "OK" and better.
+    # 10 is a service without restrictions; systemd calls up to 2 "OK" and better.
     safe = [analyze, "security", "--offline=true", "--threshold=20", str(unit)]
     done = subprocess.run(safe, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout.splitlines()[-1:]

@@ -1,5 +1,5 @@
-"""The image: hadolint has nothing to say, and, where HISTOSPEC_TEST_IMAGE=1 asks for it (make test-image), the real
-Dockerfile is built and run: buildah on a base made with debootstrap, podman without a network, some minutes, as root.
+"""The image: hadolint has no findings. With HISTOSPEC_TEST_IMAGE=1 (make test-image), the real Dockerfile is built and
+run: buildah on a base from debootstrap, podman without a network; takes some minutes, and needs root.
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 BASE = "localhost/histospec-base"
 IMAGE = "localhost/histospec"
-# What the official image has, as Debian packages. Debian has no Python 3.12; what is pinned is for 3.12 and later.
+# The Debian packages of the official image. Debian has no Python 3.12; the pinned versions are for 3.12 and later.
 SUITE = "trixie"
 PACKAGES = "python3,python3-venv,python3-dev,ca-certificates"
 PROGRAMS = ("buildah", "podman", "crun", "debootstrap", "unshare", "nsenter")
@@ -45,7 +45,7 @@ def test_the_base_is_pinned_by_its_digest() -> None:
 
 
 class Engine:
-    """buildah and podman with a storage of their own, in a mount namespace that has the cgroups podman looks for."""
+    """buildah and podman with their own storage, in a mount namespace with the cgroups that podman needs."""
 
     def __init__(self, folder: Path) -> None:
         self._storage = ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
@@ -67,13 +67,13 @@ class Engine:
         return done.stdout.strip()
 
     def podman(self, *words: str) -> list[str]:
-        """The command; who calls it runs it."""
+        """Returns the command for the caller to run."""
         options = ["--runtime", "crun", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
         return [*self._inside, "podman", *self._storage, *options, *words]
 
 
 class Container:
-    """The image as the chart runs it: no network but loopback, nothing to write to but /data and /tmp."""
+    """The image as the chart runs it: only loopback, and only /data and /tmp are writable."""
 
     def __init__(self, engine: Engine, *command: str) -> None:
         self._engine = engine
@@ -84,12 +84,12 @@ class Container:
         self.process = subprocess.Popen(engine.podman(*words), stderr=subprocess.PIPE, text=True)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """A command in the container."""
+        """Runs a command in the container."""
         command = self._engine.podman("exec", "shard", *words)
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def well(self) -> bool:
-        """What HEALTHCHECK says."""
+        """Returns the result of HEALTHCHECK."""
         command = self._engine.podman("healthcheck", "run", "shard")
         return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
@@ -99,7 +99,7 @@ class Container:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """With the image, built from the Dockerfile."""
+    """Returns the environment with the image built from the Dockerfile."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root, and {', '.join(missing) or 'every program'} (apt-get install {' '.join(missing)})")
@@ -196,7 +196,7 @@ def test_sigterm_drains_without_dropping_a_stream(engine: Engine, container: Con
     assert drafted > 30
     _, log = container.process.communicate(timeout=60)
     assert container.process.returncode == 0
-    podmans_own = 'time="'  # such as that no systemd is here to ask for the health; the test asks itself
+    podmans_own = 'time="'  # podman's own lines, for example that there is no systemd; the test checks health itself
     events = [json.loads(line) for line in log.splitlines() if not line.startswith(podmans_own)]
     assert events[-1]["event"] == "stopped"
     assert any(event.get("committed") == 1 for event in events), events

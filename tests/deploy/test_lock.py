@@ -1,4 +1,4 @@
-"""What the image is made of: pinned with hashes, as setup.py and pyproject.toml ask for, and nothing that draws."""
+"""The image's packages: pinned with hashes, as setup.py and pyproject.toml require, and none for plots."""
 
 import re
 from pathlib import Path

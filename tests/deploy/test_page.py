@@ -1,4 +1,4 @@
-"""The status page in a real browser: what it shows is what /metrics says, in every state of a server.
+"""The status page in a real browser: it agrees with /metrics in every state of a server.
 
 `HISTOSPEC_PICTURES=docs` saves a picture of each state there; `HISTOSPEC_PAGE_EPOCHS` makes the busy one busier.
 """
@@ -39,7 +39,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 EPOCHS = int(os.environ.get("HISTOSPEC_PAGE_EPOCHS", "4"))
 PICTURES = os.environ.get("HISTOSPEC_PICTURES")
 
-# Every text against what is behind it, as WCAG 2 counts contrast; the lowest.
+# The lowest contrast of any text with its background, computed as in WCAG 2.
 CONTRAST = """() => {
   const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
   const light = (rgb) => {
@@ -63,7 +63,7 @@ CONTRAST = """() => {
 
 
 class View:
-    """The page of one server in one window. errors: what the browser complained about."""
+    """The page of one server in one window. `errors`: what the browser reported."""
 
     def __init__(self, browser: "Browser", address: str, size: "ViewportSize", scheme: Scheme) -> None:
         self.context = browser.new_context(viewport=size, color_scheme=scheme)
@@ -76,12 +76,12 @@ class View:
         self.look()
 
     def look(self) -> None:
-        """Loads it anew, and waits until it shows numbers."""
+        """Reloads the page, and waits until it shows numbers."""
         self.page.goto(f"http://{self._address}/")
         self.page.wait_for_selector("main[aria-busy=false]")
 
     def look_for(self, what: str, selector: str) -> None:
-        """Loads it anew until the text is there: a server answers a while with what it found before."""
+        """Reloads the page until the text appears: a server keeps an answer for a while."""
 
         def there() -> bool:
             self.look()
@@ -93,11 +93,11 @@ class View:
         return " ".join(self.page.inner_text(selector).split())
 
     def tile(self, name: str) -> str:
-        """Its figure, and the note below."""
+        """Returns a tile's figure and its note."""
         return " ".join(self.text(f"#tile-{name} dd >> nth={i}") for i in (0, 1))
 
     def table(self, selector: str) -> dict[str, dict[str, str]]:
-        """The figures of its rows by the first line of their names, and by column."""
+        """Returns the figures of its rows by the first line of their names, and by column."""
         return {
             row.locator("th").inner_text().split("\n")[0]: {
                 cell.get_attribute("data-column") or "": " ".join(cell.inner_text().split())
@@ -107,7 +107,7 @@ class View:
         }
 
     def picture(self, name: str) -> None:
-        """Saves it, where somebody asked for pictures."""
+        """Saves a picture, if requested."""
         if PICTURES:
             self.page.wait_for_timeout(300)
             picture = Image.open(io.BytesIO(self.page.screenshot(full_page=True))).convert("RGB")
@@ -128,7 +128,7 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def view(browser: "Browser") -> Iterator[Callable[..., View]]:
-    """Opens the page of a server: `view(server, size, "dark")`."""
+    """Returns a function that opens the page of a server: `view(server, size, "dark")`."""
     views: list[View] = []
 
     def opened(server: Server, size: "ViewportSize" = WIDE, scheme: Scheme = "light") -> View:
@@ -142,7 +142,7 @@ def view(browser: "Browser") -> Iterator[Callable[..., View]]:
 
 @pytest.fixture(scope="module")
 def busy(start_shared: Starter) -> Iterator[Server]:
-    """A server that two runs have worked with for some epochs, and that is idle now, with one session still open."""
+    """Returns an idle server after two runs of some epochs, with one session still open."""
     server = start_shared("--shard-name", "shard-0", "--memory", "64MiB", "--disk", "1024GiB", name="busy")
     pause = 0.05 if PICTURES else 0.0
     with (
@@ -164,7 +164,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def binary(size: float) -> str:
-    """Whole KiB or tenths of a MiB; halves go up, as in the browser."""
+    """Returns whole KiB or tenths of a MiB; rounds halves up, as browsers do."""
     kilo = size < 1 << 20
     number = Decimal(int(size)) / (1 << (10 if kilo else 20))
     return f"{number.quantize(Decimal(1 if kilo else '0.1'), ROUND_HALF_UP)} {'K' if kilo else 'M'}iB"
@@ -186,14 +186,14 @@ def test_a_server_that_nobody_has_found_yet(start_server: Starter, view: Callabl
 
 
 def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View]) -> None:
-    """The load is over: two looks at /metrics around the page say the same, and so does the page."""
+    """After the load, /metrics is the same before and after the page, and agrees with it."""
     shown = view(busy)
     before = busy.metrics()
     shown.look()
     after = busy.metrics()
 
     def counted(samples: dict[str, float]) -> dict[str, float]:
-        """What HistoSpec says; the time and the lock that looking takes aside, and what else uses the disk."""
+        """Returns HistoSpec's metrics without those that the reading itself changes."""
         looking = ("_cpu_", "_engine_lock_", "_disk_free_")
         ours = (k for k in samples if k.startswith("histospec_") and not any(part in k for part in looking))
         names = {k: k.removeprefix("histospec_") for k in ours}
@@ -203,7 +203,7 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
     assert mine == counted(after)
 
     def total(name: str, label: str = "") -> float:
-        """Over all namespaces."""
+        """Returns the sum over all namespaces."""
         return sum(value for key, value in mine.items() if key.startswith(f"{name}{{") and label in key)
 
     hits, misses = (total("problem_lookups_total", f'result="{result}"') for result in ("hit", "miss"))
@@ -245,11 +245,11 @@ def test_the_numbers_are_those_of_metrics(busy: Server, view: Callable[..., View
         steps = drafts + total("undrafted_tokens_total", run)
         speedup = wrote / (steps + mine[f"verify_cost{{{run}}}"] * made)
         assert row == {
-            figure: f"{text} {text}"  # all was in the last ten minutes
+            figure: f"{text} {text}"  # all of it is within the last ten minutes
             for figure, text in {
                 "Speed-up": f"{speedup:.2f} \N{MULTIPLICATION SIGN}", "Tokens per step": f"{wrote / steps:.2f}",
-                "Accepted": percent(right, made), "Empty drafts": percent(empty, drafts),
-                "Known problems": percent(found, sessions),
+                "Acceptance rate": percent(right, made), "Empty drafts": percent(empty, drafts),
+                "Cache hit rate": percent(found, sessions),
             }.items()
         } | {"Verify cost": "0.05"}  # fmt: skip
     assert shown.text("#hints") == "All is well" or "Drafts come late" in shown.text("#hints")
@@ -327,7 +327,7 @@ def test_charts_are_read_by_pointer_and_keys(busy: Server, view: Callable[..., V
 def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..., View]) -> None:
     shown = view(busy)
     status = json.loads(busy.get("/status")[1])
-    # Nothing between two runs of steps, one step alone, then no sample for five minutes.
+    # No sample between two runs of steps, one step alone, then no sample for five minutes.
     milliseconds: list[float | None] = [1, 2, 3, None, None, 2, 2, None, 4, None, 2, 3, 6, 2]
     minutes = [*range(11), 15, 16, 17]
     status["series"] = {name: [0] * len(minutes) for name in status["series"]} | {
@@ -341,7 +341,7 @@ def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..
     chart = shown.page.locator("#charts svg >> nth=3")
     lines = [(path.get_attribute("d") or "").count("L") + 1 for path in chart.locator("path.curve-0").all()]
     assert lines == [3, 2, 3]
-    assert chart.locator("circle.dot-0").count() == 2  # the step alone, and the one before the five minutes
+    assert chart.locator("circle.dot-0").count() == 2  # the single step, and the one before the five minutes
     assert chart.locator("path.curve-1").count() == 3
     levels = [text for text in chart.locator("text").all_text_contents() if "ms" in text]
     assert levels == [f"{level}\u00a0ms" for level in (0, 20, 40, 60)]
@@ -352,7 +352,7 @@ def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..
     reading = " ".join(shown.page.locator("#charts .reading >> nth=3").inner_text().split())
     assert re.fullmatch(r"\d\d:\d\d median 6.0 ms.*99th percentile 60 ms", reading)
     said = " ".join((chart.get_attribute("aria-label") or "").split())
-    assert re.match(r"Time to draft for a batch: \d\d:\d\d, median 6.0 ms, 99th percentile 60 ms\. ", said)
+    assert re.match(r"Draft time per batch: \d\d:\d\d, median 6.0 ms, 99th percentile 60 ms\. ", said)
     assert shown.errors == []
 
 
@@ -362,7 +362,7 @@ def test_a_server_that_goes_away_leaves_its_last_numbers(start_server: Starter, 
     before = shown.text("#tiles")
     server.stop()
     shown.page.wait_for_selector("#away:not([hidden])")
-    assert re.match(r"The server does not answer since \d\d:\d\d:\d\d; these are its last numbers", shown.text("#away"))
+    assert re.match(r"The server does not answer; the numbers below are from \d\d:\d\d:\d\d", shown.text("#away"))
     assert shown.text("#state") == "no answer"
     assert shown.text("#tiles") == before
     server.start()
@@ -373,7 +373,7 @@ def test_a_server_that_goes_away_leaves_its_last_numbers(start_server: Starter, 
 def test_a_server_whose_store_and_peer_are_away(
     start_server: Starter, view: Callable[..., View], tmp_path: Path
 ) -> None:
-    """In its first epoch, Redis dies and another shard does not answer: hints, shards and lines say so."""
+    """In the first epoch, Redis dies and another shard does not answer: hints, shards and log lines show it."""
     require_redis()
     redis = RedisProcess(tmp_path / "redis")
     try:
@@ -390,7 +390,7 @@ def test_a_server_whose_store_and_peer_are_away(
             errors = server.metrics()["histospec_store_errors_total"]
             assert errors >= 1
             assert shown.text("#state") == "serving, with faults"
-            assert shown.page.locator("#tile-store meter").count() == 0  # Redis has no limit, and no disk that we know
+            assert shown.page.locator("#tile-store meter").count() == 0  # Redis has no limit, and its disk is unknown
             hints = shown.text("#hints")
             assert "Broken: Not serving: shard-1" in hints
             assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed lately", hints)
@@ -398,7 +398,7 @@ def test_a_server_whose_store_and_peer_are_away(
             assert "the store is away" in shown.text("#lines")
             assert (
                 shown.text("#shards")
-                == "shard-0 (this one) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
+                == "shard-0 (this shard) " + server.endpoint + " serving shard-1 127.0.0.1:1 does not answer"
             )
             status = server.get("/status")[1]
             assert "pa55word" not in status

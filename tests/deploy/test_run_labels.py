@@ -1,4 +1,4 @@
-"""What a real Prometheus makes of the names of runs, whatever clients called them."""
+"""A real Prometheus keeps the names of runs, whatever clients called them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Runs stay apart under a Prometheus that the operator configures, whose targets have a label `namespace`, too."""
+"""Runs stay apart under a Prometheus whose operator also labels targets with `namespace`."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def pods(*servers: Server) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def shards(start_shared: Starter) -> Iterator[list[Server]]:
-    """Two shards. The first one has two runs: in one every session finds history, in the other none does."""
+    """Two shards. The first one has two runs: in one, every session finds history; in the other, none does."""
     servers = [start_shared(), start_shared()]
     endpoint = servers[0].endpoint
     with DraftClient(endpoint, "good", deadline=5.0) as good, DraftClient(endpoint, "bad", deadline=5.0) as bad:
@@ -40,7 +40,7 @@ def shards(start_shared: Starter) -> Iterator[list[Server]]:
 
 
 def at_once(rules: Manifest, folder: Path) -> Path:
-    """The rules of a PrometheusRule, with windows and patience of seconds instead of hours."""
+    """Returns the rules of a PrometheusRule, with windows of seconds instead of hours."""
     for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
         rule["expr"] = re.sub(r"\[\d+[mhd]\]", "[10s]", rule["expr"])
         rule.pop("for", None)
@@ -53,7 +53,7 @@ def at_once(rules: Manifest, folder: Path) -> Path:
 def prometheus(
     shards: list[Server], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Prometheus]:
-    """As the chart's ServiceMonitor and PrometheusRule have it; or as an operator that honors no labels of targets."""
+    """Scrapes as the chart's ServiceMonitor says, or as an operator that ignores labels of targets."""
     require("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
     chart = render("--set", "serviceMonitor.enabled=true,prometheusRule.enabled=true")
@@ -68,7 +68,7 @@ def runs_of(found: list[dict[str, Any]]) -> set[str]:
 
 
 def test_the_label_namespace_is_not_to_be_relied_on(prometheus: Prometheus, request: pytest.FixtureRequest) -> None:
-    """What these tests are for: the namespace of a series is the run's or the pod's, as the scrape has it."""
+    """The premise of these tests: the label `namespace` of a series is the run's or the pod's, as the scrape says."""
     metric = "histospec_drafts_total"
     eventually(lambda: prometheus.query(metric), f"{metric} is not scraped")
     found = {series["metric"]["namespace"] for series in prometheus.query(metric)}
@@ -77,7 +77,7 @@ def test_the_label_namespace_is_not_to_be_relied_on(prometheus: Prometheus, requ
 
 @pytest.mark.parametrize(("title", "expression"), BY_RUN, ids=[title for title, _ in BY_RUN])
 def test_panels_keep_runs_apart(prometheus: Prometheus, title: str, expression: str) -> None:
-    shown = {"good"} if "twin" in expression else RUNS  # the other one has no seeds
+    shown = {"good"} if "twin" in expression else RUNS  # the other run has no seeds
     eventually(lambda: runs_of(samples(prometheus, expression)) == shown, f"{title}: not every run has a line")
     eventually(lambda: runs_of(samples(prometheus, expression, run="good")) == {"good"}, title)
 
@@ -110,7 +110,7 @@ def test_an_alert_names_the_run_that_it_is_about(prometheus: Prometheus) -> None
 
 
 def test_the_adapter_finds_the_load_of_every_pod(prometheus: Prometheus) -> None:
-    """Its rule, expanded as the adapter does for the pods of a HorizontalPodAutoscaler."""
+    """The adapter's rule, expanded as it does for the pods of a HorizontalPodAutoscaler."""
     (rule,) = ADAPTER["rules"]["custom"]
     found = prometheus.ask("series", **{"match[]": rule["seriesQuery"]})
     assert rule["resources"]["overrides"].keys() == {"namespace", "pod"}

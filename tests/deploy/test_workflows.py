@@ -1,4 +1,4 @@
-"""The workflows of GitHub: actionlint and zizmor find nothing, actions are pinned, the registry is the repository's."""
+"""GitHub's workflows: actionlint and zizmor have no findings, actions are pinned, the registry is the repository's."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ def workflow(name: str) -> dict[str, Any]:
 
 
 def steps(name: str, job: str, action: str) -> list[dict[str, Any]]:
-    """The steps of a job that use an action, each with its inputs."""
+    """Returns the steps of a job that use an action, with their inputs."""
     return [s.get("with", {}) for s in workflow(name)["jobs"][job]["steps"] if s.get("uses", "").startswith(action)]
 
 

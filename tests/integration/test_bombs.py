@@ -1,4 +1,4 @@
-"""Messages that are small on the wire and large in memory: strangers' are never read, others' meet a limit."""
+"""Small messages that decode to large ones: the server never reads those of strangers, and limits the others."""
 
 import threading
 from typing import Any
@@ -17,8 +17,8 @@ TOKEN = (("authorization", f"Bearer {SECRET}"),)
 STRANGE = (("authorization", "Bearer no-such-token-0123456789"),)
 TOKENS = f'[[token]]\nname = "worker"\nsecret = "{SECRET}"\n'
 SIZE = 62 << 20
-ROOM_OF_A_STRANGER = 32 << 20  # less than half of the message: it is never received
-ROOM = 5 * SIZE  # the message as gRPC holds it, unpacked and handed over
+ROOM_OF_A_STRANGER = 32 << 20  # less than half of the message: the server never receives it
+ROOM = 5 * SIZE  # gRPC's copies of the message, decoded and passed on
 DRAFTS, SPECRL = "histospec.v1.DraftService", "specrl.RolloutCacheService"
 INGEST = pb.IngestRequest(namespace="run", prompt=np.array([1], "<i4").tobytes()).SerializeToString()
 ONE_RESPONSE = specrl.UpdateCacheRequest(responses=[specrl.TokenList(tokens=[1] * SIZE)]).SerializeToString()
@@ -30,20 +30,20 @@ BOMBS = {
     f"{DRAFTS}/Topology": (b"\x08\x01" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/DropNamespace": (b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/Rewind": (b"\x10\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
-    f"{SPECRL}/UpdateCache": (ONE_RESPONSE, "tokens or more are over the limit of 16777216"),
+    f"{SPECRL}/UpdateCache": (ONE_RESPONSE, "tokens are over the limit of 16777216"),
 }
 
 
 @pytest.fixture(scope="module")
 def guarded(start_shared: Starter, tmp_path_factory: pytest.TempPathFactory) -> Server:
-    """A server that asks for tokens."""
+    """Returns a server that asks for tokens."""
     file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     file.write_text(TOKENS)
     return start_shared("--tokens", str(file))
 
 
 class Peak(threading.Thread):
-    """The most memory that a process has, over what it had."""
+    """The peak memory of a process above its starting level."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -60,7 +60,7 @@ class Peak(threading.Thread):
             self._most = max(self._most, self._read())
 
     def grown(self) -> int:
-        """Ends it."""
+        """Ends the measurement."""
         self._over.set()
         self.join()
         return max(self._most, self._read()) - self._before

@@ -1,4 +1,4 @@
-"""The wall clock of a shard jumps: nothing hangs, nothing is lost, and history keeps the order of epochs."""
+"""The wall clock of a shard jumps: nothing hangs, nothing is lost, and the history keeps the order of epochs."""
 
 import json
 import os
@@ -20,7 +20,7 @@ TEXT = list(range(100, 160))
 
 
 class Clock:
-    """The wall clock of a process, which a file moves."""
+    """The wall clock of a process, set through a file."""
 
     def __init__(self, file: Path) -> None:
         if LIBRARY is None:
@@ -35,14 +35,14 @@ class Clock:
         }
 
     def jump(self, offset: str) -> None:
-        """Sets it so far from the true time."""
+        """Sets the offset from the true time."""
         new = self._file.with_suffix(".new")
         new.write_text(offset)
         os.replace(new, self._file)
 
 
 class Worker(threading.Thread):
-    """Rolls out one prompt again and again, each time in the next epoch."""
+    """Rolls out one prompt repeatedly, each time in the next epoch."""
 
     def __init__(self, client: DraftClient) -> None:
         super().__init__(daemon=True)
@@ -68,7 +68,7 @@ class Worker(threading.Thread):
 
 
 def day_of(server: Server) -> str:
-    """The date by the server's clock, as it tells it over HTTP."""
+    """Returns the date by the server's clock, from its HTTP answer."""
     with urllib.request.urlopen(f"http://{server.http}/livez", timeout=10) as answer:
         return str(answer.headers["Date"])[:16]
 
@@ -103,16 +103,16 @@ def test_a_clock_that_jumps_changes_nothing(
         assert [(r.epoch, list(r.tokens)) for r in client.history([1, 2, 3])] == expected
     server.terminate()
     assert server.wait() == 0
-    assert len(days) == 3  # else the clock has not moved
+    assert len(days) == 3  # otherwise the clock has not moved
 
 
 def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(
     start_server: Starter, connect: Connector, tmp_path: Path
 ) -> None:
     """
-    1. The day jumps by more than the retention: nothing is forgotten, and metric, status and log say so.
-    2. It is the same after a restart, and when the day is right again.
-    3. `histospec forget` ends it beside the running server, and forgets nothing that is new.
+    1. The clock jumps by more than the retention: nothing is deleted, and metric, status and log say so.
+    2. The same after a restart, and when the clock is right again.
+    3. `histospec forget` ends the pause beside the running server, and deletes nothing new.
     """
     clock = Clock(tmp_path / "clock")
     server = start_server("--retention", "1", env=clock.env)
@@ -143,7 +143,7 @@ def test_a_clock_that_jumps_beyond_the_retention_forgets_nothing(
         assert everything()
     command = [sys.executable, "-m", "histospec.server", "forget", "--older-than", "1d", "--data-dir"]
     done = subprocess.run([*command, str(server.data_dir)], cwd="/", capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "0 prompts forgotten; retention goes on where it was paused\n")
+    assert (done.returncode, done.stdout) == (0, "0 prompts forgotten; a paused retention continues\n")
     eventually(lambda: not paused(), "retention does not go on")
     assert everything()
     server.terminate()

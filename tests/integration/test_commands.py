@@ -1,4 +1,4 @@
-"""The commands that people are told to run: the demo, small, and the benchmarks, small."""
+"""The documented commands: the demo and the benchmarks, at a small size."""
 
 import importlib.util
 import json
@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command's result, with no other HISTOSPEC_ variables than these; fails with what it printed."""
+    """Returns the command's result, with only these HISTOSPEC_ variables; fails with its output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")} | {"OMP_NUM_THREADS": "1"}
-    environment["HISTOSPEC_DEADLINE"] = "5"  # seconds: drafts that come late on a busy machine are not the demo's fault
+    environment["HISTOSPEC_DEADLINE"] = "5"  # seconds: late drafts on a busy machine are not the demo's fault
     environment |= variables
     done = subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
@@ -46,7 +46,7 @@ def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs a vLLM build in the environment")
 def test_the_demo_says_what_history_and_a_draft_model_gained(tmp_path: Path) -> None:
     """The draft model carries the first epoch, in which siblings alone give 1.4 tokens a step; later history leads."""
-    fixed = {"HISTOSPEC_VERIFY_COST": "0.05", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}  # no clock decides
+    fixed = {"HISTOSPEC_VERIFY_COST": "0.05", "HISTOSPEC_MODEL_DRAFT_TOKENS": "3"}  # independent of any clock
     done = run("-m", "examples.tiny_rl.run", "--quick", "--drafter", "--out", tmp_path, **fixed)
     first, *later = json.loads((tmp_path / "tiny_rl.json").read_text())["epochs"]
     assert first["with_drafts"]["tokens_per_step"] > 2

@@ -1,4 +1,4 @@
-"""The demo's draft model, and what its table says of two drafters."""
+"""The demo's draft model, and the demo's table about two drafters."""
 
 import random
 from pathlib import Path
@@ -12,14 +12,14 @@ from examples.tiny_rl.results import Epoch, Side
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from examples.tiny_rl import make_drafter, policy  # noqa: E402 - they import what may be missing
+from examples.tiny_rl import make_drafter, policy  # noqa: E402 - imports packages that may be missing
 from examples.tiny_rl.task import problems, worked_solution  # noqa: E402
 
 LARGEST = 500_000  # bytes of the shipped file
 
 
 def texts(count: int) -> list[make_drafter.Text]:
-    """Problems and solutions as the policy was taught to write them, which is faster than to sample it."""
+    """Returns problems and solutions as the policy was taught to write them, which is faster than sampling."""
     rng = random.Random(12345)
     return [(p.prompt, worked_solution(p, rng, slips=0.3)) for p in problems(count, rng)]
 
@@ -54,7 +54,7 @@ def test_random_weights_never_replace_the_shipped_ones(monkeypatch: pytest.Monke
 
 
 def side(history: Drafts | None) -> Side:
-    """A hundred steps that verified 200 tokens and accepted 150, so 2.5 tokens a step."""
+    """A hundred steps verified 200 tokens and accepted 150: 2.5 tokens per step."""
     return Side([[1.0, 0.0]], 250, 100, 50, 200, 150, 1.0, 1.0, history)
 
 

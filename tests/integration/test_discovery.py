@@ -1,4 +1,4 @@
-"""Clients that find the shards: real servers on addresses of their own behind one name, as a headless Service has."""
+"""Clients find the shards: real servers on addresses behind one name, as with a headless Service."""
 
 import asyncio
 import socket
@@ -32,7 +32,7 @@ def port() -> int:
 
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Addresses by name; what is not in here is resolved as always."""
+    """Addresses by name; other names are resolved normally."""
     names: dict[str, list[str]] = {}
     resolve = socket.getaddrinfo
 
@@ -49,7 +49,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 @pytest.fixture
 def start_shard(start_server: Starter, redis_server: RedisProcess, port: int) -> Callable[..., Server]:
-    """start_shard(2, *flags): shard-2 on 127.0.0.2, its data in the Redis of all."""
+    """start_shard(2, *flags): shard-2 on 127.0.0.2, with data in the shared Redis."""
 
     def start(number: int, *flags: str) -> Server:
         name = f"shard-{number}"
@@ -71,10 +71,10 @@ def test_shards_behind_one_name_come_go_and_move(
     start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int
 ) -> None:
     """
-    1. Two shards behind one name: found, each by the name that it gives itself.
-    2. A third one comes: it gets its problems, with their history, while sessions run.
+    1. Clients find two shards behind one name, each by its own name.
+    2. A third one starts: it gets its problems with their history, while sessions run.
     3. One moves to another address: nothing else changes.
-    4. One is gone: the others take over, and what it had not acknowledged arrives.
+    4. One ends: the others take over, and what it had not acknowledged arrives.
     """
     dns["shards.test"] = ["127.0.0.2", "127.0.0.3"]
     start_shard(2)
@@ -134,13 +134,13 @@ async def test_a_shard_that_is_gone_leaves_after_the_time_that_the_environment_s
 
 
 def test_one_shard_tells_of_all(start_shard: Callable[..., Server], port: int) -> None:
-    """Shards that were told of each other (--peers): any one of them is enough to find all."""
+    """Shards that know each other (--peers): any one of them is enough to find all."""
     peers = ",".join(f"shard-{number}=127.0.0.{number}:{port}" for number in (2, 3))
     second, third = (start_shard(number, "--peers", peers) for number in (2, 3))
     with connect(f"discover://127.0.0.3:{port}") as client:
         client.ingest([1], [Response(TEXT)])
         assert members(client) == ["shard-2", "shard-3"]
-        third.kill()  # the one that was asked; what it said still holds
+        third.kill()  # the one that was asked; its answer still holds
         (session,) = client.open([[1]])
         eventually(lambda: members(client) == ["shard-2", "shard-3"], "a shard that is away counts as gone")
         third.start()
@@ -149,7 +149,7 @@ def test_one_shard_tells_of_all(start_shard: Callable[..., Server], port: int) -
 
 
 def test_a_service_that_comes_late(start_shard: Callable[..., Server], dns: dict[str, list[str]], port: int) -> None:
-    """Workers start before the service, and before its name: they run without drafts, then with."""
+    """Workers start before the service and its name exist: they run without drafts first, then with drafts."""
     dns["shards.test"] = []
     with connect(f"discover://shards.test:{port}", Timeouts(step=0.2, call=0.3, shutdown=20.0)) as client:
         (session,) = client.open([[1]])
@@ -201,7 +201,7 @@ def test_two_shards_of_one_name_are_told_apart_by_a_warning(
 def test_a_shard_is_found_by_the_name_in_its_certificate(
     start_server: Starter, dns: dict[str, list[str]], port: int, tmp_path: Path
 ) -> None:
-    """Addresses are in no certificate: the name that was asked for is."""
+    """Certificates contain the name that clients use, not addresses."""
     import trustme
 
     authority, ca = trustme.CA(), tmp_path / "ca.pem"

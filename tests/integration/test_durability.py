@@ -1,4 +1,4 @@
-"""The promise of the history: every acknowledged response is there again, whatever happened to the server."""
+"""The durability of the history: every acknowledged response is there after any failure of the server."""
 
 import json
 import random
@@ -22,12 +22,12 @@ CLIENTS = 16
 
 
 def response(number: int) -> list[int]:
-    """Unlike any other: its number, then tokens that depend on it."""
+    """Returns a unique response: its number, then tokens that depend on it."""
     return [number, *np.random.default_rng(number).integers(0, 150_000, 300).tolist()]
 
 
 def prompt(number: int) -> list[int]:
-    """Ten responses share a prompt."""
+    """Returns the prompt that ten responses share."""
     return [1, 2, number % 100]
 
 
@@ -35,9 +35,9 @@ def test_a_server_killed_amid_ingests_has_every_acknowledged_response(
     start_server: Starter, connect: Connector
 ) -> None:
     """
-    1. Sixteen clients ingest 1,000 responses, one a request; as many more sessions commit theirs on streams.
-    2. After about a third is acknowledged, the server is killed with SIGKILL.
-    3. Restarted on the same directory, it has every acknowledged response, whole, at most once, and nothing made up.
+    1. Sixteen clients ingest 1,000 responses, one per request; as many sessions commit theirs on streams.
+    2. After about a third is acknowledged, SIGKILL ends the server.
+    3. Restarted on the same directory, it has every acknowledged response, whole, at most once, and no other.
     """
     server = start_server()
     acknowledged: list[int] = []
@@ -84,7 +84,7 @@ def test_a_server_killed_amid_ingests_has_every_acknowledged_response(
     assert set(acknowledged) <= set(numbers)
     assert len(numbers) == len(set(numbers))
     assert all(tokens == response(tokens[0]) for tokens in found)
-    # The index has them too, not only the store.
+    # The index has them, too, not only the store.
     assert server.metrics()["histospec_loaded_responses"] == len(found)
     assert server.metrics()["histospec_history_tokens"] == sum(map(len, found))
     stream, number = wire.stream(), random.Random(0).choice(acknowledged)
@@ -102,10 +102,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_refuses_ingests_and_nothing_else(start_server: Starter, connect: Connector, disk: Path) -> None:
     """
-    1. The disk fills up while responses are ingested: the first that do not fit are refused as RESOURCE_EXHAUSTED.
-    2. Drafting goes on; a commit is refused by its answer, and drafts for others all the same.
-    3. Room is made: the same server takes responses again.
-    4. After a restart everything acknowledged is there.
+    1. The disk fills up during ingests: the first one that does not fit is refused as RESOURCE_EXHAUSTED.
+    2. Drafts continue; a commit is refused in its answer, which still has drafts for others.
+    3. Space is freed: the same server accepts responses again.
+    4. After a restart, everything acknowledged is there.
     """
     server = start_server(name="disk/data")
     wire = connect(server.endpoint)
@@ -136,7 +136,7 @@ def test_a_full_disk_refuses_ingests_and_nothing_else(start_server: Starter, con
     answer = stream.ask(closes=[wire.commit(3, len(long))])
     assert answer.refusals[0].session == 3
     assert "disk" in answer.refusals[0].reason
-    answer = stream.ask(closes=[wire.commit(1, 4)])  # a small one may still find a place
+    answer = stream.ask(closes=[wire.commit(1, 4)])  # a small response may still fit
     assert wire.drafts(stream.ask(step=wire.step([2], [[7]], [2])))[0][:1] == [8]
     assert server.metrics()["histospec_store_errors_total"] == refused + 1 + len(answer.refusals)
     assert server.get("/readyz")[0] == 200
@@ -161,7 +161,7 @@ def test_logprobs_rewards_masks_seeds_and_names_survive(start_server: Starter, c
     )
     server.kill()
     server.start()
-    # A named problem is found from any of its prompts.
+    # Any of its prompts finds a named problem.
     request = pb.HistoryRequest(namespace="run", prompt=wire.i32([3, 4]), problem="named")
     [stored] = wire.stub.History(request, wait_for_ready=True).responses
     sent.epoch = 2**40
@@ -177,7 +177,7 @@ def test_the_window_of_epochs_slides_in_store_and_index(start_server: Starter, c
     for epoch in range(5):
         wire.ingest([1], [[epoch, 10]], epoch=epoch)
         wire.ingest([2, epoch], [[epoch, 20]], epoch=epoch, problem="named")
-    wire.ingest([3], [[0, 30]], epoch=0)  # the window is each problem's own
+    wire.ingest([3], [[0, 30]], epoch=0)  # each problem has its own window
     for _ in range(2):
         assert wire.history([1], wait=True) == [[3, 10], [4, 10]]
         assert wire.history([0], problem="named") == [[3, 20], [4, 20]]
@@ -202,9 +202,9 @@ def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(
     start_server: Starter, connect: Connector
 ) -> None:
     """
-    1. The file is deleted while the server runs: ingests and commits are refused, and every channel says so.
-    2. Drafts go on.
-    3. A new server on the directory starts anew; one that is killed meanwhile has lost nothing that was acknowledged.
+    1. The file is deleted while the server runs: ingests and commits are refused, and every channel reports it.
+    2. Drafts continue.
+    3. A new server on the directory starts empty; a server killed meanwhile has lost nothing acknowledged.
     """
     server = start_server()
     wire = connect(server.endpoint)
@@ -238,8 +238,8 @@ def test_a_store_whose_file_is_gone_acknowledges_nothing_and_drafts_on(
 def test_a_damaged_file_is_served_and_set_aside(start_server: Starter, connect: Connector) -> None:
     """
     1. Pages of the file are overwritten while no server runs.
-    2. The next one is ready with the rest, says how much is missing, and takes responses.
-    3. After another restart it is the same, and nothing more is set aside.
+    2. The next server serves the rest, reports how much is missing, and accepts responses.
+    3. After another restart, the same, and no further file is set aside.
     """
     server = start_server()
     wire = connect(server.endpoint)

@@ -1,4 +1,4 @@
-"""A worker that vanishes without a word."""
+"""A worker that vanishes without closing its connection."""
 
 import signal
 import sys
@@ -21,7 +21,7 @@ next(stream)
 
 
 def test_the_stream_of_a_worker_that_stopped_answering_ends(server: Server) -> None:
-    """A stopped process keeps its connection open but answers no ping, as a machine does that lost its network."""
+    """A stopped process keeps its connection open but answers no ping, like a machine without its network."""
     with Child(sys.executable, "-c", WORKER, server.endpoint) as worker:
         worker.wait_for("open")
         assert server.metrics()["histospec_sessions"] == 1

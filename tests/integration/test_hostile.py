@@ -1,4 +1,4 @@
-"""Clients that mean harm cost the others nothing and leave nothing behind. `make chaos` runs far more of them."""
+"""Hostile clients do not slow others and leave nothing behind. `make chaos` runs far more of them."""
 
 import asyncio
 import os
@@ -14,13 +14,13 @@ from tests.support.waiting import eventually
 
 MESSAGES = int(os.environ.get("HISTOSPEC_CHAOS_MESSAGES", "4000"))
 STREAMS = int(os.environ.get("HISTOSPEC_CHAOS_STREAMS", "300"))
-ROOM = 48 << 20  # what allocators keep, and the histories that some of the messages do add
-KEPT = 200  # responses of the worker; more would be growth, too
+ROOM = 48 << 20  # memory that allocators keep, and histories that some messages add
+KEPT = 200  # responses of the worker; more of them would be growth, too
 TEXT = list(range(100, 160))
 
 
 class Bystander(threading.Thread):
-    """A worker that goes about its work."""
+    """A worker with normal work."""
 
     def __init__(self, client: DraftClient) -> None:
         super().__init__(daemon=True)
@@ -40,8 +40,8 @@ class Bystander(threading.Thread):
 
 def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
     """
-    1. A first part of the attack, after which the process has the size that it needs for refusing.
-    2. The rest: no crash, no growth; a worker drafts all the while, every step of it, and all its responses are kept.
+    1. A first part of the attack, after which the process has the memory that it needs for refusals.
+    2. The rest: no crash and no growth; a worker gets drafts in every step, and all its responses are kept.
     """
     server = start_server("--history-epochs", "1", "--memory", "64MiB", "--max-namespaces", "64")
     with DraftClient(server.endpoint, namespace="good", deadline=10.0) as client:
@@ -72,8 +72,8 @@ def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
 
 def test_one_stream_cannot_take_the_room_of_all(start_server: Starter, caplog: pytest.LogCaptureFixture) -> None:
     """
-    1. A client opens far more sessions than the memory budget has room for: what is beyond half of it is refused.
-    2. Another one has its history all the while, and may open sessions; so may the first, once it has closed some.
+    1. A client opens far more sessions than the memory budget allows: those beyond half of it are refused.
+    2. Another client keeps its history and may open sessions; so may the first once it has closed some.
     """
     server = start_server("--memory", "16MiB")
     everybody = [[7, p] for p in range(6000)]

@@ -27,7 +27,7 @@ EPOCH = 7
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisProcess]:
-    """A Redis of the test's own."""
+    """Returns a Redis of the test's own."""
     require_redis()
     process = RedisProcess(tmp_path / "redis")
     yield process
@@ -36,7 +36,7 @@ def redis(tmp_path: Path) -> Iterator[RedisProcess]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Nobody else can write to a SQLite file."""
+    """Locks a SQLite file against other writers."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -53,7 +53,7 @@ def health(wire: Wire) -> int:
 
 
 def assert_it_is_opening(server: Server, wire: Wire) -> None:
-    """It is alive, not ready, refuses for now what the store would have to do, and drafts from siblings."""
+    """The server is alive but not ready, refuses what needs the store, and drafts from siblings."""
     assert server.get("/livez")[0] == 200
     assert health(wire) == health_pb2.HealthCheckResponse.NOT_SERVING
     prompt = wire.i32([1, 2, 3])
@@ -80,7 +80,7 @@ def assert_it_is_opening(server: Server, wire: Wire) -> None:
 
 
 def write(client: DraftClient, text: list[int]) -> None:
-    """A session that generates a text and commits it."""
+    """Runs a session that generates a text and commits it."""
     sessions = client.open([[1, 2, 3]])
     client.step(sessions, [text])
     client.finish(sessions)
@@ -91,10 +91,10 @@ def test_a_server_that_starts_while_redis_is_away_waits_for_it(
     start_server: Starter, connect: Connector, redis: RedisProcess, kind: str
 ) -> None:
     """
-    1. Redis has a response of epoch 7; it ends, or hangs. A server starts.
-    2. The server listens and drafts from siblings. What a client commits is refused for now, and kept by the client.
-    3. Redis is back: the server is ready, reads the problem of a session that was opened before, and takes what the
-       client kept. That counts for epoch 7, though the server did not know of it when the session ended.
+    1. Redis has a response of epoch 7, and ends or hangs. A server starts.
+    2. The server listens and drafts from siblings. It refuses a client's commits for now, and the client keeps them.
+    3. Redis is back: the server is ready, reads the problem of a session that opened before, and accepts the kept
+       commits. They count for epoch 7, which the server did not know when the session ended.
     """
     with DraftClient(start_server("--store", redis.url).endpoint, "run", deadline=5.0) as client:
         client.ingest([1, 2, 3], [Response(OLDER)], epoch=EPOCH)
@@ -160,7 +160,7 @@ def test_a_server_that_waits_for_its_store_stops_when_told(start_server: Starter
     server.terminate()
     assert server.wait() == 0
     assert [entry["event"] for entry in server.log][-1] == "stopped"
-    # What was learned is not saved: what the store has may be more.
+    # The estimator is not saved: the store may have a better one.
     [warning] = [entry["event"] for entry in server.log if entry.get("level") in ("warning", "error")]
     assert "does not answer" in str(warning)
 
@@ -169,9 +169,9 @@ def test_a_server_brings_an_old_file_up_to_date_while_it_listens(
     start_server: Starter, connect: Connector, tmp_path: Path
 ) -> None:
     """
-    1. A server starts on a file of an older version, to which another program writes: the update waits.
-    2. It listens meanwhile, and is killed. The file is still of the older version.
-    3. Another one waits, too, and stops when told. The file is free: a third one finishes the update.
+    1. A server starts on a file of an older version that another program locks: the migration waits.
+    2. The server listens meanwhile, and is killed. The file still has the older version.
+    3. Another server waits, too, and stops on request. The lock is released: a third one finishes the migration.
     """
     (tmp_path / "old").mkdir()
     old = OldFile(tmp_path / "old" / FILE_NAME)
@@ -218,4 +218,4 @@ def test_a_store_that_turns_out_to_be_unusable_ends_the_server_later_too(
     redis.start()
     assert server.wait() == 2
     assert f"--store {redis.url}/0: " in str(server.log[-1]["event"])
-    assert "give the user and password that it takes" in str(server.log[-1]["event"])
+    assert "give a valid user and password" in str(server.log[-1]["event"])

@@ -1,7 +1,7 @@
-"""Three shards and six Redis servers on hosts of their own, and what a network and a fleet do to them under load.
+"""Three shards and six Redis servers on separate hosts, under load and network faults.
 
-`make test` takes the faults of SHORT. `make chaos` takes all of them, HISTOSPEC_CHAOS_ROUNDS times, in an order and at
-hosts that HISTOSPEC_CHAOS_SEED decides.
+`make test` runs the faults in SHORT. `make chaos` runs all of them HISTOSPEC_CHAOS_ROUNDS times, in an order and on
+hosts that HISTOSPEC_CHAOS_SEED determines.
 """
 
 import os
@@ -27,13 +27,13 @@ LONG_CUT = 20.0
 
 
 def host_of(process: Server | RedisProcess) -> Host:
-    """Where a process of this network runs."""
+    """Returns where a process of this network runs."""
     assert process.host is not None
     return process.host
 
 
 class Service:
-    """Three shards on a Redis Cluster of three masters with a replica each; every process on a host of its own."""
+    """Three shards on a Redis Cluster of three masters with a replica each; every process on its own host."""
 
     def __init__(self, network: Network, redis: RedisCluster, start: Starter) -> None:
         self.redis = redis
@@ -45,7 +45,7 @@ class Service:
         self.shards = [started.result() for started in starts]
 
     def heal(self) -> None:
-        """Everything runs, and reaches everything else."""
+        """Returns when everything runs and reaches everything else."""
         for host in (*self.redis_hosts, *(host_of(shard) for shard in self.shards)):
             host.heal()
         processes: list[Server | RedisProcess] = [*self.redis.nodes, *self.shards]
@@ -55,7 +55,7 @@ class Service:
         self.redis.recovers()
 
     def fails_over(self, master: RedisProcess) -> None:
-        """Waits until another server is master in its place."""
+        """Waits until another server has replaced it as master."""
         others = [node for node in self.redis.nodes if node is not master]
         eventually(
             lambda: sum(node.client.info("replication")["role"] == "master" for node in others) == 3,
@@ -91,7 +91,7 @@ def service(shared_service: Service) -> Iterator[Service]:
     shared_service.heal()
 
 
-# What can go wrong. Each fault is over, and healed, when it returns; it returns the shards that it was about.
+# The faults. Each one is healed when it returns, and returns the shards that it affected.
 
 Fault = Callable[[Service, Load, random.Random], list[int]]
 
@@ -107,7 +107,7 @@ def a_shard_is_cut_off(service: "Service", load: Load, chance: random.Random) ->
 
 
 def a_shard_loses_the_store(service: "Service", load: Load, chance: random.Random) -> list[int]:
-    """It goes on drafting; what workers finish waits for the store, and is there when that is back."""
+    """The shard still drafts; finished responses wait for the store and are written once it is reachable again."""
     shard = chance.randrange(3)
     host_of(service.shards[shard]).cut(*service.redis_hosts)
     load.drafts_of(shard)
@@ -119,7 +119,7 @@ def a_shard_loses_the_store(service: "Service", load: Load, chance: random.Rando
 
 
 def a_shard_loses_the_store_for_long(service: "Service", load: Load, chance: random.Random) -> list[int]:
-    """The same, until it refuses what it cannot store; the workers keep it, and try again."""
+    """The same, for so long that the shard refuses responses; the workers keep them and retry."""
     shard = chance.randrange(3)
     host_of(service.shards[shard]).cut(*service.redis_hosts)
     time.sleep(LONG_CUT)
@@ -140,7 +140,7 @@ def a_shard_loses_packets(service: "Service", load: Load, chance: random.Random)
 
 
 def a_shard_and_a_master_do_not_see_each_other(service: "Service", load: Load, chance: random.Random) -> list[int]:
-    """The Cluster is well, and sees no reason for a failover."""
+    """The Cluster is healthy and has no reason for a failover."""
     shard, master = chance.randrange(3), chance.choice(service.redis.masters())
     host_of(service.shards[shard]).cut(host_of(master))
     time.sleep(CUT)
@@ -204,7 +204,7 @@ LONG: list[Fault] = [
 
 
 def plan() -> list[tuple[Fault, int]]:
-    """The faults, each with a seed of its own."""
+    """Returns the faults, each with its own seed."""
     chance = random.Random(SEED)
     chosen = [fault for _ in range(ROUNDS) for fault in chance.sample(LONG, len(LONG))] or SHORT
     return [(fault, SEED + i) for i, fault in enumerate(chosen)]
@@ -214,8 +214,8 @@ def plan() -> list[tuple[Fault, int]]:
 def test_a_fault_costs_nothing_but_drafts(service: Service, fault: Fault, seed: int) -> None:
     """
     1. Four workers roll out 24 prompts of three shards; a fault comes and goes.
-    2. The workers went on all the while, and no step took longer than its deadline allows.
-    3. Soon the shards draft again, and all that the workers finished is in the history.
+    2. The workers continue all the while, and no step takes longer than its deadline allows.
+    3. Soon the shards draft again, and the history has everything that the workers finished.
     """
     print(f"HISTOSPEC_CHAOS_SEED={SEED}")  # noqa: T201
     with connections([shard.endpoint for shard in service.shards]) as connect:

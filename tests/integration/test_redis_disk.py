@@ -1,4 +1,4 @@
-"""A Redis whose disk is full: what cannot be kept is refused, drafting goes on, and storing too when there is room."""
+"""A Redis whose disk is full: the server refuses what it cannot keep, and still drafts; it stores again when it can."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ TEXT = list(range(100, 140))
 
 
 def stored(client: DraftClient) -> bool:
-    """A response is ingested, or a HistoSpecError raised."""
+    """Ingests a response. Raises HistoSpecError."""
     client.ingest([3], [Response(TEXT)], epoch=0)
     return True
 
 
 def long_text(number: int) -> list[int]:
-    """About 60 KB on a disk."""
+    """Returns a response of about 60 KB on disk."""
     tokens: list[int] = np.random.default_rng(number).integers(0, 150_000, 20_000).tolist()
     return tokens
 
@@ -37,7 +37,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def redis_on(disk: Path) -> Iterator[Callable[[str], RedisProcess]]:
-    """redis_on(appendfsync) -> a Redis with its data on the small disk."""
+    """redis_on(appendfsync) returns a Redis with its data on the small disk."""
     require_redis()
     with contextlib.ExitStack() as stack:
 
@@ -54,9 +54,9 @@ def test_a_full_disk_beside_redis_costs_nothing_that_was_acknowledged(
     start_server: Starter, disk: Path, redis_on: Callable[[str], RedisProcess], appendfsync: str
 ) -> None:
     """
-    1. Responses are ingested until the disk beside Redis is full. Redis then refuses writes or, with `always`, ends.
-    2. The shard says that the store is full, or away; drafting goes on, and a commit is refused for now.
-    3. There is room again, and Redis started again if it ended: storing goes on, with that commit.
+    1. Ingests fill the disk of Redis. Redis then refuses writes or, with `always`, ends.
+    2. The shard reports that the store is full or away; it still drafts, and refuses a commit for now.
+    3. There is space again, and Redis restarts if it ended: the shard stores again, also that commit.
     4. Redis has everything that was acknowledged, also after a crash.
     """
     redis = redis_on(appendfsync)

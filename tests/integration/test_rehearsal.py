@@ -1,4 +1,4 @@
-"""The day after: a service is backed up as the chart does it, its machines and volumes are gone, and it comes back."""
+"""A disaster rehearsal: a service is backed up by the chart's jobs, loses its machines and volumes, and is restored."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """What Secrets hold: tokens and certificates, where pods find them."""
+    """The contents of Secrets: tokens and certificates, where pods find them."""
     folder = tmp_path / "etc"
     for name in ("token", "tls", "server"):
         (folder / name).mkdir(parents=True)
@@ -69,11 +69,11 @@ class Cluster:
 
     @property
     def endpoint(self) -> str:
-        """As workers are told of it, by the names of the pods."""
+        """Returns the endpoints for workers, by pod names."""
         return ",".join(f"run-histospec-{number}={server.endpoint}" for number, server in enumerate(self.servers))
 
     def command(self, name: str) -> list[str]:
-        """What the container of a CronJob runs, with addresses and folders of this machine."""
+        """Returns the command of a CronJob's container, with addresses and folders of this machine."""
         rendered = args(self._rendered, f"run-histospec-{name}")
         words = [word.replace("/etc/histospec", str(self._files)) for word in rendered]
         where = words.index("discover://run-histospec-headless.rl.svc:6378")
@@ -81,7 +81,7 @@ class Cluster:
         return [sys.executable, "-m", "histospec.server", *words]
 
     def run(self, name: str) -> str:
-        """Runs it as a Job would, to its end; what it said."""
+        """Runs it as a Job would, to its end. Returns its output."""
         done = subprocess.run(
             self.command(name), cwd="/", env=self.environment(), capture_output=True, text=True, timeout=120
         )
@@ -89,12 +89,12 @@ class Cluster:
         return done.stdout
 
     def environment(self) -> dict[str, str]:
-        """What a pod has: the Secret of the object store, and nothing of ours."""
+        """Returns the environment of a pod: only the Secret of the object store."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HISTOSPEC_")}
         return kept | self._store.environment
 
     def lose(self) -> None:
-        """Its machines and volumes are gone."""
+        """Removes the machines and volumes."""
         for server in self.servers:
             server.kill()
             shutil.rmtree(server.data_dir)
@@ -102,14 +102,14 @@ class Cluster:
 
 @pytest.fixture
 def worker(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a worker: its certificate and its token, which is not good for backups."""
+    """Returns the environment of a worker: its certificate, and its token without the right to admin."""
     for name, file in (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key")):
         monkeypatch.setenv(f"HISTOSPEC_TLS_{name}", str(files / "tls" / file))
     monkeypatch.setenv("HISTOSPEC_TOKEN", WORKER)
 
 
 def drafted(endpoint: str, written: Written, text: list[int]) -> list[int]:
-    """What a worker is offered after the beginning of a text."""
+    """Returns a worker's draft after the beginning of a text."""
     with DraftClient(endpoint, written.namespace, deadline=10.0) as client:
         sessions = client.open([written.prompt], [written.name])
         (draft,) = client.step(sessions, [text])
@@ -138,7 +138,7 @@ def test_a_service_comes_back_from_its_backup(start_server: Starter, files: Path
     assert " 0 responses, 0 tokens" in second.run("restore"), "a Job that runs again stores things twice"
     assert found(second.endpoint, [*written, *later]) == expected([*written, *later])
 
-    # The newest epoch is the one to draft from.
+    # Drafts come from the newest epoch.
     (one, text) = next(
         (one, [int(token) for token in response.tokens])
         for one in written

@@ -1,4 +1,4 @@
-"""Strangers: real TLS, real certificates, tokens that are absent, wrong, or good for something else."""
+"""Access control with real TLS and certificates, and with tokens that are absent, wrong, or lack a right."""
 
 import datetime
 import hashlib
@@ -59,7 +59,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def files(tmp_path: Path, authority: trustme.CA) -> Path:
-    """Certificates of the server and a client, and the token file."""
+    """Certificates of the server and of a client, and the file of tokens."""
     certificates.issue(tmp_path, authority)
     (tmp_path / "tokens.toml").write_text(TOKENS + REVOKED)
     return tmp_path
@@ -67,13 +67,13 @@ def files(tmp_path: Path, authority: trustme.CA) -> Path:
 
 @pytest.fixture
 def guarded(start_server: Starter, files: Path) -> Server:
-    """A server over TLS that asks for tokens."""
+    """Returns a server with TLS that asks for tokens."""
     return start_server(*certificates.of_server(files), "--tokens", str(files / "tokens.toml"))
 
 
 @pytest.fixture
 def visit(guarded: Server, files: Path) -> Iterator[Callable[..., DraftClient]]:
-    """visit(token name, namespace) -> DraftClient."""
+    """visit(token name, namespace) returns a DraftClient."""
     clients = []
 
     def connect(who: str | None, namespace: str = "run-1") -> DraftClient:
@@ -146,7 +146,7 @@ def test_a_token_is_good_for_its_rights_alone(visit: Callable[..., DraftClient])
     refused(visit("trainer").drop_namespace, "PERMISSION_DENIED")
     (session,) = reader.open([[1, 2]])
     assert len(reader.step([session], [TEXT[:5]])[0])
-    reader.close([session])  # its commit is refused, its stream goes on
+    reader.close([session])  # its commit is refused, its stream continues
     reader.flush(5.0)
     assert reader.stats().dropped_commits == 1
     assert drafted(reader)
@@ -166,7 +166,7 @@ def test_a_token_that_is_taken_back_ends_its_streams(
     trainer = visit("trainer")
 
     def noticed() -> bool:
-        assert drafted(trainer)  # the old ones stay
+        assert drafted(trainer)  # the previous contents stay in force
         return any("tokens cannot be read" in str(entry["event"]) for entry in guarded.log)
 
     eventually(noticed, "nothing is said of the file")
@@ -176,7 +176,7 @@ def test_a_token_that_is_taken_back_ends_its_streams(
 def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
     guarded: Server, visit: Callable[..., DraftClient], files: Path
 ) -> None:
-    """Nothing of the file tells that it was mended: neither its size nor its time, nor its inode."""
+    """Size, time and inode of the file do not reveal that it was corrected."""
     path, sound = files / "tokens.toml", TOKENS
     broken = "[[" + sound[2:].replace('name = "trainer"', "name = 'trainer\"")
     assert len(broken) == len(sound)
@@ -208,13 +208,13 @@ def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
     [
         ('rights = ["write"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
         ('namespaces = ["other"]', "PERMISSION_DENIED", "token 'revoked' has no right to read in namespace 'run-1'"),
-        (None, "UNAUTHENTICATED", "the token is not one of this server's"),
+        (None, "UNAUTHENTICATED", "this server does not know the token"),
     ],
 )
 def test_a_running_stream_loses_what_its_token_lost(
     start_server: Starter, files: Path, connect: Connector, left: str | None, code: str, words: str
 ) -> None:
-    """With its next message, although that only steps."""
+    """The stream ends with its next message, even if that is only a step."""
     server = start_server("--tokens", str(files / "tokens.toml"))
     wire = connect(server.endpoint)
     messages: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
@@ -263,7 +263,7 @@ def test_clients_show_certificates_where_they_are_asked_for(start_server: Starte
 def test_new_certificates_are_taken_up_without_a_restart(
     guarded: Server, visit: Callable[..., DraftClient], files: Path
 ) -> None:
-    """Those of another authority: who trusts that one gets in now, and open streams stay."""
+    """Certificates of another authority: clients that trust it can connect now, and open streams stay."""
     old = visit("trainer")
     old.ingest([1, 2], [Response(TEXT)], epoch=0)
     assert drafted(old)
@@ -295,7 +295,7 @@ def test_metrics_say_when_the_certificate_expires(guarded: Server, files: Path, 
     chain = b"".join(blob.bytes() for blob in fresh.cert_chain_pems)
     in_force = shown()
     (files / "server.pem").write_bytes(chain)
-    assert shown() == in_force  # its key is still to come
+    assert shown() == in_force  # the matching key has not arrived yet
     unreadable = 'histospec_watched_file_unreadable{file="certificates"}'
     assert guarded.metrics()[unreadable] == 1
     fresh.private_key_pem.write_to_path(files / "server.key")
@@ -335,7 +335,7 @@ def test_status_shows_its_token(guarded: Server, files: Path) -> None:
     assert status() == 1
     assert status(HISTOSPEC_TOKEN=SECRETS["reader"]) == 0
     assert status(HISTOSPEC_TOKEN_FILE=file) == 0
-    assert status("--token-file", file, HISTOSPEC_TOKEN="another-0123456789") == 0  # a flag wins
+    assert status("--token-file", file, HISTOSPEC_TOKEN="another-0123456789") == 0  # the flag has priority
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_status_shows_its_token(guarded: Server, files: Path) -> None:
 def test_a_shard_asks_its_peer_over_tls(
     start_server: Starter, guarded: Server, files: Path, flags: str, state: str
 ) -> None:
-    """What it cannot verify it does not call away."""
+    """A peer whose certificate cannot be verified is not reported as unavailable."""
     certificate = certificates.of_server(files)
     certificate += (flags, str(files / "ca.pem")) if flags else ()
     server = start_server(*certificate, "--peers", f"other={guarded.endpoint}")

@@ -1,4 +1,4 @@
-"""Three shards on one Redis Cluster, and workers that never stop: whatever a shard does, nobody waits or loses."""
+"""Three shards on one Redis Cluster, and workers that never stop: whatever a shard does, no worker waits or loses."""
 
 import contextlib
 import signal
@@ -34,7 +34,7 @@ def restart(shard: Server) -> None:
 
 def cut_off(shard: Server) -> None:
     shard.signal(signal.SIGSTOP)
-    time.sleep(3)  # the length of the fault: longer than any deadline
+    time.sleep(3)  # duration of the fault: longer than any deadline
     shard.signal(signal.SIGCONT)
 
 
@@ -42,9 +42,9 @@ def cut_off(shard: Server) -> None:
 def test_a_shard_that_fails_costs_nothing_but_drafts(shards: list[Server], fault: Callable[[Server], None]) -> None:
     """
     1. Four workers roll out 24 prompts of three shards.
-    2. One shard is killed, or restarted, or hangs; the workers go on meanwhile.
-    3. No step took longer than its deadline allows, every response that a worker finished is in the history, and the
-       shard drafts again what was written before the fault.
+    2. One shard is killed, or restarts, or hangs; the workers continue meanwhile.
+    3. No step takes longer than its deadline allows, the history has every finished response, and the shard again
+       drafts what was written before the fault.
     """
     with connections([shard.endpoint for shard in shards]) as connect:
         load = Load(connect)
@@ -56,7 +56,7 @@ def test_a_shard_that_fails_costs_nothing_but_drafts(shards: list[Server], fault
 
 
 def test_any_shard_takes_over_any_problem(start_server: Starter, redis_server: RedisProcess) -> None:
-    """What one shard was given another one drafts, without having been told."""
+    """One shard drafts what another one was given, without having been told."""
     first, second = (start_server("--store", redis_server.url, "--shard-name", name) for name in NAMES[:2])
     with DraftClient(first.endpoint, namespace="run", deadline=5.0) as client:
         client.ingest([1, 2], [Response(list(range(50, 90)), reward=0.5)], epoch=3)
@@ -73,7 +73,7 @@ def test_any_shard_takes_over_any_problem(start_server: Starter, redis_server: R
 
 
 def test_the_first_new_response_brings_the_old_ones_back(start_server: Starter, redis_server: RedisProcess) -> None:
-    """A trainer ingests before any session opens: the shard must not take the new response for all there is."""
+    """A trainer ingests before any session opens: the shard must not take the new response for the whole history."""
     server = start_server("--store", redis_server.url, "--shard-name", "shard-0")
     with DraftClient(server.endpoint, namespace="run", deadline=5.0) as client:
         client.ingest([1], [Response([2, 3, 4]), Response([2, 3, 5])], epoch=0)
@@ -89,8 +89,8 @@ def test_the_first_new_response_brings_the_old_ones_back(start_server: Starter, 
 
 def test_a_shard_hears_of_newer_epochs_from_another(start_server: Starter, redis_server: RedisProcess) -> None:
     """
-    1. Two shards run, and the first one stores epoch 7: soon, what the second one gets without an epoch is of epoch 7.
-    2. Both are rewound to 3: so is what they get from then on.
+    1. Two shards run, and the first one stores epoch 7: soon, responses without an epoch get epoch 7 on the second one.
+    2. Both are rewound to 3: from then on, so are responses without an epoch.
     """
     first, second = (start_server("--store", redis_server.url, "--shard-name", name) for name in NAMES[:2])
     with contextlib.ExitStack() as stack:
@@ -108,11 +108,11 @@ def test_a_shard_hears_of_newer_epochs_from_another(start_server: Starter, redis
         both.rewind(3)
         for _ in range(10):
             assert (newest(one), newest(other)) == (3, 3)
-            time.sleep(0.5)  # for several of the looks that shards take at the store
+            time.sleep(0.5)  # several of the intervals at which shards check the store
 
 
 def test_drafting_goes_on_while_the_store_is_away(start_server: Starter, tmp_path: Path) -> None:
-    """Sessions draft from the index and from each other; what cannot be kept is refused, and never acknowledged."""
+    """Sessions draft from the index and from each other; the shard refuses what it cannot keep."""
     require_redis()
     redis = RedisProcess(tmp_path / "own-redis")
     server = start_server("--store", redis.url, "--shard-name", "shard-0")
@@ -138,9 +138,9 @@ def test_a_fourth_shard_takes_a_quarter_of_the_problems_and_their_history(
 ) -> None:
     """
     1. Three shards have the history of 240 problems.
-    2. Clients that know a fourth one place 25 % +- 3 points of 10,000 problems there, and move no other.
-    3. Of the 240, those that stay are drafted with the first step; those that move are drafted as soon as their new
-       shard has read them, which it began with the session.
+    2. Clients that know a fourth one assign 25 % +- 3 points of 10,000 problems to it, and move no other.
+    3. Of the 240, those that stay get drafts with the first step; those that move get drafts as soon as their new shard
+       has read them, which starts with the session.
     """
     problems = [[5, p // 16, p % 16] for p in range(240)]
 

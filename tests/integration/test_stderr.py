@@ -1,4 +1,4 @@
-"""A log that cannot be written: the service goes on as if nothing had happened, says nothing wrong, and ends."""
+"""A log that cannot be written: the service continues normally, answers correctly, and ends."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ LONG = "x" * 100
 
 
 class Server:
-    """`histospec serve`, with a stderr of the test's."""
+    """`histospec serve` with a stderr from the test."""
 
     def __init__(self, folder: Path, stderr: int, shell: str = "", form: str = "json") -> None:
         self.endpoint, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -53,7 +53,7 @@ class Server:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """serve(stderr, ...) -> Server."""
+    """serve(stderr, ...) returns a Server."""
     servers = []
 
     def start(*args: Any, **kwargs: Any) -> Server:
@@ -67,7 +67,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 def works(wire: Wire, first: int, count: int) -> None:
-    """Ingests and commits are acknowledged, and refusals are what they are."""
+    """Ingests and commits are acknowledged, and refusals keep their reasons."""
     for i in range(first, first + count):
         assert wire.ingest([i], [[1, 2]], namespace=LONG).responses == 1
         stream = wire.stream()
@@ -102,7 +102,7 @@ def test_a_server_without_stderr_serves(serve: Callable[..., Server], connect: C
 
 
 def fill(wire: Wire, pipe: int) -> None:
-    """Has the server log until nothing more goes into the pipe."""
+    """Makes the server log until the pipe is full."""
     first = 0
     while int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) < PIPE - PAGE:
         works(wire, first, 20)
@@ -111,7 +111,7 @@ def fill(wire: Wire, pipe: int) -> None:
 
 
 def test_a_pipe_that_is_not_read_stops_nothing(serve: Callable[..., Server], connect: Connector) -> None:
-    """Neither requests nor the end of the process."""
+    """Neither requests nor the end of the process wait for the log."""
     read, write = os.pipe()
     server = serve(write)
     os.close(write)
@@ -134,7 +134,7 @@ def test_a_pipe_that_is_read_again_carries_whole_lines(serve: Callable[..., Serv
 
 
 def test_what_c_code_and_libraries_say_is_json(serve: Callable[..., Server], connect: Connector) -> None:
-    """gRPC's core complains of a client that does not speak HTTP/2 in lines of its own."""
+    """gRPC's core logs lines of its own about a client that does not speak HTTP/2."""
     read, write = os.pipe()
     server = serve(write)
     os.close(write)

@@ -1,4 +1,4 @@
-"""The store's URL in a file: a password that changes reaches a running server, and is shown nowhere."""
+"""The store's URL in a file: a new password reaches a running server and is never shown."""
 
 import json
 import os
@@ -21,7 +21,7 @@ QUOTED = "second-s3cret%2F%3F%23"
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisProcess]:
-    """A Redis that wants FIRST."""
+    """Returns a Redis with the password FIRST."""
     require_redis()
     process = RedisProcess(tmp_path / "redis", "--requirepass", FIRST, password=FIRST)
     yield process
@@ -29,14 +29,14 @@ def redis(tmp_path: Path) -> Iterator[RedisProcess]:
 
 
 def put(file: Path, text: str) -> None:
-    """Replaces a file at once, as Kubernetes does with a mounted Secret."""
+    """Replaces a file atomically, as Kubernetes does with a mounted Secret."""
     new = file.with_name("new")
     new.write_text(text)
     os.replace(new, file)
 
 
 def shown(server: Server) -> str:
-    """Everything that the server says to anybody."""
+    """Returns all output of the server."""
     return json.dumps(server.log) + "".join(server.get(page)[1] for page in ("/status", "/healthz", "/metrics"))
 
 
@@ -45,10 +45,10 @@ def test_a_password_that_is_rotated_costs_nothing(
 ) -> None:
     """
     1. A server reads the URL of its store from a file.
-    2. Redis gets another password and forgets its connections. An ingest waits; then the file follows, and the ingest
-       is acknowledged. So are later ones, and everything is there.
-    3. The file becomes unusable: the server goes on with what it held, and says so.
-    4. Nothing that the server says shows a password.
+    2. Redis gets another password and drops its connections. An ingest waits; then the file follows, and the ingest is
+       acknowledged. So are later ones, and all data is there.
+    3. The file becomes unusable: the previous contents stay in force, and the server reports it.
+    4. No output of the server shows a password.
     """
     file = tmp_path / "url"
     put(file, f"redis://:{FIRST}@{redis.where}\n")
@@ -80,7 +80,7 @@ def test_a_password_that_is_rotated_costs_nothing(
 def test_a_server_whose_file_is_not_up_to_date_yet_waits_for_it(
     start_server: Starter, redis: RedisProcess, tmp_path: Path
 ) -> None:
-    """A mounted Secret may follow a minute after the password has changed."""
+    """A mounted Secret may follow a minute after the change of the password."""
     file = tmp_path / "url"
     put(file, f"redis://:{WRONG}@{redis.where}")
     server = start_server("--store-file", str(file), ready=False)
@@ -94,10 +94,10 @@ def test_a_server_whose_file_is_not_up_to_date_yet_waits_for_it(
     ("text", "sentence"),
     [
         (None, "No such file or directory"),
-        ("", "a Redis store starts with one of redis://"),
-        ("sqlite", "a Redis store starts with one of redis://"),
+        ("", "a Redis URL must start with one of redis://"),
+        ("sqlite", "a Redis URL must start with one of redis://"),
         (f"redis://:{WRONG}@host:port", "'host:port' is not of the form host:port"),
-        (f"redis://:{WRONG}/@host:1", "the password holds one of / ? # [ ]; write %2F %3F %23 %5B %5D for it"),
+        (f"redis://:{WRONG}/@host:1", "the password has one of / ? # [ ]; write %2F %3F %23 %5B %5D instead"),
         (f"rediss://:{WRONG}@host:1?ca=/nowhere", "ca: /nowhere: no such file or directory; give a file of certif"),
     ],
 )

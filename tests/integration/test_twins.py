@@ -1,4 +1,4 @@
-"""Coupled sampling: what a seed gave the last time, its twin, is drafted again, from client to store and back."""
+"""Coupled sampling: a session drafts from its twin, the last response with the same seed, from client to store."""
 
 from collections.abc import Callable, Iterator
 
@@ -32,7 +32,7 @@ def open_client() -> Iterator[Callable[[Server], DraftClient]]:
 
 
 def roll_out(client: DraftClient, epoch: int) -> None:
-    """A session of each seed writes its text."""
+    """Runs a session for each seed, which writes its text."""
     sessions = client.open([PROMPT] * len(TEXTS), seeds=list(TEXTS))
     client.step(sessions, list(TEXTS.values()), max_tokens=0)
     client.close(sessions, epochs=epoch)
@@ -41,7 +41,7 @@ def roll_out(client: DraftClient, epoch: int) -> None:
 
 
 def draft(client: DraftClient, seed: int | None, begun: int = 1) -> list[int]:
-    """What a session that will write the text of the seed 7 is drafted after its first tokens."""
+    """Returns the draft of a session with seed 7 after its first tokens."""
     (session,) = client.open([PROMPT], seeds=[seed])
     (drafted,) = client.step([session], [TEXTS[7][:begun]], max_tokens=64)
     client.close([session], commit=False)
@@ -53,9 +53,9 @@ def test_a_session_is_drafted_the_text_of_its_seed(
     server: Server, open_client: Callable[[Server], DraftClient]
 ) -> None:
     """
-    1. Two seeds give two texts that begin alike.
-    2. A session with either seed is drafted its text, also where the two part; a seed that gave nothing is as none.
-    3. Twins that are ingested do the same, and the newest one counts.
+    1. Two seeds give two texts with the same beginning.
+    2. A session with either seed drafts its text, also after the two diverge; an unknown seed has no effect.
+    3. Ingested twins work the same way, and the newest one counts.
     """
     client = open_client(server)
     roll_out(client, epoch=0)
@@ -75,8 +75,8 @@ def test_seeds_survive_a_server_that_is_killed(
     start_server: Starter, open_client: Callable[[Server], DraftClient], store: str, request: pytest.FixtureRequest
 ) -> None:
     """
-    1. A session with a seed runs while its server is killed and starts again on what was stored.
-    2. The session goes on with its seed: its commit has it. Who opens with it is drafted the twin, as before.
+    1. A session with a seed runs while its server is killed and restarted.
+    2. The session keeps its seed, and its commit has it. A new session with the seed drafts the twin, as before.
     """
     flags = () if store == "sqlite" else ("--store", request.getfixturevalue("redis_server").url)
     server = start_server(*flags)
@@ -99,7 +99,7 @@ def test_seeds_survive_a_server_that_is_killed(
 
 
 def test_a_later_turn_is_no_twin_of_the_first(server: Server, open_client: Callable[[Server], DraftClient]) -> None:
-    """Both are drawn with one seed, and stored with the problem; after a restart, too, each drafts where it began."""
+    """Both turns have one seed and the problem stores both; even after a restart, each drafts from its own start."""
     client = open_client(server)
     roll_out(client, epoch=0)
     later = [*PROMPT, *TEXTS[7], 9]

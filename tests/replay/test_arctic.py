@@ -1,4 +1,4 @@
-"""`histospec replay --compare arctic`: the peer on the same cases, or a sentence that says how to get it."""
+"""`histospec replay --compare arctic`: Arctic on the same cases, or an error that says how to install it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ installed = pytest.mark.skipif(util.find_spec("arctic_inference") is None, reaso
 
 
 def test_a_missing_package_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    """The interpreter runs without site-packages' arctic_inference: the finder is told that there is none."""
+    """Hides arctic_inference from the interpreter."""
     program = (
         "import sys; sys.modules['arctic_inference'] = None\n"
         "from histospec.server.cli import main\n"

@@ -1,4 +1,4 @@
-"""The calibration of a replay: which drafted tokens count as observations, and what the deciles say of them."""
+"""The calibration of a replay: which draft tokens count as observations, and the deciles."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ PROMPT = np.array([1, 2], np.int32)
 
 
 class Script(Drafter):
-    """Proposes what a test says, step by step."""
+    """Drafts what the test says, step by step."""
 
     def __init__(self, *drafts: Sequence[int]) -> None:
         self._drafts = iter(drafts)
@@ -45,9 +45,9 @@ def case(*turns: Sequence[int], history: tuple[RecordedResponse, ...] = ()) -> C
     ("drafts", "accepted", "counts"),
     [
         ([[], [], []], [], [3, 0, 3]),
-        ([[10, 99, 12], [12]], [True, False, True], [2, 4, 3]),  # what follows a rejection is not verified
+        ([[10, 99, 12], [12]], [True, False, True], [2, 4, 3]),  # tokens after a rejection are not verified
         ([[99, 11, 12], [11, 12]], [False, True, True], [2, 5, 3]),
-        ([[10, 11, 12, 13, 14]], [True, True, True], [1, 5, 3]),  # nor is what reaches beyond the text
+        ([[10, 11, 12, 13, 14]], [True, True, True], [1, 5, 3]),  # tokens beyond the text are not verified
         ([[10, 11], []], [True, True], [1, 2, 3]),
     ],
 )

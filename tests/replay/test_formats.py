@@ -1,4 +1,4 @@
-"""Recordings as people have them: written here with the calls of the frameworks that write them."""
+"""Recordings of several formats, written here with the frameworks' own code."""
 
 import gzip
 import json
@@ -43,13 +43,13 @@ def lines(path: Path, records: Sequence[object]) -> Path:
 
 
 def said(problem: Problem) -> list[tuple[int, list[int]]]:
-    """Epoch and text of every response."""
+    """Returns epoch and text of every response."""
     return [(response.epoch, response.flat().tolist()) for response in problem.responses]
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of bytes with a chat template, saved as a model's would be."""
+    """Returns a saved tokenizer of bytes with a chat template."""
     pytest.importorskip("transformers")
     tokenizers: Any = import_module("tokenizers")
     pre: Any = import_module("tokenizers.pre_tokenizers")
@@ -92,7 +92,7 @@ def test_responses_without_ids_are_grouped_by_prompt(tmp_path: Path) -> None:
 
 
 def test_ids_join_prompts_that_go_on_and_namespaces_keep_them_apart(tmp_path: Path) -> None:
-    """A later turn has a prompt that repeats the first: what they share is the prompt, the rest was said before."""
+    """A later turn has a prompt that repeats the first: their common prefix is the prompt, the rest is context."""
     records = [
         {"id": "a", "prompt": [1, 2], "tokens": [5], "epoch": 0},
         {"id": "a", "prompt": [1, 2, 5, 9], "tokens": [6], "epoch": 0},
@@ -126,13 +126,13 @@ def test_counted_weight_changes_become_epochs_as_on_the_server(tmp_path: Path) -
         return {"prompt": [1], "tokens": [token], "worker": worker, **fields}
 
     records = [
-        one(0, "a", changes=7),  # a file that begins in the middle of a run
+        one(0, "a", changes=7),  # a file that starts in the middle of a run
         one(1, "a", changes=8),
-        one(2, "b", changes=0),  # restarted: it counts on from the newest
+        one(2, "b", changes=0),  # a restarted worker continues from the newest epoch
         one(3, "b", changes=1),
-        one(4, "a", changes=8),  # what finishes late is of the newest, too
+        one(4, "a", changes=8),  # a late response also gets the newest epoch
         one(5, "a", epoch=9),
-        one(6, "b", changes=2),  # from now on no count moves the epoch
+        one(6, "b", changes=2),  # from now on, counts no longer change the epoch
     ]
     (problem,) = problems(lines(tmp_path / "own.jsonl", records))
     assert [response.epoch for response in problem.responses] == [0, 1, 1, 2, 2, 9, 9]
@@ -144,7 +144,7 @@ def test_fields_of_other_names_are_read_under_ours(tmp_path: Path) -> None:
     (problem,) = problems(lines(tmp_path / "own.jsonl", records), fields=fields)
     assert said(problem) == [(5, [2, 3])]
     with pytest.raises(
-        ConfigError, match=r"line 1: missing_one: missing, which --fields names as prompt; the record has"
+        ConfigError, match=r"line 1: missing_one: missing, but --fields names it for prompt; the record has"
     ):
         problems(tmp_path / "own.jsonl", fields={"prompt": "missing_one"})
 
@@ -162,7 +162,7 @@ def test_several_files_are_one_recording(tmp_path: Path) -> None:
 
 
 def verl(folder: Path, step: int, inputs: list[str], outputs: list[str]) -> Path:
-    """As verl's trainer writes a step (`_write_generations`)."""
+    """Writes a step as verl's trainer does (`_write_generations`)."""
     n = len(inputs)
     base: dict[str, list[Any]] = {
         "input": inputs,
@@ -171,7 +171,7 @@ def verl(folder: Path, step: int, inputs: list[str], outputs: list[str]) -> Path
         "score": [float("nan")] * n,
         "step": [step] * n,
     }
-    base["uid"] = [f"5f0d_{i}_0" for i in range(n)]  # of a reward function or of verl itself: another every step
+    base["uid"] = [f"5f0d_{i}_0" for i in range(n)]  # from a reward function or verl itself: different in every step
     path = folder / f"{step}.jsonl"
     with path.open("w") as file:
         for i in range(n):
@@ -215,7 +215,7 @@ def test_a_dump_of_verl_gives_the_table_of_its_tokens(
 
 
 def trl(folder: Path, step: int, prompts: list[str], completions: list[str]) -> Path:
-    """As TRL's GRPOTrainer logs completions (`log`)."""
+    """Logs completions as TRL's GRPOTrainer does (`log`)."""
     pd = pytest.importorskip("pandas")
     table = {
         "step": [step] * len(prompts),
@@ -247,7 +247,7 @@ def test_completions_of_trl_and_what_it_logs_again(tmp_path: Path, tokenizer: Pa
 
 
 def nemo_rl(folder: Path, step: int, rows: Sequence[tuple[list[int], list[int]]]) -> Path:
-    """As NeMo-RL's logger writes a batch: padded, each value in a slice of one."""
+    """Writes a batch as NeMo-RL's logger does: padded, each value in a slice of one."""
     width = max(len(tokens) for tokens, _ in rows)
     path = folder / f"train_data_step{step}.jsonl"
     with path.open("w") as file:
@@ -315,7 +315,7 @@ NEMO = {"token_ids": [[1, 2, 3]], "token_loss_mask": [[0, 1, 1]], "input_lengths
         ([GOOD, {**GOOD, "tokens": [5, 1 << 31]}], "line 2: tokens[1]: 2147483648 is above the limit 2147483647"),
         ([GOOD, {**GOOD, "tokens": [0.5]}], "line 2: tokens[0]: should be a valid integer, is 0.5"),
         ([GOOD, {**GOOD, "tokens": [float("nan")]}], "line 2: tokens[0]: should be a valid integer, is nan"),
-        ([GOOD, {**GOOD, "prompt": []}], "line 2: prompt: must not be empty; leave the record out"),
+        ([GOOD, {**GOOD, "prompt": []}], "line 2: prompt: must not be empty; remove the record"),
         ([GOOD, {"tokens": [1]}], "line 2: prompt: missing"),
         ([GOOD, {**GOOD, "response": [1]}], "line 2: needs exactly one of tokens, turns and response; has tokens and"),
         ([GOOD, {"prompt": [1], "epoch": 0}], "line 2: needs exactly one of tokens, turns and response; has none of"),
@@ -327,13 +327,13 @@ NEMO = {"token_ids": [[1, 2, 3]], "token_loss_mask": [[0, 1, 1]], "input_lengths
         ([GOOD, {**GOOD, "prompt": [{"role": "user", "content": "?"}]}], "line 2: prompt: is text; name the tokenizer"),
         ([GOOD, {"prompt": [1], "turns": [{"role": "tool", "tokens": [1]}]}], "line 2: turns[0].role: should be 'as"),
         ([GOOD, [1]], "line 2: record: should be an object, is [1]; write one record a line: jq -c '.[]' FILE"),
-        ([{"id": "a", **GOOD}, {**GOOD, "id": "a", "prompt": [9]}], "line 2: prompt: begins unlike that of line 1"),
+        ([{"id": "a", **GOOD}, {**GOOD, "id": "a", "prompt": [9]}], "line 2: prompt: differs from that of line 1"),
         ([{"input": "a", "output": "b", "step": 1}], "line 1: input: is text; name the tokenizer of the run's model"),
-        ([GOOD, {"input": "a", "output": "b"}], "line 1 is of another format (a response a record) than this (rollout"),
+        ([GOOD, {"input": "a", "output": "b"}], "line 1 has another format (one response per record) than"),
         ([{"messages": [], "score": 1}], "line 1: no known format has these fields: messages, score. Known are"),
         ([{**NEMO, "token_loss_mask": [[0, 1]]}], "line 1: token_loss_mask: should have one entry for each of the 3"),
         ([{**NEMO, "token_loss_mask": [[0, 1, 2]]}], "line 1: token_loss_mask[2]: should be 0 or 1, is 2"),
-        ([{**NEMO, "token_loss_mask": [[1, 1, 1]]}], "line 1: token_loss_mask: begins with 1, so that there is no pro"),
+        ([{**NEMO, "token_loss_mask": [[1, 1, 1]]}], "line 1: token_loss_mask: begins with 1, so there is no pro"),
         ([{**NEMO, "input_lengths": [4]}], "line 1: input_lengths: should be from 1 to 3, the number of token_ids, is"),
         ([{**NEMO, "token_ids": [["a"]]}], "line 1: token_ids[0]: should be a valid integer, is 'a'"),
     ],
@@ -352,10 +352,10 @@ def test_each_mistake_is_one_sentence_with_line_and_field(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "is empty: it holds no records; give recorded rollouts"),
+        (b"", "is empty: it has no records; give recorded rollouts"),
         (b'{"prompt": [1],\n "tokens": [2]}\n', "line 1: not JSON: EOF while parsing"),
         (b'{"prompt": [1],\n "tokens": [2]}\n', "a record must be one line: jq -c . FILE"),
-        (b"\x28\xb5\x2f\xfd\0\0", "is packed with zstd, which is not read; zstd -dc FILE | histospec replay -"),
+        (b"\x28\xb5\x2f\xfd\0\0", "is packed with zstd, which is not supported; zstd -dc FILE | histospec replay -"),
         (b"PAR1" + b"\0" * 40, "after row 0: the Parquet file is damaged"),
         (gzip.compress(b"PAR1" + b"\0" * 40, mtime=0), "is a gzipped Parquet file; unpack it with gunzip first"),
         (gzip.compress(b'{"prompt": [1], "tokens": [2]}\n' * 500, mtime=0)[:60], "the gzip archive is damaged"),

@@ -101,8 +101,8 @@ def test_a_bad_record_is_reported_with_its_line_and_field(record: object, compla
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "is empty: it holds no records; give recorded rollouts"),
-        (b"\n \n", "holds no records"),
+        (b"", "is empty: it has no records; give recorded rollouts"),
+        (b"\n \n", "has no records"),
         (b"{nonsense", "line 1: not JSON"),
         (b"\xff\xfe{}", "line 1: not JSON"),
         (b"\0" * (3 << 20), "line 1: not JSON"),
@@ -127,7 +127,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
 
 @pytest.mark.parametrize("content", [ZIPPED, json.dumps(GOOD).encode()])
 def test_a_pipe_is_read_as_it_comes(content: bytes) -> None:
-    """Its bytes arrive one by one, and nothing can be read again."""
+    """A pipe delivers its bytes one by one, and cannot be read again."""
     ends = os.pipe()
 
     def feed() -> None:

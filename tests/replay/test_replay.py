@@ -1,4 +1,4 @@
-"""`histospec replay`: its rules on small recordings, what it writes, and agreement with an independent harness."""
+"""`histospec replay`: its rules on small recordings, its output, and agreement with an independent harness."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def response(epoch: int, *turns: Turn) -> RecordedResponse:
 
 
 def recorded(path: Path, seed: int = 0, epochs: int = 3, problems: int = 6) -> Path:
-    """A small recording: responses to a problem are one text with a few tokens changed, two of them an epoch."""
+    """Returns a small recording: responses to a problem are one text with a few changed tokens, two per epoch."""
     rng = np.random.default_rng(seed)
     lines = []
     for i in range(problems):
@@ -80,7 +80,7 @@ def test_a_repeated_response_is_drafted_and_every_step_counts() -> None:
     assert case is not None
     result = score([case], 0.02, 16, lambda _: None)
     assert result.tokens == 64
-    assert 64 / 17 <= result.steps < 32  # a step yields at most 16 drafted tokens and one more
+    assert 64 / 17 <= result.steps < 32  # a step yields at most 16 draft tokens and one more
     assert result.accepted == 64 - result.steps <= result.drafted
 
 
@@ -226,7 +226,7 @@ def test_what_sources_contributed_is_shown_where_the_engine_says_it(tmp_path: Pa
 @pytest.mark.parametrize("mode", ["hist", "all"])
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_figures_agree_with_the_reference_harness(name: str, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both replay the same cases with the same engine: every printed figure is the same to the third digit."""
+    """Both replay the same cases with the same engine: every printed figure agrees to the third digit."""
     file = SHARED / "rollouts" / f"{name}.jsonl.gz"
     command = [
         sys.executable,

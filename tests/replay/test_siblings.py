@@ -1,4 +1,4 @@
-"""`histospec replay --siblings`: the sessions of a group, written again in step."""
+"""`histospec replay --siblings`: the sessions of a group run in step."""
 
 import json
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def turn(tokens: object, generated: bool = True) -> Turn:
 
 
 class Recorder(EngineDrafter):
-    """The engine, and a record of every step it was asked for."""
+    """The engine, with a record of every step."""
 
     def __init__(self) -> None:
         super().__init__(0.02, 16)
-        self.steps: list[list[tuple[int, list[int], int]]] = []  # of each session: id, new tokens, length of its draft
+        self.steps: list[list[tuple[int, list[int], int]]] = []  # per session: id, new tokens, length of its draft
 
     def step(self, sessions: Sequence[int], new: Sequence[Tokens]) -> list[Draft]:
         drafts = super().step(sessions, new)
@@ -63,9 +63,9 @@ def test_all_sessions_advance_in_one_call_a_step_until_each_has_written_its_text
     assert len(sessions) == 3
     for i, session in enumerate(sessions):
         written = [token for step in drafter.steps for s, new, _ in step if s == session for token in new]
-        assert written == texts[i][: len(written)].tolist()  # what the last step wrote is never asked about
+        assert written == texts[i][: len(written)].tolist()  # the tokens of the last step are never sent
         assert len(texts[i]) - len(written) <= 17
-        # Nobody waits and nobody is done early: a session is in every step until its text ends.
+        # No session waits and none ends early: each is in every step until its text ends.
         assert all(any(s == session for s, _, _ in step) for step in drafter.steps[: steps[session]])
     assert result.counts.tolist() == [[steps[sessions[0]], result.drafted, 40]]
     assert result.siblings[0, [0, 2]].tolist() == [steps[sessions[1]] + steps[sessions[2]], 80]
@@ -74,7 +74,7 @@ def test_all_sessions_advance_in_one_call_a_step_until_each_has_written_its_text
 
 
 def test_what_a_sibling_wrote_in_a_step_is_drafted_from_in_the_next() -> None:
-    """No token comes twice in a text, so that only the sibling can help: by what it is ahead, and no further."""
+    """No token repeats within a text, so only the sibling can help, and only as far as it is ahead."""
     text = np.arange(100, 300)
     for ahead, expected in ((0, {0}), (8, set(range(1, 9))), (100, set(range(50, 101)))):
         result = score([Case(PROMPT, (), (turn(text),), ((turn(text[ahead:]),),))], 0.02, 16, lambda _: None)
@@ -84,7 +84,7 @@ def test_what_a_sibling_wrote_in_a_step_is_drafted_from_in_the_next() -> None:
 
 def test_a_sibling_that_has_ended_is_known_until_its_group_ends() -> None:
     text = np.arange(100, 140)
-    target = (turn(np.arange(500, 600)), turn(text))  # the sibling ends long before the target says the same
+    target = (turn(np.arange(500, 600)), turn(text))  # the sibling ends long before the target writes the same
     case = Case(PROMPT, (), target, ((turn(text),),))
     assert score([case], 0.02, 16, lambda _: None).steps < 130
     assert score([Case(PROMPT, (), target)], 0.02, 16, lambda _: None).steps == 140
@@ -131,7 +131,7 @@ def test_the_table_has_a_row_for_each_number_of_siblings(tmp_path: Path, capsys:
         assert entry["tokens_per_step"] == 240 / entry["steps"]
         assert f"{entry['tokens_per_step']:.3f}" in out
         assert f"{entry['speed_up']:.3f}" in out
-    # Without siblings, a group with history is what the headline replays.
+    # Without siblings, a group with history equals the headline's case.
     assert rows[4]["costs"][0]["steps"] == figures["last_visit"]["costs"][0]["steps"]
     assert rows[0]["costs"][0]["tokens_per_step"] < rows[4]["costs"][0]["tokens_per_step"]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-"""The budget of the index, compared with what the process may hold."""
+"""The budget of the index, compared with the memory of the process."""
 
 from pathlib import Path
 
@@ -51,14 +51,15 @@ def test_a_budget_is_refused_only_where_it_fills_its_control_group(
 def test_the_sentences_name_both_numbers_and_what_to_set() -> None:
     assert check_budget(8 * GIB, True, 10 * GIB, 64 * GIB) == ""
     assert check_budget(9 * GIB, True, 10 * GIB, 64 * GIB) == (
-        "--memory 9GiB and what the server needs beside the index are 11110MiB, more than the control group (the "
-        "container's memory limit) of 10GiB holds; give --memory 8459MiB or less, or the process 11110MiB"
+        "--memory 9GiB: with what it needs besides the index, the server may take 11110MiB, more than the control "
+        "group (the container's memory limit) of 10GiB has; set --memory to 8459MiB or less, or give the process "
+        "11110MiB"
     )
-    assert "more than this machine of 10GiB holds" in check_budget(64 * GIB, True, None, 10 * GIB)
-    assert "more than this machine of 10GiB holds" in check_budget(9 * GIB, True, 64 * GIB, 10 * GIB)
+    assert "more than this machine of 10GiB has" in check_budget(64 * GIB, True, None, 10 * GIB)
+    assert "more than this machine of 10GiB has" in check_budget(9 * GIB, True, 64 * GIB, 10 * GIB)
     with pytest.raises(ConfigError, match=r"--memory 10GiB: the index alone would fill the control group .* of 10GiB"):
         check_budget(10 * GIB, True, 10 * GIB, 64 * GIB)
-    assert "--memory 10GiB and what" in check_budget(10 * GIB, False, 10 * GIB, 64 * GIB)  # nobody chose it
+    assert "--memory 10GiB: with what" in check_budget(10 * GIB, False, 10 * GIB, 64 * GIB)  # the user did not set it
 
 
 def test_a_control_group_without_a_limit_is_none(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_control_group_without_a_limit_is_none(tmp_path: Path) -> None:
 def test_a_server_says_that_its_memory_does_not_fit(start_server: Starter) -> None:
     server = start_server("--memory", "100TiB")
     [warning] = [str(entry["event"]) for entry in server.log if entry.get("level") == "warning"]
-    assert warning.startswith("--memory 102400GiB and what the server needs beside the index are ")
-    assert "holds; give --memory " in warning
+    assert warning.startswith("--memory 102400GiB: with what it needs besides the index, the server may take ")
+    assert "has; set --memory to " in warning
     modest = start_server("--memory", "64MiB")
     assert not [entry for entry in modest.log if entry.get("level") == "warning"]

@@ -1,4 +1,4 @@
-"""The `histospec` command as a user meets it."""
+"""The `histospec` command from the user's side."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ def test_no_command_or_a_wrong_one() -> None:
     result = histospec("surve")
     assert result.returncode == 2
     assert (
-        result.stderr == "histospec: there is no command 'surve'; use one of "
+        result.stderr == "histospec: unknown command 'surve'; use one of "
         "serve, replay, snapshot, restore, forget, bench, doctor, status\n"
     )
 
@@ -89,11 +89,11 @@ def test_status_of_a_running_server(server: Server, wire: Wire) -> None:
         assert text in result.stdout
     result = histospec("status", server.endpoint, "--http", "127.0.0.1:1")
     assert result.returncode == 0
-    assert "say where the HTTP port is with --http" in result.stdout
+    assert "give their HTTP addresses with --http" in result.stdout
 
 
 def test_status_as_json_is_what_each_shard_says(start_server: Starter) -> None:
-    """Two shards, found through one, through a list, and through a name; one that is named twice is one."""
+    """Two shards, found through one, through a list, and through a name; a shard listed twice appears once."""
     first = start_server("--shard-name", "a", name="a")
     second = start_server("--shard-name", "b", "--peers", f"a={first.endpoint}", name="b")
     http = f"{first.http},{second.http}"
@@ -111,7 +111,7 @@ def test_status_of_a_listed_shard_that_is_down(server: Server) -> None:
     assert result.returncode == 1
     assert "UNAVAILABLE" in result.stdout
     assert "SERVING" in result.stdout
-    assert "no numbers of a: say where" in result.stdout
+    assert "no status from a: give" in result.stdout
 
 
 def test_status_obeys_nothing_that_a_namespace_is_named(server: Server, wire: Wire) -> None:

@@ -1,4 +1,4 @@
-"""Where options come from, and the one sentence that a wrong one gets."""
+"""The sources of options, and the one sentence about a wrong option."""
 
 import socket
 import subprocess
@@ -108,7 +108,7 @@ def test_the_store_may_be_named_by_a_file_in_every_way(
     assert load([]).store_file == Path("url")
     assert load([]).kind == "redis"
     monkeypatch.setenv("HISTOSPEC_STORE", "sqlite")
-    with pytest.raises(ConfigError, match="--store and --store-file: both say where the store is; give one of them"):
+    with pytest.raises(ConfigError, match="--store and --store-file: both name the store; give only one of them"):
         load([])
 
 
@@ -121,26 +121,26 @@ def test_peers_may_be_a_list_in_the_file(file: Callable[[str], str]) -> None:
 
 
 WRONG = {
-    "size": (["--memory", "lots"], "--memory: 'lots' is not a size; write a number with a unit, for example 8GiB"),
-    "no backlog": (["--max-backlog", "1KiB"], "--max-backlog: give the store at least 1MiB"),
+    "size": (["--memory", "lots"], "--memory: 'lots' is not a size; give a number with a unit, for example 8GiB"),
+    "no backlog": (["--max-backlog", "1KiB"], "--max-backlog: must be at least 1MiB"),
     "no retention": (["--retention", "-1"], "--retention: input should be greater than or equal to 0, is '-1'"),
-    "no disk": (["--disk", "lots"], "--disk: 'lots' is not a size; write a number with a unit, for example 8GiB"),
-    "little disk": (["--disk", "1KiB"], "--disk: give the store at least 1MiB"),
+    "no disk": (["--disk", "lots"], "--disk: 'lots' is not a size; give a number with a unit, for example 8GiB"),
+    "little disk": (["--disk", "1KiB"], "--disk: must be at least 1MiB"),
     "disk of a file": (["--disk", "1GiB", "--store-file", "url"], "--disk: limits the file of --store sqlite"),
-    "two stores": (["--store", "sqlite", "--store-file", "url"], "--store and --store-file: both say where the store"),
+    "two stores": (["--store", "sqlite", "--store-file", "url"], "--store and --store-file: both name the store"),
     "disk of redis": (["--disk", "1GiB", "--store", "redis://a"], "--disk: limits the file of --store sqlite"),
-    "little": (["--memory", "1KiB"], "--memory: give the index at least 1MiB"),
-    "no port": (["--listen", "localhost"], "--listen: write HOST:PORT"),
-    "no host": (["--listen", ":6378"], "--listen: write HOST:PORT"),
+    "little": (["--memory", "1KiB"], "--memory: must be at least 1MiB"),
+    "no port": (["--listen", "localhost"], "--listen: must be HOST:PORT"),
+    "no host": (["--listen", ":6378"], "--listen: must be HOST:PORT"),
     "port": (["--http", "127.0.0.1:70000"], "--http: the port must be a number from 0 to 65535"),
-    "bare v6": (["--listen", "::1:6378"], "--listen: write an IPv6 address in brackets"),
+    "bare v6": (["--listen", "::1:6378"], "--listen: needs brackets around an IPv6 address"),
     "beyond loopback": (["--listen", "0.0.0.0:6378"], "add --insecure to allow it, or listen on 127.0.0.1"),
-    "http beyond": (["--http", "[::]:9464"], "--http [::]:9464: listening beyond loopback"),
-    "redis": (["--store", "redis://a,b"], "--store: several servers are a Cluster: redis+cluster://"),
+    "http beyond": (["--http", "[::]:9464"], "--http [::]:9464: beyond loopback, anyone"),
+    "redis": (["--store", "redis://a,b"], "--store: several servers need the scheme of a Cluster, redis+cluster://"),
     "redis port": (["--store", "redis://a:port"], "--store: 'a:port' is not of the form host:port"),
     "redis option": (["--store", "redis://u:secret@a?copies=2"], "--store: unknown option 'copies'; known are"),
-    "redis cluster": (["--store", "redis+cluster://a/1"], "--store: database: expected 0, the only one of a Cluster"),
-    "store": (["--store", "files"], "--store: there is no such store; use sqlite, redis://HOST:PORT or"),
+    "redis cluster": (["--store", "redis+cluster://a/1"], "--store: database: must be 0, the only one of a Cluster"),
+    "store": (["--store", "files"], "--store: unknown store; use sqlite, redis://HOST:PORT or"),
     "zero": (["--history-epochs", "0"], "--history-epochs: input should be greater than or equal to 1, is '0'"),
     "less than no thread": (["--threads", "-1"], "--threads: input should be greater than or equal to 0, is '-1'"),
     "threads": (["--threads", "65"], "--threads: input should be less than or equal to 64, is '65'"),
@@ -148,21 +148,24 @@ WRONG = {
     "too much text": (["--namespace-tokens", "2000000000"], "input should be less than or equal to 1073741824"),
     "number": (["--max-batch", "many"], "--max-batch: input should be a valid integer"),
     "choice": (["--log-format", "xml"], "--log-format: input should be 'auto', 'pretty' or 'json', is 'xml'"),
-    "traces": (["--traces", "a:4317"], "--traces: write otlp://HOST:PORT, for example otlp://127.0.0.1:4317, not"),
+    "traces": (["--traces", "a:4317"], "--traces: must be otlp://HOST:PORT, for example otlp://127.0.0.1:4317, is"),
     "endless file": (["--config", "/dev/zero"], "--config /dev/zero: cannot be read (File too large)"),
-    "peers": (["--peers", "a:1,a:1"], "--peers: each shard may be named once"),
+    "peers": (["--peers", "a:1,a:1"], "--peers: must name each shard once"),
     "flag": (["--memroy", "8GiB"], "unrecognized arguments: --memroy 8GiB; see histospec serve --help"),
     "no value": (["--memory"], "argument --memory: expected one argument"),
     "shortened": (["--mem", "8GiB"], "unrecognized arguments"),
     "more epochs than there are": (["--history-epochs", "3000000000"], "less than or equal to 2147483647, is '3000"),
     "more than a machine": (
         ["--memory", "16EiB"],
-        "--memory: '16EiB' is more than a process can address; give at most",
+        "--memory: '16EiB' is larger than the address space of a process; give at most",
     ),
-    "endless disk": (["--disk", "99999999999999999999EiB"], "is more than a process can address; give at most 128TiB"),
+    "endless disk": (
+        ["--disk", "99999999999999999999EiB"],
+        "is larger than the address space of a process; give at most 128TiB",
+    ),
     "endless backlog": (["--max-backlog", "1e30"], "--max-backlog: '1e30' is not a size"),
-    "infinite": (["--memory", "inf"], "--memory: 'inf' is not a size; write a number with a unit"),
-    "not a number": (["--memory", "nan"], "--memory: 'nan' is not a size; write a number with a unit"),
+    "infinite": (["--memory", "inf"], "--memory: 'inf' is not a size; give a number with a unit"),
+    "not a number": (["--memory", "nan"], "--memory: 'nan' is not a size; give a number with a unit"),
     "no end": (["--drain-seconds", "inf"], "--drain-seconds: input should be less than or equal to 86400, is 'inf'"),
     "late": (["--drain-seconds", "1e18"], "--drain-seconds: input should be less than or equal to 86400, is '1e18'"),
     "undefined": (["--drain-seconds", "nan"], "--drain-seconds: input should be"),
@@ -173,13 +176,13 @@ WRONG = {
     "endless number": (["--max-batch", "9" * 5000], "--max-batch: "),
     "other digits": (
         ["--listen", "127.0.0.1:\uff16\uff10\uff10\uff10"],
-        "--listen: the port must be a number from 0 to 65535, not '\uff16",
+        "--listen: the port must be a number from 0 to 65535, is '\uff16",
     ),
     "endless port": (["--listen", f"a:{'1' * 5000}"], "--listen: the port must be a number from 0 to 65535"),
-    "commas": (["--peers", ",,,"], "--peers: ',,,' names no shard; write a list such as a:6378,b:6378, or leave it"),
+    "commas": (["--peers", ",,,"], "--peers: ',,,' names no shard; give a list such as a:6378,b:6378, or omit it"),
     "no directory": (["--data-dir", ""], "--data-dir: must not be empty; give a directory"),
-    "two lines": (["--shard-name", "a\nb"], "--shard-name: 'a\\nb' holds characters that cannot be printed"),
-    "long name": (["--shard-name", "x" * 100_000], "--shard-name: has 100000 characters; give at most 253"),
+    "two lines": (["--shard-name", "a\nb"], "--shard-name: 'a\\nb' has characters that cannot be printed"),
+    "long name": (["--shard-name", "x" * 100_000], "--shard-name: has 100000 characters; must have at most 253"),
     "endless tokens": (["--tokens", "/dev/zero"], "--tokens: /dev/zero is a device; give a file"),
     "endless key": (["--tls-cert", "a", "--tls-key", "/dev/zero"], "--tls-key: /dev/zero is a device; give a file"),
     "file": (["--config", "/nowhere.toml"], "--config /nowhere.toml: cannot be read (No such file or directory)"),
@@ -196,7 +199,7 @@ def test_what_is_wrong_is_said_in_one_sentence(argv: list[str], sentence: str) -
 
 
 def test_a_long_value_is_cut_and_what_to_do_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"^--memory: '1+ … 1+x' is not a size; write a number with a unit") as caught:
+    with pytest.raises(ConfigError, match=r"^--memory: '1+ … 1+x' is not a size; give a number with a unit") as caught:
         load(["--memory", "1" * 100_000 + "x"])
     assert len(str(caught.value)) < 400
 
@@ -237,10 +240,10 @@ def test_the_sentence_names_where_a_value_came_from(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('memroy = "8GiB"', "there is no option 'memroy'"),
+        ('memroy = "8GiB"', "unknown option 'memroy'"),
         ("memory = ", "is not TOML"),
-        ("max-batch = 1\nmax_batch = 2", "an option is given twice"),
-        ("[server]\nmemory = 1", "there is no option 'server'"),
+        ("max-batch = 1\nmax_batch = 2", "an option appears twice"),
+        ("[server]\nmemory = 1", "unknown option 'server'"),
     ],
 )
 def test_a_wrong_file_is_refused(file: Callable[[str], str], text: str, sentence: str) -> None:

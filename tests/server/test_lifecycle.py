@@ -69,7 +69,7 @@ def test_standard_health_and_reflection(server: Server, wire: Wire) -> None:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> list[list[int]]:
-    """What the store of the server `full` holds: a response each of 400 prompts [0, 1], [1, 1], …"""
+    """The contents of the store of the server `full`: one response for each of 400 prompts [0, 1], [1, 1], …"""
     texts = np.random.default_rng(0).integers(0, 50_000, (400, 500)).astype("<i4")
     store = SQLiteStore(tmp_path / "full", history_epochs=8)
     for number, text in enumerate(texts):
@@ -82,7 +82,7 @@ def stored(tmp_path: Path) -> list[list[int]]:
 
 @pytest.fixture
 def loads_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Servers load a page of problems a tenth of a second until this file is there; then as fast as they can."""
+    """Servers load a page of problems per tenth of a second until this file exists; then at full speed."""
     told, slow = tmp_path / "told", tmp_path / "slow"
     slow.write_text(
         f"#!{sys.executable}\n"
@@ -105,7 +105,7 @@ def loads_when_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def drafts(wire: Wire, session: int, number: int, text: list[int]) -> Callable[[], bool]:
-    """Whether a session of a stored prompt is drafted what was stored, once its problem is read."""
+    """Returns whether a session of a stored prompt gets the stored draft once its problem is read."""
     stream, position = wire.stream(), 20
     stream.ask(opens=[wire.open(session, [number, 1])], step=wire.step([session], [text[:20]]))
 
@@ -122,9 +122,9 @@ def test_a_server_is_ready_before_its_store_is_loaded(
     start_server: Starter, connect: Connector, stored: list[list[int]], loads_when_told: Path
 ) -> None:
     """
-    1. It is ready, takes responses and says how far it is, while it loads what is wanted most.
-    2. The history of the problem that is loaded last is found by the first session that asks for it.
-    3. When it has loaded, it has everything once, what was read and what was ingested meanwhile, too.
+    1. The server is ready, accepts responses and reports its progress while it loads the most relevant problems.
+    2. The first session on the problem that is loaded last finds its history.
+    3. After loading, it has everything once, including what was read on demand and ingested meanwhile.
     """
     server = start_server(name="full", ready=False)
     wire = connect(server.endpoint)
@@ -148,7 +148,7 @@ def test_a_server_is_ready_before_its_store_is_loaded(
 def test_a_server_that_is_told_to_end_while_it_loads_ends(
     start_server: Starter, stored: list[list[int]], loads_when_told: Path, connect: Connector
 ) -> None:
-    """And the next one has everything, also after a kill amid the loading."""
+    """The next server has everything, also after a kill during loading."""
     server = start_server(name="full", ready=False)
     eventually(lambda: server.metrics()["histospec_loaded_responses"] > 0, "it loads nothing")
     server.terminate()
@@ -174,7 +174,7 @@ def test_a_drain_lets_running_sessions_finish(start_server: Starter, connect: Co
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
 
     server.terminate()
-    # A stream without sessions ends, and nothing new is taken ...
+    # A stream without sessions ends, and new calls are refused ...
     error = idle.error()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert "draining" in str(error.details())
@@ -184,7 +184,7 @@ def test_a_drain_lets_running_sessions_finish(start_server: Starter, connect: Co
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert server.get("/readyz") == (503, "drain: draining\n")
     assert server.get("/livez")[0] == 200
-    # ... while running sessions go on, commit, and end their stream with the last of them.
+    # ... while running sessions continue, commit, and end their stream with the last of them.
     assert wire.unknown(busy.ask(step=wire.step([1, 2], [[7], [8]], [1, 1]))) == []
     busy.ask(closes=[wire.commit(1, 2), wire.commit(2, 2)])
     assert busy.error().code() is grpc.StatusCode.UNAVAILABLE
@@ -204,7 +204,7 @@ def test_a_drain_ends_after_its_limit(start_server: Starter, connect: Connector)
 
 
 def test_streams_that_are_cut_off_never_crash_the_server(tmp_path: Path) -> None:
-    """About one in twenty did, when gRPC was told twice to cut off what was left."""
+    """About one in twenty crashed when two calls asked gRPC to cut off the remaining streams."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HISTOSPEC_")}
     command = [sys.executable, "-m", drains.__name__, "60", str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], env=environment)

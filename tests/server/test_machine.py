@@ -1,4 +1,4 @@
-"""What the process may use, where control groups limit it."""
+"""The resources of the process under limits of control groups."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from histospec.server.machine import cpu_limit, memory_limit
 
 @pytest.fixture
 def groups(tmp_path: Path) -> tuple[Path, tuple[Path, Path]]:
-    """A process in the group pods/one: (its group, the arguments that say so)."""
+    """Returns the group pods/one of a process, and the arguments that name it."""
     group = tmp_path / "fs" / "pods" / "one"
     group.mkdir(parents=True)
     (tmp_path / "cgroup").write_text("0::/pods/one\n")
@@ -38,7 +38,7 @@ def test_the_least_quota_of_the_control_groups_counts(groups: tuple[Path, tuple[
     assert cpu_limit(*here) == machine
     (group / "cpu.max").write_text(f"{100000 * (machine + 8)} 100000\n")
     assert cpu_limit(*here) == machine
-    for quota in ("150000 100000", "50000 50000", "10000 100000"):  # what is left of a CPU keeps no thread busy
+    for quota in ("150000 100000", "50000 50000", "10000 100000"):  # a fraction of a CPU keeps no thread busy
         (group.parent / "cpu.max").write_text(f"{quota}\n")
         assert cpu_limit(*here) == 1
     assert cpu_limit(tmp_path / "fs", tmp_path / "absent") == machine

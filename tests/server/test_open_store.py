@@ -1,4 +1,4 @@
-"""Which store is opened, and within which limits."""
+"""Which store is opened, and with which limits."""
 
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_a_volume_is_as_large_as_its_file_system_says(tmp_path: Path) -> None:
 
 
 def test_the_file_may_fill_nine_tenths_of_its_volume_unless_told(tmp_path: Path) -> None:
-    """What lies beside it, such as the write-ahead log, has the rest."""
+    """The write-ahead log and other files have the rest of the volume."""
     with small_disk(tmp_path / "data") as directory:
         for given, limit in ((None, 1 << 20), (3 << 20, 3 << 20), (0, None)):
             with closing(open_store(Config(data_dir=directory, disk=given), "me")) as store:

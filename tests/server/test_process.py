@@ -47,7 +47,7 @@ def test_an_output_that_is_full_or_closed_is_one_sentence(tmp_path: Path, record
 
 @pytest.mark.parametrize("words", ["--help", "replay --no-plot FILE"])
 def test_a_reader_that_leaves_is_no_reason_to_complain(tmp_path: Path, recording: Path, words: str) -> None:
-    """The reader has closed its end before anything is written."""
+    """The reader has closed its end before any output."""
     ends = os.pipe()
     os.close(ends[0])
     command = [*COMMAND.split(), *words.replace("FILE", str(recording)).split()]
@@ -66,7 +66,7 @@ def test_an_error_that_cannot_be_said_leaves_the_exit_code(tmp_path: Path, recor
 
 
 def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path: Path) -> None:
-    """A database that is opened as descriptor 2 is written over by the next warning."""
+    """The next warning would overwrite a database opened as descriptor 2."""
     program = "import os; print({os.readlink(f'/proc/self/fd/{n}') for n in (0, 2)}); return 0"
     done = run_command(program, "0<&- 2>&-")
     assert done.stdout == "{'/dev/null'}\n"
@@ -77,7 +77,7 @@ def run_command(body: str, redirected: str = "") -> "subprocess.CompletedProcess
 
 
 def program(body: str) -> str:
-    """A process of a command with this body."""
+    """Returns the process of a command with this body."""
     text = textwrap.indent(textwrap.dedent(body.replace("; ", "\n")), "    ")
     return (
         "import sys\nfrom histospec.server import process\n"
@@ -141,7 +141,7 @@ def test_a_signal_is_raised_in_no_callback_of_a_loop() -> None:
 
 @pytest.mark.parametrize("words", [["replay", "-", "--no-plot"], ["restore", "-", "--data-dir", "DIR"]])
 def test_an_interrupt_while_the_input_is_waited_for(tmp_path: Path, words: list[str]) -> None:
-    """Nothing is written to its standard input. It is interrupted while it imports, or once it reads."""
+    """The process is interrupted while it imports, or once it reads; its standard input stays empty."""
     words = [word.replace("DIR", str(tmp_path / "data")) for word in words]
     for loaded in ("rich", "pydantic_core"):
         with children.histospec(*words, stdin=subprocess.PIPE, env=os.environ | {"PYTHONVERBOSE": "1"}) as child:
@@ -160,7 +160,7 @@ def test_an_interrupt_is_heard_even_in_the_background_of_a_script() -> None:
 
 
 def until_it_reads(child: Child) -> None:
-    """Returns when the process has gone through the first line, which is short, of its standard input."""
+    """Returns when the process has read the first line of its standard input, which is short."""
     pipe = child.process.stdin
     assert pipe is not None
     pipe.write(GOOD)
@@ -169,7 +169,7 @@ def until_it_reads(child: Child) -> None:
 
 
 def is_empty(descriptor: int) -> bool:
-    """Whether what was written to a pipe has been read."""
+    """Returns whether everything written to a pipe has been read."""
     count = array.array("i", [0])
     fcntl.ioctl(descriptor, termios.FIONREAD, count)
     return count[0] == 0
@@ -180,7 +180,7 @@ def is_empty(descriptor: int) -> bool:
     [
         (ConfigError("wrong"), 2, "wrong"),
         (OSError(28, "No space left on device", "file"), 1, "file: no space left on device"),
-        (MemoryError(), 1, "out of memory; give it less at a time, or more memory"),
+        (MemoryError(), 1, "out of memory; process less at a time, or provide more memory"),
         (RecursionError(), 1, "the input is nested too deeply"),
         (
             ModuleNotFoundError("No module", name="matplotlib"),

@@ -1,4 +1,4 @@
-"""Files that commands write: said before the work where that cannot be, and never half a file under a name."""
+"""Files that commands write: errors come before the work, and a name never holds half a file."""
 
 import os
 import subprocess
@@ -95,12 +95,12 @@ def test_names_of_the_standard_streams_are_no_symlinks_to_refuse(words: list[str
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--plot", "x.unknown"], "--plot x.unknown: there is no plot format 'unknown'; use png, pdf,"),
+        (["--plot", "x.unknown"], "--plot x.unknown: unknown plot format 'unknown'; use png, pdf,"),
         (["--plot", "absent/x.png"], "absent/x.png: cannot make a file in this folder"),
         (["--plot", "/dev/null"], "/dev/null is a device or a pipe; give the name of a file, or --force"),
         (["--json", "absent/x.json"], "absent/x.json: cannot make a file in this folder"),
         (["--json", "."], ". is a directory"),
-        (["--json", "-", "--plot", "-"], "--json and --plot both go to the standard output"),
+        (["--json", "-", "--plot", "-"], "--json and --plot both write to standard output"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_the_recording_is_looked_at(

@@ -1,29 +1,29 @@
-{{- /* What the backup and the restore have in common: one pod that runs the command line against all shards. */}}
+{{- /* The common part of backup and restore: one pod that runs a command against all shards. */}}
 
 {{- define "histospec.backup.check" -}}
 {{- $v := .Values }}
 {{- $to := $v.backup.destination }}
 {{- if and $to.persistentVolumeClaim $to.url }}
-{{- fail "backup.destination.persistentVolumeClaim and backup.destination.url: give one of them" }}
+{{- fail "backup.destination.persistentVolumeClaim and backup.destination.url: set only one of them" }}
 {{- end }}
 {{- if not (or $to.persistentVolumeClaim $to.url) }}
-{{- fail "backup.enabled: say where backups go with backup.destination.persistentVolumeClaim or backup.destination.url" }}
+{{- fail "backup.enabled needs a destination: set backup.destination.persistentVolumeClaim or backup.destination.url" }}
 {{- end }}
 {{- if and $to.existingSecret (not $to.url) }}
-{{- fail "backup.destination.existingSecret holds credentials for backup.destination.url; give that, too" }}
+{{- fail "backup.destination.existingSecret holds credentials for backup.destination.url: set that, too" }}
 {{- end }}
 {{- if and (eq $v.mode "daemonset") (eq $v.store.kind "sqlite") }}
-{{- fail "backup.enabled: in mode daemonset with store.kind sqlite no address leads to all shards; use store.kind redis, or back up each node's folder" }}
+{{- fail "backup.enabled: in mode daemonset with store.kind sqlite, no address reaches all shards; use store.kind redis, or back up each node's folder" }}
 {{- end }}
 {{- if and $v.tokens.existingSecret (not $v.backup.tokenSecret) }}
-{{- fail "backup.enabled: with tokens.existingSecret, name a Secret that holds a token with the right to admin in backup.tokenSecret and its key in backup.tokenKey" }}
+{{- fail "backup.enabled: with tokens.existingSecret, set backup.tokenSecret to a Secret that holds a token with the right to admin, and backup.tokenKey to its key" }}
 {{- end }}
 {{- if and $v.tls.clientCA.existingSecret (not $v.backup.tlsSecret) }}
-{{- fail "backup.enabled: the shards ask callers for certificates (tls.clientCA); name a Secret with ca.crt, tls.crt and tls.key in backup.tlsSecret" }}
+{{- fail "backup.enabled: the shards ask for client certificates (tls.clientCA); set backup.tlsSecret to a Secret with ca.crt, tls.crt and tls.key" }}
 {{- end }}
 {{- end }}
 
-{{- /* The Secret with the token to show; none where nobody is asked for one. */}}
+{{- /* The Secret with the token for the shards; empty if they ask for none. */}}
 {{- define "histospec.backup.tokenSecret" -}}
 {{- if .Values.backup.tokenSecret }}
 {{- .Values.backup.tokenSecret }}
@@ -49,12 +49,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .Values.backup.destination.url | default "/backups/" }}
 {{- end }}
 
-{{- /* How the command reaches all shards, after --from or --to. */}}
+{{- /* The address of all shards, for --from or --to. */}}
 {{- define "histospec.backup.service" -}}
 {{- $v := .Values }}
 - {{ eq $v.mode "statefulset" | ternary (printf "discover://%s" (include "histospec.shards" .)) (printf "%s:6378" (include "histospec.service" .)) }}
 {{- if eq $v.store.kind "sqlite" }}
-{{- /* Each shard has what no other one has: a backup without one of them is none. */}}
+{{- /* Each shard has its own history, so a backup must have all of them. */}}
 - --shards
 - {{ max 1 (int $v.replicas) | quote }}
 {{- end }}
@@ -76,7 +76,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* A Job's specification; called with the chart's context and the list of arguments. */}}
+{{- /* The specification of a Job. Takes the chart's context and the list of arguments. */}}
 {{- define "histospec.backup.job" -}}
 {{- $root := .root }}
 {{- $v := $root.Values -}}
@@ -181,7 +181,7 @@ template:
 {{- define "histospec.backup.restore" -}}
 - restore
 - {{ include "histospec.backup.place" . }}
-- --merge  # so that a Job that begins again adds nothing twice
+- --merge  # so that a restarted Job adds nothing twice
 - --to
 {{ include "histospec.backup.service" . | trim }}
 {{- end }}

@@ -1,5 +1,5 @@
-{{- /* What an upgrade would do to the shards that exist, and to their histories. `lookup` finds them only where Helm asks the
-cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
+{{- /* Checks of what an upgrade would do to existing shards and their histories. `lookup` finds them only if Helm can ask the
+cluster: `helm template` does not ask, and `helm rollback` renders nothing. */}}
 {{- define "histospec.checkExisting" -}}
 {{- $live := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "histospec.fullname" .) }}
 {{- $with := dict "root" . "live" $live }}
@@ -15,7 +15,7 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- end }}
 
-{{- /* Helm deletes the StatefulSet of a release that becomes a DaemonSet. */}}
+{{- /* Helm deletes the StatefulSet if the release becomes a DaemonSet. */}}
 {{- define "histospec.checkMode" -}}
 {{- $live := .live }}
 {{- if and $live ($live.spec).volumeClaimTemplates (ne (toString .root.Values.scaleDown.confirmReplicas) "0") }}
@@ -24,7 +24,7 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- end }}
 
-{{- /* Kubernetes changes no volumeClaimTemplates, and its error says neither why nor what to do. */}}
+{{- /* Kubernetes cannot change volumeClaimTemplates, and its error says neither why nor what to do. */}}
 {{- define "histospec.checkClaims" -}}
 {{- $v := .root.Values }}
 {{- $name := .live.metadata.name }}
@@ -37,10 +37,10 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- $had := first (.live.spec.volumeClaimTemplates | default (list dict)) }}
 {{- if and $had (not $claims) }}
 {{- $value := eq $v.store.kind "sqlite" | ternary "persistence.enabled is false" (printf "store.kind is %s" $v.store.kind) }}
-{{- printf "%s, and the shards of StatefulSet %s have their histories on volumes: Kubernetes takes no volumes from a StatefulSet, and the new shards would not read them. 1. Export the histories: %s. 2. %s. 3. Upgrade again. 4. Import the histories: %s. %s" $value $name $export $orphan $import $docs | fail }}
+{{- printf "%s, and the shards of StatefulSet %s have their histories on volumes: Kubernetes cannot remove the volumes of a StatefulSet, and the new shards would not read them. 1. Export the histories: %s. 2. %s. 3. Upgrade again. 4. Import the histories: %s. %s" $value $name $export $orphan $import $docs | fail }}
 {{- else if and $claims (not $had) }}
-{{- /* A new StatefulSet would adopt pods without volumes, and fail to give them some. */}}
-{{- printf "store.kind is sqlite and persistence.enabled is true, and StatefulSet %s has no volumes: Kubernetes adds none to it. 1. Export the histories: %s. 2. `%s delete statefulset %s`, which ends the shards. 3. Upgrade again. 4. Import the histories: %s. %s" $name $export $kubectl $name $import $docs | fail }}
+{{- /* A new StatefulSet would adopt pods without volumes, and could not add volumes to them. */}}
+{{- printf "store.kind is sqlite and persistence.enabled is true, and StatefulSet %s has no volumes: Kubernetes cannot add any. 1. Export the histories: %s. 2. `%s delete statefulset %s`, which ends the shards. 3. Upgrade again. 4. Import the histories: %s. %s" $name $export $kubectl $name $import $docs | fail }}
 {{- else if $claims }}
 {{- $size := $had.spec.resources.requests.storage }}
 {{- $grows := subf (include "histospec.bytes" $v.persistence.size | float64) (include "histospec.bytes" $size | float64) }}
@@ -57,15 +57,15 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- if $changed }}
 {{- $patch := printf "1. For each volume of a shard: `%s patch pvc data-%s-0 --patch '{\"spec\":{\"resources\":{\"requests\":{\"storage\":\"%v\"}}}}'`. 2. %s. 3. Upgrade again" $kubectl $name $v.persistence.size $orphan }}
-{{- $keep := printf "1. %s. 2. Upgrade again. The volumes that exist stay as they are; shards that are added get the new ones" $orphan }}
-{{- $shrink := "Volumes do not become smaller: leave persistence.size as it is, or move the histories to new volumes" }}
+{{- $keep := printf "1. %s. 2. Upgrade again. Existing volumes stay unchanged; added shards get the new kind" $orphan }}
+{{- $shrink := "Volumes cannot shrink: leave persistence.size unchanged, or move the histories to new volumes" }}
 {{- $steps := lt $grows 0.0 | ternary $shrink (gt $grows 0.0 | ternary $patch $keep) }}
-{{- printf "%s: Kubernetes does not change that in a StatefulSet. %s. %s" (join "; " $changed) $steps $docs | fail }}
+{{- printf "%s: Kubernetes cannot change that in a StatefulSet. %s. %s" (join "; " $changed) $steps $docs | fail }}
 {{- end }}
 {{- end }}
 {{- end }}
 
-{{- /* Each shard's history is its own. Where no shard runs, volumes tell which shards there were. */}}
+{{- /* Each shard has its own history. If no shard runs, the volumes show which shards there were. */}}
 {{- define "histospec.checkScaleDown" -}}
 {{- $v := .root.Values }}
 {{- $now := 0 }}
@@ -75,13 +75,13 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- $wanted := int $v.replicas }}
 {{- $claims := include "histospec.claims" .root }}
 {{- if eq (toString $v.scaleDown.confirmReplicas) (toString $wanted) }}
-{{- /* The user has consented. */}}
+{{- /* The user has confirmed. */}}
 {{- else if $now }}
 {{- $kept := and (not (empty $claims)) (eq $v.persistence.retentionPolicy.whenScaled "Retain") }}
-{{- /* A service that is stopped, and keeps its volumes, loses nothing. */}}
+{{- /* Stopping all shards loses nothing if the volumes are kept. */}}
 {{- $stops := and (eq $wanted 0) $kept }}
 {{- if and (lt $wanted $now) (not $stops) }}
-{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the shards that stay know nothing of the problems of those that go%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", and what they stored is deleted") $wanted $now | fail }}
+{{- printf "replicas is %d, and %d shards run, each with its own history in SQLite: the remaining shards do not have the history of the removed ones%s. Export the histories first (`histospec snapshot FILE --from ENDPOINT`), import them afterwards (`histospec restore FILE --to ENDPOINT --merge`): docs/backup.md has the steps. Then set scaleDown.confirmReplicas to %d, too. Leave replicas at %d to change nothing" $wanted $now ($kept | ternary "" ", which is deleted") $wanted $now | fail }}
 {{- end }}
 {{- else if and $wanted $claims }}
 {{- $prefix := printf "data-%s-" (include "histospec.fullname" .root) }}
@@ -97,7 +97,7 @@ cluster: `helm template` does not, and `helm rollback` renders nothing. */}}
 {{- end }}
 {{- end }}
 {{- if $unread }}
-{{- printf "replicas is %d, and volumes of further shards exist (%s), each with its own history in SQLite, which no other shard reads. Set replicas to %d to have all histories, and scale down from there as docs/backup.md says; or delete the volumes whose history you do not need; or set scaleDown.confirmReplicas to %d, too, to leave them unread" $wanted (join ", " $unread | trunc 200) $all $wanted | fail }}
+{{- printf "replicas is %d, and volumes of further shards exist (%s), each with its own history in SQLite, which no other shard reads. Set replicas to %d to use all histories, and then scale down as docs/backup.md says; or delete the volumes whose history you do not need; or set scaleDown.confirmReplicas to %d, too, to leave them unread" $wanted (join ", " $unread | trunc 200) $all $wanted | fail }}
 {{- end }}
 {{- end }}
 {{- end }}

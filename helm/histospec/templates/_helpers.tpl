@@ -2,7 +2,7 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{- /* At most 40 characters: the name of a pod is a label, and Kubernetes adds to it. */}}
+{{- /* At most 40 characters, because the name of a pod is also a label and Kubernetes appends to it. */}}
 {{- define "histospec.fullname" -}}
 {{- $name := include "histospec.name" . }}
 {{- if .Values.fullnameOverride }}
@@ -37,7 +37,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* The name behind which every shard's own address is. */}}
+{{- /* The host name that resolves to the addresses of all shards. */}}
 {{- define "histospec.shards" -}}
 {{ include "histospec.fullname" . }}-headless.{{ .Release.Namespace }}.svc:6378
 {{- end }}
@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "histospec.fullname" . }}.{{ .Release.Namespace }}.svc
 {{- end }}
 
-{{- /* What workers set, for notes; in mode daemonset with a host port it needs HISTOSPEC_HOST_IP, see the notes. */}}
+{{- /* The endpoint for workers, for the notes; in mode daemonset with a host port it needs HISTOSPEC_HOST_IP. */}}
 {{- define "histospec.endpoint" -}}
 {{- if eq .Values.mode "statefulset" }}
 {{- printf "discover://%s" (include "histospec.shards" .) }}
@@ -57,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* The chart makes tokens unless there are some, or the user wants none. */}}
+{{- /* The chart creates tokens unless the user has some or wants none. */}}
 {{- define "histospec.makesTokens" -}}
 {{- if and .Values.tokens.create (not .Values.tokens.existingSecret) (not .Values.security.insecure) }}true{{ end }}
 {{- end }}
@@ -70,17 +70,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* Whether callers must say who they are. */}}
+{{- /* Whether callers must authenticate. */}}
 {{- define "histospec.guarded" -}}
 {{- if or (include "histospec.tokensSecret" .) .Values.tls.clientCA.existingSecret }}true{{ end }}
 {{- end }}
 
-{{- /* Pods of this chart that call the shards. The NetworkPolicy lets them in; no Service selects them. */}}
+{{- /* Labels of this chart's pods that call the shards. The NetworkPolicy admits them; no Service selects them. */}}
 {{- define "histospec.callerLabels" -}}
 app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{- end }}
 
-{{- /* Whom the NetworkPolicy lets in, in words. */}}
+{{- /* The peers that the NetworkPolicy admits, in words. */}}
 {{- define "histospec.peers" -}}
 {{- if .Values.networkPolicy.sameNamespace }}the pods of this namespace{{ if .Values.networkPolicy.from }}, and {{ end }}{{ end }}
 {{- if .Values.networkPolicy.from }}the peers that networkPolicy.from names
@@ -88,12 +88,12 @@ app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{- end }}
 {{- end }}
 
-{{- /* The Service with the HTTP port, which is never published. */}}
+{{- /* The Service with the HTTP port, which is never published outside the cluster. */}}
 {{- define "histospec.httpService" -}}
 {{ include "histospec.fullname" . }}{{ if ne .Values.service.type "ClusterIP" }}-http{{ end }}
 {{- end }}
 
-{{- /* Whether each shard has a volume of its own that outlives it. */}}
+{{- /* Whether each shard has a persistent volume. */}}
 {{- define "histospec.claims" -}}
 {{- if and (eq .Values.mode "statefulset") (eq .Values.store.kind "sqlite") .Values.persistence.enabled }}true{{ end }}
 {{- end }}
@@ -103,7 +103,7 @@ app.kubernetes.io/part-of: {{ include "histospec.fullname" . }}
 {{- if and (eq .Values.mode "daemonset") (eq .Values.store.kind "sqlite") }}{{ .Values.daemonset.hostPath }}{{ end }}
 {{- end }}
 
-{{- /* Whether `helm test` can get in without being told how. */}}
+{{- /* Whether `helm test` can authenticate without further values. */}}
 {{- define "histospec.tests" -}}
 {{- $open := and (not .Values.tls.existingSecret) (not .Values.tokens.existingSecret) }}
 {{- if and .Values.test.enabled (or .Values.test.args $open) }}true{{ end }}

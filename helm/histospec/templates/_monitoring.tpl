@@ -1,21 +1,21 @@
-{{- /* The label `job` of the shards: what the ServiceMonitor sets and the rules look for. It names the release, so that
-       shards of two releases never count as those of one. */}}
+{{- /* The label `job` of the shards, which the ServiceMonitor sets and the rules select. It names the release, so that the
+       shards of two releases never count as one service. */}}
 {{- define "histospec.job" -}}
 {{- .Values.prometheusRule.job | default (printf "%s/%s" .Release.Namespace (include "histospec.fullname" .)) }}
 {{- end }}
 
-{{- /* Names of pods, as a regular expression. */}}
+{{- /* A regular expression for the names of the pods. */}}
 {{- define "histospec.pods" -}}
 {{- include "histospec.fullname" . }}-{{ eq .Values.mode "statefulset" | ternary "[0-9]+" "[a-z0-9]{5}" }}
 {{- end }}
 
-{{- /* files/alerts.yaml for the shards of this release alone. */}}
+{{- /* files/alerts.yaml, limited to the shards of this release. */}}
 {{- define "histospec.rules" -}}
 {{- $job := printf "job=%q" (include "histospec.job" .) }}
 {{- .Files.Get "files/alerts.yaml" | replace "job=~\".+\"" $job | replace "job=~\".*histospec.*\"" $job }}
 {{- end }}
 
-{{- /* files/alerts-kubernetes.yaml, likewise. */}}
+{{- /* files/alerts-kubernetes.yaml, limited to the shards of this release. */}}
 {{- define "histospec.kubernetesRules" -}}
 {{- $text := .Files.Get "files/alerts-kubernetes.yaml" }}
 {{- $text = replace "\"NAMESPACE\"" (quote .Release.Namespace) $text }}
@@ -24,7 +24,7 @@
 {{- replace "\"JOB\"" (include "histospec.job" . | quote) $text }}
 {{- end }}
 
-{{- /* Adds what the release knows to each rule of a list, and leaves out those of some names. */}}
+{{- /* Adds the release's labels and links to each rule of a list, and removes the disabled rules. */}}
 {{- define "histospec.ruleList" -}}
 {{- $kept := list }}
 {{- range .rules }}

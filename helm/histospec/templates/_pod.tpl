@@ -6,12 +6,12 @@ metadata:
     app.kubernetes.io/component: shard
     {{- with .Values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   annotations:
-    # A change of the options rolls the shards.
+    # A change of the options restarts the shards.
     checksum/config: {{ include "histospec.toml" . | sha256sum }}
     {{- with .Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec:
   automountServiceAccountToken: false
-  enableServiceLinks: false  # they would put HISTOSPEC_… variables of Kubernetes' own beside the server's
+  enableServiceLinks: false  # otherwise Kubernetes would add HISTOSPEC_… variables of its own
   {{- with .Values.serviceAccountName }}
   serviceAccountName: {{ . }}
   {{- end }}
@@ -32,9 +32,9 @@ spec:
         - name: HISTOSPEC_SHARD_NAME
           valueFrom:
             fieldRef:
-              {{- /* What survives a restart: an ordinal's pod name, or the node. */}}
+              {{- /* A name that survives a restart: the pod's ordinal name, or the node's. */}}
               fieldPath: {{ eq .Values.mode "statefulset" | ternary "metadata.name" "spec.nodeName" }}
-        # Large blocks stay with the process: about twice the steps a second at 16 streams.
+        # Keeps large blocks in the process: about twice the steps per second at 16 streams.
         - name: MALLOC_TRIM_THRESHOLD_
           value: "268435456"
         - name: MALLOC_MMAP_THRESHOLD_
@@ -53,7 +53,7 @@ spec:
           {{- end }}
         - name: http
           containerPort: 9464
-      # /livez answers as soon as the process listens, whatever state its store is in.
+      # /livez answers as soon as the process listens, whatever the state of its store.
       startupProbe:
         httpGet:
           path: /livez
@@ -64,7 +64,7 @@ spec:
           path: /livez
           port: http
         {{- toYaml .Values.livenessProbe | nindent 8 }}
-      # Both fail the moment that a drain begins.
+      # Both fail as soon as a drain begins.
       readinessProbe:
         {{- if .Values.tls.existingSecret }}
         httpGet:
@@ -123,7 +123,7 @@ spec:
         sizeLimit: {{ toString .Values.emptyDir.dataSize | quote }}
       {{- end }}
     {{- end }}
-    {{- /* Whole folders, not single files: so a new token, certificate or password arrives without a restart. */}}
+    {{- /* Mount whole folders, not single files, so that a new token, certificate or password arrives without a restart. */}}
     {{- range list "tokens" "tls" "client-ca" "store" }}
     {{- with include (printf "histospec.secret.%s" .) $ }}
     {{- . | nindent 4 }}
@@ -188,7 +188,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{- /* The file of options: the chart's own, then the user's. */}}
+{{- /* The file of options: the chart's own options, then the user's. */}}
 {{- define "histospec.toml" -}}
 listen = "0.0.0.0:6378"
 http = "0.0.0.0:9464"

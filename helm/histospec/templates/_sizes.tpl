@@ -1,4 +1,4 @@
-{{- /* Bytes of a Kubernetes quantity (10Gi, 1.5G, 1e10, 128974848000m) or of a size of the server (8GiB, 32 GB). */}}
+{{- /* The bytes of a Kubernetes quantity (10Gi, 1.5G, 1e10, 128974848000m) or of a size for the server (8GiB, 32 GB). */}}
 {{- define "histospec.bytes" -}}
 {{- $text := toString . | nospace | trimSuffix "B" }}
 {{- /* An exponent needs digits: 1E is one exa, 1E3 is a thousand. */}}
@@ -7,32 +7,32 @@
   "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 }}
 {{- $suffix := trimPrefix $number $text }}
 {{- if or (not (regexMatch "[0-9]" $number)) (not (hasKey $factors $suffix)) }}
-{{- printf "%v is not a quantity; write a number with a unit, such as 10Gi or 500M" . | fail }}
+{{- printf "%v is not a quantity; give a number with a unit, such as 10Gi or 500M" . | fail }}
 {{- end }}
 {{- mulf (float64 $number) (get $factors $suffix) | printf "%.0f" }}
 {{- end }}
 
-{{- /* A size for the server, from bytes: whole GiB where it is some, else MiB, rounded down. */}}
+{{- /* A size for the server, from bytes: in GiB if it is a whole number of GiB, else in MiB, rounded down. */}}
 {{- define "histospec.size" -}}
 {{- $mib := div (. | float64 | int64) 1048576 }}
 {{- if or (mod $mib 1024) (not $mib) }}{{ $mib }}MiB{{ else }}{{ div $mib 1024 }}GiB{{ end }}
 {{- end }}
 
-{{- /* Bytes of memory that options.max-backlog may take beyond its default. */}}
+{{- /* The bytes of options.max-backlog beyond its default. */}}
 {{- define "histospec.backlog" -}}
 {{- $backlog := index .Values.options "max-backlog" | default "256MiB" | include "histospec.bytes" | float64 }}
 {{- subf $backlog 268435456.0 | maxf 0.0 }}
 {{- end }}
 
-{{- /* Bytes of the index that a memory limit is sized for. Takes root, limit in bytes. */}}
+{{- /* The bytes of the default index for a memory limit. Takes root, limit in bytes. */}}
 {{- define "histospec.sizedIndex" -}}
 {{- $limit := float64 .limit }}
 {{- $most := minf (mulf $limit 0.8) (subf $limit 2147483648.0) }}
 {{- subf (maxf $most (divf $limit 4.0)) (include "histospec.backlog" .root | float64) | maxf 0.0 | printf "%.0f" }}
 {{- end }}
 
-{{- /* Bytes of the largest index that a memory limit may have: server/settings/budget.py says what the process needs
-beside it, and an alert says that more than 85 % is tight. Takes root, limit in bytes. */}}
+{{- /* The bytes of the largest index for a memory limit: server/settings/budget.py says what the process needs besides the
+index, and an alert fires above 85 %. Takes root, limit in bytes. */}}
 {{- define "histospec.largestIndex" -}}
 {{- $limit := float64 .limit }}
 {{- $fits := divf (subf $limit 536870912.0) 1.15 }}
@@ -44,7 +44,7 @@ beside it, and an alert says that more than 85 % is tight. Takes root, limit in 
 {{- with (.Values.resources.limits).memory }}{{ include "histospec.bytes" . }}{{ end }}
 {{- end }}
 
-{{- /* Budget of the index: as given, or by the limit; nothing where there is none. */}}
+{{- /* The budget of the index: as given, or computed from the limit; empty without a limit. */}}
 {{- define "histospec.memory" -}}
 {{- $limit := include "histospec.memoryLimit" . }}
 {{- if .Values.options.memory }}
@@ -54,7 +54,7 @@ beside it, and an alert says that more than 85 % is tight. Takes root, limit in 
 {{- end }}
 {{- end }}
 
-{{- /* The size of what /data is on, as the values give it; nothing where the node decides. */}}
+{{- /* The size of the volume of /data according to the values; empty if the node determines it. */}}
 {{- define "histospec.volumeSize" -}}
 {{- if include "histospec.claims" . }}
 {{- .Values.persistence.size }}
@@ -63,7 +63,7 @@ beside it, and an alert says that more than 85 % is tight. Takes root, limit in 
 {{- end }}
 {{- end }}
 
-{{- /* Limit of the SQLite file: as given, or 90 % of the volume: the write-ahead log comes on top. */}}
+{{- /* The limit of the SQLite file: as given, or 90 % of the volume, which leaves room for the write-ahead log. */}}
 {{- define "histospec.disk" -}}
 {{- if eq .Values.store.kind "sqlite" }}
 {{- $volume := include "histospec.volumeSize" . }}
@@ -75,7 +75,7 @@ beside it, and an alert says that more than 85 % is tight. Takes root, limit in 
 {{- end }}
 {{- end }}
 
-{{- /* Sizes that are each sound, and do not fit each other. */}}
+{{- /* Checks of sizes that do not fit each other. */}}
 {{- define "histospec.checkSizes" -}}
 {{- $v := .Values }}
 {{- $limit := include "histospec.memoryLimit" . | default "0" | float64 }}
@@ -85,22 +85,22 @@ beside it, and an alert says that more than 85 % is tight. Takes root, limit in 
 {{- $most := include "histospec.largestIndex" (dict "root" . "limit" $limit) | float64 }}
 {{- $least := include "histospec.size" (subf $limit $most) }}
 {{- if lt $most 1048576.0 }}
-{{- printf "resources.limits.memory is %v, and the process needs that much beside its index; raise it, or lower options.max-backlog" $v.resources.limits.memory | fail }}
+{{- printf "resources.limits.memory is %v, and the process needs that much besides its index: raise the limit, or lower options.max-backlog" $v.resources.limits.memory | fail }}
 {{- end }}
 {{- if ge $memory $limit }}
 {{- printf "%s: the index alone would fill the container. Give it at most %s, leave options.memory empty, or raise the limit" $said (include "histospec.size" $most) | fail }}
 {{- end }}
 {{- if and (gt $memory $most) (not $v.sizing.allowTight) }}
-{{- printf "%s: the process needs %s beside its index, or the kernel may end it. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight to true" $said $least (include "histospec.size" $most) | fail }}
+{{- printf "%s: the process needs %s besides its index, or the kernel may kill it. Give the index at most %s, leave options.memory empty, raise the limit, or set sizing.allowTight to true" $said $least (include "histospec.size" $most) | fail }}
 {{- end }}
 {{- end }}
 {{- if and (ne $v.store.kind "sqlite") $v.options.disk }}
-{{- fail "options.disk limits the file of store.kind sqlite; what Redis holds is limited by its maxmemory" }}
+{{- fail "options.disk limits the file of store.kind sqlite; for Redis, set its maxmemory" }}
 {{- end }}
 {{- $volume := include "histospec.volumeSize" . }}
 {{- if and $volume $v.options.disk }}
 {{- if gt (include "histospec.bytes" $v.options.disk | float64) (include "histospec.bytes" $volume | float64) }}
-{{- printf "options.disk is %s, and the volume has %s (%s): leave options.disk empty for 90 %% of the volume, or enlarge it" $v.options.disk $volume (include "histospec.claims" . | empty | ternary "emptyDir.dataSize" "persistence.size") | fail }}
+{{- printf "options.disk is %s, but the volume has only %s (%s): leave options.disk empty for 90 %% of the volume, or enlarge it" $v.options.disk $volume (include "histospec.claims" . | empty | ternary "emptyDir.dataSize" "persistence.size") | fail }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,1 +1,1 @@
-"""What a server and its clients must agree on beside the wire itself. No gRPC in here, and no I/O."""
+"""What a server and its clients must agree on besides the messages. Without gRPC and without I/O."""

@@ -1,4 +1,4 @@
-"""How arrays travel: flat and little-endian, whatever machine is at either end."""
+"""The types of arrays in messages: flat and little-endian on every machine."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Names that both sides know, and what a name must not be."""
+"""Names that both sides know, and a check of names."""
 
 DRAFT_SERVICE = "histospec.v1.DraftService"
 
@@ -8,12 +8,12 @@ LIMITS = {
     "draft": "histospec-max-draft-tokens",
     "sessions": "histospec-max-sessions-per-stream",
 }
-"""What a server takes, in the trailing metadata of Topology: sessions of a message, its bytes, tokens of a draft, open
+"""The server's limits in the trailing metadata of Topology: sessions of a message, its bytes, tokens of a draft, open
 sessions of a stream."""
 
 
 def white_space(name: str) -> str:
-    """What is wrong with a name that begins or ends with white space, which a reader does not see; or nothing."""
+    """Returns what is wrong with a name that begins or ends with white space; empty if it does not."""
     bare = name.strip()
     if bare == name:
         return ""

@@ -1,16 +1,16 @@
-"""Refusals that name a limit: a server writes these sentences, and a client cuts its messages to the limit in them."""
+"""Refusals that name a limit. A server writes these sentences; a client reads the limit and cuts its messages to it."""
 
 import re
 from collections.abc import Iterator
 
 
 def too_many(field: str, number: int, limit: int) -> str:
-    """A message has more parts (opens, closes, step.sessions, responses) than the server takes in one."""
+    """Returns the refusal of a message with too many parts (opens, closes, step.sessions, responses)."""
     return f"{field}: {number} are more than the limit of {limit}"
 
 
 def draft_too_long(wanted: int, limit: int) -> str:
-    """A step asks for longer drafts than the server gives."""
+    """Returns the refusal of a step that asks for longer drafts than the server gives."""
     return f"step.max_tokens: {wanted} is over the limit of {limit}"
 
 
@@ -22,7 +22,7 @@ _NAMED = (
 
 
 def limits_in(details: str) -> Iterator[tuple[str, int]]:
-    """What the text of a status says of limits: the key in `names.LIMITS`, and the limit."""
+    """Yields the limits in the text of a status: the key in `names.LIMITS`, and the limit."""
     for name, pattern in _NAMED:
         if match := pattern.search(details):
             yield name, int(match[1])

@@ -1,1 +1,1 @@
-"""The wire of SpecRL's updater: messages and stubs generated from rollout_cache.proto."""
+"""Messages and stubs generated from rollout_cache.proto, the protocol of SpecRL's updater."""

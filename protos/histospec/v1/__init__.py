@@ -1,1 +1,1 @@
-"""The wire: messages and stubs generated from draft.proto."""
+"""Messages and stubs generated from draft.proto."""

@@ -1,9 +1,9 @@
-// A small line chart over time, drawn as SVG, which the pointer or the arrow keys read.
+// A small line chart over time, drawn as SVG. The pointer or the arrow keys select a point to read.
 import { beginning, clock, levels, runs, short, times } from "./axes.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { left: 52, right: 8, top: 10, bottom: 20 }; // pixels around the lines, for what stands on the axes
-const LABEL = 70; // pixels between two times
+const MARGIN = { left: 52, right: 8, top: 10, bottom: 20 }; // pixels around the lines, for the labels of the axes
+const LABEL = 70; // pixels between two labels of the time axis
 
 function draw(tag, attributes, text) {
   const made = document.createElementNS(SVG, tag);
@@ -13,7 +13,7 @@ function draw(tag, attributes, text) {
 }
 
 export class Chart {
-  // format: a value as text. least: what the axis reaches at least. lines: [name in the series, label].
+  // format: turns a value into text. least: minimum top of the axis. lines: [name in the series, label].
   constructor(parent, { title, format, least, lines }) {
     Object.assign(this, { title, format, least, lines, series: null, now: 0, chosen: null });
     const figure = document.createElement("figure");
@@ -38,7 +38,7 @@ export class Chart {
     this.redraw();
   }
 
-  // index: of the point that is read; null for the newest.
+  // index: the point to read; null for the newest.
   choose(index) {
     this.chosen = index;
     this.redraw();
@@ -74,7 +74,7 @@ export class Chart {
     this.read(Math.min(this.chosen ?? Infinity, time.length - 1));
   }
 
-  // Sets what x and y stand for: times between `from` and now, values between 0 and `top`.
+  // Sets the ranges of the axes: x from `from` to now, y from 0 to `top`.
   fit(from, top) {
     const { clientWidth: width, clientHeight: height } = this.svg;
     Object.assign(this, { from, top, right: width - MARGIN.right, bottom: height - MARGIN.bottom });
@@ -104,7 +104,7 @@ export class Chart {
       .map(([x, text]) => draw("text", { x, y: this.bottom + 16, "text-anchor": "middle" }, text));
   }
 
-  // One run: a dot if it is one point, else a line, with the area below it if the chart has no other line.
+  // Draws one run: a dot for a single point, otherwise a line, with the area below it if it is the chart's only line.
   curve(run, line) {
     const points = run.map(([time, value]) => [this.x(time), this.y(value)]);
     if (points.length === 1) return [this.dot(...points[0], 2, line)];
@@ -121,7 +121,7 @@ export class Chart {
 
   nothing() {
     const x = (MARGIN.left + this.right + MARGIN.right) / 2;
-    return draw("text", { x, y: this.y(0.75 * this.top), "text-anchor": "middle" }, "nothing yet");
+    return draw("text", { x, y: this.y(0.75 * this.top), "text-anchor": "middle" }, "no data yet");
   }
 
   cursor() {
@@ -134,7 +134,7 @@ export class Chart {
     return [line, ...dots];
   }
 
-  // Shows the values at a point, with its time if it was chosen, and says the same to a screen reader.
+  // Shows the values at a point, with its time if it was chosen, also to screen readers.
   read(index) {
     const time = index >= 0 && this.chosen !== null ? [clock(this.series.time[index])] : [];
     const values = this.lines.map(([name, label]) => {
@@ -146,10 +146,10 @@ export class Chart {
       ...values.flatMap((text, i) => [...this.swatch(i), text]),
     );
     const words = [...time, ...values].join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}: ${words}. Arrow keys read earlier times.`);
+    this.svg.setAttribute("aria-label", `${this.title}: ${words}. Use the arrow keys to read earlier values.`);
   }
 
-  // The colour of a line, where there is more than one.
+  // The colour sample of a line, if there is more than one line.
   swatch(line) {
     if (this.lines.length < 2) return [];
     const made = document.createElement("i");

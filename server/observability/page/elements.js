@@ -1,4 +1,4 @@
-// Makes what the page shows. Strings become text, never markup.
+// Creates an element of the page. Strings become text, never markup.
 export function element(tag, className, ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;

@@ -1,10 +1,10 @@
-// Shows what /status says, and asks again. What comes from the server becomes text, never markup.
+// Shows /status and refreshes it. Strings from the server become text, never markup.
 import { Chart } from "./charts.js";
 import { element } from "./elements.js";
 import { gained, held } from "./tables.js";
 import { bytes, count, duration, milliseconds, percent, ratio, timeOfDay } from "./words.js";
 
-const EVERY = 5000; // milliseconds; the server looks as often
+const EVERY = 5000; // milliseconds; the server samples as often
 const PATIENCE = 4000;
 const SOURCES = {
   history: "History",
@@ -12,7 +12,7 @@ const SOURCES = {
   siblings: "Siblings",
   namespace: "Other problems",
   twin: "Twins",
-  model: "The workers' own drafter",
+  model: "Workers' own drafter",
 };
 const LEVELS = { bad: "Broken", warn: "Attention", info: "Note" };
 const at = (id) => document.getElementById(id);
@@ -21,10 +21,10 @@ const share = (part, whole) => (whole > 0 ? part / whole : null);
 const lookups = (some) => some.lookups_hit + some.lookups_miss;
 
 const charts = [
-  ["Sessions that open on a known problem", percent, 1, [["hit_rate", ""]]],
+  ["Cache hit rate", percent, 1, [["hit_rate", ""]]],
   ["Tokens per step", ratio, 2, [["tokens_per_step", ""]]],
-  ["Drafted and accepted tokens a second", count, 10, [["draft_tokens", "drafted"], ["accepted_tokens", "accepted"]]],
-  ["Time to draft for a batch", milliseconds, 0.001, [["draft_p50", "median"], ["draft_p99", "99th percentile"]]],
+  ["Draft and accepted tokens per second", count, 10, [["draft_tokens", "draft"], ["accepted_tokens", "accepted"]]],
+  ["Draft time per batch", milliseconds, 0.001, [["draft_p50", "median"], ["draft_p99", "99th percentile"]]],
   ["Running sessions", count, 10, [["sessions", ""]]],
   ["Memory of the index", bytes, 1 << 20, [["index_bytes", ""]]],
 ].map(([title, format, least, lines]) => new Chart(at("charts"), { title, format, least, lines }));
@@ -34,11 +34,11 @@ function tiles(status) {
   const since = (value, of) => (value === null ? "none since the start" : `since the start: ${value} ${of}`);
   const part = (hits, all, unit) => since(all ? percent(hits / all) : null, `of ${count(all)} ${unit}`);
   return [
-    ["known", "Known problems", percent(gains.recent.known),
+    ["known", "Cache hit rate", percent(gains.recent.known),
       part(totals.lookups_hit, lookups(totals), "sessions")],
     ["steps", "Tokens per step", ratio(gains.recent.tokens_per_step),
       since(gains.totals.steps ? ratio(gains.totals.tokens_per_step) : null, `in ${count(gains.totals.steps)} steps`)],
-    ["accepted", "Acceptance", percent(gains.recent.acceptance),
+    ["accepted", "Acceptance rate", percent(gains.recent.acceptance),
       part(totals.accepted_tokens, totals.draft_tokens, "tokens")],
     ["sessions", "Running sessions", count(totals.sessions), `on ${count(totals.streams)} stream${totals.streams === 1 ? "" : "s"}`],
     ["memory", "Memory of the index", bytes(totals.index_bytes),
@@ -51,16 +51,16 @@ function tiles(status) {
   });
 }
 
-// What the store may become, and what its disk has left; Redis may have no limit, and has no disk that we know.
+// The size limit of the store and the free space on its disk. Redis may have no limit, and its disk is unknown.
 function room(status) {
   const { store_bytes: held, store_limit_bytes: limit, disk_free_bytes: free, disk_size_bytes: size } = status;
   const parts = [];
   if (held !== null && limit !== null) parts.push(`${percent(held / limit)} of ${bytes(limit)}`);
   if (free !== null) parts.push(`${bytes(free)} free of ${bytes(size)}`);
-  return parts.join("; ") || (held === null ? "not known" : "no limit");
+  return parts.join("; ") || (held === null ? "unknown" : "no limit");
 }
 
-// The worst of both: the part of the limit that is used, and that of the disk. null: there is neither.
+// The larger of two shares: of the limit in use, and of the disk in use. null if neither is known.
 function fullness(status) {
   const { store_bytes: held, store_limit_bytes: limit, disk_free_bytes: free, disk_size_bytes: size } = status;
   const parts = [held !== null && limit !== null ? held / limit : null, free !== null ? 1 - free / size : null];
@@ -91,7 +91,7 @@ function shard({ name, address, me, state }) {
   const serves = state === "SERVING";
   const words = serves ? "serving" : state.startsWith("NOT_SERVING") ? "not serving" : state;
   const level = serves ? "good" : state.startsWith("not asked") || state.startsWith("its cert") ? "info" : "bad";
-  const where = element("span", "", name, me ? " (this one)" : "");
+  const where = element("span", "", name, me ? " (this shard)" : "");
   if (name !== address) where.append(element("span", "quiet", ` ${address}`));
   const shown = element("span", `pill ${level}`, words.startsWith("UNAVAILABLE") || words.startsWith("DEADLINE") ? "does not answer" : words);
   shown.title = state;
@@ -118,16 +118,16 @@ function show(status) {
   at("tiles").replaceChildren(...tiles(status));
   at("tile-memory").children[1].after(meter(status.totals.index_bytes / status.memory_bytes, "Share of the budget", 0.9));
   const full = fullness(status);
-  if (full !== null) at("tile-store").children[1].after(meter(full, "Share of the limit, or of the disk", 0.9));
+  if (full !== null) at("tile-store").children[1].after(meter(full, "Share of the limit or of the disk", 0.9));
   for (const chart of charts) chart.show(status.series, status.now);
   at("sources").replaceChildren(...Object.entries(status.sources).map(source));
   at("shards").replaceChildren(...status.shards.map(shard));
-  at("shards-note").textContent = status.shards.length > 1 ? "As this one reaches them" : "No others are named by --peers";
+  at("shards-note").textContent = status.shards.length > 1 ? "Health as seen from this shard" : "--peers names no other shards";
   const more = status.namespaces_in_all - status.namespaces.length;
   at("gains").hidden = !status.namespaces_in_all;
   at("namespaces-note").textContent = !status.namespaces_in_all
-    ? "None yet: the first session or ingest makes one"
-    : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "What each holds in the index";
+    ? "None yet: the first session or ingest creates one"
+    : more > 0 ? `The ${status.namespaces.length} largest of ${count(status.namespaces_in_all)}` : "Contents of the index";
   for (const table of [gained, held]) table.show(status.namespaces);
   at("lines").replaceChildren(...status.lines.map(line));
   if (!status.lines.length) at("lines").append(element("li", "quiet", "None since the start"));
@@ -135,11 +135,11 @@ function show(status) {
 }
 
 function state(text, level) {
-  if (at("state").textContent !== text) at("state").textContent = text; // a screen reader says it once
+  if (at("state").textContent !== text) at("state").textContent = text; // so that a screen reader says it once
   at("state").className = `pill ${level}`;
 }
 
-let answered = null; // when
+let answered = null; // time of the last answer
 
 async function look() {
   try {
@@ -151,8 +151,8 @@ async function look() {
     at("main").classList.remove("stale");
     at("updated").textContent = `Updated ${timeOfDay(answered)}, every ${EVERY / 1000} seconds`;
   } catch (error) {
-    const since = answered ? ` since ${timeOfDay(answered)}; these are its last numbers` : "";
-    const text = `The server does not answer${since}. Trying again.`;
+    const from = answered ? `; the numbers below are from ${timeOfDay(answered)}` : "";
+    const text = `The server does not answer${from}. Retrying.`;
     if (at("away").textContent !== text) at("away").textContent = text;
     at("away").hidden = false;
     at("main").classList.add("stale");

@@ -1,12 +1,12 @@
-// The tables of runs, which are namespaces: what drafts gain there, and what the index holds.
+// The tables of runs, which are namespaces: their speed-up, and their contents in the index.
 import { element } from "./elements.js";
 import { bytes, count, percent, ratio, times } from "./words.js";
 
 const at = (id) => document.getElementById(id);
 
 class Rows {
-  // id: of the table's place, which is hidden while there are no rows. head: of the first column. name: its cell.
-  // columns: [heading, what to show of a row: text, or lines of text].
+  // id: of the table's parent, which is hidden while there are no rows. head: heading of the first column. name: returns
+  // the first cell of a row. columns: [heading, function from a row to a text or to lines of text].
   constructor(id, { head, name, columns }) {
     Object.assign(this, { place: at(id), name, columns });
     this.body = this.place.querySelector("tbody");
@@ -34,18 +34,18 @@ class Rows {
   }
 }
 
-// A figure of the last ten minutes, above that since the start.
+// The figure of the last ten minutes, above the one since the start.
 const both = (format, name) => ({ gains }) => [format(gains.recent[name]), format(gains.totals[name])];
 
 export const gained = new Rows("gained", {
   head: "Run",
-  name: ({ name, why_not_more: why }) => [name, ...(why ? [element("small", "", `Why not more? ${why}`)] : [])],
+  name: ({ name, why_not_more: why }) => [name, ...(why ? [element("small", "", `Main limit: ${why}`)] : [])],
   columns: [
     ["Speed-up", both(times, "speedup")],
     ["Tokens per step", both(ratio, "tokens_per_step")],
-    ["Accepted", both(percent, "acceptance")],
+    ["Acceptance rate", both(percent, "acceptance")],
     ["Empty drafts", both(percent, "empty")],
-    ["Known problems", both(percent, "known")],
+    ["Cache hit rate", both(percent, "known")],
     ["Verify cost", ({ verify_cost: cost }) => ratio(cost)],
   ],
 });

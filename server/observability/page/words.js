@@ -1,4 +1,4 @@
-// Numbers as people read them, never parted from their units. null is a figure that there is not: nothing to divide by.
+// Numbers as text, with units that a line break cannot split off. null is a missing figure: its divisor is 0.
 const NONE = "–";
 const plain = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1, notation: "compact" });

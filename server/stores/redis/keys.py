@@ -1,11 +1,11 @@
-"""Keys and fields of the Redis store, and what is in them.
+"""Keys and fields of the Redis store, and their contents.
 
-    histospec:1:problem:{DIGEST}           hash: "about" is the problem, "rEPOCH TIME NUMBER" a response each
+    histospec:1:problem:{DIGEST}           hash: "about" describes the problem; each "rEPOCH TIME NUMBER" is a response
     histospec:1:problems:BUCKET:NAMESPACE  set: the digests of its problems
-    histospec:1:estimators:NAMESPACE       hash: what the drafter of each shard learned
-    histospec:1:namespaces                 sorted set: the newest epoch of each
+    histospec:1:estimators:NAMESPACE       hash: the estimator of each shard
+    histospec:1:namespaces                 sorted set: the newest epoch of each namespace
 
-DIGEST is the one that places the problem (`histospec.protocol.placement`).
+DIGEST also places the problem on a shard (`histospec.protocol.placement`).
 """
 
 import struct
@@ -24,43 +24,43 @@ FIELD = struct.Struct(">cQQ6s")  # sorts by epoch, then arrival
 
 
 def digest_of(problem: Problem) -> bytes:
-    """16 bytes that name a problem."""
+    """Returns the 16 bytes that identify a problem."""
     return problem_digest(problem.namespace, problem.prompt, problem.name)
 
 
 def problem_key(digest: bytes) -> bytes:
-    """The hash of a problem."""
+    """Returns the key of a problem's hash."""
     return PREFIX + b"problem:{" + digest.hex().encode() + b"}"
 
 
 def bucket_key(namespace: bytes, bucket: int) -> bytes:
-    """One of the sets that list the problems of a namespace."""
+    """Returns the key of one of the sets that list the problems of a namespace."""
     return PREFIX + b"problems:%d:" % bucket + namespace
 
 
 def problems_key(namespace: bytes, digest: bytes) -> bytes:
-    """The set that lists a problem."""
+    """Returns the key of the set that lists a problem."""
     return bucket_key(namespace, digest[0] % BUCKETS)
 
 
 def estimators_key(namespace: bytes) -> bytes:
-    """The hash of what was learned in a namespace."""
+    """Returns the key of the estimators of a namespace."""
     return PREFIX + b"estimators:" + namespace
 
 
 def epoch_of(field: bytes) -> int:
-    """The epoch in the name of a response's field."""
+    """Returns the epoch from the name of a response's field."""
     return int(FIELD.unpack(field)[1])
 
 
 def about_of(problem: Problem) -> bytes:
-    """A problem as bytes."""
+    """Encodes a problem."""
     namespace, name = problem.namespace.encode(), problem.name.encode()
     return struct.pack("<II", len(namespace), len(name)) + namespace + name + problem.prompt
 
 
 def problem_of(about: bytes) -> Problem:
-    """The problem that `about_of` made them of."""
+    """Decodes a problem that `about_of` encoded."""
     namespace, name = struct.unpack_from("<II", about)
     text = about[8:]
     return Problem(
@@ -69,19 +69,19 @@ def problem_of(about: bytes) -> Problem:
 
 
 def same(held: Problem, asked: Problem) -> bool:
-    """Whether what is stored under a digest is this problem: an explicit name decides, else all tokens."""
+    """Returns whether a stored problem is the requested one: explicit names must match, or else all tokens."""
     if (held.namespace, held.name) != (asked.namespace, asked.name):
         return False
     return bool(held.name) or held.prompt == asked.prompt
 
 
 def pairs(answer: Any) -> dict[bytes, bytes]:
-    """A hash, which comes as a list or as a dictionary."""
+    """Returns the fields of a hash, which Redis sends as a list or as a dictionary."""
     if isinstance(answer, dict):
         return answer
     return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
 def response_names(names: Iterable[bytes]) -> list[bytes]:
-    """The fields of responses among the names of a hash, oldest first."""
+    """Returns the fields of responses among the names of a hash, oldest first."""
     return sorted(name for name in names if name != ABOUT)

@@ -1,11 +1,11 @@
-"""Where a URL of Redis or Valkey leads. Imports no Redis: a configuration is checked without one.
+"""Parses URLs of Redis or Valkey. Needs no Redis library, so that a configuration can be checked without it.
 
     redis://[user:password@]host:port[/database]        one server; rediss:// over TLS
-    redis+cluster://[user:password@]host:port,host:port Cluster, found from any of its nodes; rediss+cluster:// over TLS
+    redis+cluster://[user:password@]host:port,host:port Cluster, found through any node; rediss+cluster:// for TLS
 
-`?replicas=1` has a write count only once so many replicas have it, so that it survives the loss of their master.
-`?ca=FILE` is who may have signed the servers' certificates, where that is not one of the system's; it is read again for
-each connection.
+With `?replicas=1`, a write succeeds only once one replica has it, so that it survives the loss of its master.
+`?ca=FILE` names the authorities that signed the servers' certificates, if the system does not have them; the file is
+reread for each connection.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster")
 
 
 class Location(NamedTuple):
-    """A checked URL."""
+    """A validated URL."""
 
     nodes: tuple[tuple[str, int], ...]
     cluster: bool
@@ -28,16 +28,16 @@ class Location(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> "Location":
-        """Raises ValueError with a sentence that repeats no part of a password."""
+        """Parses a URL. Raises ValueError with a sentence that contains no part of a password."""
         try:
             parts = urlsplit(url)
-        except ValueError:  # quotes the URL
-            raise ValueError("the URL cannot be read; write redis://HOST:PORT") from None
+        except ValueError:  # its text quotes the URL
+            raise ValueError("the URL cannot be parsed; give redis://HOST:PORT") from None
         if parts.scheme not in SCHEMES:
-            raise ValueError(f"a Redis store starts with one of {', '.join(f'{s}://' for s in SCHEMES)}")
+            raise ValueError(f"a Redis URL must start with one of {', '.join(f'{s}://' for s in SCHEMES)}")
         rest = [parts.path, parts.fragment, *(part for part in parts.query.split("&") if not part.startswith("ca="))]
         if any("@" in part for part in rest):
-            raise ValueError("the password holds one of / ? # [ ]; write %2F %3F %23 %5B %5D for it")
+            raise ValueError("the password has one of / ? # [ ]; write %2F %3F %23 %5B %5D instead")
         who, _, where = parts.netloc.rpartition("@")
         username, _, password = who.partition(":")
         options = parse_qs(parts.query)
@@ -47,19 +47,19 @@ class Location(NamedTuple):
         database = parts.path.strip("/") or "0"
         cluster = parts.scheme.endswith("+cluster")
         if not replicas.isdecimal():
-            raise ValueError(f"replicas: expected a number, got {replicas!r}")
+            raise ValueError(f"replicas: must be a number, is {replicas!r}")
         if not database.isdecimal() or (cluster and database != "0"):
-            raise ValueError(f"database: expected {'0, the only one of a Cluster' if cluster else 'a number'}")
+            raise ValueError(f"database: must be {'0, the only one of a Cluster' if cluster else 'a number'}")
         nodes = tuple(_node(node) for node in where.split(","))
         if not cluster and len(nodes) > 1:
-            raise ValueError("several servers are a Cluster: redis+cluster://")
+            raise ValueError("several servers need the scheme of a Cluster, redis+cluster://")
         return cls(
             nodes, cluster, parts.scheme.startswith("rediss"), options.get("ca", [None])[-1], unquote(username) or None,
             unquote(password) or None, int(database), int(replicas),
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """Without secrets."""
+        """Returns the URL without secrets."""
         nodes = ",".join(f"{host}:{port}" for host, port in self.nodes)
         return f"redis{'s' * self.tls}{'+cluster' * self.cluster}://{nodes}/{self.database}"
 

@@ -1,4 +1,4 @@
-"""How full Redis is: its own memory and the limit of that, over all servers that take writes."""
+"""The memory use of Redis and its limit, summed over all servers that accept writes."""
 
 import threading
 import time
@@ -11,15 +11,15 @@ import structlog
 log = structlog.get_logger()
 
 EVERY = 10.0
-"""Seconds from one answer to the next question."""
+"""Seconds between requests."""
 
 
 class Memory:
-    """What Redis said last. Redis is asked in a thread of its own, so that no caller waits for a server that is away.
+    """The last answer of Redis. A separate thread asks, so that no caller waits for an unreachable server.
 
     Args:
-        ask: `INFO memory` of every server, as redis-py reads it; raises redis.RedisError.
-        clock: seconds that never jump.
+        ask: runs `INFO memory` on every server, as redis-py returns it; raises redis.RedisError.
+        clock: monotonic clock in seconds.
 
     """
 
@@ -34,7 +34,7 @@ class Memory:
         self._known: tuple[int | None, int | None] = (None, None)
 
     def look(self) -> tuple[int | None, int | None]:
-        """Bytes in use, and the limit. None: Redis has not answered, or has no limit. Asks again where it is time."""
+        """Returns the bytes in use and the limit; None if Redis has not answered or has no limit. May ask again."""
         with self._lock:
             due = not self._asking and self._clock() >= self._next
             self._asking = self._asking or due
@@ -47,9 +47,9 @@ class Memory:
             answers = self._ask()
             used, limits = ([int(answer[key]) for answer in answers] for key in ("used_memory", "maxmemory"))
             self._known = sum(used), sum(limits) if all(limits) else None
-        except (redis.RedisError, OSError, LookupError, ValueError) as error:  # away, or not allowed to say
+        except (redis.RedisError, OSError, LookupError, ValueError) as error:  # unreachable, or not allowed to answer
             self._known = (None, None)
-            log.debug("Redis does not say how much memory it uses", reason=str(error))
+            log.debug("Redis does not report its memory", reason=str(error))
         finally:
             with self._lock:
                 self._next = self._clock() + EVERY

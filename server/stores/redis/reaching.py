@@ -1,4 +1,4 @@
-"""Reaches a Redis that may be away when the server starts: tries again for as long as it may come back."""
+"""Connects to a Redis that may be unreachable when the server starts: retries while it may come back."""
 
 import time
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from histospec.server.stores.redis.servers import TRANSIENT
 
 log = structlog.get_logger()
 
-FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between two tries; the pause doubles
+FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries; the pause doubles
 SAID_EVERY = 60.0  # seconds between two log lines about one outage
 
 
 def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, progress: Progress) -> dict[str, int]:
-    """Reads the newest epochs of a store, once it answers.
+    """Reads the newest epochs of a store as soon as it answers.
 
     Args:
         store: in Redis.
-        where: its location now, for messages.
-        url_may_change: a password that Redis does not take now may be replaced.
-        progress: is told what is being waited for.
+        where: returns the current location, for messages.
+        url_may_change: whether a rejected password may still be replaced.
+        progress: receives what is being waited for.
 
     Raises:
-        ConfigError: it answers, and will never do what is asked; the message says why.
+        ConfigError: Redis answers, and can never do what is needed; the message says why.
         GivenUp: as `progress` does.
 
     """
@@ -42,16 +42,16 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
         except StoreError as error:
             why = error.__cause__ or error
             if not comes_back(why, url_may_change):
-                advice = "give the URL of a server that takes it"
+                advice = "give the URL of a server that accepts it"
                 if isinstance(why, redis.AuthenticationError):
-                    advice = "give the user and password that it takes, redis://USER:PASSWORD@HOST:PORT"
+                    advice = "give a valid user and password, redis://USER:PASSWORD@HOST:PORT"
                 raise ConfigError(f"--store {where()}: {why}; {advice}") from None
         else:
             break
         now = time.monotonic()
         if said is None or now - said >= SAID_EVERY:
             said = now
-            text = "the store does not answer; the server drafts from running sessions, and tries again"
+            text = "the store does not answer; the server drafts from running sessions and retries"
             log.warning(text, store=str(where()), reason=str(why), seconds=round(now - started))
         progress.tell(f"{where()} does not answer ({why}), trying again")
         progress.wait(pause)
@@ -62,7 +62,7 @@ def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, pr
 
 
 def comes_back(error: BaseException, url_may_change: bool) -> bool:
-    """Whether the same request may succeed later, with the same URL or with the one that replaces it."""
+    """Returns whether the same request may succeed later, with the same URL or a replaced one."""
     if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
         return url_may_change
     return isinstance(error, TRANSIENT)

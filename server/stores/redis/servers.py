@@ -11,14 +11,14 @@ from redis.retry import Retry
 
 from histospec.server.stores.redis.location import Location
 
-# Long enough for a server that forks to save itself, short enough to notice one that is gone.
+# Long enough for a server that forks to save its data, short enough to notice one that is gone.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 5.0
 REPLICA_MILLISECONDS = 2000
 
 Command = tuple[Any, ...]
-"""Its name, its key, and what follows."""
+"""The command's name, its key, and further arguments."""
 
-# The command may do better when it is sent again, perhaps elsewhere.
+# Errors after which the command may succeed on a retry, perhaps on another server.
 TRANSIENT = (
     redis.ConnectionError,
     redis.TimeoutError,
@@ -34,29 +34,29 @@ TRANSIENT = (
 
 
 class TooFewReplicas(redis.ConnectionError):
-    """The write is on fewer replicas than asked for."""
+    """Fewer replicas than required have the write."""
 
 
 class Servers:
-    """Where commands go. Thread-safe; connects when it is first used.
+    """The servers that run commands. Thread-safe; connects on first use.
 
-    `where` is asked before every command. Once it says something else, such as a new password, new connections use it.
+    Calls `where` before every command. New connections use what it returns, such as a new password.
     """
 
     def __init__(self, where: Callable[[], Location]) -> None:
         self._where = where
         self._location = where()
         self._lock = threading.Lock()
-        self._cluster: Any = None  # of redis.cluster.RedisCluster, which is typed in part
+        self._cluster: Any = None  # a redis.cluster.RedisCluster, which is only partly typed
         self._single: redis.Redis | None = None
 
     def run(self, commands: Sequence[Command], replicas: bool = False) -> list[Any]:
-        """All commands in as few round trips as there are servers; their answers, in order.
+        """Runs all commands in as few round trips as there are servers. Returns their answers in order.
 
-        With `replicas` they count once as many replicas as the URL asks for have them.
+        With `replicas`, a command succeeds only once as many replicas as the URL says have it.
 
         Raises:
-            redis.RedisError: the first failure; any of the commands may have been carried out.
+            redis.RedisError: the first failure; any of the commands may have run.
         """
         location, client = self._client()
         wait = location.replicas if replicas else 0
@@ -73,15 +73,15 @@ class Servers:
                 for i, answer in zip(mine, some, strict=True):
                     answers[i] = answer
         except TRANSIENT:
-            self._forget_cluster()  # who owns what may have changed
+            self._forget_cluster()  # slots may have moved
             raise
         return answers
 
     def memory(self) -> list[dict[str, Any]]:
-        """`INFO memory` of every server that takes writes.
+        """Returns `INFO memory` of every server that accepts writes.
 
         Raises:
-            redis.RedisError: one does not answer, or does not let this user ask.
+            redis.RedisError: a server does not answer, or does not allow this user to ask.
         """
         location, client = self._client()
         if not location.cluster:
@@ -89,7 +89,7 @@ class Servers:
         return [client.get_redis_connection(node).info("memory") for node in client.get_primaries()]
 
     def _client(self) -> tuple[Location, Any]:
-        """Where the store is now, and the client of redis-py for it."""
+        """Returns the current location of the store, and the redis-py client for it."""
         with self._lock:
             location = self._look()
             return location, self._together() if location.cluster else self._alone()
@@ -102,7 +102,7 @@ class Servers:
             pipeline.execute_command("WAIT", wait, REPLICA_MILLISECONDS)
         answers = list(pipeline.execute())
         if wait and (have := answers.pop()) < wait:
-            raise TooFewReplicas(f"{have} replicas have the write, {wait} were asked for")
+            raise TooFewReplicas(f"{have} replicas have the write, {wait} are required")
         return answers
 
     def _look(self) -> Location:
@@ -111,7 +111,7 @@ class Servers:
             self._location = location
             single, self._single = self._single, None
             if single is not None:
-                single.connection_pool.disconnect(inuse_connections=False)  # the others finish what they are doing
+                single.connection_pool.disconnect(inuse_connections=False)  # busy connections finish their commands
             self._forget_cluster()
         return location
 
@@ -122,7 +122,7 @@ class Servers:
             "password": location.password,
             "socket_connect_timeout": CONNECT_SECONDS,
             "socket_timeout": ANSWER_SECONDS,
-            "retry": Retry(NoBackoff(), 0),  # who asks knows how patient to be
+            "retry": Retry(NoBackoff(), 0),  # callers retry
         }
         if location.tls:
             options |= {"ssl": True, "ssl_ca_certs": location.ca}
@@ -142,7 +142,7 @@ class Servers:
             nodes = [node(host, port) for host, port in self._location.nodes]
             try:
                 cluster = redis.cluster.RedisCluster(startup_nodes=nodes, **self._options())
-            except redis.exceptions.RedisClusterException as error:  # no RedisError
+            except redis.exceptions.RedisClusterException as error:  # not a subclass of RedisError
                 raise _told(error) from error
             self._cluster = cluster
         return cluster
@@ -160,7 +160,7 @@ class Servers:
 
 
 def _told(error: BaseException) -> redis.RedisError:
-    """What kept a client from finding its Cluster: the answer of a node, or that none answered as one of a Cluster."""
+    """Returns why a client could not find its Cluster: the answer of a node, or that no node answered as one."""
     cause = error.__cause__
     if isinstance(cause, redis.AuthenticationError):
         return redis.AuthenticationError(str(cause))

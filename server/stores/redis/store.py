@@ -1,8 +1,8 @@
 """The store in Redis or Valkey, alone or as a Cluster, which all shards share.
 
-`redis_keys` says what is where. A problem is found by its digest; its tokens are compared all the same, before the
-first write and at every read. A problem is listed before its first response is written, so that every response can be
-found from its namespace. The name of a response's field is chosen once: writing it again after an answer was lost
+`keys` describes the layout. The store finds a problem by its digest, and also compares the tokens before the first
+write and at every read. It lists a problem before it writes the first response, so that every response can be found
+from its namespace. It chooses the name of a response's field once: after a lost answer, writing the response again
 changes nothing.
 """
 
@@ -59,18 +59,18 @@ log = structlog.get_logger()
 T = TypeVar("T")
 Run = Callable[[Sequence[Command]], list[Any]]
 
-PAGE = 500  # problems looked at in one round trip ...
-READ_PAGE = 64  # responses read in one round trip
+PAGE = 500  # problems per round trip
+READ_PAGE = 64  # responses per round trip
 
-# How long a group is tried again while servers fail over, before its callers are told that it is not kept. Once that
-# has happened, the next groups are tried once, until one succeeds.
+# Seconds that a group is retried while servers fail over, before its callers get an error. After such an error, each
+# further group is tried only once, until one succeeds.
 PATIENCE = 10.0
-PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries, the last one again and again
-KNOWN_PROBLEMS = 200_000  # of which the epochs are remembered, so that a write need not ask for them
+PAUSES = (0.05, 0.1, 0.2, 0.5)  # seconds between tries; the last one repeats
+KNOWN_PROBLEMS = 200_000  # problems whose epochs are remembered, so that a write need not ask for them
 
 
 class _Append:
-    """A batch as commands. Made once, and so the same however often it is sent."""
+    """A batch as commands. Built once, so that every retry sends the same commands."""
 
     def __init__(self, batch: ResponseBatch, names: Iterator[bytes]) -> None:
         problem = batch.problem
@@ -86,11 +86,11 @@ class _Append:
 
 
 class RedisStore(Store):
-    """See the module. `location` says where it is, once or whenever it is asked; `shard` names this server among those
+    """See the module. `location` is the location or a function that returns it; `shard` names this server among those
     that share the store.
 
-    A problem that nobody wrote to for `retention` seconds is forgotten, never where that is 0. Of a problem the newest
-    `history_responses` are read, and an eighth more may be held.
+    Deletes a problem `retention` seconds after its last write; never if that is 0. Reads the newest
+    `history_responses` of a problem, and may hold an eighth more.
     """
 
     whole_at_start = False
@@ -110,15 +110,15 @@ class RedisStore(Store):
         self._memory = Memory(self._servers.memory)
         self._history_epochs = history_epochs
         self._history_responses = history_responses
-        # Which responses are the oldest Redis tells only with the names of all: so not with every write.
+        # Only the names of all responses tell which are the oldest, so old ones are not removed with every write.
         self._slack = history_responses // 8
         self._damage = Damage()
         self._shard = shard.encode()
         own = secrets.token_bytes(3)
         self._names = (own + (number & 0xFFFFFF).to_bytes(3, "big") for number in count())
         self._names_lock = threading.Lock()
-        # Only the writer's thread touches these.
-        self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()  # by digest, as far as known
+        # Only the writer's thread uses these.
+        self._epochs: OrderedDict[bytes, set[int]] = OrderedDict()  # by digest: the known epochs
         self._newest: dict[bytes, int] = {}
         self._away = False
         self._writer: GroupCommit[_Append | list[Command] | partial[int]] = GroupCommit(
@@ -134,7 +134,7 @@ class RedisStore(Store):
 
     @property
     def size(self) -> StoreSize:
-        """See Store. As the look before found it; Redis is asked at most every ten seconds."""
+        """See Store. Returns the last known values; asks Redis at most every ten seconds."""
         return StoreSize(*self._memory.look())
 
     def append(self, batch: ResponseBatch) -> "Future[None]":
@@ -158,7 +158,7 @@ class RedisStore(Store):
         return self._writer.submit(partial(self._rewind, namespace.encode(), epoch), 0)
 
     def _write(self, group: list[Work[Any]]) -> None:
-        """In order; what comes together is sent together."""
+        """Writes the group in order; sends neighbouring appends together."""
         for kind, some in groupby(group, key=lambda work: type(work.what)):
             works = list(some)
             what = [work.what for work in works]
@@ -198,8 +198,8 @@ class RedisStore(Store):
         return result
 
     def _append(self, works: Sequence[_Append]) -> list[StoreError | None]:
-        """What could not be written of each, None where it was."""
-        # What may have been forgotten meanwhile is introduced with every write.
+        """Writes batches. Returns an error for each that was not written, None for the others."""
+        # Retention may have deleted a problem, so every write lists it again.
         unknown = [work for work in works if self._retention or work.digest not in self._epochs]
         strangers = self._introduce(works, unknown)
         mine = [work for work in works if work.digest not in strangers]
@@ -207,7 +207,7 @@ class RedisStore(Store):
             ("HSET", work.key, *(part for pair in zip(work.fields, work.values, strict=True) for part in pair))
             for work in mine
         ]
-        if self._retention:  # what was listed when it was introduced may have been taken for forgotten, see `_tidy`
+        if self._retention:  # another shard may have removed a just listed problem from its list, see `_tidy`
             writes += [("SADD", problems_key(work.namespace, work.digest), work.digest) for work in mine]
         sizes: dict[bytes, Command] = {work.digest: ("HLEN", work.key) for work in mine}
         answers = self._servers.run([*writes, *sizes.values()], replicas=True)
@@ -230,7 +230,7 @@ class RedisStore(Store):
         return [collision if work.digest in strangers else None for work in works]
 
     def _introduce(self, works: Sequence[_Append], unknown: Sequence[_Append]) -> set[bytes]:
-        """Lists namespaces and problems. -> digests that belong to another problem."""
+        """Lists namespaces and problems. Returns digests that belong to another problem."""
         first: list[Command] = []
         for work in works:
             newest = max(work.epochs)
@@ -245,11 +245,11 @@ class RedisStore(Store):
         return {w.digest for w, about in zip(unknown, held, strict=True) if not same(problem_of(about), w.problem)}
 
     def _lease(self, key: bytes) -> Command:
-        """How long a problem stays from now on."""
+        """Returns the command that sets how long a problem stays from now on."""
         return ("PEXPIRE", key, self._retention) if self._retention else ("PERSIST", key)
 
     def _slide(self, fields: dict[bytes, list[bytes]]) -> None:
-        """Keeps the newest epochs of these problems, by digest, and of these the newest responses."""
+        """Keeps only the newest epochs of these problems, by digest, and of these the newest responses."""
         deletions: list[Command] = []
         for digest, answer in fields.items():
             names = response_names(answer)
@@ -296,7 +296,7 @@ class RedisStore(Store):
         return forgotten
 
     def _walk(self, namespace: bytes, run: Run) -> Iterator[tuple[bytes, list[bytes]]]:
-        """The problems of a namespace: a set that lists some of them, and a page of its digests, again and again."""
+        """Yields pages of a namespace's problems: the key of a set that lists them, and some of its digests."""
         for bucket in range(BUCKETS):
             members = bucket_key(namespace, bucket)
             (answer,) = run([("SMEMBERS", members)])
@@ -305,7 +305,7 @@ class RedisStore(Store):
                 yield members, digests[start : start + PAGE]
 
     def _tidy(self, members: bytes, forgotten: Sequence[bytes], run: Run) -> None:
-        """Takes problems that Redis has forgotten off their list; whoever writes to one meanwhile lists it again."""
+        """Removes problems that Redis has deleted from their list; a concurrent write lists its problem again."""
         if not forgotten:
             return
         run([("SREM", members, *forgotten)])
@@ -324,7 +324,7 @@ class RedisStore(Store):
         return self._records(key, names, limit, room)
 
     def _records(self, key: bytes, names: Sequence[bytes], limit: int = 0, room: int | None = None) -> list[Record]:
-        """The newest of a problem's responses, oldest first, without those that are damaged."""
+        """Returns the newest responses of a problem, oldest first, without damaged ones."""
         newest = response_names(names)[-min(limit or self._history_responses, self._history_responses) :]
         found: list[Record] = []
         size = 0
@@ -340,7 +340,7 @@ class RedisStore(Store):
         return found
 
     def _unpacked(self, key: bytes, name: bytes, data: bytes | None) -> Record | None:
-        """None where it left meanwhile, or is damaged."""
+        """Returns a record; None if it was removed meanwhile or is damaged."""
         if data is None:
             return None
         try:
@@ -361,7 +361,7 @@ class RedisStore(Store):
         return {name.decode(): min(int(float(score)), LAST_EPOCH) for name, score in found}
 
     def estimator(self, namespace: str) -> bytes | None:
-        """See Reader. Where this shard has saved none, what another one has learned."""
+        """See Reader. If this shard has saved none, returns that of another shard."""
         (answer,) = self._read([("HGETALL", estimators_key(namespace.encode()))])
         states = pairs(answer)
         return states.get(self._shard, next(iter(states.values()), None))
@@ -385,7 +385,7 @@ class RedisStore(Store):
         try:
             try:
                 return self._servers.run(commands)
-            except TRANSIENT:  # a connection that idled too long, a server that moved
+            except TRANSIENT:  # a connection that idled too long, or a server that moved
                 return self._servers.run(commands)
         except redis.RedisError as error:
             raise _explain(error) from error

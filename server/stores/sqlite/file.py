@@ -1,4 +1,4 @@
-"""The file of the SQLite store: who may open it, and whether it is still there."""
+"""The file of the SQLite store: its lock, its checks, and its connections."""
 
 import errno
 import fcntl
@@ -18,22 +18,22 @@ from histospec.server.stores.sqlite.schema import APPLICATION_ID, SCHEMA_VERSION
 FILE_NAME = "histospec.sqlite"
 LOCK_NAME = "lock"
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What reading a damaged file raises: the text of an error may quote bytes of the file."""
-OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server makes in its directory
-COARSE_SECONDS = 2.0  # a file system may tell two changes so close to each other the same time
+"""Errors of reading a damaged file; their texts may quote bytes of the file."""
+OURS = ("lock", "histospec.sqlite*")  # the names of all files that the server creates in its directory
+COARSE_SECONDS = 2.0  # a file system may give two changes within this time the same timestamp
 _ID_AT = 68  # where a SQLite file has its application id
 
 
 def besides(path: Path) -> tuple[Path, Path, Path]:
-    """The database, its write-ahead log, and the index of that."""
+    """Returns the paths of the database, its write-ahead log and the log's index."""
     return path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
 
 
 class Lock:
-    """Keeps a second server out of a directory; the kernel lets go of it however this process ends.
+    """Keeps a second server out of a directory. The kernel releases it however this process ends.
 
-    Both the directory and a file in it are locked: the directory cannot be replaced unnoticed as the file can, and not
-    every file system locks directories. Raises ConfigError.
+    Locks both the directory and a file in it: the file alone could be replaced unnoticed, and not every file system can
+    lock directories. Raises ConfigError.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -66,27 +66,27 @@ class Lock:
                 raise
 
     def release(self) -> None:
-        """Lets others in."""
+        """Releases the lock."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
 
 class Files:
-    """The files of an open store, as they were when it was opened.
+    """Detects changes to the files of an open store.
 
-    Compares what the names lead to, and opens nothing: closing a second descriptor would end SQLite's own locks. It
-    looks at the files themselves only when their directory has changed: to ask for the times of the write-ahead log
-    between two writes makes the next sync a third slower, because the kernel then has a new time to write down.
+    It compares what the names lead to, and opens nothing: closing a second descriptor would release SQLite's own locks.
+    It checks the files only after their directory has changed: a stat of the write-ahead log between two writes makes
+    the next sync a third slower, because the kernel then has to write a new timestamp.
     """
 
     def __init__(self, path: Path) -> None:
         self._paths = [str(file) for file in besides(path)]
         self._parent = str(path.parent)
         self._were = [_identity(path) for path in self._paths]
-        self._directory: tuple[int, ...] = ()  # as it was at the last look, if the next change of it will show
+        self._directory: tuple[int, ...] = ()  # stamp at the last check, if it will reveal the next change
 
     def changed(self) -> str:
-        """Which of them is gone or another one, and since when nothing that is written there would last; or nothing."""
+        """Returns which file is gone or was replaced; empty if none. Data written after such a change would be lost."""
         directory = _stamp(self._parent)
         if directory and directory == self._directory:
             return ""
@@ -100,7 +100,7 @@ class Files:
 
 
 def _stamp(directory: str) -> tuple[int, ...]:
-    """What is different once a name in the directory was; empty where it changed so lately that it may not be."""
+    """Returns a stamp that changes with the names in a directory; empty if it may miss a change right now."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -119,29 +119,29 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def written_bytes(path: Path) -> int | None:
-    """Bytes of a database and of its write-ahead log; None where there is none."""
+    """Returns the bytes of a database and its write-ahead log; None if it does not exist."""
     database, log, _ = besides(path)
     try:
         size = database.stat().st_size
     except OSError:
         return None
-    with suppress(OSError):  # between two connections there is no log
+    with suppress(OSError):  # without a connection there is no log
         size += log.stat().st_size
     return size
 
 
 def free_bytes(connection: sqlite3.Connection) -> int:
-    """Bytes of the file that hold nothing: what left made room for as much again. 0 where they cannot be counted."""
+    """Returns the bytes of free pages, which new data can reuse; 0 if they cannot be counted."""
     try:
         (pages,) = connection.execute("PRAGMA freelist_count").fetchone()
         (page,) = connection.execute("PRAGMA page_size").fetchone()
-    except sqlite3.Error:  # of a damaged file; what was committed stays committed
+    except sqlite3.Error:  # the file is damaged; committed data stays committed
         return 0
     return int(pages * page)
 
 
 def room(directory: Path) -> tuple[int, int] | None:
-    """Of the volume of a directory, in bytes: what may still be written, and all; None where that is not known."""
+    """Returns the free and total bytes of the volume of a directory; None if unknown."""
     try:
         total, _, free = shutil.disk_usage(directory)
     except OSError:
@@ -150,11 +150,11 @@ def room(directory: Path) -> tuple[int, int] | None:
 
 
 def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
-    """A connection that writes durably, and lets the file grow to `disk` bytes at most."""
+    """Returns a connection that writes durably and limits the file to `disk` bytes."""
     connection = _plain(path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA secure_delete = FAST")  # else some builds write zeros over every page that leaves
+    connection.execute("PRAGMA secure_delete = FAST")  # otherwise some builds overwrite every freed page with zeros
     if disk:
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA max_page_count = {max(1, disk // page)}")
@@ -162,25 +162,25 @@ def connect(path: Path, disk: int | None = None) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that never writes to the file, nor moves the write-ahead log into it."""
+    """Returns a connection that never writes to the file nor moves the write-ahead log into it."""
     return _plain(f"{path.absolute().as_uri()}?mode=ro")
 
 
 def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
-    """Connects to the file of a store that exists, also while a server writes to it.
+    """Connects to the file of an existing store, also while a server writes to it.
 
-    Reading, it is what the file holds at this moment. Raises ConfigError where there is none, or one of an older
+    A reader sees the contents at this moment. Raises ConfigError if there is no store, or only one of an older
     version.
     """
     if not path.exists():
-        raise ConfigError(f"--data-dir: there is no store at {path}; give the directory of one")
+        raise ConfigError(f"--data-dir: there is no store at {path}; give the directory of an existing store")
     with usable(path):
         connection = connect(path) if write else connect_to_read(path)
         if not write:
             connection.execute("BEGIN")
         version = version_of(connection, path)
     if version < SCHEMA_VERSION:
-        connection.close()  # it would keep a server from bringing the file up to date
+        connection.close()  # it would keep a server from migrating the file
         raise ConfigError(
             f"--data-dir: {path} was written by an older HistoSpec (schema {version}, this one needs "
             f"{SCHEMA_VERSION}); start this server on it once"
@@ -190,26 +190,26 @@ def open_existing(path: Path, write: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Turns what SQLite says of the file into a ConfigError, but for damage to a file of ours."""
+    """Turns SQLite's errors about the file into a ConfigError, except damage to a file of ours."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_damage(error) and is_ours(path):
             raise
         if "full" in str(error):
-            raise ConfigError(f"--data-dir: {path} cannot be opened: {error}; free some room") from None
+            raise ConfigError(f"--data-dir: {path} cannot be opened: {error}; free some space") from None
         raise ConfigError(f"--data-dir: {path} cannot be used as a store ({error}); give another directory") from None
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether SQLite says that the file is not as it was written."""
+    """Returns whether SQLite says that the file is damaged."""
     return isinstance(error, UnicodeDecodeError) or (
         isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in ("malformed", "not a database"))
     )
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the file says in its first bytes that it is a store. Only for files that this process has not open."""
+    """Returns whether the first bytes of the file say that it is a store. Only for files that are not open here."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(_ID_AT)
         return file.read(4) == APPLICATION_ID.to_bytes(4, "big")
@@ -224,15 +224,15 @@ def _plain(path: Path | str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, uri=isinstance(path, str), isolation_level=None, check_same_thread=False, timeout=10
     )
-    connection.text_factory = _text  # a damaged text must not make a whole page of rows unreadable
+    connection.text_factory = _text  # one damaged text must not make a whole page of rows unreadable
     return connection
 
 
 def version_of(connection: sqlite3.Connection, path: Path, known: int = SCHEMA_VERSION) -> int:
-    """The version of the schema; 0 where there is nothing yet.
+    """Returns the version of the schema; 0 for an empty file.
 
-    Raises ConfigError where the file is not for us: another program's, or one that servers which know the versions up
-    to `known` cannot use.
+    Raises ConfigError if this server cannot use the file: it belongs to another program, or needs servers that know
+    a version above `known`.
     """
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -244,7 +244,7 @@ def version_of(connection: sqlite3.Connection, path: Path, known: int = SCHEMA_V
     if version > known and (least := _readable_from(connection, version)) > known:
         copy = max((copy for copy in copies_of(path).items() if copy[0] <= known), default=None)
         back = (
-            f"or go back to the copy from before the upgrade, without what was stored since: {_put_back(copy[1], path)}"
+            f"or restore the copy from before the upgrade, without what was stored since: {_put_back(copy[1], path)}"
             if copy
             else "or give another directory"
         )
@@ -256,7 +256,7 @@ def version_of(connection: sqlite3.Connection, path: Path, known: int = SCHEMA_V
 
 
 def _readable_from(connection: sqlite3.Connection, version: int) -> int:
-    """The oldest version whose servers can use the file, as a newer server noted; its own where none did."""
+    """Returns the oldest version whose servers can use the file, as a newer server recorded; else its own version."""
     with suppress(sqlite3.OperationalError):  # no such table
         for (least,) in connection.execute("SELECT readable_from FROM compatibility WHERE version = ?", (version,)):
             return int(least)
@@ -264,7 +264,7 @@ def _readable_from(connection: sqlite3.Connection, version: int) -> int:
 
 
 def copies_of(path: Path) -> dict[int, Path]:
-    """The copies that were kept for servers of older versions, by the version of their schema."""
+    """Returns the copies kept for older servers, by schema version."""
     found = {}
     for file in path.parent.glob(f"{path.name}.v*"):
         if match := re.fullmatch(r".*\.v([0-9]+)", file.name):
@@ -273,13 +273,13 @@ def copies_of(path: Path) -> dict[int, Path]:
 
 
 def _put_back(copy: Path, path: Path) -> str:
-    """The commands for it; the write-ahead log of the newer file is none of the copy's."""
+    """Returns the shell commands that restore a copy. They remove the newer file's write-ahead log."""
     _, log, index = besides(path)
     return f"rm -f {log} {index} && mv {copy} {path}"
 
 
 def recover(connection: sqlite3.Connection, path: Path, disk: int | None) -> sqlite3.Connection:
-    """The connection without its failed transaction, or a new one where it does not come back."""
+    """Rolls back the failed transaction. Returns the connection, or a new one if the rollback fails."""
     try:
         if connection.in_transaction:
             connection.execute("ROLLBACK")

@@ -1,10 +1,10 @@
-"""Opens the file of the SQLite store, and brings one of an older version up to date.
+"""Opens the file of the SQLite store, and migrates one of an older version.
 
     histospec.sqlite.v5            a copy for servers of version 5, made before a change that they could not read
-    histospec.sqlite.v5.partial    being made; a crash leaves it, and the next attempt begins anew
+    histospec.sqlite.v5.partial    an unfinished copy; after a crash, the next attempt starts again
 
-What takes long is done in slices before the transaction that changes the version, so a crash in the middle leaves a
-file of the older version, and the next start goes on where it stopped.
+Long work is done in slices before the transaction that changes the version. So a crash in the middle leaves a file of
+the older version, and the next start continues where it stopped.
 """
 
 import sqlite3
@@ -23,9 +23,9 @@ from histospec.server.stores.sqlite.schema import APPLICATION_ID, COMPATIBILITY,
 
 log = structlog.get_logger()
 
-SLICE_SECONDS = 0.1  # that one transaction of a filling is to take
+SLICE_SECONDS = 0.1  # target duration of one transaction of a filling
 FIRST_SLICE = 64  # prompts
-BUSY_MILLISECONDS = 500  # that a transaction waits for the lock of another program, before it looks whether to go on
+BUSY_MILLISECONDS = 500  # that a transaction waits for another program's lock before it checks whether to continue
 SAID_EVERY = 5.0  # seconds between two log lines about one filling
 
 
@@ -37,22 +37,22 @@ def open_file(
     progress: Progress | None = None,
     versions: Sequence[Version] = VERSIONS,
 ) -> sqlite3.Connection:
-    """Connects to the file, which is made where there is none, and brings its schema up to date.
+    """Connects to the file, creates it if it does not exist, and migrates its schema.
 
     Args:
         path: the file.
-        disk: how many bytes it may grow to; no limit where that is None.
+        disk: maximum bytes of the file; None for no limit.
         copy: keep a copy before a change that servers of the file's version could not read.
-        progress: is told how far it is.
+        progress: receives how far it is.
         versions: all versions that this server knows.
 
-    Raises ConfigError where the file cannot be used, and GivenUp as `progress` does.
+    Raises ConfigError if the file cannot be used, and GivenUp as `progress` does.
     """
     progress = progress or Progress()
     with usable(path):
         private.create(path)
         private.tighten(besides(path))
-        with closing(connect_to_read(path)) as reader:  # closing one that writes would move the write-ahead log
+        with closing(connect_to_read(path)) as reader:  # closing a writer would move the write-ahead log
             version = version_of(reader, path, len(versions))
         if version == 0:
             with closing(connect(path)) as connection:
@@ -66,7 +66,7 @@ def open_file(
 
 
 def _make(connection: sqlite3.Connection, versions: Sequence[Version], progress: Progress) -> None:
-    """All versions in one transaction: a crash leaves an empty file."""
+    """Applies all versions in one transaction: a crash leaves an empty file."""
     changes = "".join(_change(number, version) for number, version in enumerate(versions, 1))
     _transact(connection, f"PRAGMA application_id = {APPLICATION_ID}; {changes}", "making the file", progress)
 
@@ -74,7 +74,7 @@ def _make(connection: sqlite3.Connection, versions: Sequence[Version], progress:
 def _update(
     connection: sqlite3.Connection, path: Path, held: int, versions: Sequence[Version], progress: Progress
 ) -> None:
-    """One version after the other."""
+    """Applies one version after the other."""
     started = time.monotonic()
     log.info("bringing the store up to date", file=str(path), schema=held, to=len(versions))
     for number, version in enumerate(versions[held:], held + 1):
@@ -87,7 +87,7 @@ def _update(
 
 
 def _change(number: int, version: Version) -> str:
-    """The statements that make a file of the version before one of this version."""
+    """Returns the statements that turn a file of the previous version into one of this version."""
     return f"""
         {FILLING}
         INSERT OR IGNORE INTO filling VALUES (1, 0, 0);
@@ -102,7 +102,7 @@ def _change(number: int, version: Version) -> str:
 
 
 def _fill(connection: sqlite3.Connection, filling: Filling, text: str, progress: Progress) -> None:
-    """Derives the rows of all prompts that there are, a slice at a time."""
+    """Derives rows for all existing prompts, in slices."""
     begin = "INSERT OR IGNORE INTO filling SELECT 1, 0, (SELECT coalesce(max(id), 0) FROM responses);"
     _transact(connection, f"{FILLING} {filling.tables} {begin}", text, progress)
     ((above,),) = connection.execute("SELECT prompt FROM filling").fetchall()
@@ -124,12 +124,12 @@ def _fill(connection: sqlite3.Connection, filling: Filling, text: str, progress:
 
 
 def _transact(connection: sqlite3.Connection, script: str, text: str, progress: Progress) -> None:
-    """Runs a script in one transaction, once no other program has the file locked."""
+    """Runs a script in one transaction, once no other program locks the file."""
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
     while True:
         try:
             connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
-        except sqlite3.OperationalError as error:  # noqa: PERF203 - the lock will be let go
+        except sqlite3.OperationalError as error:  # noqa: PERF203 - another program will release the lock
             if connection.in_transaction or "locked" not in str(error):
                 raise
             progress.tell(f"{text}; another program has the file locked")

@@ -1,4 +1,4 @@
-"""What the SQLite store holds."""
+"""Reads the SQLite store."""
 
 import hashlib
 import sqlite3
@@ -16,24 +16,24 @@ from histospec.server.stores.records import checksum, sound
 from histospec.server.stores.sqlite.file import is_damage
 from histospec.server.stores.sqlite.readers import Readers
 
-PAGE = 500  # prompts listed at a time
-ROWS = 256  # responses read at a time
-# What `wanted_first` yields at a time: so many problems, until they have so many responses.
+PAGE = 500  # prompts per query
+ROWS = 256  # responses per query
+# The limits of one page of `wanted_first`: problems, and their responses.
 PROBLEMS_AT_ONCE = 64
 RESPONSES_AT_ONCE = 512
 
 T = TypeVar("T")
 
-NAMING = "id, namespace, problem, digest, tokens"  # of prompts
+NAMING = "id, namespace, problem, digest, tokens"  # columns of prompts
 COLUMNS = "id, prompt, checksum, tokens, epoch, reward, logprobs, generated, seed"
-# What a drop or a rewind has yet to take out is gone already for everybody who reads; the parameter is the namespace.
+# Readers no longer see what a drop or a rewind has yet to delete; the parameter is the namespace.
 STAYS = (
     "NOT EXISTS (SELECT 1 FROM leaving WHERE leaving.namespace = ? "
     "AND responses.epoch > leaving.epoch AND responses.id <= leaving.response)"
 )
 
-# Every prompt that has responses, and how many. First the namespace that was written to last; in it the prompts with
-# the newest epoch; of these, those that were written to last. Reads indexes and small tables, no response.
+# Every prompt that has responses, and how many. First the namespace with the latest write; in it the prompts with the
+# newest epoch; of these, the prompts with the latest write first. Reads indexes and small tables, no response.
 BY_WANT = """
 SELECT held.prompt, held.responses
 FROM (SELECT prompt, max(epoch) AS newest, count(*) AS responses FROM responses GROUP BY prompt) AS held
@@ -44,9 +44,9 @@ ORDER BY max(latest) OVER (PARTITION BY namespace) DESC, namespace, newest DESC,
 
 
 class SQLiteReader(Reader):
-    """Borrows a connection to read; of each problem it reads the newest `history_responses`, all where that is 0.
+    """Reads through borrowed connections. Returns the newest `history_responses` of a problem; 0 for all.
 
-    To be indexed (`pages`), of these only the newest `history_epochs`, all where that is 0: a store may still hold more
+    For indexing (`pages`), returns only the newest `history_epochs` of these; 0 for all. The store may still hold more
     than are wanted now.
     """
 
@@ -65,7 +65,7 @@ class SQLiteReader(Reader):
     def problems(self, namespace: str) -> Iterator[tuple[Problem, list[Record]]]:
         """See Reader."""
         last: tuple[str, bytes, int] = ("", b"", 0)
-        done = ""  # the last name that was met: a named problem may have several prompts
+        done = ""  # the last name seen: a named problem may have several prompts
         while page := self._read(
             "SELECT problem, digest, id FROM prompts WHERE namespace = ? AND (problem, digest, id) > (?, ?, ?) "
             "ORDER BY problem, digest, id LIMIT ?",
@@ -83,7 +83,7 @@ class SQLiteReader(Reader):
             last = page[-1]
 
     def _named(self, prompt: int, rows: Sequence[Any]) -> Problem | None:
-        """The problem in its row, NAMING; None where it left meanwhile, or is damaged: its responses are useless."""
+        """Returns the problem of a row with NAMING; None if it was removed or is damaged, with all its responses."""
         for _, namespace, name, digest, tokens in rows:
             named = isinstance(namespace, str) and isinstance(name, str) and isinstance(tokens, bytes)
             if named and digest_of(tokens) == digest:
@@ -93,7 +93,7 @@ class SQLiteReader(Reader):
         return None
 
     def wanted_first(self) -> Iterator[list[Problem]]:
-        """See Store. A named problem may come several times, once with each of its prompts."""
+        """See Store. A named problem may appear once for each of its prompts."""
         prompts, responses = self._read_as(_columns, BY_WANT)
         first = 0
         while first < len(prompts):
@@ -131,14 +131,14 @@ class SQLiteReader(Reader):
             yield self._page(some)
 
     def _newest(self, problem: Problem, limit: int = 0) -> list[tuple[int, int]]:
-        """Number and epoch of a problem's responses that count, newest first. Reads the index alone, no response."""
+        """Returns id and epoch of a problem's current responses, newest first. Reads only the index, no response."""
         among, key = prompts_of(problem)
         newest = min(limit or self._most, self._most or limit) or -1
         query = f"FROM responses WHERE prompt IN ({among}) AND {STAYS} ORDER BY epoch DESC, id DESC LIMIT ?"
         return self._read(f"SELECT id, epoch {query}", (*key, problem.namespace, newest))
 
     def _page(self, numbers: Sequence[int]) -> list[Record]:
-        """The responses with these numbers, oldest first, without those that are damaged or left meanwhile."""
+        """Returns the responses with these ids, oldest first, without damaged or removed ones."""
         rows = self._read(f"SELECT {COLUMNS} FROM responses WHERE id IN ({_marks(numbers)})", numbers)
         found = {row[0]: row for row in rows}
         records = (self._intact(found[number]) for number in reversed(numbers) if number in found)
@@ -164,13 +164,13 @@ class SQLiteReader(Reader):
         return self._read_as(list, query, parameters)
 
     def _read_as(self, take: Callable[[Iterable[Any]], T], query: str, parameters: Sequence[object] = ()) -> T:
-        """What `take` makes of the rows. Raises StoreError."""
+        """Returns what `take` makes of the rows. Raises StoreError."""
         for repaired in (False, True):
             failure: Exception
             generation = self._readers.generation
             try:
                 with self._readers.one() as connection:
-                    generation = self._readers.generation  # which stays while a connection is lent
+                    generation = self._readers.generation  # constant while a connection is lent
                     with closing(connection.execute(query, parameters)) as rows:
                         return take(rows)
             except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -180,7 +180,7 @@ class SQLiteReader(Reader):
         raise StoreError(f"store: {self._path} cannot be read: {failure}") from failure
 
     def _repair(self, generation: int, error: Exception) -> bool:
-        """Whether there is now another file to read than the damaged one of this generation of readers."""
+        """Returns whether a new file has replaced the damaged one that this generation of readers has."""
         return False
 
     @property
@@ -194,7 +194,7 @@ class SQLiteReader(Reader):
 
 
 def _columns(rows: Iterable[Any]) -> tuple["array[int]", "array[int]"]:
-    """Two columns of numbers, 12 bytes a row."""
+    """Returns two columns of numbers, 12 bytes per row."""
     first, second = array("q"), array("I")
     for one, other in rows:
         first.append(one)
@@ -211,27 +211,27 @@ def _parts(numbers: list[int]) -> Iterator[list[int]]:
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The response in a row of COLUMNS. Raises Damaged."""
+    """Returns the response of a row of COLUMNS. Raises Damaged."""
     _, prompt, stored, *columns = row
     record = Record(*columns)
     if stored is None:
         return sound(record)
     try:
         intact = checksum(record, prompt) == stored
-    except (TypeError, struct.error):  # damage may change the type of a value, too
+    except (TypeError, struct.error):  # damage may also change the type of a value
         intact = False
     if not intact:
-        raise Damaged("store: a response does not have the checksum that it was stored with")
+        raise Damaged("store: a response does not match its checksum")
     return record
 
 
 def digest_of(tokens: bytes) -> bytes:
-    """8 bytes that narrow the search for a prompt."""
+    """Returns 8 bytes that narrow the search for a prompt."""
     return hashlib.blake2b(tokens, digest_size=8).digest()
 
 
 def prompts_of(problem: Problem) -> tuple[str, tuple[str | bytes, ...]]:
-    """A query for the prompts of a problem, and its parameters: a named problem may have several prompts."""
+    """Returns a query for the prompts of a problem, and its parameters. A named problem may have several prompts."""
     if problem.name:
         return "SELECT id FROM prompts WHERE namespace = ? AND problem = ?", (problem.namespace, problem.name)
     return (

@@ -1,17 +1,17 @@
-"""Connections that read one file side by side, and can be taken away from everybody who reads."""
+"""Connections that read one file concurrently, and that can be replaced while threads use them."""
 
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-AGAIN_SECONDS = 0.01  # between two interrupts: SQLite forgets one that comes before a statement has begun
+AGAIN_SECONDS = 0.01  # between interrupts: SQLite ignores one that comes before a statement starts
 
 
 class Readers:
     """Lends connections, each to one thread at a time. Thread-safe.
 
-    They are opened before: a connection that is opened later may find another file under the name, or none.
+    They are opened in advance: a connection opened later may find another file under the name, or none.
     """
 
     def __init__(self, connections: Iterable[sqlite3.Connection] = ()) -> None:
@@ -20,16 +20,16 @@ class Readers:
         self._lent: set[sqlite3.Connection] = set()
         self._away = self._closed = False
         self.generation = 0
-        """How often others took the place of all connections: those of another generation read another file."""
+        """How many times all connections were replaced: those of another generation read another file."""
 
     def add(self, connection: sqlite3.Connection) -> None:
-        """Lends this one, too."""
+        """Adds a connection to lend."""
         with self._changed:
             self._idle.append(connection)
 
     @contextmanager
     def one(self) -> Iterator[sqlite3.Connection]:
-        """A connection for the duration of the block. Raises sqlite3.Error once they are closed."""
+        """Lends a connection for the duration of the block. Raises sqlite3.Error once they are closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._idle and not self._away))
             if self._closed:
@@ -46,7 +46,7 @@ class Readers:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Nobody reads during the block, which may `end` the connections and `add` others."""
+        """Waits for all readers, and lends nothing during the block, which may `end` connections and `add` others."""
         with self._changed:
             self._changed.wait_for(lambda: not self._away)
             self._away = True
@@ -60,12 +60,12 @@ class Readers:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Closes the connections that are not lent."""
+        """Closes the connections, none of which is lent."""
         while self._idle:
             self._idle.pop().close()
 
     def close(self) -> None:
-        """Interrupts what is being read, and closes the connections. Blocks."""
+        """Interrupts running reads and closes the connections. Blocks."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Retention in the SQLite store: a thread that looks at the clock, and now and then for what is old."""
+"""Retention in the SQLite store: a thread that checks the clock, and regularly deletes old problems."""
 
 import math
 import sqlite3
@@ -19,17 +19,17 @@ from histospec.server.stores.sqlite.writes import Slice, Write, forget_old, old_
 log = structlog.get_logger()
 T = TypeVar("T")
 
-NOTE_SECONDS = 60.0  # between two notes of the time in the file
+NOTE_SECONDS = 60.0  # between records of the time in the file
 
 
 class Retention:
-    """Forgets the problems that nobody wrote to for `seconds`.
+    """Deletes problems `seconds` after their last write.
 
     Args:
         seconds: more than 0.
         submit: writes to the store.
         connect: opens a connection that reads it.
-        slice_: how long one write may take.
+        slice_: limits the duration of one write.
 
     """
 
@@ -45,19 +45,19 @@ class Retention:
         self._connect = connect
         self._slice = slice_
         self._clock: Clock | None = None
-        self._noted = -math.inf  # when, by the time of day
+        self._noted = -math.inf  # wall-clock time of the last record
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
         self.paused = ""
         self.looked = threading.Event()
-        """Once."""
+        """Runs once."""
 
     def start(self) -> None:
-        """Looks at once, and from then on now and then."""
+        """Checks at once, and then regularly."""
         self._thread.start()
 
     def close(self) -> None:
-        """Notes the time, so that the next start knows how long no server looked at the clock."""
+        """Records the time, so that the next start knows how long no server checked the clock."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -77,7 +77,7 @@ class Retention:
     def _safely(self, run: Callable[[], None]) -> None:
         try:
             run()
-        except StoreError as error:  # the next time comes
+        except StoreError as error:  # retried at the next interval
             log.warning("old problems are not forgotten", reason=str(error))
 
     def _look(self) -> None:
@@ -86,7 +86,7 @@ class Retention:
             return
         trust = self._clock.trust
         until = trust.seen - self._seconds
-        # Times from before `since` are doubtful. How many of them look old?
+        # Times before `since` cannot be trusted. How many of them look old?
         doubtful = self._read(lambda connection: sum(1 for _ in each_old(min(until, trust.since), connection)))
         self._note(self._clock.judge(doubtful))
         if not self.paused:
@@ -99,7 +99,7 @@ class Retention:
         trust = self._clock.tick()
         if self.paused:
             held = self._read(noted)
-            if held is not None and not held.paused:  # a person says that the clock is right
+            if held is not None and not held.paused:  # a person has confirmed the clock
                 log.info("retention goes on", by=RESUME)
                 self._clock.resume()
                 trust, note = self._clock.trust, True
@@ -113,7 +113,7 @@ class Retention:
         self._noted, self.paused = trust.seen, trust.paused
 
     def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """In a connection of its own, which holds up neither writers nor readers."""
+        """Reads in a new connection, which blocks neither writers nor readers."""
         try:
             with closing(self._connect()) as connection:
                 return query(connection)
@@ -127,20 +127,20 @@ def _open_clock(seconds: float, connection: sqlite3.Connection) -> Clock:
 
 
 def noted(connection: sqlite3.Connection) -> Trust | None:
-    """What was written down last."""
+    """Returns the last recorded trust."""
     row = connection.execute("SELECT seen, since, forgotten, paused FROM clock").fetchone()
     return Trust(*row) if row else None
 
 
 def note_down(trust: Trust, paused_before: str, connection: sqlite3.Connection) -> None:
-    """Writes it down, unless a person has ended the pause that was written down before."""
+    """Records the trust, unless a person has ended the pause that was recorded before."""
     held = noted(connection)
     if not (paused_before and trust.paused and held is not None and not held.paused):
         connection.execute("REPLACE INTO clock (one, seen, since, forgotten, paused) VALUES (1, ?, ?, ?, ?)", trust)
 
 
 def each_old(until: float, connection: sqlite3.Connection) -> Iterator[int]:
-    """The prompts that forgetting until then takes out."""
+    """Yields the prompts that `forget_old` would delete."""
     at: int | None = 0
     while at is not None:
         old, at = old_prompts(connection, until, at)

@@ -1,10 +1,10 @@
-"""What can be read of a damaged SQLite file, in a new one.
+"""Copies the readable contents of a damaged SQLite file to a new one.
 
-The damaged file is read and renamed, never written to. The new one gets its name when it is complete:
+The damaged file is read and renamed, never written to. The new one gets its final name when it is complete:
 
-    histospec.sqlite.salvaging    being filled; a crash leaves it, and the next attempt begins anew
-    histospec.sqlite.salvaged     complete: the damaged file makes room for it next
-    histospec.sqlite.damaged-...  the damaged file, with its write-ahead log, for a person to look at
+    histospec.sqlite.salvaging    being filled; after a crash, the next attempt starts again
+    histospec.sqlite.salvaged     complete; next, the damaged file is renamed
+    histospec.sqlite.damaged-...  the damaged file with its write-ahead log, for a person to inspect
 """
 
 import sqlite3
@@ -24,33 +24,33 @@ from histospec.server.stores.sqlite.reader import COLUMNS, digest_of, record_of
 
 log = structlog.get_logger()
 
-COMMIT_BYTES = 4 << 20  # what a disk that becomes full may cost of what was copied
+COMMIT_BYTES = 4 << 20  # the most that a full disk may cost of the copied data
 SAY_SECONDS = 5.0
-NEIGHBOURS = 1000  # rows looked for one by one behind one that cannot be read, before greater steps are taken
+NEIGHBOURS = 1000  # rows tried one by one after an unreadable one, before the steps grow
 
 
 class Salvaged(NamedTuple):
-    """What became of a damaged file."""
+    """The result of a salvage."""
 
     responses: int
-    """That the new file has."""
+    """Responses in the new file."""
     lost: int
-    """Responses that it does not have: damaged, or not readable."""
+    """Responses that the new file lacks: damaged or unreadable."""
     exact: bool
-    """Whether it is known how many there were; otherwise at least so many are lost."""
+    """Whether `lost` is exact; otherwise at least that many are lost."""
     full: bool
-    """Whether there was no room for everything that could be read."""
+    """Whether there was too little space for all readable responses."""
 
     def __str__(self) -> str:
         lost = f"{'' if self.exact else 'at least '}{self.lost}"
-        room = "; there was no room for more" if self.full else ""
+        room = "; there was no space for more" if self.full else ""
         return f"{self.responses} responses could be read, {lost} are lost{room}"
 
 
 def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
-    """Puts a new file with what can be read in the place of a damaged one, which is set aside under another name.
+    """Puts a new file with the readable contents in the place of a damaged one, which gets another name.
 
-    Raises StoreError where that fails; the damaged file then stays where it is.
+    Raises StoreError if that fails; the damaged file then stays in place.
     """
     log.error("the store is damaged; what can be read goes to a new file", file=str(path), reason=reason)
     _, salvaged = _stages(path)
@@ -82,13 +82,13 @@ def replace(path: Path, disk: int | None, reason: str) -> Salvaged:
 
 
 def resume(path: Path) -> None:
-    """Finishes or undoes what a crash interrupted."""
+    """Finishes or undoes a replacement that a crash interrupted."""
     salvaging, salvaged = _stages(path)
     for unfinished in (salvaging, *([salvaged] if path.exists() else [])):
         for file in besides(unfinished):
             file.unlink(missing_ok=True)
     if salvaged.exists():
-        for file in besides(path)[1:]:  # the log of a file that is set aside is none of the new one
+        for file in besides(path)[1:]:  # the log of a renamed file does not belong to the new one
             file.unlink(missing_ok=True)
         salvaged.rename(path)
 
@@ -98,12 +98,12 @@ def _stages(path: Path) -> tuple[Path, Path]:
 
 
 def salvage(path: Path, copy: Path, disk: int | None = None) -> Salvaged:
-    """Copies what can be read of a file to a new one of this name."""
+    """Copies the readable contents of a file to a new one at `copy`."""
     unfinished, _ = _stages(path) if copy.parent == path.parent else (copy, copy)
     for file in besides(unfinished):
         file.unlink(missing_ok=True)
     with closing(open_file(unfinished, disk)) as target, closing(connect_to_read(path)) as source:
-        source.execute("PRAGMA writable_schema = ON")  # reads what it can where the schema itself is damaged
+        source.execute("PRAGMA writable_schema = ON")  # reads what it can if the schema itself is damaged
         result = _copy(source, target)
         target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     unfinished.rename(copy)
@@ -111,7 +111,7 @@ def salvage(path: Path, copy: Path, disk: int | None = None) -> Salvaged:
 
 
 class _Copy:
-    """Rows on their way from one file to the other, newest first: where there is no room for all, those stay."""
+    """Copies rows from one file to the other, newest first: if space runs out, the newest are kept."""
 
     def __init__(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
         self._source = source
@@ -120,21 +120,21 @@ class _Copy:
         self.damaged = 0
 
     def table(self, name: str, **columns: type) -> None:
-        """Copies the rows of a small table that can be read and have values of these types."""
+        """Copies the readable rows of a small table whose values have these types."""
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
         for _, *row in _rows(self._source, name, names):
             if all(isinstance(value, kind) for value, kind in zip(row, columns.values(), strict=True)):
                 self._target.execute(f"REPLACE INTO {name} ({names}) VALUES ({marks})", row)
 
     def prompts(self) -> None:
-        """Copies the prompts that are what was written."""
+        """Copies the intact prompts."""
         for _, *row in _rows(self._source, "prompts", "id, namespace, problem, digest, tokens"):
             tokens, digest = row[4], row[3]
             if isinstance(tokens, bytes) and digest_of(tokens) == digest:
                 self._target.execute("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?)", row)
 
     def all_responses(self) -> None:
-        """Copies the responses that are what was written and have a prompt."""
+        """Copies the intact responses that have a prompt."""
         said = time.monotonic()
         size = 0
         for _, *row in _rows(self._source, "responses", _held_columns(self._source)):
@@ -156,12 +156,12 @@ class _Copy:
                     log.warning("salvaging", responses=self.responses, damaged=self.damaged)
 
     def keep(self) -> None:
-        """A disk that becomes full takes nothing of what was copied so far."""
+        """Commits, so that a full disk costs nothing of the rows copied so far."""
         self._target.execute("COMMIT")
         self._target.execute("BEGIN")
 
     def complete(self) -> None:
-        """Makes up what follows from other rows where it could not be read."""
+        """Derives unreadable rows from other rows where possible."""
         self._target.execute("INSERT OR IGNORE INTO writes SELECT id, ? FROM prompts", (time.time(),))
         self._target.execute("DELETE FROM writes WHERE prompt NOT IN (SELECT id FROM prompts)")
         self._target.execute(
@@ -188,11 +188,11 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
     for step in steps:
         try:
             step()
-        except sqlite3.OperationalError as error:  # noqa: PERF203 - the next step may need less room
+        except sqlite3.OperationalError as error:  # noqa: PERF203 - the next step may need less space
             if "full" not in str(error):
                 raise
             full = True
-            if not target.in_transaction:  # a full disk ends it
+            if not target.in_transaction:  # a full disk ended it
                 target.execute("BEGIN")
     if target.in_transaction:
         target.execute("COMMIT")
@@ -204,7 +204,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvaged:
 
 
 def _held_columns(source: sqlite3.Connection) -> str:
-    """COLUMNS, as far as the version of the file has them."""
+    """Returns COLUMNS, with NULL for those that the version of the file lacks."""
     with suppress(*DAMAGE):
         held = {row[1] for row in source.execute("PRAGMA table_info(responses)")}
         return ", ".join(name if not held or name in held else f"NULL AS {name}" for name in COLUMNS.split(", "))
@@ -212,7 +212,7 @@ def _held_columns(source: sqlite3.Connection) -> str:
 
 
 def _expected(source: sqlite3.Connection) -> int | None:
-    """How many responses there were, from the index or else from the table; None where neither can be read."""
+    """Returns the original number of responses, from the index or the table; None if neither can be read."""
     for where in ("INDEXED BY responses_by_prompt", "NOT INDEXED"):
         with suppress(*DAMAGE):
             return int(source.execute(f"SELECT count(*) FROM responses {where}").fetchone()[0])
@@ -220,15 +220,15 @@ def _expected(source: sqlite3.Connection) -> int | None:
 
 
 def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
-    """Every readable row of a table behind its rowid, the highest first."""
+    """Yields every readable row of a table after its rowid, the highest first."""
     query = f"SELECT rowid, {columns} FROM {table} WHERE rowid < ? ORDER BY rowid DESC"
     at = 1 << 62
     while True:
         try:
             for row in source.execute(query, (at,)):
                 yield row
-                at = min(at, row[0])  # in a damaged tree they may come in any order
-        except DAMAGE:  # noqa: PERF203 - it goes on behind what cannot be read
+                at = min(at, row[0])  # in a damaged tree, rows may come in any order
+        except DAMAGE:  # noqa: PERF203 - continues after the unreadable part
             below = _next_readable(source, f"{query} LIMIT 1", min(at, _highest(source, table, at)))
             if below is None:
                 return
@@ -238,7 +238,7 @@ def _rows(source: sqlite3.Connection, table: str, columns: str) -> Iterator[tupl
 
 
 def _highest(source: sqlite3.Connection, table: str, at: int) -> int:
-    """A rowid above all others, so that a search need not begin at the end of all numbers."""
+    """Returns a rowid above all others, so that a search need not start at the largest integer."""
     for query in (f"SELECT max(rowid) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):
         with suppress(*DAMAGE):
             for (highest,) in source.execute(query):
@@ -248,7 +248,7 @@ def _highest(source: sqlite3.Connection, table: str, at: int) -> int:
 
 
 def _next_readable(source: sqlite3.Connection, query: str, at: int) -> int | None:
-    """The bound closest below `at` from which on the next row can be read; None where there is none."""
+    """Returns the highest bound below `at` from which the next row can be read; None if there is none."""
 
     def readable(bound: int) -> bool:
         try:

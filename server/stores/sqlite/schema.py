@@ -1,13 +1,13 @@
-"""The schema of the SQLite store, version by version, and which servers can use a file of each.
+"""The schema of the SQLite store by version, and which servers can use a file of each version.
 
-A server uses a file of its own version, brings an older one up to date, and uses a newer one if the file says that it
-may: `compatibility.readable_from` is the oldest version whose servers can read the file and write to it. So a server of
-the version before can take over (`helm rollback`). To add a version, decide which it is:
+A server uses a file of its own version and migrates an older one. It uses a newer one if the file allows it:
+`compatibility.readable_from` is the oldest version whose servers can read and write the file. So a server of the
+previous version can take over (`helm rollback`). To add a version, decide which kind it is:
 
 - additive: new tables, indexes and columns that older servers need not know. Each row that an older server writes is
-  right without them: a new column has a default, and NULL means that nobody knows. `readable_from` stays.
-- not additive: older servers would read something wrong, or leave out what newer ones rely on. `readable_from` is the
-  new version, and a file of an older one is copied first.
+  correct without them: a new column has a default, and NULL means unknown. `readable_from` stays.
+- not additive: older servers would misread something, or omit rows on which newer ones rely. `readable_from` is the new
+  version, and the server copies a file of an older version first.
 """
 
 from typing import NamedTuple
@@ -16,30 +16,30 @@ APPLICATION_ID = 0x48495354  # "HIST"
 
 
 class Filling(NamedTuple):
-    """Rows that are derived from those of all prompts: made some at a time, in a file that is of the version before.
+    """Rows derived from those of all prompts: made in slices, while the file still has the previous version.
 
-    A server of that version may write in between, if this one is killed. Prompts that it adds have their turn. The
-    script of the version must make up for the rest: prompts that left, and responses of prompts that had their turn.
-    Those are above `filling.response`, the newest when the filling began.
+    If this server is killed, a server of that version may write in between. Prompts that it adds are filled later. The
+    script of the version must handle the rest: removed prompts, and new responses of prompts that were already filled.
+    Those have ids above `filling.response`, the newest id when the filling began.
     """
 
     tables: str
-    """Made where they do not exist."""
+    """Created if they do not exist."""
     steps: tuple[str, ...]
-    """Statements that take in the prompts whose id is above {above} and not above {upto}."""
+    """Statements that fill the prompts with ids above {above} and up to {upto}."""
 
 
 class Version(NamedTuple):
-    """What a version changes."""
+    """The changes of a version."""
 
     script: str
-    """Run in one transaction."""
+    """Runs in one transaction."""
     readable_from: int
-    """The oldest version whose servers can use a file of this one, and which know that they may: none before 5 does."""
+    """The oldest version whose servers can use a file of this one; at least 5, the first that checks this."""
     filling: Filling | None = None
 
 
-# A new file takes all of them, an older one those that it has not seen.
+# A new file takes all versions, an older one those that it lacks.
 VERSIONS = (
     Version(
         """
@@ -114,7 +114,7 @@ INSERT OR REPLACE INTO writes
     ),
     Version(  # additive
         """
-ALTER TABLE responses ADD COLUMN seed INTEGER;  -- NULL where nobody knows it
+ALTER TABLE responses ADD COLUMN seed INTEGER;  -- NULL if unknown
 """,
         readable_from=3,
     ),

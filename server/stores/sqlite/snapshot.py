@@ -1,4 +1,4 @@
-"""What a SQLite store holds at one moment, whatever is written to it meanwhile."""
+"""Reads the contents of a SQLite store at one moment, whatever is written to it meanwhile."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,9 +16,9 @@ log = structlog.get_logger()
 
 
 class SQLiteSnapshot(SQLiteReader):
-    """To be read. Of a damaged file it is what can be read, in a temporary copy.
+    """A read-only view. For a damaged file, reads a temporary copy of the readable contents.
 
-    Raises ConfigError where there is no store, or one of another version.
+    Raises ConfigError if there is no store, or one of another version.
     """
 
     def __init__(self, directory: Path, history_responses: int = 0) -> None:
@@ -34,7 +34,7 @@ class SQLiteSnapshot(SQLiteReader):
             damaged = True
         super().__init__(Readers([connection]), path, history_responses)
         if damaged and not self._salvage():
-            raise StoreError(f"store: {path} is damaged, and nothing can be read of it")
+            raise StoreError(f"store: {path} is damaged, and none of it can be read")
 
     def _repair(self, generation: int, error: Exception) -> bool:
         """See SQLiteReader."""

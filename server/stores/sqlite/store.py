@@ -1,7 +1,7 @@
-"""The store in one SQLite file beside the server.
+"""The store in one SQLite file on the server's disk.
 
-One thread writes. It takes everything that waits, writes it in one transaction and syncs once (group commit), so many
-callers share the price of an fsync and each is told only after the bytes are on the disk: WAL with synchronous=FULL.
+One thread writes. It takes everything that waits, writes it in one transaction and syncs once (group commit). So many
+callers share the cost of an fsync, and each gets its answer only after the bytes are on disk: WAL, synchronous=FULL.
 """
 
 import shutil
@@ -44,19 +44,19 @@ from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write,
 
 log = structlog.get_logger()
 
-READERS = 8  # connections that read side by side
-# Bytes of a file whose structure is looked through before anything is written to it: a moment, also on a slow disk.
+READERS = 8  # concurrent reading connections
+# A file up to this size in bytes is checked before any write: this takes a moment, even on a slow disk.
 SMALL = 64 << 20
-MAX_REPAIRS = 3  # of one process: more are not damage to a file, but a disk that damages files
+MAX_REPAIRS = 3  # per process: more of them point to a faulty disk, not a damaged file
 
 
 class SQLiteStore(SQLiteReader, Store):
-    """Responses in `DIR/histospec.sqlite`; `DIR` is locked against a second server.
+    """Stores responses in `DIR/histospec.sqlite`; locks `DIR` against a second server.
 
-    The file grows to `disk` bytes at most. A problem that nobody wrote to for `retention` seconds is forgotten, never
-    where that is 0. A file that is damaged is set aside, and one with what could be read of it takes its place. One of
-    an older version is brought up to date; `progress` is told how far that is, `upgrade_copy`: whether a copy stays.
-    Raises ConfigError where the directory or the file in it cannot be used, and GivenUp as `progress` does.
+    The file grows to `disk` bytes at most. Deletes a problem `retention` seconds after its last write; never if that
+    is 0. Renames a damaged file and replaces it with one of its readable contents. Migrates a file of an older version;
+    `progress` receives how far that is, `upgrade_copy` says whether to keep a copy. Raises ConfigError if the directory
+    or its file cannot be used, and GivenUp as `progress` does.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class SQLiteStore(SQLiteReader, Store):
         self._small = path.stat().st_size <= SMALL
         self._slice = Slice()
         self._appender = Appender(history_epochs, history_responses, self._slice)
-        self._version = 0  # of the file, by what others than the writer wrote to it
+        self._version = 0  # SQLite's data_version, which changes when other connections write
         self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
-        self._checked = self._writer.submit(self._begin, 0)  # before anything is written
+        self._checked = self._writer.submit(self._begin, 0)  # before any write
         self._structure = Structure(path, lambda: connect_to_read(path))
         self._retention: Retention | None = None
         if retention:
@@ -168,7 +168,7 @@ class SQLiteStore(SQLiteReader, Store):
         return self._writer.submit(run, len(state))
 
     def _commit(self, group: list[Work[Write]]) -> None:
-        """Writes a group in one transaction; when it fails, each alone, so that one cannot spoil the others'."""
+        """Writes a group in one transaction; if that fails, each work alone, so that one cannot spoil the others."""
         try:
             results = self._transact(group)
         except Exception as error:
@@ -195,14 +195,14 @@ class SQLiteStore(SQLiteReader, Store):
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._version:  # a person, or `histospec forget`
+        if version != self._version:  # another program has written, such as `histospec forget`
             self._version = version
             self._appender.forget()
         self._slice.begin()
         results = [work.what(connection) for work in group]
         connection.execute("COMMIT")
         self._free_bytes = free_bytes(connection)
-        self._require_files()  # what was written to a file that is gone must not be acknowledged
+        self._require_files()  # never acknowledge writes to a deleted file
         return results
 
     def _require_files(self) -> None:
@@ -210,7 +210,7 @@ class SQLiteStore(SQLiteReader, Store):
             raise StoreError(f"{trouble}; nothing of this request was kept")
 
     def _look(self) -> str:
-        """Why nothing can be stored, or nothing; says so in the log when that changes."""
+        """Returns why nothing can be stored; empty if it can. Logs when that changes."""
         changed = self._files.changed()
         trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
         if trouble != self._trouble:
@@ -227,40 +227,40 @@ class SQLiteStore(SQLiteReader, Store):
             return error
         if "full" not in text:
             return StoreError(f"store: {text}; nothing of this request was kept")
-        # SQLite says the same of both.
+        # SQLite reports both cases with the same error.
         if self._disk and shutil.disk_usage(self._path.parent).free > 2 * GROUP_BYTES:
             return StoreFull(
                 f"store: the file has reached its limit (--disk {shown(self._disk)}); nothing of this request was kept"
             )
-        return StoreFull(f"store: the disk is full ({text}); free some room, nothing of this request was kept")
+        return StoreFull(f"store: the disk is full ({text}); free some space, nothing of this request was kept")
 
     # Damage
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Looks at the structure of a small file: damage is found before anything is written to it."""
+        """Checks the structure of a small file, to find damage before anything is written to it."""
         if self._small and (found := problem(connection)):
             raise sqlite3.DatabaseError(found)
-        for departure in departures(connection):  # that a crash left
+        for departure in departures(connection):  # that a crash left unfinished
             self._writer.submit(partial(work_off, self._slice, departure), 0)
 
     def wanted_first(self) -> Iterator[list[Problem]]:
-        """See Store. Begins when the structure of a small file has been looked through."""
+        """See Store. Starts once the structure of a small file has been checked."""
         with suppress(StoreError):
             self._checked.result()
         yield from super().wanted_first()
 
     def look_for_damage(self) -> None:
-        """See Store. The structure of a large file is looked through; that of a small one was before."""
+        """See Store. Checks the structure of a large file; that of a small one was checked at the start."""
         generation = self._readers.generation
         if not self._small:
             self._structure.look(lambda reason: self._repair(generation, sqlite3.DatabaseError(reason)))
 
     def _repair(self, generation: int, error: Exception) -> bool:
-        """See SQLiteReader. In the writer's thread: what is written meanwhile waits, and goes to the new file."""
+        """See SQLiteReader. Runs in the writer's thread: new writes wait, and go to the new file."""
 
         def repaired(connection: sqlite3.Connection) -> bool:
             if generation == self._readers.generation:
-                raise error  # as if it had been met while writing
+                raise error  # as if the write had met it
             return True
 
         with suppress(StoreError):
@@ -268,12 +268,12 @@ class SQLiteStore(SQLiteReader, Store):
         return False
 
     def _repaired(self, reason: str) -> bool:
-        """Whether another file has taken the place of the damaged one."""
+        """Replaces the damaged file. Returns whether that succeeded."""
         self._repairs += 1
         if self._repairs > MAX_REPAIRS or self._look():
             return False
         with self._readers.away():
-            # A connection that reads is the last to close: it does not move the write-ahead log into the file.
+            # A reading connection closes last: it does not move the write-ahead log into the file.
             self._connection.close()
             self._readers.end()
             try:
@@ -286,13 +286,13 @@ class SQLiteStore(SQLiteReader, Store):
         return done
 
     def _open(self) -> None:
-        """Connects, and notes which files these are."""
-        self._connection = connect(self._path, self._disk)  # of the writer
+        """Connects, and records which files these are."""
+        self._connection = connect(self._path, self._disk)  # the writer's
         self._free_bytes = free_bytes(self._connection)
         for _ in range(READERS):
             reader = connect_to_read(self._path)
             with suppress(*DAMAGE):
-                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # makes the files beside it
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # creates the files of the log
             self._readers.add(reader)
         self._files = Files(self._path)
 
@@ -301,6 +301,6 @@ class SQLiteStore(SQLiteReader, Store):
         if self._retention:
             self._retention.close()
         self._structure.close()
-        super().close()  # before the writer, whose end moves the write-ahead log into the file
+        super().close()  # before the writer, which moves the write-ahead log into the file when it closes
         self._writer.close()
         self._lock.release()

@@ -1,7 +1,7 @@
-"""Looks through the structure of a whole file while the store is in use.
+"""Checks the structure of a whole file while the store is in use.
 
-That takes as long as the disk needs to read the file. It happens in a connection of its own: what is stored meanwhile
-waits for nothing, but stays in the write-ahead log until the look is over.
+That takes as long as the disk needs to read the file. It uses a separate connection: new writes do not wait, but stay
+in the write-ahead log until the check ends.
 """
 
 import sqlite3
@@ -18,16 +18,16 @@ from histospec.server.stores.sqlite.readers import AGAIN_SECONDS
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 0.5  # between two looks at the write-ahead log
-LOG_BYTES = 256 << 20  # of the write-ahead log: more is not worth the look
+LOOK_SECONDS = 0.5  # between checks of the write-ahead log's size
+LOG_BYTES = 256 << 20  # of the write-ahead log; the check is not worth more
 
 
 class Structure:
-    """One look through the structure, in a thread.
+    """One check of the structure, in a thread.
 
     Args:
-        path: of the file, for the size of its log.
-        connect: opens a connection that reads it.
+        path: of the file, to find the size of its log.
+        connect: opens a connection that reads the file.
 
     """
 
@@ -35,18 +35,18 @@ class Structure:
         self._log = besides(path)[1]
         self._connect = connect
         self._thread: threading.Thread | None = None
-        self._done = threading.Event()  # or given up
-        self._left = threading.Event()  # the connection, which may be interrupted no more
+        self._done = threading.Event()  # ended or cancelled
+        self._left = threading.Event()  # the connection is no longer used and must not be interrupted
         self._given_up = False
 
     def look(self, found: Callable[[str], object]) -> None:
-        """Begins, unless it has begun before; calls `found` with the reason where the file is damaged."""
+        """Starts the check, unless it has started before. Calls `found` with the reason if the file is damaged."""
         if self._thread is None and not self._done.is_set():
             self._thread = threading.Thread(target=self._look, args=(found,), name="structure", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Gives up. Blocks for a moment."""
+        """Cancels the check. Blocks for a moment."""
         self._given_up = True
         self._done.set()
         if self._thread is not None:
@@ -62,10 +62,10 @@ class Structure:
                 reason = str(error)
             else:
                 failure = str(error)
-        if self._given_up:  # pages that SQLite did not come to look damaged
+        if self._given_up:  # pages that SQLite did not reach look damaged
             return
         if failure:
-            log.warning("the structure of the store cannot be looked through", reason=failure)
+            log.warning("the structure of the store cannot be checked", reason=failure)
         if reason:
             found(reason)
 
@@ -84,8 +84,8 @@ class Structure:
         while not self._done.wait(LOOK_SECONDS):
             if self._log_bytes() > LOG_BYTES:
                 self._given_up = True
-                reason = f"more than {shown(LOG_BYTES)} were written meanwhile; responses have checksums all the same"
-                log.warning("the structure of the store is not looked through to the end", reason=reason)
+                reason = f"more than {shown(LOG_BYTES)} were written meanwhile; checksums still protect responses"
+                log.warning("the structure of the store is not checked to the end", reason=reason)
                 break
         while not self._left.is_set():
             connection.interrupt()
@@ -98,6 +98,6 @@ class Structure:
 
 
 def problem(connection: sqlite3.Connection) -> str:
-    """What is wrong with the structure of the file, or nothing. Raises sqlite3.Error where it cannot be read at all."""
+    """Returns what is wrong with the structure of the file, or "". Raises sqlite3.Error if it is unreadable."""
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     return "" if found == "ok" else f"malformed: {found}"

@@ -1,8 +1,8 @@
-"""What is written to the SQLite store, in pieces that take little time each.
+"""Writes to the SQLite store, in pieces that each take little time.
 
-A transaction makes everybody wait for it. What may take long, because much leaves, therefore looks at the clock, stops
-when its time is up, and returns `Again`: the rest, for another transaction. A drop and a rewind are noted first
-(`leaving`): readers see them done from then on, and a crash leaves a note that the next start works off.
+All others wait for a transaction. So a write that may take long, because it deletes much, watches the clock, stops when
+its time is up, and returns `Again` with the rest for another transaction. A drop or a rewind is recorded first
+(`leaving`): from then on readers no longer see the rows, and after a crash, the next start finishes the deletion.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from histospec.server.stores.sqlite.reader import STAYS, digest_of, prompts_of
 from histospec.server.stores.window import Window
 
 SLICE_SECONDS = 0.02
-DELETED_AT_ONCE = 32  # responses, between two looks at the clock
+DELETED_AT_ONCE = 32  # responses between two checks of the clock
 LISTED_AT_ONCE = 500  # prompts
 KNOWN_PROBLEMS = 50_000
 
@@ -26,32 +26,32 @@ Write = Callable[[sqlite3.Connection], Any]
 
 
 class Again(NamedTuple):
-    """The result of a write that is not finished: what is left of it."""
+    """The result of an unfinished write: the rest of it."""
 
     rest: Write
 
 
 class Slice:
-    """The time that long writes may take of one transaction, together."""
+    """The time that all long writes of one transaction may take together."""
 
     def __init__(self) -> None:
         self._until = 0.0
 
     def begin(self) -> None:
-        """A transaction begins."""
+        """Marks the start of a transaction."""
         self._until = time.monotonic() + SLICE_SECONDS
 
     def over(self) -> bool:
-        """Whether what is left must wait for another transaction."""
+        """Returns whether the rest must wait for another transaction."""
         return time.monotonic() >= self._until
 
 
 class Appender:
-    """Adds responses, and keeps of each problem the newest `epochs`, and of these the newest `responses`.
+    """Adds responses; keeps the newest `epochs` of each problem, and of these the newest `responses`.
 
-    It remembers how many responses the problems hold of each epoch, so that what a write costs does not depend on it,
-    and the newest epoch of each namespace. It notices when anything else has been written through the same connection;
-    after a write that failed or that others made, `forget`.
+    Remembers the number of responses of each problem and epoch, so that the cost of a write does not depend on it, and
+    the newest epoch of each namespace. It notices other writes through the same connection. Call `forget` after a
+    failed write, or a write through another connection.
     """
 
     def __init__(self, epochs: int, responses: int, slice_: Slice) -> None:
@@ -60,16 +60,16 @@ class Appender:
         self._slice = slice_
         self._windows: OrderedDict[Problem, Window] = OrderedDict()
         self._newest: dict[str, int] = {}
-        self._changes = 0  # of the connection, when the last batch had been added
+        self._changes = 0  # the connection's total_changes after the last batch
 
     def forget(self) -> None:
-        """What is held may have changed."""
+        """Clears what it remembers, because the file may have changed."""
         self._windows.clear()
         self._newest.clear()
 
     def append(self, connection: sqlite3.Connection, batch: ResponseBatch) -> "Again | None":
-        """Adds a batch. What leaves goes first: where the file may not grow, the new takes its place."""
-        if connection.total_changes != self._changes:  # retention, a drop
+        """Adds a batch. Deletes old responses first: if the file may not grow, the new ones take their place."""
+        if connection.total_changes != self._changes:  # retention or a drop has written
             self.forget()
         finished = self._append(connection, batch)
         self._changes = connection.total_changes
@@ -83,7 +83,7 @@ class Appender:
         ).fetchone()
         prompt = int(row[0]) if row else None
         window = self._window(connection, problem, prompt)
-        # The oldest of several prompts have to be searched among all responses: so not with every write.
+        # With several prompts, the oldest responses must be searched among all, so this is not done with every write.
         slack = self._responses // 8 if problem.name else 0
         records, leave = window.admit(batch.records, self._epochs, self._responses, slack)
         finished = not leave or self._delete(connection, problem, window, leave, prompt if records else None)
@@ -117,10 +117,10 @@ class Appender:
     def _delete(
         self, connection: sqlite3.Connection, problem: Problem, window: Window, leave: int, used: int | None
     ) -> bool:
-        """Deletes so many of the oldest; returns whether they are gone. The prompt `used` stays in any case."""
+        """Deletes the oldest responses. Returns whether it has deleted all of them. Keeps the prompt `used`."""
         among, key = prompts_of(problem)
         prompts = connection.execute(among, key).fetchall()
-        if len(prompts) == 1:  # the index has its responses in this order
+        if len(prompts) == 1:  # then the index has its responses in this order
             which, parameters = "prompt = ?", prompts[0]
         else:
             which, parameters = f"prompt IN ({among})", key
@@ -135,7 +135,7 @@ class Appender:
             leave -= some
             if leave and self._slice.over():
                 return False
-        if problem.name:  # which may come with a new prompt every time
+        if problem.name:  # a named problem may come with a new prompt every time
             connection.execute(
                 f"DELETE FROM prompts WHERE id IN ({among}) "
                 "AND id IS NOT ? AND NOT EXISTS (SELECT 1 FROM responses WHERE prompt = prompts.id)",
@@ -164,7 +164,7 @@ class Appender:
 
 
 class Departure(NamedTuple):
-    """A row of `leaving`, and how far it is worked off."""
+    """A row of `leaving`, and how far its deletion is."""
 
     number: int
     namespace: str
@@ -175,7 +175,7 @@ class Departure(NamedTuple):
 
 
 def depart(connection: sqlite3.Connection, namespace: str, epoch: int) -> Departure:
-    """Notes that the responses of a namespace that are newer than an epoch leave; all of it where that is -1."""
+    """Records that responses newer than an epoch leave a namespace; -1 for all responses."""
     (response,) = connection.execute("SELECT coalesce(max(id), 0) FROM responses").fetchone()
     row = (namespace, epoch, response)
     number = connection.execute("INSERT INTO leaving (namespace, epoch, response) VALUES (?, ?, ?)", row).lastrowid
@@ -184,12 +184,12 @@ def depart(connection: sqlite3.Connection, namespace: str, epoch: int) -> Depart
 
 
 def departures(connection: sqlite3.Connection) -> list[Departure]:
-    """Those that were noted and are not worked off."""
+    """Returns the recorded departures that are not finished."""
     return [Departure(*row) for row in connection.execute("SELECT id, namespace, epoch, response FROM leaving")]
 
 
 def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> "Again | int":
-    """Deletes what leaves; returns how many responses that were in all."""
+    """Deletes the responses of a departure. Returns how many there were in total."""
     after, gone = what.after, what.gone
     while True:
         row = connection.execute(
@@ -218,7 +218,7 @@ def work_off(slice_: Slice, what: Departure, connection: sqlite3.Connection) -> 
 
 
 def old_prompts(connection: sqlite3.Connection, since: float, after: int) -> tuple[list[int], int | None]:
-    """Of the next prompts those whose problem nobody wrote to since then, and where to go on; None at the end."""
+    """Returns those of the next prompts without a write since then, and where to continue; None at the end."""
     page = connection.execute(
         "SELECT prompt, latest FROM writes WHERE prompt > ? ORDER BY prompt LIMIT ?", (after, LISTED_AT_ONCE)
     ).fetchall()
@@ -227,7 +227,7 @@ def old_prompts(connection: sqlite3.Connection, since: float, after: int) -> tup
 
 
 def _kept_alive(connection: sqlite3.Connection, prompt: int, since: float) -> bool:
-    """Whether another prompt of the same named problem was written to since then."""
+    """Returns whether another prompt of the same named problem had a write since then."""
     return bool(
         connection.execute(
             "SELECT 1 FROM prompts AS mine JOIN prompts AS others ON others.namespace = mine.namespace "
@@ -241,7 +241,7 @@ def _kept_alive(connection: sqlite3.Connection, prompt: int, since: float) -> bo
 def forget_old(
     slice_: Slice, since: float, connection: sqlite3.Connection, after: int = 0, gone: int = 0
 ) -> "Again | int":
-    """Deletes the problems that nobody wrote to since then; returns how many prompts that were in all."""
+    """Deletes problems without a write since then. Returns how many prompts they had in total."""
     while True:
         old, end = old_prompts(connection, since, after)
         for prompt in old:

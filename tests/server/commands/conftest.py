@@ -1,4 +1,4 @@
-"""A store with a bit of everything, and the command that is run on it."""
+"""A store with a little of every kind of data, and commands on it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """run(word, ...) -> the exit status, and what was printed."""
+    """run(word, ...) returns the exit status and the output."""
 
     def run(*words: object) -> tuple[int, str]:
         capsys.readouterr()
@@ -30,7 +30,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The directory of a store with a bit of everything."""
+    """Returns the directory of a store with a little of every kind of data."""
     store = on_disk(tmp_path)
     fill(store)
     store.close()

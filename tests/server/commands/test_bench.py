@@ -36,17 +36,17 @@ def test_figures_of_a_running_service(start_server: Starter, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["late_share"] == 0
-    assert figures["tokens_per_step"] > 1.3  # it drafts, and from the history
+    assert figures["tokens_per_step"] > 1.3  # drafts come from the history
     assert figures["step_p50_ms"] <= figures["step_p99_ms"] <= figures["step_p999_ms"]
-    assert figures["drafted_per_step"] >= figures["tokens_per_step"] - 1  # what was right had been drafted
+    assert figures["drafted_per_step"] >= figures["tokens_per_step"] - 1  # accepted tokens were drafted
     assert figures["server_cpu_ms_per_step"] > 0
     assert figures["ingest_cpu_ns_per_token"] > 0
-    assert "tokens a session and step" in done.stderr
+    assert "tokens per session and step" in done.stderr
     metrics = [server.metrics() for server in servers]
     assert sum(m["histospec_ingested_responses_total"] for m in metrics) == 12
     statuses = [json.loads(server.get("/status")[1])["totals"] for server in servers]
     assert sum(totals["generated_tokens"] for totals in statuses) > 2 * 8 * 5
-    assert all(m["histospec_history_tokens"] == 0 for m in metrics)  # it cleans up
+    assert all(m["histospec_history_tokens"] == 0 for m in metrics)  # bench drops its namespace
 
 
 def test_recorded_rollouts(start_server: Starter, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_ingests_of_some_responses(start_server: Starter, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     metrics = server.metrics()
     assert metrics["histospec_ingested_responses_total"] == 12
-    assert metrics['histospec_rpc_seconds_count{method="Ingest"}'] == 8  # 4 problems of 2 + 1
+    assert metrics['histospec_rpc_seconds_count{method="Ingest"}'] == 8  # 4 problems with 2 + 1 ingests
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def namespaces(server: Server) -> list[str]:
 
 
 def workers(bench: Child) -> list[int]:
-    """Its worker processes; the process that looks after what they share is none."""
+    """Returns the worker processes of a bench, without multiprocessing's resource tracker."""
     children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children").read_text().split()
     return [int(pid) for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def runs(pid: int) -> bool:
-    """Whether a process does; one that has ended may not have been reaped."""
+    """Returns whether a process runs; an ended one may not have been reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -119,7 +119,7 @@ def runs(pid: int) -> bool:
 
 @pytest.fixture
 def running(server: Server) -> Iterator[tuple[Child, list[int]]]:
-    """A bench in the middle of its steps, in a namespace of its own, and its workers."""
+    """Starts a bench in a namespace of its own; it is in the middle of its steps."""
     with children.histospec("bench", server.endpoint, *LONG) as bench:
         eventually(lambda: server.metrics()["histospec_sessions"] == 16, "they do not start")
         assert len(namespaces(server)) == 1

@@ -1,4 +1,4 @@
-"""Dated snapshots in a folder and in a real object store: whole or not at all, the newest N of them."""
+"""Dated snapshots in a folder and in a real object store: written whole or not at all, and the newest N are kept."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, Callable[[], list[str]]]:
-    """Where snapshots go, with some that are older and some files that are none; and the names of all that is there."""
+    """Returns a place with some older snapshots and other files, and a function that lists all names."""
     prefix = tmp_path.name
     if request.param == "bucket":
         store: ObjectStore = request.getfixturevalue("object_store")
@@ -73,11 +73,11 @@ def test_a_snapshot_is_named_by_its_time_and_old_ones_are_removed_once_it_is_the
 def test_nothing_is_removed_when_nothing_was_written(
     run: Callable[..., tuple[int, str]], place: tuple[str, Callable[[], list[str]]], tmp_path: Path
 ) -> None:
-    """A service that has lost its volumes, or is away, must not push the snapshots of better days out."""
+    """A service that lost its volumes, or is unreachable, must not displace older snapshots."""
     where, names = place
     on_disk(tmp_path, "empty").close()
     code, said = run("snapshot", where, "--keep", "1", "--data-dir", tmp_path / "empty")
-    assert (code, said) == (0, f"{where}: nothing is stored, so nothing was written or removed\n")
+    assert (code, said) == (0, f"{where}: the store is empty, so nothing was written or removed\n")
     code, said = run("snapshot", where, "--keep", "1", "--data-dir", tmp_path / "nowhere")
     assert code == 2
     assert names() == sorted([*OLD, *OTHERS])
@@ -91,7 +91,7 @@ def test_a_restore_of_nothing_says_so(
     nothing = f"{where}/none" if "://" in where else f"{tmp_path / 'none'}"
     code, said = run("restore", nothing, "--data-dir", tmp_path / "new")
     assert code == 2
-    assert f"{nothing}: there is no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz" in said
+    assert f"{nothing}: has no snapshot such as 2026-11-23T02-00-00Z.jsonl.gz" in said
     code, said = run("restore", where, "--data-dir", tmp_path / "new")
     assert code == 2
     assert f"{where}/{OLD[2]}: line 1: not JSON" in said
@@ -134,7 +134,7 @@ def test_what_cannot_be_reached_is_said_in_one_sentence(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("snapshot", "ftp://host/x"), "ftp://host/x: there is no ftp:// here; use s3://, gs://, az:// or a file"),
+        (("snapshot", "ftp://host/x"), "ftp://host/x: unknown scheme ftp://; use s3://, gs://, az:// or a file"),
         (("snapshot", "all.jsonl", "--keep", "3"), "--keep: all.jsonl is one file; give a folder or a URL"),
         (("snapshot", "s3://b/all.jsonl", "--keep", "3"), "--keep: s3://b/all.jsonl is one file"),
         (("snapshot", ".", "--keep", "0"), "--keep: must be at least 1"),
@@ -190,7 +190,7 @@ def test_a_snapshot_that_is_ended_half_way_leaves_nothing_that_a_restore_would_t
     assert (code, said) == (0, f"{where}/{before[-1]}: 4 problems, 7 responses, 314 tokens\n")
 
 
-# The command, which says when it is half way, and goes on slowly.
+# The command; it signals when it is halfway, and continues slowly.
 SLOWLY = """
 import sys, time
 from histospec.server import cli

@@ -1,4 +1,4 @@
-"""A file of responses, back into a store: merged or not, whole or not at all, through pipes."""
+"""Restores a file of responses to a store: merged or not, whole or not at all, through pipes."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(
     store.close()
     code, text = run("restore", file, "--data-dir", tmp_path / "new")
     assert code == 2
-    assert "already holds the namespace 'run'" in text
+    assert "already has namespace 'run'" in text
     store = on_disk(tmp_path, "new")
     assert content(store) == before
     store.close()
@@ -92,7 +92,7 @@ def test_a_restore_that_the_store_ends_can_be_gone_on_with(
     monkeypatch.setattr(Appender, "append", failing)
     code, text = run("restore", file, "--data-dir", tmp_path / "new")
     assert code == 1
-    assert "restore again with --merge" in text
+    assert "run again with --merge" in text
     monkeypatch.setattr(Appender, "append", append)
     assert run("restore", file, "--data-dir", tmp_path / "new", "--merge")[0] == 0
     store, original = on_disk(tmp_path, "new"), on_disk(tmp_path)
@@ -169,10 +169,13 @@ def test_a_pipe_with_something_wrong_says_what_was_restored_before_it(tmp_path: 
     done = through_a_pipe(tmp_path, f"{json.dumps(GOOD)}\n{other[:-2]}\n")
     assert done.returncode == 2
     assert done.stderr.startswith("histospec restore: the standard input: line 2: not JSON")
-    assert "(restored before it: 1 problems, 1 responses, 2 tokens; go on with --merge)\n" in done.stderr
+    assert (
+        "(restored before it: 1 problems, 1 responses, 2 tokens; run again with --merge to add the rest)\n"
+        in done.stderr
+    )
     done = through_a_pipe(tmp_path, f"{other}\n{json.dumps(GOOD)}\n")
     assert done.returncode == 2
-    assert "already holds the namespace 'run'" in done.stderr
+    assert "already has namespace 'run'" in done.stderr
     assert through_a_pipe(tmp_path, f"{other}\n{json.dumps(GOOD)}\n", "--merge").returncode == 0
     store = on_disk(tmp_path, "new")
     assert sorted(store.newest_epochs()) == ["other", "run"]

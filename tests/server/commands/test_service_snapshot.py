@@ -1,4 +1,4 @@
-"""A snapshot of a running service, and back to another one: whatever the number of shards, everything once."""
+"""A snapshot of a running service and its restore to another one: everything once, for any number of shards."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 def listed(servers: list[Server]) -> str:
-    """All of them as clients are told of them, with names."""
+    """Returns the endpoints of all shards for clients, with names."""
     return ",".join(f"shard-{number}={server.endpoint}" for number, server in enumerate(servers))
 
 
@@ -41,7 +41,7 @@ def service(start: Starter, name: str, number: int) -> list[Server]:
 
 
 def test_three_shards_become_two(run: Run, start_server: Starter, tmp_path: Path) -> None:
-    """Every problem is found by a client of the new service: all its responses, with all that was known of them."""
+    """A client of the new service finds every problem, with all its responses and their data."""
     old, new = service(start_server, "old", 3), service(start_server, "new", 2)
     written = writings(seed=20)
     write(listed(old), written)
@@ -73,7 +73,7 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(
     run("snapshot", file, "--from", listed(old))
     code, said = run("restore", file, "--to", listed(new))
     assert code == 2
-    assert "already holds the namespace 'run-1'" in said
+    assert "already has namespace 'run-1'" in said
     assert [problems(export(connect(server.endpoint).stub)) for server in new] == before
     assert run("restore", file, "--to", listed(new), "--merge")[0] == 0
     assert found(listed(new), written) == expected(written)
@@ -82,7 +82,7 @@ def test_what_is_there_is_left_alone_unless_it_is_merged(
 
 
 def test_a_problem_that_moved_between_shards_is_one_line(run: Run, start_server: Starter, tmp_path: Path) -> None:
-    """After a change of the shards both its old and its new owner hold some of it."""
+    """After a change of the shards, both the old and the new owner of a problem hold some of it."""
     rows = [(0, BATCHES[0]), (1, BATCHES[1]), (0, BATCHES[3]), (1, batch(tokens(9), 7, tokens(3), name="turns"))]
     for shard in range(2):
         store = on_disk(tmp_path, f"shard-{shard}")
@@ -118,7 +118,7 @@ def test_a_store_that_shards_share_is_read_once(
 def test_what_the_drafter_learned_goes_to_every_shard(
     run: Run, start_server: Starter, tmp_path: Path, connect: Connector, data: Path
 ) -> None:
-    """A state that cannot be used, as this one, stays behind with a warning; one that can is in test_import."""
+    """A state that cannot be used, like this one, is left out with a warning; test_import has one that can."""
     servers = service(start_server, "new", 2)
     file = tmp_path / "all.jsonl"
     run("snapshot", file, "--data-dir", data)
@@ -134,7 +134,7 @@ def test_what_the_drafter_learned_goes_to_every_shard(
 
 
 def warned(server: Server) -> bool:
-    return any("what was learned cannot be used" in str(entry["event"]) for entry in server.log)
+    return any("estimator cannot be used" in str(entry["event"]) for entry in server.log)
 
 
 def test_problems_go_where_clients_look_for_them(
@@ -151,7 +151,7 @@ def test_problems_go_where_clients_look_for_them(
 
 
 def test_a_large_problem_travels_in_parts(run: Run, start_server: Starter, tmp_path: Path, connect: Connector) -> None:
-    """Equal responses among them are all there afterwards, and no message is longer than the server takes."""
+    """All equal responses are restored, and no message exceeds the server's limit."""
     store = on_disk(tmp_path, "large")
     rows = [np.arange(number, number + 20_000, dtype="<i4").tobytes() for number in (*range(40), *range(10))]
     for epoch in range(3):
@@ -207,13 +207,13 @@ def test_a_shard_that_stays_away_ends_it_and_leaves_nothing(
     run("snapshot", file, "--data-dir", data)
     code, said = run("restore", file, "--to", listed(servers))
     assert code == 1
-    assert "restore again with --merge to add the rest" in said
+    assert "run again with --merge to add the rest" in said
     code, said = run("snapshot", file, "--from", listed(servers[:1]), "--shards", "2")
     assert code == 1
     assert "--shards is 2, but 1 are listed" in said
     code, said = run("snapshot", file, "--from", f"discover://{servers[0].endpoint}", "--shards", "2")
     assert code == 1
-    assert f"--shards is 2, but 1 are there ({servers[0].endpoint}); wait until all shards are up" in said
+    assert f"--shards is 2, but 1 were found ({servers[0].endpoint}); wait until all shards are up" in said
 
 
 def test_a_service_is_found_from_one_of_its_shards(run: Run, start_server: Starter, tmp_path: Path) -> None:
@@ -264,16 +264,22 @@ def test_an_older_server_is_named(run: Run, tmp_path: Path) -> None:
     code, said = run("snapshot", tmp_path / "all.jsonl", "--from", odd.endpoint)
     odd.stop()
     assert code == 1
-    assert f"{odd.endpoint} is of a version that knows no Export; upgrade the server" in said
+    assert f"{odd.endpoint} does not know the method Export; upgrade the server" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("snapshot", "a.jsonl", "--from", "a:1", "--data-dir", "x"), "--data-dir: opens a store, and a:1 has its own"),
-        (("snapshot", "a.jsonl", "--from", "a:1", "--store", "sqlite"), "--store: opens a store, and a:1 has its own"),
-        (("restore", "a.jsonl", "--shards", "2"), "--shards: is for a running service; name it with --from or --to"),
-        (("restore", "a.jsonl", "--token-file", "x"), "--token-file: is for a running service"),
+        (
+            ("snapshot", "a.jsonl", "--from", "a:1", "--data-dir", "x"),
+            "--data-dir: applies to a store that the command opens, but a:1 has its own",
+        ),
+        (
+            ("snapshot", "a.jsonl", "--from", "a:1", "--store", "sqlite"),
+            "--store: applies to a store that the command opens, but a:1 has its own",
+        ),
+        (("restore", "a.jsonl", "--shards", "2"), "--shards: needs a running service; name it with --from or --to"),
+        (("restore", "a.jsonl", "--token-file", "x"), "--token-file: needs a running service"),
         (("snapshot", "a.jsonl", "--from", "nonsense"), "'nonsense' is not of the form host:port or name=host:port"),
         (("snapshot", "a.jsonl", "--from", "a:1", "--token-file", "/none"), "cannot read /none: No such file"),
         (("snapshot", "a.jsonl", "--from", "a:1", "--shards", "0"), "--shards: must be at least 1"),
@@ -286,7 +292,7 @@ def test_nonsense_is_refused(run: Run, words: tuple[str, ...], said: str) -> Non
 
 
 class Cut:
-    """Shards of which one sends less than it says, or does not say that it is done."""
+    """Shards of which one sends less than it announces, or omits the end."""
 
     names = ("cut",)
 
@@ -302,7 +308,7 @@ def test_an_export_that_is_cut_short_is_not_taken_for_the_whole(end: pb.ExportEn
     problem = pb.StoredProblem(prompt=tokens(1), responses=[pb.Response(tokens=tokens(2))])
     sent = [pb.ExportResponse(namespace="run", problems=[problem])]
     sent += [pb.ExportResponse(end=end)] if end else []
-    with pytest.raises(ShardsError, match="Export on cut: 1 responses came, and not all that were sent; try again"):
+    with pytest.raises(ShardsError, match="Export on cut: 1 responses arrived, fewer than the shard sent; try again"):
         list(Exported(Cut(*sent), "*"))  # type: ignore[arg-type]
     whole = pb.ExportResponse(end=pb.ExportEnd(problems=1, responses=1))
     assert len(list(Exported(Cut(sent[0], whole), "*"))) == 1  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a store holds as a file: the same content, whichever the stores, and never half of it."""
+"""A store as a file: the same content from every kind of store, and never an incomplete file."""
 
 import gzip
 import json
@@ -113,7 +113,7 @@ def test_the_environment_and_a_servers_file_say_which_store(
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the end of the disk; SQLite's own are smaller."""
+    """A limit on file sizes stands in for a full disk; SQLite's own files are smaller."""
     store = on_disk(tmp_path)
     for number in range(10):
         put(store, bytes(100_000), number)
@@ -123,14 +123,14 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     command = ["prlimit", "--fsize=100000", sys.executable, "-m", "histospec.server", "snapshot", str(file)]
     command += ["--data-dir", str(tmp_path / "data")]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
-    assert done.stderr == f"histospec snapshot: {file}: file too large; it is as it was\n"
+    assert done.stderr == f"histospec snapshot: {file}: file too large; the file is unchanged\n"
     assert done.returncode == 1
     assert [path.name for path in tmp_path.glob("all*")] == ["all.jsonl"]
     assert file.read_text() == "old"
 
 
 def long_snapshot(tmp_path: Path) -> Child:
-    """A process that is in the middle of writing all.jsonl.gz."""
+    """Returns a process in the middle of writing all.jsonl.gz."""
     store = on_disk(tmp_path)
     for future in [store.append(batch(bytes(40_000), prompt=tokens(n))) for n in range(3000)]:
         future.result()

@@ -1,4 +1,4 @@
-"""`histospec status` with three runs that gain differently: at any width, on a terminal or in a pipe, all is there."""
+"""`histospec status` with three different runs: it shows everything at any width, on a terminal or in a pipe."""
 
 import fcntl
 import json
@@ -21,16 +21,16 @@ from tests.support.servers import Server, Starter
 
 GAINED, MOVES, FIRST = "math-that-comes-back", "code-that-changes", "a-first-epoch"
 HEADINGS = (
-    "speed-up", "tokens per step", "accepted", "empty drafts", "known problems", "verify cost", "Is my run helped?",
+    "speed-up", "tokens per step", "accepted", "empty drafts", "cache hit rate", "verify cost", "Speed-up by run",
     "sessions", "problems", "responses", "tokens", "newest epoch", "namespace", "last ten minutes", "since the start",
-    "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted for want of memory",
+    "shard", "address", "health", "open sessions", "tokens of history", "index", "responses evicted: memory full",
     "store", "free on the disk of the store",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def busy(start_shared: Starter) -> Iterator[Server]:
-    """A server that three runs work with; their workers are idle now, and connected."""
+    """Returns a server after three runs, whose workers are idle and connected."""
     server = start_shared("--shard-name", "shard-0", name="three-runs")
     with ExitStack() as stack:
 
@@ -51,7 +51,7 @@ def status_of(server: Server) -> dict[str, Any]:
 
 
 def shown(server: Server, columns: int | None, *words: str) -> str:
-    """What it writes into a pipe, with or without COLUMNS."""
+    """Returns its output in a pipe, with or without COLUMNS."""
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
     if columns is not None:
         environment["COLUMNS"] = str(columns)
@@ -63,7 +63,7 @@ def shown(server: Server, columns: int | None, *words: str) -> str:
 
 
 def on_a_terminal(server: Server, columns: int) -> str:
-    """What a terminal of this width is given."""
+    """Returns its output on a terminal of this width."""
     mine, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
@@ -73,7 +73,7 @@ def on_a_terminal(server: Server, columns: int) -> str:
         while True:
             try:
                 some = os.read(mine, 4096)
-            except OSError:  # the other side is closed
+            except OSError:  # the other end is closed
                 break
             if not some:
                 break
@@ -88,7 +88,7 @@ def command(server: Server) -> list[str]:
 
 
 def figures(status: dict[str, Any]) -> set[str]:
-    """Everything that the tables hold, as it is written."""
+    """Returns everything that the tables contain, as it is written."""
     totals, recent = status["totals"], status["recent"]
     written = {f"{part['generated_tokens']:,.0f}" for part in (totals, recent)}
     for row in status["namespaces"]:
@@ -120,7 +120,7 @@ def complete(text: str, status: dict[str, Any], columns: int) -> None:
 
 
 def test_a_pipe_has_each_row_in_a_line(busy: Server) -> None:
-    """So that `grep` finds it: name and figures of a run."""
+    """`grep` finds name and figures of a run on one line."""
     lines = shown(busy, None).splitlines()
     for row in status_of(busy)["namespaces"]:
         gain = row["gains"]["recent"]
@@ -129,7 +129,7 @@ def test_a_pipe_has_each_row_in_a_line(busy: Server) -> None:
 
 
 def test_three_runs_are_told_apart(busy: Server) -> None:
-    """Page, status and metrics go by the same counters, and the run that gains is the one whose text comes back."""
+    """Page, status and metrics use the same counters, and the run that gains is the one with repeated texts."""
     rows = {row["name"]: row for row in status_of(busy)["namespaces"]}
     assert set(rows) == {GAINED, MOVES, FIRST}
     speedups = {name: row["gains"]["totals"]["speedup"] for name, row in rows.items()}
@@ -150,9 +150,9 @@ def test_three_runs_are_told_apart(busy: Server) -> None:
         paid = steps + cost * total("draft_tokens")
         assert gain["speedup"] == pytest.approx(total("generated_tokens") / paid)
         assert gain["empty"] == pytest.approx(total("drafts", result="empty") / total("drafts"))
-    assert rows[FIRST]["why_not_more"] == "100% of the sessions open on a problem without history"
-    assert "Why not more" not in shown(busy, 200)
-    assert f"{FIRST}: why not more? 100% of the sessions" in shown(busy, 200)
+    assert rows[FIRST]["why_not_more"] == "100% of the sessions have a problem without history"
+    assert "Main limit" not in shown(busy, 200)
+    assert f"{FIRST}: main limit: 100% of the sessions" in shown(busy, 200)
 
 
 def test_rows_of_twins_are_there_where_twins_are(start_server: Starter) -> None:

@@ -1,4 +1,4 @@
-"""Workers that do not know the epoch count how often their weights changed; the server makes one number of it."""
+"""Workers that do not know the epoch count weight changes; the server turns the counts into one epoch."""
 
 import itertools
 from collections.abc import Callable
@@ -22,7 +22,7 @@ NUMBERS = itertools.count()
 
 
 class Worker:
-    """A stream on which one response after the other is committed."""
+    """A stream that commits one response after the other."""
 
     def __init__(self, wire: Wire, namespace: str) -> None:
         self.wire = wire
@@ -30,7 +30,7 @@ class Worker:
         self.stream = wire.stream()
 
     def commit(self, **fields: Any) -> int:
-        """The epoch that a response gets whose close has these fields."""
+        """Returns the epoch of a response whose close has these fields."""
         wire, session = self.wire, next(NUMBERS)
         about: dict[str, Any] = {"namespace": self.namespace, "problem": f"problem-{session}"}
         self.stream.ask(opens=[wire.open(session, **about)], step=wire.step([session], [[1, 2]]))
@@ -42,7 +42,7 @@ class Worker:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> str:
-    """One for each test."""
+    """A new namespace for each test."""
     return str(request.node.name)
 
 
@@ -53,7 +53,7 @@ def wire(shared_server: Server, connect_shared: Connector) -> Wire:
 
 @pytest.fixture
 def worker(wire: Wire, namespace: str) -> Callable[[], Worker]:
-    """worker() -> a Worker with a stream of its own."""
+    """worker() returns a Worker with its own stream."""
     return lambda: Worker(wire, namespace)
 
 
@@ -134,7 +134,7 @@ def test_a_stream_that_goes_on_after_a_drop_counts_anew(
 def test_an_epoch_that_leaves_no_room_to_count_is_refused(
     wire: Wire, worker: Callable[[], Worker], namespace: str, epoch: int
 ) -> None:
-    """By whatever it comes; it then has changed nothing."""
+    """Any kind of request is refused, and changes nothing."""
     says = f"epoch: {epoch} is more than the limit of {MAX_EPOCH}"
     one = worker()
     calls: list[Callable[[], object]] = [
@@ -152,7 +152,7 @@ def test_an_epoch_that_leaves_no_room_to_count_is_refused(
 def test_there_is_room_to_count_from_the_largest_epoch_on(
     wire: Wire, worker: Callable[[], Worker], namespace: str
 ) -> None:
-    """Also with a Redis, whose scores are exact up to 2^53."""
+    """Also with Redis, whose scores are exact up to 2^53."""
     wire.ingest([9], [[1]], namespace, epoch=MAX_EPOCH)
     wire.ingest([9], [[2]], namespace)
     wire.stub.Rewind(pb.RewindRequest(namespace=namespace, epoch=MAX_EPOCH))
@@ -161,7 +161,7 @@ def test_there_is_room_to_count_from_the_largest_epoch_on(
 
 
 def test_a_count_ends_at_the_last_epoch(start_server: Starter, connect: Connector) -> None:
-    """Stored by an older server, which took any epoch: it stays readable, and takes responses."""
+    """An older server stored it, which accepted any epoch: the problem stays readable and accepts responses."""
     server = start_server("--specrl-namespace", "run")
     server.terminate()
     assert server.wait() == 0

@@ -1,4 +1,4 @@
-"""What the drafter learned, across restarts: nothing is lost that was saved, and nothing of it can do harm."""
+"""Estimators across restarts: nothing saved is lost, and a bad state does no harm."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.support.wires import Connector, Wire
 
 PROMPT = [1, 2, 3]
 RESPONSE = list(range(10, 60))
-OTHER = [*range(10, 30), *range(200, 230)]  # leaves RESPONSE in the middle
+OTHER = [*range(10, 30), *range(200, 230)]  # diverges from RESPONSE in the middle
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def saved(server: Server) -> dict[str, bytes]:
 
 
 def learn(wire: Wire) -> None:
-    """Sessions follow what they are drafted up to the middle of the response, and then go another way."""
+    """Sessions follow their drafts up to the middle of the response, and then diverge."""
     stream = wire.stream()
     for session in range(3):
         stream.send(opens=[wire.open(session)])
@@ -52,7 +52,7 @@ def learn(wire: Wire) -> None:
 
 
 def probs(wire: Wire) -> list[float]:
-    """The probabilities of a draft that teaches nothing: the session has its context from the start."""
+    """Returns the probabilities of a draft that teaches nothing: the session starts with its whole context."""
     stream = wire.stream()
     opening = wire.open(99, generated=wire.i32(RESPONSE[:5]))
     answer = stream.ask(opens=[opening], step=wire.step([99], [[]], [5], verify_cost=0.0))
@@ -82,7 +82,7 @@ def test_a_restart_changes_no_probability(server: Server, wire: Wire, connect: C
     wire = restarted(server, connect)
     assert probs(wire) == learned
     [state] = saved(server).values()
-    # In process, from the same state and history, the engine says the same.
+    # In process, the engine gives the same from the same state and history.
     engine = Engine(1 << 26)
     engine.restore_estimator("run", state)
     assert engine.estimator_state("run") == state
@@ -90,7 +90,7 @@ def test_a_restart_changes_no_probability(server: Server, wire: Wire, connect: C
     session = engine.open("run", PROMPT, generated=RESPONSE[:5])
     drafted = engine.step(np.array([session]), np.array([], np.int32), np.array([0, 0]), verify_cost=0.0)
     assert drafted[2].tolist() == learned
-    # A second restart, with nothing learned in between, finds it once more.
+    # A second restart, without learning in between, finds it again.
     wire = restarted(server, connect)
     assert probs(wire) == learned
     assert list(saved(server).values()) == [state]
@@ -101,8 +101,8 @@ def test_a_server_that_is_killed_keeps_what_was_saved_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_server: Starter, connect: Connector
 ) -> None:
     """
-    1. A server that saves every 50 ms learns; wait until what it learned is in the file. Kill it.
-    2. What it says afterwards is what it said before, and every response is there.
+    1. A server that saves every 50 ms learns; wait until the file has its estimator. Kill it.
+    2. Afterwards, its drafts have the same probabilities, and every response is there.
     """
     quick = tmp_path / "quick"
     quick.write_text(
@@ -170,10 +170,10 @@ def test_a_state_that_cannot_be_used_is_left_aside(
         connection.execute("UPDATE estimators SET state = ?", (change(saved(server)["run"]),))
     server.start()
     wire = connect(server.endpoint)
-    assert warnings(server) == ["what was learned cannot be used; drafting starts anew"]
+    assert warnings(server) == ["saved estimators cannot be used; drafting starts from the defaults"]
     assert probs(wire) == at_first
     assert wire.history(PROMPT) == [RESPONSE]
-    learn(wire)  # and learns the same again, and that is kept in its place
+    learn(wire)  # learns the same again, and that is saved instead
     wire = restarted(server, connect)
     assert probs(wire) == learned
     assert len(warnings(server)) == 1
@@ -196,7 +196,7 @@ def test_what_was_learned_in_a_dropped_namespace_does_not_come_back(
     assert probs(wire) == at_first
 
 
-# In process, where a test decides when things happen
+# In process, where a test controls the timing
 
 
 def teach(engine: Engine, namespace: str) -> None:
@@ -229,7 +229,7 @@ def failing(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def held_up(store: SQLiteStore) -> Iterator[None]:
-    """Nothing is written meanwhile."""
+    """Nothing is saved during a drop."""
     gate = Latch()
     store._writer.submit(lambda connection: gate.wait(), 0)
     try:
@@ -261,7 +261,7 @@ async def test_a_store_that_fails_costs_the_save_alone(tmp_path: Path) -> None:
         store._writer.submit(failing, 0).result()
         with capture_logs() as logs:
             await history._learning.save()
-        assert [entry["event"] for entry in logs] == ["what was learned is not saved"]
+        assert [entry["event"] for entry in logs] == ["estimator not saved"]
         assert "the disk is full" in logs[0]["reason"]
         assert history.counts.store_errors == 1
         assert store.estimators() == {}
@@ -285,7 +285,7 @@ async def test_a_namespace_dropped_while_it_is_saved_stays_dropped(first: str, t
         await asyncio.gather(*tasks)
         await history._learning.save()
         assert set(store.estimators()) == {"b"}
-        teach(engine, "a")  # what is learned after is kept
+        teach(engine, "a")  # later learning is kept
         await history._learning.save()
         assert set(store.estimators()) == {"a", "b"}
 
@@ -317,6 +317,8 @@ async def test_a_store_that_cannot_be_read_is_said_and_survived(tmp_path: Path) 
     history = History(engine, store, 4096)
     with capture_logs() as logs:
         await history.load()
-    assert next(entry["event"] for entry in logs) == "what was learned cannot be read; drafting starts anew"
+    assert (
+        next(entry["event"] for entry in logs) == "saved estimators cannot be read; drafting starts from the defaults"
+    )
     assert engine.stats()["namespaces"] == {}
     await history.close()

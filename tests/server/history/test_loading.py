@@ -1,4 +1,4 @@
-"""Loading in the background: the index has what the store has, each response once, whatever callers do meanwhile."""
+"""Background loading: the index has what the store has, each response once, whatever callers do meanwhile."""
 
 import asyncio
 import random
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio
 
 NAMESPACES = ("run", "other", "third")
 PROBLEMS = 24
-NAMED = 4  # of them, with two prompts each
+NAMED = 4  # problems with a name, with two prompts each
 
 
 def prompt(number: int, which: int = 0) -> bytes:
@@ -38,14 +38,14 @@ def prompt(number: int, which: int = 0) -> bytes:
 
 
 def problem(namespace: str, number: int, which: int = 0) -> Problem:
-    """One of the problems of a namespace; a named one with either of its prompts."""
+    """Returns one of the problems of a namespace; a named one with either of its prompts."""
     if number < NAMED:
         return Problem(namespace, prompt(number, which), f"name-{number}")
     return Problem(namespace, prompt(number))
 
 
 class Texts:
-    """Responses, each unlike any other."""
+    """Returns unique responses."""
 
     def __init__(self) -> None:
         self._next = 1000
@@ -56,7 +56,7 @@ class Texts:
 
 
 def fill(directory: Path, texts: Texts, responses: int = 8) -> None:
-    """What a server has left."""
+    """Fills a store as an earlier server would."""
     store = SQLiteStore(directory, 100)
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
@@ -68,7 +68,7 @@ def fill(directory: Path, texts: Texts, responses: int = 8) -> None:
 
 @asynccontextmanager
 async def opened(directory: Path, memory: int = 1 << 28) -> AsyncIterator[tuple[Engine, SQLiteStore, History]]:
-    """A server that has just started: it loads what was stored before."""
+    """A server that has just started, and loads what was stored before."""
     engine = Engine(memory, history_epochs=100, namespace_tokens=0)
     store = SQLiteStore(directory, 100)
     history = History(engine, store, 100)
@@ -93,7 +93,7 @@ async def settled(history: History) -> None:
 
 
 async def everything_is_found(engine: Engine, store: SQLiteStore, history: History) -> None:
-    """The naive reference: whatever the store has of a problem that is asked for, the index has once."""
+    """The naive reference: the index has all stored responses of each requested problem once."""
     for namespace in NAMESPACES:
         for number in range(PROBLEMS):
             history.want(problem(namespace, number))
@@ -161,7 +161,7 @@ async def test_the_index_has_what_the_store_has_whatever_callers_do_while_it_is_
     build = Indexing.build_stored
 
     def slowly(*arguments: Any) -> None:
-        time.sleep(0.002)  # so that loading and callers meet
+        time.sleep(0.002)  # so that loading and callers overlap
         build(*arguments)
 
     monkeypatch.setattr(Indexing, "build_stored", slowly)
@@ -177,7 +177,7 @@ async def test_the_index_has_what_the_store_has_whatever_callers_do_while_it_is_
 
 
 class Gate:
-    """Holds back what loads in the background, not what is asked for."""
+    """Delays background reads, but not reads on demand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, behind: int = 0) -> None:
         self._gate = Latch()
@@ -237,7 +237,7 @@ async def test_a_drop_or_rewind_does_not_wait_for_loading(
 
 
 def fill_large(directory: Path, problems: int) -> None:
-    """4 responses of 2,000 tokens of each problem, about 80 KB in the index; the first problem is written last."""
+    """Stores 4 responses of 2,000 tokens for each problem, about 80 KB in the index; writes the first problem last."""
     rng = np.random.default_rng(0)
     store = SQLiteStore(directory, 8)
     for number in reversed(range(problems)):
@@ -249,9 +249,9 @@ def fill_large(directory: Path, problems: int) -> None:
 
 async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_on_demand(tmp_path: Path) -> None:
     """
-    1. A store of about three times the budget is loaded: the problems that were written to last, up to 90 %.
-    2. Nothing is evicted, and the server says how much is left.
-    3. A session on a problem that is left finds its history; for it the problems go that were written to first.
+    1. A store of about three times the budget is loaded: the problems with the latest writes, up to 90 %.
+    2. Nothing is evicted, and the server reports how much is left.
+    3. A session on a problem that is left finds its history; the least recently written problems make room for it.
     """
     fill_large(tmp_path, 600)
     with capture_logs() as logs:
@@ -261,7 +261,7 @@ async def test_loading_stops_before_it_drives_anything_out_and_the_rest_is_read_
             assert 0.8 < engine.memory_bytes() / (1 << 24) < 1.0
             known = [history._indexing.holds(problem("run", number)) for number in range(600)]
             held = known.index(False)
-            assert not any(known[held:])  # the newest, and no other
+            assert not any(known[held:])  # only the newest ones
             assert 50 < held < 300
             assert history.loading.progress.startswith(f"loaded {4 * held} of 2400 responses, as many as --memory")
             for number in range(599, 499, -1):
@@ -296,7 +296,7 @@ async def test_a_server_that_ends_does_not_load_on(tmp_path: Path, monkeypatch: 
 async def test_a_store_that_fails_ends_the_loading_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Problems are read when they are asked for; those that cannot be read then, later."""
+    """Problems are read on demand; those that cannot be read at first, later."""
     fill(tmp_path, Texts())
     pages, broken = SQLiteStore.pages, [True]
 

@@ -1,4 +1,4 @@
-"""What a shard hears of the epochs that others have seen."""
+"""How a shard learns the epochs that other shards have seen."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio
 
 @pytest_asyncio.fixture
 async def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[History, SQLiteStore]]:
-    """A history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
+    """Returns a history that takes its store for a shared one, and the store, which holds epoch 5 of `run`."""
     monkeypatch.setattr(SQLiteStore, "whole_at_start", False)
     monkeypatch.setattr(epoch_watch, "WATCH_SECONDS", 0.01)
     store = SQLiteStore(tmp_path, 8)

@@ -1,4 +1,4 @@
-"""Problems that the index does not hold: read once, never twice, and only while they are wanted."""
+"""Problems missing in the index: read once, never twice, and only on demand."""
 
 import asyncio
 from collections import Counter
@@ -25,7 +25,7 @@ PROBLEM = Problem("run", b"1234")
 
 
 class World:
-    """A store and an index, as dictionaries; each page of the store has two responses."""
+    """A store and an index as dictionaries; each page of the store has two responses."""
 
     def __init__(self) -> None:
         self.stored: dict[Problem, list[Record]] = {}
@@ -91,7 +91,7 @@ async def test_what_is_absent_is_not_asked_for_again_for_a_while(world: World, m
     await settle(world)
     world.through.want(PROBLEM)
     assert world.reads == 1
-    await world.through.settled(PROBLEM)  # something of it is about to be stored
+    await world.through.settled(PROBLEM)  # a response of it is about to be stored
     world.through.want(PROBLEM)
     await settle(world)
     assert world.reads == 2
@@ -149,7 +149,7 @@ async def test_a_named_problem_is_read_once_whatever_its_prompts(world: World) -
 async def test_what_could_not_be_read_is_filled_in_behind_newer_responses(
     world: World, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the index knows the problem by then, and nothing is indexed twice."""
+    """The index knows the problem by then, and nothing is indexed twice."""
     world.stored[PROBLEM] = [Record(bytes([i % 3] * 4), i // 2) for i in range(9)]
     world.broken = why == "failed"
     monkeypatch.setattr(read_through, "WAITING", 0 if why == "skipped" else 9)

@@ -1,4 +1,4 @@
-"""An index that has had all of its store asks it for nothing; once something is missing, it asks again."""
+"""An index with everything of its store does not ask the store; once something is missing, it asks again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +23,7 @@ BUDGET = 8 << 20
 
 
 class Noting(History):
-    """A history with its engine, and with the problems that it asked its store for."""
+    """A history with its engine and the problems that it requested from its store."""
 
     def __init__(self, engine: Engine, *arguments: Any) -> None:
         super().__init__(engine, *arguments)
@@ -33,7 +33,7 @@ class Noting(History):
 
 @pytest_asyncio.fixture
 async def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Noting]:
-    """A history that has loaded a store with one response of KNOWN; it notes in `reads` what it asks the store for."""
+    """Returns a history that has loaded a store with one response of KNOWN; `reads` records its requests."""
     store = SQLiteStore(tmp_path, 8)
     put(store, b"aaaa", 5)
     history = Noting(Engine(BUDGET, namespace_tokens=0), store, 4096)

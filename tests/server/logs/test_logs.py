@@ -1,4 +1,4 @@
-"""Lines that a stranger can cause, and what they say."""
+"""Log lines that unauthenticated peers can cause."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def test_some_lines_pass_and_the_rest_is_counted() -> None:
     assert throttle.admits("a", now=9.9) is None
     assert throttle.admits("a", now=10.0) == {"left_out": 3}
     assert [throttle.admits("a", now=11.0) for _ in range(3)] == [{}, {}, None]
-    assert throttle.admits("b", now=12.0) == {}  # nothing of it was left out
+    assert throttle.admits("b", now=12.0) == {}  # none of its lines was left out
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_request_without_a_name_gets_one_of_its_own(metadata: Sequence[tuple[s
 
 
 def lines(server: Server, event: str) -> list[dict[str, Any]]:
-    """Lines of the log, once there is one."""
+    """Returns lines of the log, once there is one."""
     eventually(lambda: any(entry["event"] == event for entry in server.log), f"the log says nothing of {event}")
     return [entry for entry in server.log if entry["event"] == event]
 
@@ -59,7 +59,7 @@ def test_every_line_of_a_call_carries_its_request(server: Server, wire: Wire) ->
     assert said == {"namespace": "run", "epoch": 0, "responses": 1, "tokens": 2}
     assert refused["request_id"] == "second"
     assert stored["responses"] == 1
-    assert "request_id" not in stored  # it is of all requests
+    assert "request_id" not in stored  # it covers many requests
 
 
 def test_one_line_a_stream_says_what_became_of_it(server: Server, wire: Wire) -> None:

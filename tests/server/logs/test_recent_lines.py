@@ -1,4 +1,4 @@
-"""What the status page shows of the log."""
+"""The log lines on the status page."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The HTTP port is for probes: peers that hold connections keep no other peer, and no gRPC client, from theirs."""
+"""The HTTP port stays usable: peers that hold connections block neither other peers nor gRPC clients."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ Writer: TypeAlias = asyncio.StreamWriter
 
 
 class Port:
-    """An HTTP port in this process, and the connections to it."""
+    """An HTTP port in this process, and connections to it."""
 
     def __init__(self, port: int, metrics: Metrics) -> None:
         self._port = port
@@ -60,7 +60,7 @@ class Port:
         return reader
 
     async def livez(self, peer: str) -> bytes:
-        """The status line that a peer gets."""
+        """Returns the status line that a peer gets."""
         return await (await self.connect(peer, WHOLE)).readline()
 
     def closed(self) -> dict[str, float]:
@@ -176,7 +176,7 @@ async def test_the_peer_with_most_connections_makes_room() -> None:
 
 
 class Looks(Collector):
-    """Notes in which thread each computation of /metrics was, and takes its time."""
+    """Records the thread of each computation of /metrics, and takes some time."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
@@ -191,8 +191,8 @@ class Looks(Collector):
 @pytest.mark.asyncio
 async def test_scrapers_share_a_computation_that_is_not_on_the_loop() -> None:
     """
-    1. One asks; while that is computed, nine more ask, and /livez is answered.
-    2. There were two computations in all, none in the thread of the event loop.
+    1. One caller asks; during the computation, nine more ask, and /livez is answered.
+    2. There were two computations, none of them in the thread of the event loop.
     """
     scrape = WHOLE.replace(b"livez", b"metrics")
     async with listening() as port:
@@ -234,7 +234,7 @@ def test_a_peer_is_an_address_or_a_network_of_ipv6(address: str, peer: str) -> N
     "data", [b"\x16\x03\x01\x02\x00garbage\r\n\r\n", b"GET /livez HTTP/9.9\r\n\r\n", b"\x00" * 9000]
 )
 def test_what_is_no_http_is_refused_and_fills_no_log(server: Server, data: bytes) -> None:
-    """The log is JSON: a line that is none has no `event`."""
+    """The log is JSON: a line that is not JSON has no `event`."""
     host, _, port = server.http.rpartition(":")
     for _ in range(3):
         with socket.create_connection((host, int(port)), timeout=60) as one:
@@ -249,7 +249,7 @@ def test_what_is_no_http_is_refused_and_fills_no_log(server: Server, data: bytes
 
 @pytest.fixture
 def limited(start_server: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A server that may open 1,024 files and sockets, as shells allow."""
+    """Returns a server that may open 1,024 files and sockets, a common limit of shells."""
     script = tmp_path / "limited"
     script.write_text(f'#!/bin/sh\nulimit -n 1024\nexec {sys.executable} -m histospec.server "$@"\n')
     script.chmod(0o755)
@@ -259,7 +259,7 @@ def limited(start_server: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def many_sockets() -> Iterator[list[socket.socket]]:
-    """Sockets to hold, closed in the end; this process may open as many as it is allowed to."""
+    """Sockets to hold, closed at the end; this process may open as many as its hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     held: list[socket.socket] = []
@@ -286,8 +286,8 @@ def test_half_sent_requests_take_no_descriptors_from_grpc(
     limited: Server, connect: Connector, many_sockets: list[socket.socket]
 ) -> None:
     """
-    1. A worker drafts; 1,500 half-sent HTTP requests are held, beyond what the server may open.
-    2. Another client connects and ingests, the worker drafts, probes and Prometheus are answered.
+    1. A worker drafts; peers hold 1,500 incomplete HTTP requests, more than the server may open.
+    2. Another client connects and ingests, the worker gets drafts, probes and Prometheus get answers.
     """
     stream = connect(limited.endpoint).stream()
     wire = connect(limited.endpoint)
@@ -305,7 +305,7 @@ def test_half_sent_requests_take_no_descriptors_from_grpc(
 def test_connections_to_grpc_take_no_descriptors_from_probes(
     limited: Server, connect: Connector, many_sockets: list[socket.socket]
 ) -> None:
-    """Connections that say nothing: probes are answered meanwhile, a stream goes on; later there is room again."""
+    """Silent connections: probes get answers, a stream continues, and later there is room again."""
     wire = connect(limited.endpoint)
     stream = wire.stream()
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))

@@ -1,4 +1,4 @@
-"""What drafts gain, from counters, and the main reason why it is not more."""
+"""The gain from drafts, computed from counters, and its main limit."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def test_ratios() -> None:
 
 
 def test_verifying_the_workers_own_drafts_costs_as_much() -> None:
-    """They are not what the server's acceptance speaks of."""
+    """The workers' own draft tokens do not count in the server's acceptance rate."""
     some = gain(COUNTED | {"model.draft_tokens": 5000}, 0.1)
     assert some.speedup == 1000 / (400 + 0.1 * 6000)
     assert some.acceptance == 0.6
 
 
 def test_steps_without_drafts_count() -> None:
-    """A run that mostly goes without drafts gains little, however much the few drafts bring."""
+    """A run that mostly has no drafts gains little, however good the few drafts are."""
     some = gain(COUNTED | {"generated_tokens": 4600, "undrafted_tokens": 3600}, 0.1)
     assert (some.steps, some.undrafted) == (4000, 0.9)
     assert some.tokens_per_step == pytest.approx(1.15)
@@ -45,13 +45,13 @@ def test_nothing_to_divide_by() -> None:
     ("changes", "cost", "reason"),
     [
         ({}, 0.1, ""),
-        ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps to tell
-        ({}, 0.6, "verifying a drafted token costs 0.60 of a plain step"),
-        ({"undrafted_tokens": 400}, 0.1, "no draft was asked for, or it came late, in 50% of the steps"),
-        ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions open on a problem without history"),
+        ({"drafts_hit": 10, "drafts_empty": 9, "accepted_tokens": 0}, 0.1, ""),  # too few steps
+        ({}, 0.6, "verifying a draft token costs 0.60 of a step without drafts"),
+        ({"undrafted_tokens": 400}, 0.1, "in 50% of the steps, no draft was asked for, or it came too late"),
+        ({"lookups_hit": 20, "lookups_miss": 80}, 0.1, "80% of the sessions have a problem without history"),
         ({"lookups_hit": 0, "lookups_miss": 19}, 0.1, ""),
         ({"drafts_hit": 100, "drafts_empty": 300}, None, "75% of the drafts are empty"),
-        ({"accepted_tokens": 300}, 0.1, "30% of the drafted tokens are accepted"),
+        ({"accepted_tokens": 300}, 0.1, "30% of the draft tokens are accepted"),
     ],
 )
 def test_the_main_reason(changes: dict[str, Any], cost: float | None, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Each hint, from numbers that call for it, and none from those that do not."""
+"""Each hint appears for numbers that need it, and for no others."""
 
 from typing import Any
 
@@ -36,29 +36,34 @@ CASES = {
         BUSY._replace(store_trouble="store: the file was deleted"),
         "bad",
         "Nothing can be stored",
-        "store: the file was deleted. Nothing is acknowledged",
+        "store: the file was deleted. The server acknowledges no response",
     ),
-    "damage": (BUSY._replace(damaged=1), "bad", "The store was damaged", "1 stored response or more could not be read"),
+    "damage": (
+        BUSY._replace(damaged=1),
+        "bad",
+        "The store was damaged",
+        "At least 1 stored response could not be read",
+    ),
     "a pause": (
         BUSY._replace(retention_paused="the time of day jumped"),
         "warn",
         "Retention is paused",
-        "The time of day jumped. Nothing is forgotten meanwhile",
+        "The time of day jumped. Retention deletes nothing until then",
     ),
     "a disk that fills up": (
         BUSY._replace(store_size=StoreSize(held=5, disk_free=9 << 30, disk_size=100 << 30)),
         "warn",
-        "The disk fills up",
+        "The disk is nearly full",
         "9.0 GiB of 100.0 GiB are free on the volume of --data-dir",
     ),
     "a store that fills up": (
         BUSY._replace(store_size=StoreSize(held=91 << 30, limit=100 << 30, disk_free=50, disk_size=100)),
         "warn",
-        "The store fills up",
-        "The store holds 91.0 GiB of the 100.0 GiB that it may",
+        "The store is nearly full",
+        "The store holds 91.0 GiB of its limit of 100.0 GiB",
     ),
     "a shard away": (BUSY._replace(away=["b", "c"]), "bad", "Not serving: b, c", "log"),
-    "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "34 ms or more"),
+    "slow drafts": (BUSY._replace(draft_p99=0.034), "warn", "Drafts come late", "at least 34 ms"),
     "first epoch": (
         with_namespace(hits=0, misses=64, history_responses=0, drafted=0, accepted=0),
         "info",
@@ -91,7 +96,7 @@ CASES = {
             history_responses=3,
         ),
         "info",
-        "run: first epoch, it seems",
+        "run: probably the first epoch",
         "Namespace runs, which has 90 responses, has a similar name: is HISTOSPEC_NAMESPACE right?",
     ),
     "nothing left of what was": (
@@ -103,44 +108,44 @@ CASES = {
     "later epochs in which no prompt came back": (
         with_namespace(hits=1, misses=5000, hits_ever=1, lookups_ever=5001, history_responses=1, newest_epoch=2),
         "info",
-        "run: prompts have not come back",
-        "1 response stored, the newest of epoch 2, and hardly a prompt has come back",
+        "run: prompts have not repeated",
+        "1 response stored, the newest of epoch 2, and almost no prompt has repeated",
     ),
     "later in the first epoch": (
         with_namespace(hits=1, misses=5000, hits_ever=1, lookups_ever=5001, history_responses=1),
         "info",
-        "run: first epoch, it seems",
-        "1 response stored, and hardly a prompt has come back yet",
+        "run: probably the first epoch",
+        "1 response stored, and almost no prompt has repeated yet",
     ),
     "prompts never repeat": (
         with_namespace(hits=0, misses=500, hits_ever=9, lookups_ever=20_000),
         "warn",
         "run: prompts never repeat",
-        "hardly one of 20,000 sessions belongs to it",
+        "almost none of 20,000 sessions has a known problem",
     ),
     "prompts no longer repeat": (
         with_namespace(hits=1, misses=99),
         "warn",
         "run: prompts no longer repeat",
-        "Lately 99% of 100 sessions belong to no known problem",
+        "In the last ten minutes, 99% of 100 sessions had an unknown problem",
     ),
     "evicted": (
         with_namespace(hits=500, misses=500)._replace(evicted=1200, index_bytes=9.5),
         "warn",
         "History is evicted",
-        "1,200 responses left it lately for want of memory, and 50% of the sessions found no history. Raise --memory",
+        "it evicted 1,200 responses in the last ten minutes, and 50% of the sessions found no history. Raise --memory",
     ),
     "low acceptance": (
         with_namespace(accepted=900),
         "warn",
-        "run: few drafted tokens are accepted",
-        "only 10% of what history drafts",
+        "run: few draft tokens are accepted",
+        "Only 10% of the tokens drafted from history",
     ),
     "verifying costs too much": (
         with_namespace(verify_cost=0.6),
         "info",
         "run: verifying costs too much to draft",
-        "0.60 of a plain step",
+        "0.60 of a step without drafts",
     ),
 }
 
@@ -157,15 +162,15 @@ def test_each_case_is_told_with_what_to_do(case: str) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        with_namespace(hits=0, misses=19),  # too few to tell
+        with_namespace(hits=0, misses=19),  # too few lookups
         with_namespace(hits=6, misses=94),
         with_namespace(drafted=999, accepted=0),
         with_namespace(verify_cost=0.44),
-        with_namespace(verify_cost=0.6)._replace(streams=0),  # said long ago
-        with_namespace(hits=500, misses=500)._replace(evicted=1200),  # by age: there is room
-        with_namespace(hits=900, misses=100)._replace(evicted=1200, index_bytes=9.5),  # nobody misses it
+        with_namespace(verify_cost=0.6)._replace(streams=0),  # an old report
+        with_namespace(hits=500, misses=500)._replace(evicted=1200),  # evicted by age: memory is not full
+        with_namespace(hits=900, misses=100)._replace(evicted=1200, index_bytes=9.5),  # few sessions miss it
         BUSY._replace(draft_p99=0.02),
-        BUSY._replace(streams=0, draft_p99=None),  # idle, after work
+        BUSY._replace(streams=0, draft_p99=None),  # idle after work
         BUSY._replace(store_size=StoreSize(held=90, limit=100, disk_free=10, disk_size=100)),
         BUSY._replace(store_size=StoreSize(held=10**15)),  # without a limit
     ],

@@ -1,4 +1,4 @@
-"""Which namespaces have series of their own, against a simple account of what every count should show up in."""
+"""Which namespaces have their own series, compared with a simple account of every count."""
 
 import random
 from collections import Counter, deque
@@ -49,14 +49,14 @@ class World:
         return self.rows.setdefault(name, Counter())
 
     def look(self) -> EngineCounters:
-        names = random.sample(list(self.rows), len(self.rows))  # the engine's are in no order
+        names = random.sample(list(self.rows), len(self.rows))  # an engine's namespaces have no order
         values = np.array([[self.rows[name][column] for column in COLUMNS] for name in names], np.int64)
         dropped = np.array([self.dropped[column] for column in COLUMNS], np.int64)
         places = {column: place for place, column in enumerate(COLUMNS)}
         return EngineCounters(names, places, values.reshape(len(names), len(COLUMNS)), dropped, {})
 
     def counted(self) -> Counter[str]:
-        """Of all namespaces that are there or were."""
+        """Returns the sum over current and dropped namespaces."""
         total = Counter(self.dropped)
         for row in self.rows.values():
             total.update({column: row[column] for column in COUNTED})
@@ -78,7 +78,7 @@ def by_name(shown: Labelled) -> dict[str, dict[str, int]]:
 
 
 def named(labels: Labels, world: World) -> set[str]:
-    """Those that have a label."""
+    """Returns the namespaces that have a label."""
     return set(labels.show(world.look()).names) - {OTHER_NAMESPACES}
 
 
@@ -87,18 +87,18 @@ def names(count: int, first: int = 0) -> list[str]:
 
 
 def increase(now: dict[str, int], before: dict[str, int] | None) -> Counter[str]:
-    """What Prometheus makes of two samples: one that is lower begins again from 0."""
+    """Returns the increase between two samples as Prometheus computes it: a lower value starts again from 0."""
     before = before or {}
     return Counter({c: now[c] - before.get(c, 0) if now[c] >= before.get(c, 0) else now[c] for c in COUNTED})
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_count_shows_in_one_series_and_none_falls(seed: int) -> None:
-    """Namespaces come, work, rest, are evicted and dropped at random, with more of them than labels.
+    """Namespaces come, work, rest, are evicted and dropped at random; there are more of them than labels.
 
-    1. Each label shows its namespace's own counters; `_other` shows what the others hold.
-    2. What all series grew by, as Prometheus reckons it, is what all namespaces counted, to the unit.
-    3. No counter of `_other` falls. No hour has more names than three for each label.
+    1. Each label shows its namespace's own counters; `_other` shows those of the others.
+    2. The increase of all series, as Prometheus computes it, equals the exact sum of all counts.
+    3. No counter of `_other` falls. No hour has more than three names per label.
     """
     pick = random.Random(seed)
     random.seed(seed)
@@ -192,7 +192,7 @@ def test_an_idle_run_loses_its_label_only_to_an_active_one(world: World, labels:
     full(world, labels)
     world.steps("run-1", "run-2")
     assert named(labels, world) == set(names(3))
-    world.evicts("run-0")  # which is no work
+    world.evicts("run-0")  # an eviction does not count as activity
     world.steps("new")
     assert named(labels, world) == {"run-1", "run-2", "new"}
 
@@ -228,7 +228,7 @@ def test_a_run_that_is_dropped_and_comes_again_has_its_label_at_once(world: Worl
 
 
 def test_what_was_loaded_from_the_store_makes_room_for_runs_at_once(world: World, labels: Labels) -> None:
-    """After a restart: labels go to whatever is loaded first, and minutes later the workers come."""
+    """After a restart, labels go to the namespaces loaded first, and the workers come minutes later."""
     world.ingests(*names(5))
     stored = named(labels, world)
     world.seconds += 60

@@ -1,4 +1,4 @@
-"""/metrics, counted to the unit."""
+"""Exact values of /metrics."""
 
 import gzip
 import json
@@ -59,8 +59,8 @@ def test_every_name_of_the_contract_is_there_from_the_start(server: Server, wire
 def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
     """
     1. Ingest three responses of a problem; open two sessions on it and one on another problem.
-    2. Each generates; one follows the drafts it is given; one commits.
-    3. Every counter is what that adds up to.
+    2. Each generates; one follows its drafts; one commits.
+    3. Every counter has the expected sum.
     """
     wire.ingest([1, 2, 3], [RESPONSE] * 3, epoch=1)
     stream = wire.stream()
@@ -86,7 +86,7 @@ def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
         'draft_tokens_total{namespace="run"}': drafted,
         'accepted_tokens_total{namespace="run"}': len(followed),
         'generated_tokens_total{namespace="run"}': committed + 2,
-        'undrafted_tokens_total{namespace="run"}': 3,  # the four that came first, but for the prompt's own
+        'undrafted_tokens_total{namespace="run"}': 3,  # the first four tokens, without the prompt's own
         "ingested_responses_total": 4,
         "ingested_tokens_total": 3 * len(RESPONSE) + committed,
         'evicted_responses_total{namespace="run",reason="memory"}': 0,
@@ -113,7 +113,7 @@ def test_counts_equal_what_was_done(server: Server, wire: Wire) -> None:
 
 
 def test_twins_are_counted(server: Server, wire: Wire) -> None:
-    """Of the sessions with a seed alone, with and without one; what is drafted from them, and what of it was right."""
+    """Counts of sessions with a seed, with and without a twin; tokens drafted from twins, and accepted ones."""
     text = [*RESPONSE[:10], *range(500, 540)]
     wire.ingest([1, 2, 3], [RESPONSE])
     stream = wire.stream()
@@ -135,9 +135,9 @@ def test_twins_are_counted(server: Server, wire: Wire) -> None:
 
 def test_the_workers_own_drafts_are_counted_beside_ours(server: Server, wire: Wire) -> None:
     """
-    1. A worker says with each step what it verified: of the draft from here nothing, then all, then two tokens.
-    2. Only what it verified counts as drafted here; what its own drafter drafted is a source of its own.
-    3. The page, which is the same JSON as `histospec status`, shows both.
+    1. A worker reports with each step what it verified of the server's draft: nothing, then all, then two tokens.
+    2. Only verified tokens count as drafted; the worker's own drafter is a separate source.
+    3. The page, which shows the same JSON as `histospec status`, has both.
     """
     wire.ingest([1, 2, 3], [RESPONSE] * 3, epoch=1)
     stream = wire.stream()
@@ -162,7 +162,7 @@ def test_the_workers_own_drafts_are_counted_beside_ours(server: Server, wire: Wi
         'source_accepted_tokens_total{namespace="run",source="model"}': 2,
         'accepted_tokens_total{namespace="run"}': len(second),
         'generated_tokens_total{namespace="run"}': 4 + 3 + len(second) + 1 + 2,
-        'undrafted_tokens_total{namespace="run"}': 3 + 1,  # beside the prompt's own: at first, and at last
+        'undrafted_tokens_total{namespace="run"}': 3 + 1,  # without the prompt's own: at first, and at last
     }
     assert {name: samples[f"histospec_{name}"] for name in expected} == expected
     drafted = samples['histospec_draft_tokens_total{namespace="run"}']
@@ -252,7 +252,7 @@ def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server: Server, wi
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [RESPONSE[:4]]))
     before = totals()
     wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace="run"))
-    assert totals() == before  # a session of the namespace is open: it stays
+    assert totals() == before  # a session of the namespace is open: its counters stay
     wire.ingest([1, 2, 3], [RESPONSE])
     stream.ask(opens=[wire.open(2)], step=wire.step([2], [RESPONSE[:4]]))
     after = totals()
@@ -265,7 +265,7 @@ def test_totals_never_fall_when_a_namespace_in_use_is_dropped(server: Server, wi
 
 @pytest.mark.parametrize("forget", ["drop", "rewind", "both", "come and go"])
 def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, forget: str) -> None:
-    """Those of /status; after a rewind, those of /metrics, too, where a namespace goes when it is dropped."""
+    """Totals of /status never fall; after a rewind, neither do those of /metrics, which lose dropped namespaces."""
     names = ("draft_tokens", "accepted_tokens", "generated_tokens", "lookups_hit")
 
     def totals() -> dict[str, float]:
@@ -305,7 +305,7 @@ def test_totals_never_fall_whatever_is_forgotten(server: Server, wire: Wire, for
 
 def test_names_that_never_existed_use_up_no_label(server: Server, wire: Wire) -> None:
     for number in range(20):
-        name = f"nobody-{number}"
+        name = f"absent-{number}"
         wire.stub.DropNamespace(pb.DropNamespaceRequest(namespace=name))
         wire.stub.Rewind(pb.RewindRequest(namespace=name, epoch=3))
         wire.stub.PredictLength(pb.PredictLengthRequest(namespace=name, prompt=wire.i32([1])))
@@ -341,7 +341,7 @@ def test_both_formats_are_served_compressed_where_that_is_asked_for(
 
 
 def test_a_run_is_named_twice(server: Server, wire: Wire) -> None:
-    """By its namespace, and by a label that no scrape configuration overwrites."""
+    """Series name the run by namespace, and by a label that no scrape configuration overwrites."""
     wire.ingest([1], [[2]])
     text = server.get("/metrics")[1]
     named = [line for line in text.splitlines() if "namespace=" in line or "run=" in line]
@@ -351,8 +351,8 @@ def test_a_run_is_named_twice(server: Server, wire: Wire) -> None:
 
 def test_the_room_of_the_store_is_shown(start_server: Starter, connect: Connector) -> None:
     """
-    1. Without --disk there is no limit; the volume is that of the directory, to what others write meanwhile.
-    2. What is stored shows; with --disk, the limit does. /status says the same.
+    1. Without --disk there is no limit; the volume is that of the directory, apart from other programs' writes.
+    2. The size of stored data appears; with --disk, so does the limit. /status agrees.
     """
     unlimited = start_server("--disk", "0")
     samples = unlimited.metrics()
@@ -394,10 +394,10 @@ def test_what_workers_say_is_of_namespaces_that_are_there() -> None:
 
 def test_the_verify_cost_is_what_open_streams_say(server: Server, wire: Wire) -> None:
     """
-    1. Three workers say what a drafted token costs them: the metric is the median.
-    2. One says another cost: so it is of those.
-    3. One leaves: what it said no longer counts. When all have left there is no value.
-    4. A namespace that is dropped while a stream goes on has none until that steps there again.
+    1. Three workers report the cost of a draft token: the metric is the median.
+    2. One reports another cost: the median changes.
+    3. One leaves: its report no longer counts. When all have left, there is no value.
+    4. A namespace dropped during a stream has no value until the stream steps there again.
     """
 
     def shown() -> float | None:
@@ -427,7 +427,7 @@ def test_the_verify_cost_is_what_open_streams_say(server: Server, wire: Wire) ->
 
 
 def test_every_reason_for_an_eviction_is_counted_for_itself(start_server: Starter, connect: Connector) -> None:
-    """A window that is full evicts as many as come, which is no want of memory; what is rewound is not evicted."""
+    """A full window evicts as many responses as arrive, which is not by memory; rewound ones are not evicted."""
 
     def reasons(*flags: str, rewind: bool = False) -> dict[str, bool]:
         server = start_server("--namespace-tokens", "0", *flags)

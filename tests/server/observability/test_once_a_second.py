@@ -1,4 +1,4 @@
-"""One computation for all that ask at a time, never one that began before they asked."""
+"""Callers at one time share a computation that started after they asked."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from histospec.server.observability.once_a_second import OnceASecond
 
 
 class Numbers:
-    """Computes 1, 2, 3, ... each when it is let go."""
+    """Computes 1, 2, 3, ... each when released."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -37,7 +37,7 @@ async def test_all_that_ask_at_a_time_share_one_computation() -> None:
 
 @pytest.mark.asyncio
 async def test_who_asks_during_a_computation_shares_the_next() -> None:
-    """What was counted before a scrape is in it."""
+    """A scrape includes everything counted before it."""
     numbers = Numbers()
     once = OnceASecond(numbers, seconds=0)
     first = asyncio.ensure_future(once())

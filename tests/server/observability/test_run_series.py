@@ -1,4 +1,4 @@
-"""The series of runs beside what prometheus_client writes of the same numbers, and how many there are at most."""
+"""The series of runs agree with prometheus_client's output of the same numbers, and their number is bounded."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -35,7 +35,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Reference(Collector):
-    """The families of `engine.stats()`, one namespace and one number at a time."""
+    """Returns the families of `engine.stats()`, one namespace and one number at a time."""
 
     def __init__(self, engine: Engine, costs: dict[str, float]) -> None:
         self._engine = engine
@@ -72,7 +72,7 @@ class Reference(Collector):
 
 
 def work(engine: Engine, namespace: str, responses: int) -> None:
-    """Something in every kind of counter."""
+    """Fills every kind of counter."""
     text = np.arange(10, 40, dtype=np.int32)
     for number in range(responses):
         engine.ingest(namespace, [1, 2], [text, text], epoch=number)
@@ -89,7 +89,7 @@ def exposed(metrics: Metrics, accept: str) -> str:
 
 
 def samples(text: str, accept: str) -> tuple[Samples, dict[str, str]]:
-    """Samples, and the types of their families."""
+    """Returns the samples, and the types of their families."""
     parse: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
     if accept == OPEN_METRICS:
         parse = parse_open_metrics
@@ -142,7 +142,7 @@ def test_a_second_look_has_new_numbers_and_new_names(accept: str) -> None:
 
 @pytest.mark.parametrize("accept", ["", OPEN_METRICS])
 def test_a_scrape_has_at_most_so_many_series_and_bytes(accept: str) -> None:
-    """With 1,000 namespaces of the longest names: 37 series of each label, and a few hundred of the server."""
+    """With 1,000 namespaces of the longest names: 37 series per label, and a few hundred of the server."""
     engine = Engine(1 << 28)
     metrics = Metrics(engine, Counts())
     said = metrics.engine.verify_costs.open()

@@ -1,4 +1,4 @@
-"""The last hour in a ring, and what it makes of counters."""
+"""The last hour in a ring, and the series computed from its counters."""
 
 import math
 
@@ -12,7 +12,7 @@ NO_STEPS = [0.0] * (len(SECONDS) + 1)
 
 
 def filled(count: int, **rates: float) -> Samples:
-    """As many samples, with counters that grow by so much each."""
+    """Adds samples whose counters grow by this much each."""
     samples = Samples()
     for i in range(count):
         values = NOTHING | {name: i * rate for name, rate in rates.items()}
@@ -35,8 +35,8 @@ def test_shares_and_rates_are_of_the_time_between_points() -> None:
     assert series["hit_rate"] == [0.75, 0.75]
     assert series["tokens_per_step"] == [3, 3]
     assert series["acceptance"] == [0.4, 0.4]
-    assert series["draft_tokens"] == [10, 10]  # a second
-    assert series["sessions"] == [7, 14]  # as it was
+    assert series["draft_tokens"] == [10, 10]  # per second
+    assert series["sessions"] == [7, 14]  # values at that moment
     assert filled(3).series()["hit_rate"] == [None, None]
 
 
@@ -55,7 +55,7 @@ def test_an_hour_is_kept_and_no_more() -> None:
     times = samples.series(points=10_000)["time"]
     assert (times[-1] or 0) - (times[0] or 0) == HOUR - EVERY
     assert samples.totals()["generated_tokens"] == 1999
-    # Rare samples, as of a large index, are kept for as long, not as many.
+    # Rare samples, as with a large index, are kept for as long, so there are fewer.
     rare = Samples()
     for i in range(1000):
         rare.add(Sample(60.0 * i, NOTHING, NO_STEPS))
@@ -70,8 +70,8 @@ def test_recent_is_of_the_last_ten_minutes() -> None:
 
 def test_quantiles_come_from_the_histogram() -> None:
     samples = Samples()
-    samples.add(Sample(0, NOTHING, [100.0] * len(NO_STEPS)))  # all before the first look
-    # 98 steps of 1 to 2.5 ms, one of 5 to 10 ms, one that took longer than any bucket.
+    samples.add(Sample(0, NOTHING, [100.0] * len(NO_STEPS)))  # all before the first sample
+    # 98 steps of 1 to 2.5 ms, one of 5 to 10 ms, one beyond the last bucket.
     buckets = [100.0 + 98 * (s >= 0.0025) + (s >= 0.01) + (s == math.inf) for s in (*SECONDS, math.inf)]
     samples.add(Sample(5, NOTHING, buckets))
     [median], [most] = (samples.series()[name] for name in ("draft_p50", "draft_p99"))

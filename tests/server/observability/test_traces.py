@@ -1,4 +1,4 @@
-"""Spans, as a real collector on a real socket receives them."""
+"""Spans as a real collector receives them."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ CALLER = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Collector(trace_service_grpc.TraceServiceServicer):  # type: ignore[misc, name-defined]
-    """Keeps every span that it gets, by name."""
+    """Collects every span by name."""
 
     def __init__(self) -> None:
         self.spans: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def test_a_span_a_call_and_one_a_stream(
         stream.ask(step=wire.step([1], [[5]], [position]), **fields)
     stream.end()
     server.terminate()
-    assert server.wait() == 0  # what waited was sent
+    assert server.wait() == 0  # queued spans were sent
 
     assert collector.spans.keys() == {"Ingest", "DropNamespace", "Draft"}
     assert collector.services == {"histospec"}
@@ -102,7 +102,7 @@ def test_a_collector_that_is_away_holds_nobody_up(
 
 
 def test_who_does_not_ask_does_not_pay() -> None:
-    """redis imports some of OpenTelemetry by itself; what makes and sends spans is imported by nobody else."""
+    """redis imports some of OpenTelemetry itself; no other package imports the part that sends spans."""
     code = "import sys, histospec.server.app; sys.exit(any('opentelemetry.exporter' in name for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 

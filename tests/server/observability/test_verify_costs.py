@@ -1,4 +1,4 @@
-"""What streams said of the verify cost, while they go on and step."""
+"""Verify costs that streams report while they step."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What the HTTP port answers, and that its page is in the package."""
+"""The answers of the HTTP port, and its page as part of the package."""
 
 import asyncio
 import gzip
@@ -51,7 +51,7 @@ def test_the_page_needs_nobody_else(shared_server: Server, path: str) -> None:
     status, text = shared_server.get(path)
     assert status == 200
     assert "https://" not in text
-    assert text.count("http://") == text.count("http://www.w3.org/2000/svg")  # a name, never asked
+    assert text.count("http://") == text.count("http://www.w3.org/2000/svg")  # an XML name, never requested
 
 
 def test_nothing_else_is_served(shared_server: Server) -> None:
@@ -82,7 +82,7 @@ def test_status_is_compressed_where_that_is_asked_for(shared_server: Server, acc
 
 
 def test_namespaces_are_bounded(start_server: Starter) -> None:
-    """Of many, the largest are listed; those with running sessions come first."""
+    """The largest namespaces are listed; those with running sessions come first."""
     server = start_server()
     for number in range(MAX_NAMESPACES + 5):
         with DraftClient(server.endpoint, namespace=f"run-{number}") as client:
@@ -98,7 +98,7 @@ def test_namespaces_are_bounded(start_server: Starter) -> None:
 
 
 def test_a_dropped_namespace_is_in_no_state_that_the_status_keeps(tmp_path: Path) -> None:
-    """Nor do its counters, where the name comes again, take anything from those of the last ten minutes."""
+    """A reused name does not take anything from the counters of the last ten minutes."""
     engine = Engine(1 << 24)
     metrics = Metrics(engine, Counts())
     config = Config(data_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""A stream that commits faster than the index takes it waits, and memory stays within the budget and a tenth."""
+"""A stream that commits faster than the index accepts waits, and memory stays within a tenth of the budget."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ TEXT = np.random.default_rng(0).integers(0, 50_000, 20_000).astype("<i4").tobyte
 
 
 def commit(wire: Wire, number: int, problem: int, epoch: int) -> pb.DraftRequest:
-    """One message that opens a session, writes 20,000 tokens and commits them."""
+    """Returns a message that opens a session, writes 20,000 tokens and commits them."""
     return pb.DraftRequest(
         sequence=number,
         opens=[wire.open(number, [problem])],
@@ -77,7 +77,7 @@ def test_sessions_alone_do_not_outgrow_the_budget(start_server: Starter, connect
         step = wire.step([*alive, STRANGE], [*texts, [1]], [at] * len(alive) + [0], max_tokens=0)
         answer = stream.ask(step=step)
         refused |= {r.session: r.reason for r in answer.refusals}
-        assert np.frombuffer(answer.unknown, "<u8").tolist() == [STRANGE]  # it may be opened again: it is not refused
+        assert np.frombuffer(answer.unknown, "<u8").tolist() == [STRANGE]  # unknown, not refused: it may reopen
     assert refused
     assert all("--memory" in reason for reason in refused.values())
     assert server.metrics()["histospec_index_bytes"] <= 1.1 * (16 << 20) + 8 * 40_000 * 64
@@ -85,7 +85,7 @@ def test_sessions_alone_do_not_outgrow_the_budget(start_server: Starter, connect
 
 
 class SlowEngine:
-    """An engine whose index takes nothing before it may."""
+    """An engine whose index accepts nothing until released."""
 
     def __init__(self) -> None:
         self.engine = Engine(1 << 24)
@@ -100,7 +100,7 @@ class SlowEngine:
 
 
 def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else callers that ingest faster than segments are built would fill the memory with stored responses."""
+    """Otherwise, callers that ingest faster than segments are built would fill the memory with stored responses."""
     monkeypatch.setattr(back_pressure, "UNINDEXED", 3000)
 
     async def run() -> None:
@@ -114,7 +114,7 @@ def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monke
         ]
         try:
             await until(lambda: store.count() >= 2)
-            await asyncio.sleep(10 * back_pressure.LOOK_SECONDS)  # the others look often enough meanwhile
+            await asyncio.sleep(10 * back_pressure.LOOK_SECONDS)  # enough time for the others to check
             stored = store.count()
         finally:
             engine.may.set()

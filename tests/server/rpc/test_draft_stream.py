@@ -1,4 +1,4 @@
-"""The Draft stream over raw gRPC: what draft.proto promises, message by message."""
+"""The Draft stream over raw gRPC: the promises of draft.proto, message by message."""
 
 import grpc
 import numpy as np
@@ -14,7 +14,7 @@ RESPONSE = list(range(10, 40))
 
 @pytest.fixture
 def known(wire: Wire) -> Wire:
-    """A server that remembers RESPONSE for the prompt (1, 2, 3)."""
+    """Returns a server with RESPONSE in the history of the prompt (1, 2, 3)."""
     wire.ingest([1, 2, 3], [RESPONSE])
     return wire
 
@@ -73,7 +73,7 @@ def test_a_step_for_no_session_is_answered(known: Wire) -> None:
 def test_repeated_tokens_are_applied_once(known: Wire) -> None:
     stream = known.stream()
     stream.ask(opens=[known.open(1)], step=known.step([1], [RESPONSE[:6]]))
-    stream.ask(step=known.step([1], [RESPONSE[:6]], [0]))  # the whole step again
+    stream.ask(step=known.step([1], [RESPONSE[:6]], [0]))  # repeats the whole step
     stream.ask(step=known.step([1], [RESPONSE[4:9]], [4]))  # overlaps by two
     stream.ask(closes=[known.commit(1, 9)])
     assert known.history([1, 2, 3])[1] == RESPONSE[:9]
@@ -87,7 +87,7 @@ def test_a_gap_makes_the_session_unknown_and_leaves_the_others(known: Wire) -> N
     gap, other = known.drafts(answer)
     assert gap == []
     assert other[:1] == [RESPONSE[5]]
-    # Reopened from the worker's own context, it goes on under the same id.
+    # Reopened with the worker's own context, it continues under the same id.
     reopened = known.open(1, generated=known.i32(RESPONSE[:6]))
     answer = stream.ask(opens=[reopened], step=known.step([1], [[RESPONSE[6]]], [6]))
     assert known.unknown(answer) == []
@@ -183,8 +183,8 @@ def test_sessions_end_with_their_stream_uncommitted(wire: Wire, server: Server) 
 
 def test_clients_that_leave_in_the_middle_hurt_nobody(server: Server, connect: Connector) -> None:
     """
-    1. Clients send steps and commits, and leave without waiting for what they asked: at once, or with some answers.
-    2. The server goes on for others; its log says that they left, and no more.
+    1. Clients send steps and commits, and leave without waiting for all answers.
+    2. The server continues for others; its log only says that they left.
     """
     sessions = range(20)
     for wait in range(40):
@@ -202,7 +202,7 @@ def test_clients_that_leave_in_the_middle_hurt_nobody(server: Server, connect: C
     eventually(lambda: not server.metrics()["histospec_streams"], "streams stay")
     ended = [entry["outcome"] for entry in server.log if entry["event"] == "draft stream ended"]
     assert len(ended) == 40
-    assert set(ended) - {"ok"} == {"left"}  # one whose end was read before its leaving was noticed is as good as any
+    assert set(ended) - {"ok"} == {"left"}  # "ok" if the server read the end of the stream before it noticed
     assert {entry["level"] for entry in server.log} == {"info"}
     wire = connect(server.endpoint)
     stream = wire.stream()
@@ -213,8 +213,8 @@ def test_clients_that_leave_in_the_middle_hurt_nobody(server: Server, connect: C
 
 def test_ingests_that_nobody_waits_for_hurt_nobody(server: Server, wire: Wire) -> None:
     """
-    1. Clients ask for many ingests at once, wait for the first, and leave the others where they are.
-    2. The server goes on for others, and what it stored of those that were left is in the index, too.
+    1. Clients start many ingests at once, wait for the first, and abandon the others.
+    2. The server continues for others, and the index has what it stored of the abandoned ones.
     """
     responses = [pb.Response(tokens=wire.i32(range(2000)))] * 4
     for i in range(20):
@@ -284,7 +284,7 @@ def test_history_limit_takes_the_newest(wire: Wire) -> None:
 
 
 def test_namespaces_are_bounded(start_server: Starter, connect: Connector) -> None:
-    """Whoever may make up namespaces cannot fill the memory with them; those that are there go on."""
+    """Callers that invent namespaces cannot fill the memory with them; existing ones continue."""
     server = start_server("--max-namespaces", "2")
     wire = connect(server.endpoint)
     wire.ingest([1], [[2, 3]], epoch=0, namespace="one")
@@ -292,7 +292,7 @@ def test_namespaces_are_bounded(start_server: Starter, connect: Connector) -> No
     answer = stream.ask(opens=[wire.open(1, [1], namespace="two")], step=wire.step([1], [[5]]))
     assert not answer.refusals
     answer = stream.ask(opens=[wire.open(2, [1], namespace="three")], step=wire.step([1], [[6]], [1]))
-    assert "the server has its limit of 2 namespaces" in answer.refusals[0].reason
+    assert "the server is at its limit of 2 namespaces" in answer.refusals[0].reason
     with pytest.raises(grpc.RpcError, match="--max-namespaces"):
         wire.ingest([1], [[2, 3]], epoch=0, namespace="three")
     wire.ingest([1], [[2, 4]], epoch=0, namespace="one")
@@ -303,7 +303,7 @@ def test_namespaces_are_bounded(start_server: Starter, connect: Connector) -> No
 def test_idle_streams_take_nothing_from_the_part_of_others(start_server: Starter, connect: Connector) -> None:
     """
     1. One stream fills the half of --memory that running sessions may hold, and is refused more.
-    2. Forty streams without a session do not keep a stream that has one from opening another.
+    2. Forty streams without a session do not keep a stream with one session from opening another.
     """
     wire = connect(start_server("--memory", "1MiB").endpoint)
     greedy, small = wire.stream(), wire.stream()
@@ -316,5 +316,5 @@ def test_idle_streams_take_nothing_from_the_part_of_others(start_server: Starter
         prompt = range(session * 1_000, (session + 1) * 1_000)
         answer = greedy.ask(opens=[wire.open(session, prompt)], step=wire.step([session], [[1]]))
         refused = "".join(refusal.reason for refusal in answer.refusals)
-    assert "half of --memory, and this stream more than its part" in refused
+    assert "half of --memory, and this stream more than its share" in refused
     assert not small.ask(opens=[wire.open(2, [8])], step=wire.step([1], [[2]])).refusals

@@ -1,4 +1,4 @@
-"""What bounds a message before it is decoded: its limits hold, and sound messages of any shape pass."""
+"""Bounds of messages before they are decoded: limits hold, and valid messages of any shape pass."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -11,7 +11,7 @@ from histospec.server.rpc.interceptors import checks
 from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 
-MORE = encoded.SMALL + 1  # parts: enough for a message to be walked, and more fields than it may have
+MORE = encoded.SMALL + 1  # parts: enough for a walk, and more fields than allowed
 CHECKS = checks(Config())
 EMPTY_OPEN, EMPTY_CLOSE, EMPTY_RESPONSE, EMPTY_STEP = b"\x12\x00", b"\x22\x00", b"\x22\x00", b"\x1a\x00"
 QUANTILE = b"\x29" + bytes(8)

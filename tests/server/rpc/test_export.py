@@ -1,4 +1,4 @@
-"""Export: everything that is stored, once, to those who may have it, at the pace of its reader."""
+"""Export: everything stored, once, for authorized callers, at the pace of the reader."""
 
 import hashlib
 import sqlite3
@@ -38,12 +38,12 @@ name = "worker"
 secret = "worker-secret-0123456789"
 rights = ["read", "write"]
 """
-LARGE = 60_000  # tokens of a response of a megabyte, with its logprobs
+LARGE = 60_000  # tokens of a response of 1 MB, with its logprobs
 
 
 @pytest.fixture
 def filled(start_server: Starter, tmp_path: Path) -> Server:
-    """A server on a store with a bit of everything."""
+    """Returns a server on a store with a little of every kind of data."""
     store = on_disk(tmp_path, "filled")
     fill(store)
     store.close()
@@ -67,7 +67,7 @@ def test_an_export_has_everything_that_is_stored_once(filled: Server, connect: C
 
 
 def sent(record: Record) -> Record:
-    """A reward travels as float32, as it came."""
+    """A reward travels as float32."""
     return record if record.reward is None else record._replace(reward=float(np.float32(record.reward)))
 
 
@@ -100,12 +100,12 @@ def test_namespaces_are_chosen_by_a_pattern(filled: Server, connect: Connector) 
     messages = export(stub, "oth*")
     assert [one.namespace for one in messages[0].start.namespaces] == ["other ❤"]
     assert {problem.namespace for problem in problems(messages)} == {"other ❤"}
-    assert [message.HasField("end") for message in export(stub, "nobody")] == [False, True]
+    assert [message.HasField("end") for message in export(stub, "absent")] == [False, True]
 
 
 @pytest.fixture
 def guarded(start_server: Starter, tmp_path: Path) -> Server:
-    """A server that asks for tokens, with two namespaces."""
+    """Returns a server that asks for tokens, with two namespaces."""
     store = on_disk(tmp_path, "guarded")
     for namespace in ("team-a", "secret"):
         batch = BATCHES[0]
@@ -132,7 +132,7 @@ def test_an_export_needs_the_right_to_admin_wherever_its_pattern_may_lead(guarde
     assert refusal("team", "s*") == (denied, "token 'team' has no right to admin in namespace 's*'")
     assert refusal("worker", "team-a") == (denied, "token 'worker' has no right to admin in namespace 'team-a'")
     assert refusal(None, "")[0] is grpc.StatusCode.UNAUTHENTICATED
-    assert refusal("nobody", "")[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert refusal("stranger", "")[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_pattern_that_looks_covered_leads_no_further(
@@ -155,7 +155,7 @@ def test_a_pattern_that_looks_covered_leads_no_further(
 
 @pytest.fixture
 def large(server: Server, wire: Wire) -> Server:
-    """A server that holds 48 MB."""
+    """Returns a server that holds 48 MB."""
     for number in range(96):
         response = pb.Response(tokens=wire.i32([number] * LARGE), logprobs=logprobs(LARGE))
         request = pb.IngestRequest(namespace="run", prompt=wire.i32([number]), responses=[response])
@@ -164,15 +164,15 @@ def large(server: Server, wire: Wire) -> Server:
 
 
 def test_an_export_that_is_not_read_holds_little(large: Server, wire: Wire) -> None:
-    export(wire.stub, "nobody")
+    export(wire.stub, "absent")
     status = Path(f"/proc/{large.pid}/status")
-    (status.parent / "clear_refs").write_text("5")  # the peak counts from now
+    (status.parent / "clear_refs").write_text("5")  # the peak starts again from here
     before = kilobytes(status, "VmRSS")
     calls = [begin(wire.stub) for _ in range(MOST)]
     for call in calls:
         assert next(call).HasField("start")
-    time.sleep(1.0)  # in which a server that does not wait for its readers would read it all
-    wire.history([1])  # and in which others are served
+    time.sleep(1.0)  # time in which a server that ignored its readers would read everything
+    wire.history([1])  # others are served meanwhile
     assert kilobytes(status, "VmHWM") - before < 24 << 10, "an export of 48 MB fills the server's memory"
     for call in calls:
         assert len(problems(call)) == 96
@@ -180,7 +180,7 @@ def test_an_export_that_is_not_read_holds_little(large: Server, wire: Wire) -> N
 
 
 def kilobytes(status: Path, name: str) -> int:
-    """A number of a process's memory."""
+    """Returns a figure of a process's memory."""
     return int(status.read_text().split(f"{name}:")[1].split()[0])
 
 
@@ -190,8 +190,8 @@ def test_more_exports_than_a_shard_serves_are_told_to_come_back(large: Server, w
         next(call)
     code, said = refused(begin(wire.stub))
     assert code is grpc.StatusCode.UNAVAILABLE
-    assert said == f"{MOST} exports are running, the limit of this shard; try again when one has ended"
-    calls[0].cancel()  # makes room
+    assert said == f"{MOST} exports are running, the limit of this shard; retry when one has ended"
+    calls[0].cancel()  # frees a slot
 
     def another() -> bool:
         return next(begin(wire.stub)).HasField("start") is True
@@ -207,7 +207,7 @@ def test_a_drain_ends_exports(large: Server, wire: Wire) -> None:
     next(call)
     large.terminate()
     eventually(lambda: any(entry["event"] == "draining" for entry in large.log))
-    assert refused(call) == (grpc.StatusCode.UNAVAILABLE, "the server is draining; export again when it is back")
+    assert refused(call) == (grpc.StatusCode.UNAVAILABLE, "the server is draining; retry when it is back")
     assert large.wait() == 0
 
 

@@ -1,4 +1,4 @@
-"""Import: what a shard lacks, each response with its epoch, and nothing twice."""
+"""Import: adds what a shard lacks, each response with its epoch, and nothing twice."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.support.wires import Connector, Wire
 RECORDS = [
     Record(tokens(5, 6), 0, 0.5, logprobs(2), b"\1\0", -(2**63)),
     Record(tokens(5, 6), 3),
-    Record(tokens(5, 6), 3),  # sampled twice
+    Record(tokens(5, 6), 3),  # the same response, sampled twice
     Record(tokens(*range(100)), 2**52, None, b"", b"", 0),
 ]
 
@@ -53,7 +53,7 @@ def test_the_same_request_again_adds_nothing(wire: Wire) -> None:
 def test_a_reward_that_is_stored_with_more_digits_is_the_same(
     start_server: Starter, tmp_path: Path, connect: Connector
 ) -> None:
-    """A snapshot that was restored beside the file has them; over the network a reward is a float32."""
+    """Responses restored from a file are there already; over the network, a reward is a float32."""
     store = on_disk(tmp_path, "exact")
     store.append(ResponseBatch(Problem("run", tokens(1, 2)), [Record(tokens(5), 0, 0.1)])).result()
     store.close()
@@ -63,7 +63,7 @@ def test_a_reward_that_is_stored_with_more_digits_is_the_same(
 
 
 def test_the_same_request_side_by_side_adds_nothing_twice(wire: Wire) -> None:
-    """As a client sends it that took the first one for lost."""
+    """A client resends a request that it took for lost."""
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(wire.stub.Import, request(RECORDS)) for _ in range(8)]
     assert sum(answer.result().responses for answer in answers) == len(RECORDS)
@@ -110,7 +110,7 @@ def test_an_estimator_is_taken_where_nothing_was_learned(
     stream.ask(opens=[wire.open(1)], step=wire.step([1], [[]]))
     for at in range(0, 36, 4):
         stream.ask(step=wire.step([1], [text[at : at + 4]], [at]))
-    server.terminate()  # saves what was learned
+    server.terminate()  # saves the estimators
     stream.end()
     assert server.wait() == 0
     server.start()
@@ -121,7 +121,7 @@ def test_an_estimator_is_taken_where_nothing_was_learned(
     assert [m.estimator for m in export(there.stub) if m.namespace == "run"] == [state]
     assert not there.stub.Import(pb.ImportRequest(namespace="run", estimator=state)).learned
     assert not there.stub.Import(pb.ImportRequest(namespace="other", estimator=b"of another version")).learned
-    assert any("what was learned cannot be used" in str(entry["event"]) for entry in second.log)
+    assert any("estimator cannot be used" in str(entry["event"]) for entry in second.log)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_an_estimator_is_taken_where_nothing_was_learned(
         ({"namespace": " run"}, "INVALID_ARGUMENT", "namespace: ' run' begins or ends with white space; give 'run'"),
         ({"prompt": b""}, "INVALID_ARGUMENT", "problems[0].prompt: must not be empty"),
         ({"prompt": b"abc"}, "INVALID_ARGUMENT", "problems[0].prompt: 3 bytes are not a whole number of int32 values"),
-        ({"problem": "x" * 1025}, "INVALID_ARGUMENT", "problems[0].problem: 1025 characters are more than 1024"),
+        ({"problem": "x" * 1025}, "INVALID_ARGUMENT", "problems[0].problem: 1025 characters are over the limit of 1024"),
         ({"epoch": -1}, "INVALID_ARGUMENT", "problems[0].responses[1].epoch: -1 is negative"),
         ({"tokens": b""}, "INVALID_ARGUMENT", "problems[0].responses[1].tokens: must not be empty"),
         ({"logprobs": b"abcd"}, "INVALID_ARGUMENT", "problems[0].responses[1].logprobs: 1 values for 2 tokens"),
@@ -165,7 +165,7 @@ def test_what_is_malformed_or_too_large_changes_nothing(
 
 @pytest.fixture(scope="module")
 def shared_small(start_shared: Starter) -> Server:
-    """A server that takes little."""
+    """Returns a server with small limits."""
     limits = ("--max-prompt-tokens", "64", "--max-session-tokens", "64", "--max-batch", "16")
     return start_shared(*limits, name="small")
 

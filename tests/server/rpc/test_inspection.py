@@ -1,4 +1,4 @@
-"""What Inspect says of a namespace: to whom, and without a trace."""
+"""Inspect: what it says about a namespace, to which callers, and without side effects."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_namespaces_that_share_prompts_the_most_first(server: Server) -> None:
     told = ask(server, "day-0")
     assert told.shared == (SharedPrompts("day-1", 6, 10), SharedPrompts("day-2", 2, 10))
     assert ask(server, "day-3").shared == ()
-    assert ask(server, "nobody").shared == ()
+    assert ask(server, "absent").shared == ()
     assert told.namespace is not None
     assert (told.namespace.problems, told.namespace.responses, told.namespace.newest_epoch) == (10, 10, 3)
 
@@ -70,7 +70,7 @@ def test_only_what_the_caller_may_read(guarded: Server) -> None:
     strange = ask(guarded, "run-2", "one-run")
     assert (strange.rights, strange.namespace, strange.shared, strange.similar) == ((), None, (), ("run-1",))
     with pytest.raises(PermissionDenied):
-        ask(guarded, "run-1", "nobody")
+        ask(guarded, "run-1", "stranger")
 
 
 def test_a_store_that_is_gone_is_said_to_who_may_write(guarded: Server, tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_a_store_that_is_gone_is_said_to_who_may_write(guarded: Server, tmp_path
 
 
 def test_a_namespace_that_is_asked_about_is_not_made(server: Server) -> None:
-    assert ask(server, "nobody").namespace is None
-    assert ask(server, "nobody").namespace is None
-    assert not [name for name in server.metrics() if "nobody" in name]
+    assert ask(server, "absent").namespace is None
+    assert ask(server, "absent").namespace is None
+    assert not [name for name in server.metrics() if "absent" in name]
 
 
 def test_a_namespace_that_cannot_be_one(wire: Wire) -> None:

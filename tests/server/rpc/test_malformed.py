@@ -1,4 +1,4 @@
-"""Malformed and oversized requests: a clear status, nothing applied, nobody else affected."""
+"""Malformed and oversized requests: a clear status, nothing applied, no other caller affected."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def u64(*values: int) -> bytes:
 
 
 def step(**fields: Any) -> dict[str, pb.Step]:
-    """A step of the open session 1, right in everything but `fields`."""
+    """Returns a step of the open session 1, valid except for `fields`."""
     right: dict[str, Any] = {
         "sessions": u64(1),
         "positions": i32(1),
@@ -41,13 +41,13 @@ def step(**fields: Any) -> dict[str, pb.Step]:
 
 
 def opening(**fields: Any) -> dict[str, list[pb.OpenSession]]:
-    """An open that is right in everything but `fields`."""
+    """Returns an open that is valid except for `fields`."""
     right: dict[str, Any] = {"session": 2, "namespace": "run", "prompt": i32(1)}
     return {"opens": [pb.OpenSession(**(right | fields))]}
 
 
 def closing(**fields: Any) -> dict[str, list[pb.CloseSession]]:
-    """A commit of session 1 that is right in everything but `fields`."""
+    """Returns a commit of session 1 that is valid except for `fields`."""
     return {"closes": [pb.CloseSession(**({"session": 1, "commit": True, "generated": 1} | fields))]}
 
 
@@ -85,12 +85,12 @@ MESSAGES = {
     "model without verified": (
         step(model_drafted=i32(1), model_accepted=i32(1)),
         INVALID,
-        "step.verified: is absent, and step.model_drafted is not",
+        "step.verified: is absent, but step.model_drafted is given",
     ),
     "half of the model": (
         step(verified=i32(0), model_drafted=i32(1)),
         INVALID,
-        "step.model_accepted: is absent, and step.model_drafted is not",
+        "step.model_accepted: is absent, but step.model_drafted is given",
     ),
     "negative model": (
         step(verified=i32(0), model_drafted=i32(-1), model_accepted=i32(0)),
@@ -116,11 +116,11 @@ MESSAGES = {
     "prompt not whole": (opening(prompt=b"12345"), INVALID, "opens[0].prompt: 5 bytes"),
     "negative prompt": (opening(prompt=i32(-1)), INVALID, "opens[0].prompt: token -1"),
     "generated not whole": (opening(generated=b"1"), INVALID, "opens[0].generated: 1 bytes"),
-    "opened already": (opening(session=1), INVALID, "opens[0].session: 1 is open already"),
+    "opened already": (opening(session=1), INVALID, "opens[0].session: 1 is already open"),
     "opened twice": (
         {"opens": [pb.OpenSession(session=9, namespace="run", prompt=i32(1))] * 2},
         INVALID,
-        "opens: a session is opened twice",
+        "opens: a session appears twice",
     ),
     "too many opens": (
         {"opens": [pb.OpenSession()] * 4097},
@@ -132,7 +132,7 @@ MESSAGES = {
         TOO_MUCH,
         "closes: 4097 are more than the limit of 4096",
     ),
-    "closed twice": ({"closes": [pb.CloseSession(session=1)] * 2}, INVALID, "closes: a session is closed twice"),
+    "closed twice": ({"closes": [pb.CloseSession(session=1)] * 2}, INVALID, "closes: a session appears twice"),
     "negative epoch": (closing(epoch=-1), INVALID, "closes[0].epoch: -1 is negative"),
     "reward not a number": (closing(reward=float("nan")), INVALID, "closes[0].reward: nan"),
     "logprobs not whole": (closing(logprobs=b"12345"), INVALID, "closes[0].logprobs: 5 bytes"),
@@ -147,7 +147,7 @@ BYSTANDERS = 'histospec_generated_tokens_total{namespace="bystander"}'
 
 @pytest.fixture(scope="module")
 def bystander(shared_server: Server, connect_shared: Connector) -> Callable[[], None]:
-    """A stream that is open all the while, with one session."""
+    """A stream that stays open all the while, with one session."""
     wire = connect_shared(shared_server.endpoint)
     stream = wire.stream()
     stream.ask(opens=[wire.open(1, namespace="bystander")], step=wire.step([1], [[1]]))
@@ -180,7 +180,7 @@ def test_a_malformed_message_ends_its_stream_alone(
     assert text in str(error.details())
     assert len(str(error.details())) < 200
     bystander()
-    # Nothing of the message was applied: the counters know only the bystander's step.
+    # Nothing of the message was applied: the counters only have the bystander's step.
     after = engine_counters(shared_server)
     assert after.pop(BYSTANDERS) == before.pop(BYSTANDERS) + 1
     assert after == before
@@ -216,7 +216,7 @@ UNARY = {
     "quantile": (
         lambda stub: stub.PredictLength(pb.PredictLengthRequest(namespace="run", prompt=i32(1), quantiles=[1.5])),
         INVALID,
-        "quantiles: 1.5 is not in [0, 1]",
+        "quantiles: 1.5 must be from 0 to 1",
     ),
     "quantiles": (
         lambda stub: stub.PredictLength(pb.PredictLengthRequest(namespace="run", prompt=i32(1), quantiles=[0.5] * 65)),
@@ -302,7 +302,7 @@ REQUESTS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(REQUESTS)
 def test_whatever_arrives_is_either_checked_or_refused(request: pb.DraftRequest) -> None:
-    """What passes the checks is what the engine needs: whole arrays that fit each other."""
+    """A message that passes the checks has what the engine needs: whole arrays that fit each other."""
     try:
         message = checks.message(request, CONFIG)
     except (InvalidRequest, LimitExceeded):

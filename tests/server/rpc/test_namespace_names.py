@@ -1,4 +1,4 @@
-"""Names that begin or end with white space: none is made anew, and what is stored under one stays within reach."""
+"""Names that begin or end with white space: no new ones are created, and stored ones remain usable."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_name_that_is_stored_stays_until_it_is_dropped() -> None:
 
 @pytest.fixture
 def server(start_server: Starter, tmp_path: Path) -> Server:
-    """One whose store has a namespace "old " from before the rule."""
+    """Returns a server whose store has a namespace "old " from before the rule."""
     recording = tmp_path / "old.jsonl"
     recording.write_text(
         json.dumps({"namespace": "old ", "prompt": [1], "responses": [{"tokens": [2, 3, 4], "epoch": 1}]})
@@ -70,7 +70,7 @@ def test_no_rpc_makes_such_a_namespace(server: Server, connect: Connector) -> No
     opens = [wire.open(1, [1], namespace="new "), wire.open(2, [1], namespace="run")]
     answer = stream.ask(opens=opens, step=wire.step([1, 2], [[5], [6]]))
     assert [(r.session, r.reason) for r in answer.refusals] == [(1, SENTENCE)]
-    answer = stream.ask(step=wire.step([2], [[7]], [1]))  # the stream goes on
+    answer = stream.ask(step=wire.step([2], [[7]], [1]))  # the stream continues
     assert not answer.refusals
     assert "new " not in server.get("/status")[1]
 
@@ -80,7 +80,7 @@ def test_what_is_stored_under_one_can_be_read_and_rewound_and_dropped(
 ) -> None:
     wire = connect(server.endpoint)
     assert wire.history([1], namespace="old ") == [[2, 3, 4]]
-    wire.ingest([1], [[2, 9]], epoch=2, namespace="old ")  # a run that goes on loses nothing
+    wire.ingest([1], [[2, 9]], epoch=2, namespace="old ")  # a running run loses nothing
     answer = wire.stream().ask(opens=[wire.open(1, [1], namespace="old ")], step=wire.step([1], [[2, 3]]))
     assert wire.drafts(answer) == [[4]]
     file = tmp_path / "snapshot.jsonl"

@@ -1,4 +1,4 @@
-"""Large steps in slices: the same drafts as in one call, and others have their turn in between."""
+"""Large steps in slices: the same drafts as in one call, and other streams run in between."""
 
 import asyncio
 from itertools import pairwise
@@ -20,7 +20,7 @@ RESPONSE = np.random.default_rng(0).integers(0, 50, 400, dtype=np.int32)
 
 
 class Recorder(Engine):
-    """An engine that notes how large its steps are."""
+    """An engine that records the size of its steps."""
 
     def __init__(self) -> None:
         super().__init__(namespace_tokens=0)
@@ -71,7 +71,7 @@ def test_slices_draft_what_one_call_drafts(
         patch.setattr(slices, "SESSIONS", sessions)
         patch.setattr(slices, "TOKENS", tokens)
         for step in lengths:
-            for row in closed - gone:  # as the service does with who is left out, for whatever reason
+            for row in closed - gone:  # the service closes sessions that were left out, whatever the reason
                 for recorder, numbers in zip((whole, sliced), ids, strict=True):
                     recorder.close(numbers[row], commit=False)
             gone |= closed
@@ -100,7 +100,7 @@ def test_what_a_session_has_already_is_not_appended_again() -> None:
     recorder = Recorder()
     ids = [recorder.open("run", [1]) for _ in range(3)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "TOKENS", 7)  # texts are cut, too
+        patch.setattr(slices, "TOKENS", 7)  # cuts texts, too
         for positions, expected in (([0, 0, 0], 20), ([10, 0, 15], 35)):
             texts = [RESPONSE[p : p + 20] for p in positions]
             asyncio.run(slices.step(recorder, asked(ids, texts, positions, 4), slices.Pacer()))

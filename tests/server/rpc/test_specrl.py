@@ -1,4 +1,4 @@
-"""SpecRL's updater, unchanged: what it sends is drafted from, stored, and checked like anything else that comes in."""
+"""SpecRL's updater, unchanged: the server drafts from, stores and checks what it sends like other data."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ def updater(wire: Wire) -> Updater:
 
 @pytest.fixture(scope="module")
 def limited(start_shared: Starter) -> Server:
-    """A server with small limits, to be left as empty as it was."""
+    """Returns a server with small limits; tests must leave it empty."""
     limits = ("--max-prompt-tokens", "20", "--max-session-tokens", "50", "--max-batch", "8", "--max-message", "10KiB")
     return start_shared(*limits)
 
 
 def epochs(wire: Wire, prompt: Sequence[int] = PROMPT) -> list[int]:
-    """Of the stored responses, oldest first."""
+    """Returns the stored responses, oldest first."""
     answer = wire.stub.History(pb.HistoryRequest(namespace="specrl", prompt=wire.i32(prompt)))
     return [response.epoch for response in answer.responses]
 
@@ -50,7 +50,7 @@ def refused(call: Callable[[], object]) -> tuple[str, str]:
 
 
 def test_the_hash_is_that_of_the_xxhash_library() -> None:
-    assert hash_of([]) == 0xEF46DB3751D8E999  # from its specification
+    assert hash_of([]) == 0xEF46DB3751D8E999  # from the specification of XXH64
     assert hash_of([1, 2, 3]) == 0xB5148CB100A911FC
 
 
@@ -181,7 +181,7 @@ def test_without_a_namespace_it_is_not_there(start_server: Starter, connect: Con
 
 @pytest.mark.parametrize("most", [1, 127, 128, 1 << 14, 2**31])
 def test_lists_are_decoded_as_protobuf_does(most: int) -> None:
-    """Numbers of one to five bytes, or ten where they are negative, in more than one piece."""
+    """Numbers of one to five bytes, ten for negative ones, in several pieces."""
     numbers = np.random.default_rng(most).integers(-most // 2, most, 50_000, dtype=np.int64).clip(-(2**31), 2**31 - 1)
     for tokens in (numbers, np.abs(numbers), numbers[:0], numbers[:1]):
         part = specrl_pb2.TokenList(tokens=tokens.tolist()).SerializeToString()
@@ -193,8 +193,8 @@ def test_lists_are_decoded_as_protobuf_does(most: int) -> None:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (b"\x0a\x02\x80\x80", "a token has no end"),
-        (b"\x0a\x0c" + b"\xff" * 11 + b"\x01", "a token has no end"),
+        (b"\x0a\x02\x80\x80", "the last token is incomplete"),
+        (b"\x0a\x0c" + b"\xff" * 11 + b"\x01", "a token is longer than 10 bytes"),
         (b"\x0a\x09\x01", "its 3 bytes are not a TokenList"),
         (b"\x08\x05" * (1 << 16), "are not one packed field"),
     ],

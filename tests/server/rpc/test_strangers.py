@@ -1,4 +1,4 @@
-"""Health and reflection, which need no token, cost a bounded amount of memory and of patience."""
+"""Health and reflection, which need no token, cost a bounded amount of memory and time."""
 
 import threading
 import time
@@ -22,13 +22,13 @@ CALLS = 40
 
 
 def peak(server: Server) -> int:
-    """The most memory that the process has had, in bytes."""
+    """Returns the peak memory of the process in bytes."""
     with open(f"/proc/{server.pid}/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
 def nothing(over: Latch) -> Iterator[bytes]:
-    """No message, until it is over."""
+    """Sends no message until released."""
     over.wait()
     yield from ()
 
@@ -59,8 +59,8 @@ def test_long_messages_are_received_by_turns(server: Server, path: str) -> None:
 
 def test_a_call_that_sends_nothing_gives_its_turn_back(server: Server, wire: Wire) -> None:
     """
-    1. Calls that send no message have all turns of this host, and the others wait.
-    2. They are told so after a while, and the next ones have their turn.
+    1. Calls without messages have all turns of this host, and the others wait.
+    2. They get an error after a while, and the next ones have their turn.
     """
     silent = wire.channel.stream_stream("/grpc.health.v1.Health/Check", None, None)
     over = Latch()

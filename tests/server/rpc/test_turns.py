@@ -1,4 +1,4 @@
-"""Later turns without a problem id: drafted from, and stored with, the problem that their prompt began with."""
+"""Later turns without a problem id: drafted from and stored with the problem with which their prompt begins."""
 
 from tests.support.servers import Server
 from tests.support.wires import Connector, Wire
@@ -9,7 +9,7 @@ LATER = PROMPT + ANSWER + TOOL
 
 
 def turn(wire: Wire, prompt: list[int], response: list[int]) -> list[int]:
-    """Opens, drafts, generates the response and commits it; returns the draft after its first four tokens."""
+    """Opens, drafts, generates the response and commits it. Returns the draft after its first four tokens."""
     stream = wire.stream()
     answer = stream.ask(opens=[wire.open(1, prompt)], step=wire.step([1], [response[:4]]))
     stream.ask(step=wire.step([1], [response[4:]], [4]), closes=[wire.commit(1, len(response))])

@@ -1,4 +1,4 @@
-"""Answers that their client does not read: the stream is not read either, and goes on once they are."""
+"""A client that does not read its answers: the server stops reading its stream, and continues once it reads."""
 
 import queue
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from tests.support.wires import Wire
 
 MESSAGES = 3 * OWED_ANSWERS
 TOKENS = 4000
-# A client whose window stays as small as it begins, so that answers wait at the server.
+# A client whose flow-control window stays small, so that answers wait at the server.
 NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
 
 
 def test_a_stream_whose_answers_are_not_read_is_not_read(server: Server, wire: Wire) -> None:
     """
-    1. A client commits and never reads: the server takes a bounded number of its messages.
+    1. A client commits and never reads: the server accepts a bounded number of its messages.
     2. Another stream is served all the while.
     3. The client reads: everything is answered and stored.
     """
@@ -41,7 +41,7 @@ def test_a_stream_whose_answers_are_not_read_is_not_read(server: Server, wire: W
         stored = "histospec_ingested_responses_total"
 
         def stands() -> bool:
-            """Whether the server takes no more."""
+            """Returns whether the server accepts no more."""
             before = server.metrics()[stored]
             wire.stream().ask(opens=[wire.open(1)], step=wire.step([1], [[5]]))
             for _ in range(20):

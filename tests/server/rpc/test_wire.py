@@ -1,4 +1,4 @@
-"""Whatever arrives, in any order: it is refused with a word, or the answer adds up, and nothing is left behind."""
+"""Arbitrary messages in any order: the server refuses them or answers consistently, and nothing is left behind."""
 
 import random
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
 
 
 def mostly(good: st.SearchStrategy, bad: st.SearchStrategy) -> st.SearchStrategy:
-    """Good enough of the time for whole messages to be good."""
+    """Valid with a probability that makes some whole messages valid."""
     return st.integers(0, 39).flatmap(lambda number: bad if number == 23 else good)
 
 
 def packed(dtype: str, values: st.SearchStrategy, most: int = 4) -> st.SearchStrategy[bytes]:
-    """An array as it travels."""
+    """Returns an array as it travels."""
     return st.lists(values, min_size=1, max_size=most).map(lambda some: np.array(some, dtype).tobytes())
 
 
 def step(rows: list[tuple[int, int, list[int]]]) -> pb.Step:
-    """A step that adds up; a row is a session, its position and what it generated."""
+    """Returns a consistent step; a row has a session, its position and its tokens."""
     return pb.Step(
         sessions=np.array([session for session, _, _ in rows], "<u8").tobytes(),
         positions=hostile.i32(*(position for _, position, _ in rows)),
@@ -109,7 +109,7 @@ def test_sound_messages_pass_and_spoiled_ones_do_no_harm(shard: Shard) -> None:
     for method in hostile.METHODS:
         outcomes = set()
         for _ in range(100):
-            shard.forget()  # a spoiled name of a namespace is one more namespace
+            shard.forget()  # a corrupted name may create another namespace
             message = hostile.sound(method, chance)
             outcomes.add(shard.take(framed(method, [message])))
             shard.take(framed(method, [message, hostile.spoiled(message, chance)]))

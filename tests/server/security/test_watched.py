@@ -1,4 +1,4 @@
-"""Files that change: whatever happens between two looks, what is on the disk comes into force."""
+"""Files that change: whatever happens between two checks, the contents on disk come into force."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ def reader(tmp_path: Path) -> Reader:
 
 
 def test_what_could_not_be_read_is_tried_at_every_look(reader: Reader) -> None:
-    """Although nothing about the file changes."""
+    """The file is read again, although nothing about it changes."""
     watched = Watched("tokens", [reader.path], reader)
     reader.path.write_text("new")
     reader.denied = True
@@ -57,7 +57,7 @@ def test_a_file_that_went_is_missed_and_found_again(reader: Reader) -> None:
 
 
 def test_a_change_that_keeps_size_and_times_is_seen(reader: Reader) -> None:
-    """As copying with `cp -p` and `touch -r` do: the time of the last change of the inode tells."""
+    """`cp -p` and `touch -r` keep the times: the last change of the inode shows it."""
     os.utime(reader.path, (LONG_AGO, LONG_AGO))
     watched = Watched("tokens", [reader.path], reader)
     watched.look()
@@ -68,7 +68,7 @@ def test_a_change_that_keeps_size_and_times_is_seen(reader: Reader) -> None:
 
 
 def test_a_change_within_one_tick_of_the_clock_is_seen(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that has just changed may change again without a sign; one that has not for long is left alone."""
+    """A file that has just changed may change again without a sign; an older one is not read again."""
     now, elapsed = 10**18, 0
     monkeypatch.setattr("histospec.server.security.watched._state", lambda path: _State(1, 3, now, now))
     monkeypatch.setattr("histospec.server.security.watched.time.time_ns", lambda: now + elapsed)

@@ -1,4 +1,4 @@
-"""A store that is opened while its server listens: what it answers before, and that it is the opened one afterwards."""
+"""A store that opens while its server listens: its answers before, and that it is the opened store afterwards."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.support.waiting import Latch, eventually
 
 
 class Gate:
-    """Opens a SQLite store once it is told to, or raises what it is told to raise."""
+    """Opens a SQLite store once released, or raises a given error."""
 
     def __init__(self, directory: Path) -> None:
         self.may = Latch()
@@ -49,7 +49,7 @@ def store(gate: Gate) -> Iterator[OpeningStore]:
 
 
 def test_whatever_a_store_can_be_asked_goes_to_the_one_that_was_opened() -> None:
-    """What is added to the interface has to be added here, too: the defaults there would answer for the wrong store."""
+    """Methods added to the interface must be added here, too: the defaults would answer for the wrong store."""
     asked = {name for name in dir(Store) if not name.startswith("_")}
     assert asked - vars(OpeningStore).keys() == {"whole_at_start"}  # an attribute, set when the store is open
 
@@ -115,7 +115,7 @@ def test_a_store_that_is_opened_too_late_is_closed(gate: Gate, tmp_path: Path) -
 
     def slowly(progress: Progress) -> Opened:
         begun.set()
-        gate.may.wait()  # hears nothing, as a look-up of a name does not
+        gate.may.wait()  # ignores everything, as a look-up of a name does
         return gate(Progress())
 
     store = OpeningStore(slowly)
@@ -129,4 +129,4 @@ def test_a_store_that_is_opened_too_late_is_closed(gate: Gate, tmp_path: Path) -
     with pytest.raises(GivenUp):
         opened.result(60)
     assert len(gate.opened) == 1
-    SQLiteStore(tmp_path, 8).close()  # its lock is free
+    SQLiteStore(tmp_path, 8).close()  # the lock is free

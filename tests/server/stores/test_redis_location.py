@@ -1,4 +1,4 @@
-"""URLs of Redis: whatever is wrong with one, no message shows a part of its password."""
+"""URLs of Redis: no error shows a part of the password."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The Redis store where things go wrong: servers that die, pause, fail over or are full, answers that are lost."""
+"""The Redis store under failures: servers that die, pause, fail over or are full, and lost answers."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ def open_store() -> Iterator[Callable[..., RedisStore]]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisProcess]:
-    """A server of the test's own, to be mistreated."""
+    """Returns a server of the test's own, for failures."""
     require_redis()
     server = RedisProcess(tmp_path / "redis")
     yield server
@@ -56,8 +56,8 @@ def test_a_server_over_tls_is_checked_and_wants_a_password(
     tmp_path: Path, open_store: Callable[..., RedisStore]
 ) -> None:
     """
-    1. A server that speaks TLS alone takes and gives responses, with its password and its authority.
-    2. Without that authority, or with a wrong password, nothing is said to it; no message shows the password.
+    1. A server with only TLS accepts and returns responses, with its password and its authority.
+    2. Without that authority, or with a wrong password, the store sends nothing; no message shows the password.
     """
     require_redis()
     authority = trustme.CA()
@@ -102,7 +102,7 @@ def test_a_packed_record_comes_back(
     assert records.unpack(records.pack(record)) == record
 
 
-# Responses as servers wrote them before there were checksums: with a reward, logprobs and a mask; with a seed.
+# Responses in the format before checksums: with a reward, logprobs and a mask; with a seed.
 WITHOUT_SEEDS = bytes.fromhex(
     "0107030700000000000000000000000000e03f03000000010000701101030000000080bf000000c0000000bfa0"
 )
@@ -117,10 +117,10 @@ def test_records_from_before_checksums_are_read() -> None:
 
 
 def test_a_record_of_another_version_is_refused_by_its_number() -> None:
-    """As a server from before checksums refuses version 3."""
+    """A server from before checksums refuses version 3 like this."""
     packed = records.pack(Record(b"1234", 0, seed=-1))
     assert packed[0] == 3
-    with pytest.raises(Damaged, match="a response of version 4; this server knows 1 to 3"):
+    with pytest.raises(Damaged, match="a response has version 4; this server knows 1 to 3"):
         records.unpack(b"\4" + packed[1:])
     with pytest.raises(Damaged, match=f"a response of {len(packed) - 1} bytes should have {len(packed)}"):
         records.unpack(packed[:-1])
@@ -324,12 +324,12 @@ def test_a_replica_that_is_not_there_is_not_taken_for_one(
     monkeypatch.setattr(redis_store, "PATIENCE", 0.2)
     monkeypatch.setattr(redis_servers, "REPLICA_MILLISECONDS", 100)
     store = open_store(f"{server.url}?replicas=1")
-    with pytest.raises(StoreError, match="0 replicas have the write, 1 were asked for"):
+    with pytest.raises(StoreError, match="0 replicas have the write, 1 are required"):
         store.append(batch(b"aaaa")).result()
 
 
 def test_what_was_acknowledged_survives_the_masters(open_store: Callable[..., RedisStore], tmp_path: Path) -> None:
-    """Three masters with a replica each, responses all the time, one master after another killed with -9."""
+    """Three masters with a replica each, constant writes, and kill -9 for one master after another."""
     require_redis()
     cluster = RedisCluster(tmp_path, replicas=1)
     store = open_store(f"{cluster.url}?replicas=1")
@@ -353,7 +353,7 @@ def test_what_was_acknowledged_survives_the_masters(open_store: Callable[..., Re
             eventually(partial(_longer, acknowledged, len(acknowledged) + 100), "nothing is written")
             node.kill()
             eventually(lambda: len(cluster.masters()) == 3, "no replica takes over", no=redis.RedisError)
-            node.start()  # without a replica of its own the new master can promise nothing
+            node.start()  # without a replica, the new master can confirm no write
             eventually(partial(_longer, acknowledged, len(acknowledged) + 100), "writing does not go on")
             eventually(
                 lambda: all(m.client.info("replication")["connected_slaves"] for m in cluster.masters()),

@@ -1,4 +1,4 @@
-"""Retention: what is old goes, and nothing goes where the clock may have jumped."""
+"""Retention: old problems are deleted, but none while the clock may have jumped."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 
 class Clocks:
-    """A time of day and a clock that only runs on."""
+    """A wall clock and a monotonic clock."""
 
     def __init__(self) -> None:
         self.day = 1e9
@@ -44,7 +44,7 @@ def test_a_clock_that_goes_on_evenly_vouches_for_all_times_since_the_first_look(
 def test_a_jump_pauses_until_a_person_says_that_the_clock_is_right(jump: float, says: str) -> None:
     clocks = Clocks()
     clock = clocks.clock()
-    clocks.day += 600  # a correction that harms nothing
+    clocks.day += 600  # a harmless correction
     assert not clock.tick().paused
     clocks.day += jump
     assert says in clock.tick().paused
@@ -110,7 +110,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., SQLiteStore]]:
 
 
 def fill(store: SQLiteStore, problems: int, ago: float) -> None:
-    """As if so many problems had been written so long ago."""
+    """Makes problems look as if they were written that long ago."""
     for number in range(problems):
         store.append(batch(b"aaaa", prompt=number.to_bytes(4, "big")))
     put(store, b"next", prompt=b"another.")
@@ -138,7 +138,7 @@ def test_much_that_looks_old_at_once_stays_until_a_person_forgets_it(
     assert capsys.readouterr().out.endswith("30 prompts would be forgotten\n")
     assert store.count() == 32
     assert cli.main([*forget, f"{60 / DAY}d"]) == 0
-    assert "30 prompts forgotten; retention goes on where it was paused\n" in capsys.readouterr().out
+    assert "30 prompts forgotten; a paused retention continues\n" in capsys.readouterr().out
     assert store.count() == 2
     eventually(lambda: not store.retention_paused, "retention does not go on")
     put(store, b"last", prompt=bytes(4))  # the store knows that this problem's responses are gone
@@ -195,4 +195,4 @@ def test_there_must_be_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["forget", "--data-dir", str(tmp_path), "--older-than", "3"]) == 2
     assert "there is no store" in capsys.readouterr().err
     assert cli.main(["forget", "--store", "redis://127.0.0.1:1", "--older-than", "3"]) == 2
-    assert "Redis forgets problems when their keys expire" in capsys.readouterr().err
+    assert "Redis deletes problems when their keys expire" in capsys.readouterr().err

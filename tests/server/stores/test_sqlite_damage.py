@@ -1,4 +1,4 @@
-"""A damaged file of the SQLite store: what can be read goes on, what cannot is counted, and the file is set aside."""
+"""A damaged SQLite file: readable data remains, unreadable data is counted, and the file is set aside."""
 
 import hashlib
 import random
@@ -36,7 +36,7 @@ def prompt(number: int) -> bytes:
 
 
 def fill(directory: Path) -> bytes:
-    """Stores 120 responses; what the file then holds."""
+    """Stores 120 responses. Returns the bytes of the file."""
     store = SQLiteStore(directory, 8)
     rng = np.random.default_rng(0)
     for number in range(PROBLEMS):
@@ -75,7 +75,7 @@ FAULTS = {
 
 
 def aside(directory: Path) -> list[Path]:
-    """Damaged files that were set aside."""
+    """Returns the damaged files that were set aside."""
     return [path for path in directory.glob(f"{FILE_NAME}.damaged-*") if not path.name.endswith(("-wal", "-shm"))]
 
 
@@ -107,7 +107,7 @@ def test_a_store_opens_whatever_is_damaged_and_counts_what_is_lost(tmp_path: Pat
 
 
 def test_a_damaged_schema_keeps_no_server_from_starting(tmp_path: Path) -> None:
-    """What tells the number of responses may be lost with it."""
+    """The number of responses may be lost together with the schema."""
     whole = fill(tmp_path)
     rng = random.Random(1)
     read = 0
@@ -220,7 +220,7 @@ def test_a_disk_that_damages_every_file_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_with_a_write_ahead_log_is_not_written_to(tmp_path: Path) -> None:
-    """As a server that was killed leaves it."""
+    """Leaves files as a killed server does."""
     whole = bytearray(fill(tmp_path / "first"))
     store = SQLiteStore(tmp_path / "first", 8)
     put(store, b"last", prompt=b"in the log..")
@@ -246,7 +246,7 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """
-    1. The server ends when the salvaged copy is complete and the damaged file is still there, or already set aside.
+    1. The server ends when the salvaged copy is complete and the damaged file is still in place, or already set aside.
     2. The next start has everything.
     """
     whole = bytearray(fill(tmp_path))
@@ -276,7 +276,7 @@ def test_a_crash_while_a_file_is_replaced_is_finished_later(
 
 
 def test_a_damaged_file_of_an_older_version_is_salvaged(tmp_path: Path) -> None:
-    """From before there were checksums, seeds, namespaces and estimators."""
+    """A file from before there were checksums, seeds, namespaces and estimators."""
     whole = fill(tmp_path)
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("ALTER TABLE responses DROP COLUMN checksum")
@@ -304,7 +304,7 @@ def test_a_snapshot_of_a_damaged_store_has_what_can_be_read_and_says_so(
     file = tmp_path / "all.jsonl"
     assert cli.main(["snapshot", str(file), "--data-dir", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
-    assert "responses or more of the store are damaged and left out" in err
+    assert "responses of the store are damaged and left out" in err
     assert (tmp_path / FILE_NAME).read_bytes() == whole
     reader = SQLiteSnapshot(tmp_path)
     left = sum(len(records) for _, records in reader.problems("run"))
@@ -333,12 +333,12 @@ def test_where_there_is_no_room_for_all_the_newest_are_salvaged(
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file is too large to be looked through before anything is written to it."""
+    """Every file counts as too large to be checked before the first write."""
     monkeypatch.setattr(sqlite_store, "SMALL", -1)
 
 
 def damaged_where_nobody_reads(directory: Path) -> bytes:
-    """Leaves a store with a page that nothing refers to; what the file then holds."""
+    """Leaves a store with a page that nothing refers to. Returns the bytes of the file."""
     whole = bytearray(fill(directory))
     pages = len(whole) // PAGE
     whole[28:32] = (pages + 1).to_bytes(4, "big")
@@ -349,9 +349,9 @@ def damaged_where_nobody_reads(directory: Path) -> bytes:
 
 def test_the_structure_of_a_large_file_is_looked_through_while_it_is_in_use(tmp_path: Path, large: None) -> None:
     """
-    1. The file is damaged where no response is: nobody who reads meets it.
-    2. The store opens, and takes responses, before anything was looked through.
-    3. The look finds the damage; a new file has everything, what was stored meanwhile, too.
+    1. The file is damaged in a place without responses, so no read meets the damage.
+    2. The store opens and accepts responses before the check.
+    3. The check finds the damage; a new file has everything, including later responses.
     """
     whole = damaged_where_nobody_reads(tmp_path)
     store = SQLiteStore(tmp_path, 8)
@@ -381,7 +381,7 @@ def test_a_small_file_is_looked_through_before_anything_is_written_to_it(tmp_pat
 def test_a_look_that_is_cut_short_finds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: None, why: str
 ) -> None:
-    """To SQLite, pages look unused to which it did not come."""
+    """SQLite reports pages as unused that it did not reach."""
     looking = Latch()
 
     def interrupted(connection: sqlite3.Connection) -> str:
@@ -404,14 +404,14 @@ def test_a_look_that_is_cut_short_finds_nothing(
             eventually(lambda: logs, "it looks on")
         store.close()
     assert [line["event"] for line in logs] == (
-        ["the structure of the store is not looked through to the end"] if why == "much is written" else []
+        ["the structure of the store is not checked to the end"] if why == "much is written" else []
     )
     assert aside(tmp_path) == []
     assert sum(len(b.records) for b in loaded(tmp_path)) == PROBLEMS * EACH + 1
 
 
 def test_a_look_ends_that_was_cut_short_before_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite forgets an interrupt that comes between two statements."""
+    """SQLite ignores an interrupt between two statements."""
     looking, interrupted = Latch(), Latch()
 
     class Connection(sqlite3.Connection):
@@ -451,7 +451,7 @@ def test_many_read_side_by_side_while_the_file_is_replaced(tmp_path: Path) -> No
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'prompts_by_digest'").fetchone()
     whole[(root - 1) * PAGE : root * PAGE] = random.Random(0).randbytes(PAGE)
-    with (tmp_path / FILE_NAME).open("r+b") as file:  # the same file: as a disk that fails
+    with (tmp_path / FILE_NAME).open("r+b") as file:  # the same file, like a failing disk
         file.write(whole)
     with ThreadPoolExecutor(8) as threads:
         problems = [Problem("run", prompt(number)) for number in range(PROBLEMS)]

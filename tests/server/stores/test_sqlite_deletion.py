@@ -1,4 +1,4 @@
-"""Deleting much from a SQLite store: in slices, beside other writes, through a crash, by age."""
+"""Large deletions from a SQLite store: in slices, beside other writes, through a crash, by age."""
 
 import sqlite3
 import subprocess
@@ -23,7 +23,7 @@ from tests.support.waiting import Latch, eventually
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every deletion of many takes as many transactions as it can."""
+    """Makes every large deletion take as many transactions as possible."""
     monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
     monkeypatch.setattr(sqlite_writes, "DELETED_AT_ONCE", 2)
 
@@ -36,7 +36,7 @@ def gone(store: SQLiteStore | SQLiteSnapshot, namespace: str) -> bool:
 def test_other_writes_go_on_while_much_is_deleted(
     open_store: Callable[..., SQLiteStore], one_at_a_time: None, long: str
 ) -> None:
-    """It takes effect at once, for readers and for what is stored after it."""
+    """A drop takes effect at once, for readers and for later writes."""
     store = open_store(history_epochs=1)
     store.append(ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([i] * 4), 1) for i in range(100)])).result()
     put(store, b"aaaa", 1, prompt=b"another.")
@@ -66,7 +66,7 @@ def test_other_writes_go_on_while_much_is_deleted(
         assert deleting.result() == 101
     deleting.result()
     assert order[0] == "others"
-    assert min(seen) > 50  # others were written between
+    assert min(seen) > 50  # other writes happened in between
     assert {r.tokens for r in store.history(Problem("run", b"prompt.."))} <= {b"next", b"anew"}
     assert store._read("SELECT count(*) FROM leaving") == [(0,)]
     assert store.count() == (3 if long == "window" else 1)
@@ -76,7 +76,7 @@ def test_other_writes_go_on_while_much_is_deleted(
 def test_a_crash_amid_a_deletion_brings_nothing_back(tmp_path: Path, long: str) -> None:
     """
     1. A process deletes a namespace in slices, and is killed after a few of them.
-    2. The next store has nothing of it for readers, and works off the rest.
+    2. In the next store, readers see nothing of it, and the store deletes the rest.
     """
     code = f"""
 import os, pathlib, sys
@@ -94,7 +94,7 @@ os.kill(os.getpid(), 9)
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd="/", timeout=60).returncode == -9
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         (left,) = connection.execute("SELECT count(*) FROM responses WHERE tokens != CAST('kept' AS BLOB)").fetchone()
-    assert 0 < left < 100  # else the crash came too late to show anything
+    assert 0 < left < 100  # otherwise the crash came too late
     snapshot = SQLiteSnapshot(tmp_path)
     assert gone(snapshot, "run")
     snapshot.close()
@@ -118,7 +118,7 @@ def test_closing_finishes_what_is_being_deleted(open_store: Callable[..., SQLite
 def test_what_is_old_is_forgotten_in_slices(
     open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Problems whose age a clock that went on evenly vouches for; a named one as a whole."""
+    """Problems whose age is known by an evenly running clock are deleted; a named one as a whole."""
     monkeypatch.setattr(sqlite_writes, "SLICE_SECONDS", 0.0)
     store = open_store()
     for number in range(1200):

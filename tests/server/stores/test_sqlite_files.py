@@ -1,4 +1,4 @@
-"""The files of the SQLite store: who may read them, and what happens when they are gone or another's."""
+"""The files of the SQLite store: who may read them, and what happens if they are missing or replaced."""
 
 import ast
 import os
@@ -42,7 +42,7 @@ def swap(data: Path) -> None:
     (data / FILE_NAME).write_bytes((data / "moved").read_bytes())
 
 
-@pytest.mark.parametrize("ago", [0, 3600])  # seconds since the directory changed: lately, and long enough to trust that
+@pytest.mark.parametrize("ago", [0, 3600])  # seconds since the directory changed: recent, and long enough to trust that
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
@@ -64,7 +64,7 @@ def test_nothing_is_acknowledged_into_files_that_are_gone(
     with pytest.raises(StoreError, match=f"{says} while the server has it open; bring it back or restart the server"):
         put(store, b"lost")
     assert says in store.trouble
-    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"kept"]  # what is open is still read
+    assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"kept"]  # open files are still read
 
 
 def test_a_file_that_vanishes_while_a_group_is_written_is_not_acknowledged(store: SQLiteStore, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def mode(path: Path) -> int:
 
 
 def run_with_umask(umask: int, directory: Path) -> dict[str, str]:
-    """What a server leaves there, and while it runs: {name: mode}."""
+    """Returns the files of a server, and those while it runs: {name: mode}."""
     code = """
 import os, sys, pathlib
 os.umask(int(sys.argv[1], 8))
@@ -130,7 +130,7 @@ def test_what_the_server_makes_is_its_own(tmp_path: Path, umask: int) -> None:
     ("before", "other", "after"),
     [
         (0o755, None, 0o700),
-        (0o755, "notes.txt", 0o755),  # a directory with other files is a person's
+        (0o755, "notes.txt", 0o755),  # a directory with other files belongs to a person
         (0o2775, None, 0o2775),  # as fsGroup sets it up
         (0o1777, None, 0o1777),
     ],

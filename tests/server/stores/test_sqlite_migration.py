@@ -1,4 +1,4 @@
-"""Files of older versions are brought up to date in slices, whatever ends the process in between."""
+"""Files of older versions are migrated in slices, whatever ends the process in between."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def old(tmp_path: Path) -> OldFile:
 
 
 def update_until_killed(old: OldFile, tells: int, *, copy: bool = False) -> bool:
-    """Updates the file in a process that SIGKILL ends at its so many-th slice. -> whether it was done before."""
+    """Migrates the file in a process that SIGKILL ends at its n-th slice. Returns whether it had finished."""
     command = [sys.executable, "-c", KILLED_AT, str(old.path), str(tells), str(int(copy))]
     code = subprocess.run(command, timeout=60, cwd="/", check=False).returncode
     assert code in (0, -signal.SIGKILL)
@@ -72,7 +72,7 @@ def assert_up_to_date(old: OldFile, expected: object) -> None:
 
 
 class Slices(Progress):
-    """Notes what it is told; gives up after so many."""
+    """Records the reported progress; gives up after some reports."""
 
     def __init__(self, most: int = 1 << 30) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_an_update_says_how_far_it_is(old: OldFile, small_slices: None) -> None:
 
 
 def test_other_writers_have_their_turn_between_slices(old: OldFile, small_slices: None) -> None:
-    """Each slice is a transaction of its own: a lock that was held all the time would fail this one at once."""
+    """Each slice is a separate transaction: a lock held throughout would make this test's write fail at once."""
 
     class Writing(Slices):
         def tell(self, text: str) -> None:
@@ -131,7 +131,7 @@ def test_an_update_that_is_killed_leaves_the_older_version_and_goes_on(old: OldF
 
 
 def test_an_update_that_is_killed_again_and_again_comes_to_its_end(old: OldFile) -> None:
-    """It goes on where it stopped: beginning anew it would never get further than the first time."""
+    """A migration continues where it stopped; otherwise it would never get beyond the first slices."""
     expected = old.expected()
     tries = 1
     while not update_until_killed(old, 50):
@@ -172,7 +172,7 @@ def test_the_lock_is_free_after_an_update_that_was_given_up(old: OldFile, tmp_pa
 def test_an_update_may_need_more_room_than_the_limit_of_the_file(
     old: OldFile, open_store: Callable[..., SQLiteStore]
 ) -> None:
-    """Else a file at its limit could never be brought up to date."""
+    """Otherwise, a file at its limit could never be migrated."""
     expected = old.expected()
     page = os.path.getsize(old.path) // 4096 * 4096
     open_file(old.path, page).close()

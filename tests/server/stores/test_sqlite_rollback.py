@@ -1,4 +1,4 @@
-"""Going back to an older server: files of newer versions, and the copies that are kept where those cannot be read."""
+"""Rollbacks to an older server: files of newer versions, and the copies for servers that cannot read them."""
 
 import shutil
 import sqlite3
@@ -55,7 +55,7 @@ def version_of(path: Path) -> int:
 
 @pytest.fixture
 def path(tmp_path: Path, open_store: Callable[..., SQLiteStore]) -> Path:
-    """A file of this version, with a bit of everything."""
+    """Makes a file of this version, with a little of every kind of data."""
     store = open_store()
     fill(store)
     put(store, b"old.")
@@ -64,7 +64,7 @@ def path(tmp_path: Path, open_store: Callable[..., SQLiteStore]) -> Path:
 
 
 def newer(path: Path, versions: tuple[Version, ...]) -> None:
-    """What a server of the next version does when it starts."""
+    """Does what a server of the next version does at its start."""
     open_file(path, versions=versions).close()
     assert version_of(path) == NEXT
 
@@ -94,7 +94,7 @@ def test_this_server_does_everything_with_a_newer_file_that_it_may_use(
     snapshot = SQLiteSnapshot(path.parent)
     assert content(snapshot) == after  # type: ignore[arg-type]
     snapshot.close()
-    assert version_of(path) == NEXT  # left alone: the newer server will find its own file
+    assert version_of(path) == NEXT  # unchanged, for the newer server
     with closing(open_file(path, versions=ADDITIVE)) as connection:
         assert connection.execute("SELECT count(*) FROM responses WHERE worker = '' AND temperature IS NULL").fetchone()
 
@@ -124,7 +124,7 @@ def test_a_newer_file_that_cannot_be_used_names_the_way_back(
         SQLiteSnapshot(path.parent)
     assert version_of(path) == NEXT
     _, _, command = str(no.value).partition("without what was stored since: ")
-    subprocess.run(command, shell=True, check=True)  # the sentence ends with a command for a shell
+    subprocess.run(command, shell=True, check=True)  # the message ends with a shell command
     assert content(open_store()) == before
     assert not copies.copy_of(path, SCHEMA_VERSION).exists()
 
@@ -181,7 +181,7 @@ def test_an_update_for_whose_copy_there_is_no_room_changes_nothing(tmp_path: Pat
         old.add(100)
         expected = old.expected()
         with pytest.raises(
-            ConfigError, match=r"a copy for them needs 1\d MiB, but 1 MiB are free: make room, or give --no"
+            ConfigError, match=r"a copy for them needs 1\d MiB, but only 1 MiB are free: free some space, or give --no"
         ):
             SQLiteStore(directory, 8)
         assert (old.version(), old.expected()) == (OLD, expected)

@@ -41,7 +41,7 @@ def test_prompts_without_responses_are_forgotten(open_store: Callable[..., SQLit
 
 
 def test_what_is_wanted_most_is_loaded_first(open_store: Callable[..., SQLiteStore]) -> None:
-    """First the run that was written to last; in it the newest epoch; of that, what was written last."""
+    """First the run with the latest write; in it the newest epoch; of that, the latest write."""
     store = open_store()
     for epoch, prompt, namespace in (
         (90, b"finished", "old"),
@@ -58,7 +58,7 @@ def test_what_is_wanted_most_is_loaded_first(open_store: Callable[..., SQLiteSto
 def test_a_problem_is_loaded_with_all_of_its_responses(
     open_store: Callable[..., SQLiteStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever their order, and in how many pieces; what comes meanwhile may be there or not."""
+    """The order and the number of pieces do not matter; concurrent writes may be included or not."""
     monkeypatch.setattr(sqlite_reader, "ROWS", 4)
     monkeypatch.setattr(sqlite_reader, "PROBLEMS_AT_ONCE", 3)
     store = open_store()
@@ -78,7 +78,7 @@ def test_a_problem_is_loaded_with_all_of_its_responses(
 
 
 def test_of_more_epochs_than_are_wanted_now_the_newest_are_loaded(open_store: Callable[..., SQLiteStore]) -> None:
-    """All are answered; the rest leaves the store when the problem's next epoch comes."""
+    """All writes are acknowledged; the surplus leaves the store with the problem's next epoch."""
     store = open_store()
     for epoch in (0, 3, 5, 5, 9):
         put(store, b"aaaa", epoch)
@@ -134,9 +134,7 @@ def test_many_threads_share_transactions_and_lose_nothing(open_store: Callable[.
 def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLiteStore]) -> None:
     store = open_store()
     gate = Latch()
-    store._writer.submit(
-        lambda connection: gate.wait(), 0
-    )  # holds the writer up, so that the next three form one group
+    store._writer.submit(lambda connection: gate.wait(), 0)  # blocks the writer, so that the next three form one group
     good, bad, other = (store.append(batch(b"good")), store.append(batch(b"none", 2**64)), store.append(batch(b"fine")))
     gate.set()
     good.result()
@@ -172,7 +170,7 @@ def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(
     put(store, b"tiny")  # there is room for that
     store.drop("other").result()
     for epoch in range(50):
-        put(store, bytes(1 << 20), epoch)  # the fourth takes the place of the first
+        put(store, bytes(1 << 20), epoch)  # the fourth replaces the first
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [47, 48, 49]
     with full:
         put(store, bytes(1 << 20), prompt=b"another.")
@@ -180,14 +178,14 @@ def test_a_file_grows_to_its_limit_and_what_leaves_makes_room(
     put(store, bytes(1 << 20), prompt=b"another.")
     store.close()
     assert (tmp_path / FILE_NAME).stat().st_size <= 4 << 20
-    store = open_store(disk=1 << 20)  # less than it has: nothing is lost, and nothing fits
+    store = open_store(disk=1 << 20)  # less than the file has: nothing is lost, and nothing fits
     with pytest.raises(StoreFull, match="--disk 1MiB"):
         put(store, bytes(2 << 20), namespace="other")
     assert store.count() == 2
 
 
 def test_what_an_append_asks_does_not_grow_with_its_problem(open_store: Callable[..., SQLiteStore]) -> None:
-    """Counted in the virtual machine of SQLite: of 64 responses and of 4,096, whose limit is reached."""
+    """Counted in steps of SQLite's virtual machine, with 64 responses and with 4,096, a full window."""
     steps = []
     for limit in (64, 4096):
         store = open_store(history_responses=limit, history_epochs=3)

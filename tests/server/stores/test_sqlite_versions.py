@@ -1,4 +1,4 @@
-"""Files that a SQLite store finds: those of older and newer versions, of other programs, in use."""
+"""Files that a SQLite store may find: of older and newer versions, of other programs, in use."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ INSERT INTO prompts VALUES (1, 'run', '', X'DIGEST', CAST('prompt..' AS BLOB));
 INSERT INTO responses VALUES (1, 1, 0, NULL, CAST('old.' AS BLOB), X'', X'');
 """.replace("DIGEST", hashlib.blake2b(b"prompt..", digest_size=8).hexdigest())
 
-# What the second and third version added, and a bit of everything in it.
+# The additions of the second and third version, with a little of every kind of data.
 
 
 THIRD_VERSION = (

@@ -1,4 +1,4 @@
-"""How much room a store says that it takes and has."""
+"""The reported size and limits of a store."""
 
 import shutil
 import threading
@@ -25,7 +25,7 @@ BATCH = ResponseBatch(Problem("run", b"prompt.."), [Record(bytes([number]) * MIB
 def test_sqlite_holds_what_is_stored_and_not_what_left_it(
     open_store: Callable[..., SQLiteStore], tmp_path: Path
 ) -> None:
-    """Pages that a drop has freed are room for the next responses: a file that once was large is not full."""
+    """New responses reuse pages that a drop has freed: a file that was once large is not full."""
     store = open_store(disk=64 * MIB)
     empty = store.size.held
     assert empty is not None
@@ -87,7 +87,7 @@ def connect() -> Iterator[Callable[[str], RedisStore]]:
 
 
 def known(store: RedisStore) -> StoreSize:
-    """What it says once Redis has answered."""
+    """Returns the size once Redis has answered."""
     eventually(lambda: store.size.held, "Redis does not say how much it holds")
     return store.size
 
@@ -95,7 +95,7 @@ def known(store: RedisStore) -> StoreSize:
 def test_redis_says_how_full_it_is(server: RedisProcess, connect: Callable[[str], RedisStore]) -> None:
     first = known(connect(server.url))
     assert first.held is not None
-    assert (first.limit, first.disk_free, first.disk_size) == (None, None, None)  # no maxmemory, no disk of ours
+    assert (first.limit, first.disk_free, first.disk_size) == (None, None, None)  # no maxmemory, and no local disk
     server.client.config_set("maxmemory", 100 * MIB)
     store = connect(server.url)
     store.append(BATCH).result()
@@ -133,7 +133,7 @@ def test_a_user_who_may_not_ask_redis_gets_no_number(
 
 
 class Redis:
-    """Answers when it is let go."""
+    """Answers when released."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -150,9 +150,9 @@ class Redis:
 
 def test_nobody_waits_for_redis_and_it_is_asked_seldom() -> None:
     """
-    1. While Redis does not answer, looks return at once and ask no second time.
-    2. Its answer is shown; it is asked again ten seconds later, not before.
-    3. A failure takes the number away. So does an answer without it.
+    1. While Redis does not answer, calls return at once and send no second request.
+    2. Its answer is shown; the next request follows ten seconds later, not before.
+    3. A failure removes the number. So does an answer without it.
     """
     seconds, server = [0.0], Redis()
     memory = Memory(server, lambda: seconds[0])

@@ -1,4 +1,4 @@
-"""What every store promises, asked of each one: SQLite, Redis, and a Redis Cluster."""
+"""The promises of every store, tested with SQLite, Redis and a Redis Cluster."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """open_store(history_epochs=8, …) opens the same store again and again; what one wrote the next one has."""
+    """open_store(history_epochs=8, …) opens the same store repeatedly, with its earlier contents."""
     stores: list[SQLiteStore | RedisStore] = []
     url = None
     if request.param != "sqlite":
@@ -102,30 +102,30 @@ def test_the_window_counts_epochs_that_the_problem_has_seen(open_store: Callable
     for epoch in (0, 10, 10, 3, 20):
         put(store, b"aaaa", epoch)
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [10, 10, 20]
-    put(store, b"late", 1)  # older than all that are kept: it leaves at once
+    put(store, b"late", 1)  # older than all kept epochs: it is removed at once
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [10, 10, 20]
     store.close()
-    store = open_store(history_epochs=2)  # which has yet to find out what is there
+    store = open_store(history_epochs=2)  # does not yet know the contents
     put(store, b"bbbb", 30)
     assert [r.epoch for r in store.history(Problem("run", b"prompt.."))] == [20, 30]
 
 
 @pytest.mark.parametrize("name", ["", "a name"])
 def test_the_newest_responses_of_a_problem_stay(open_store: Callable[..., Any], name: str) -> None:
-    """Whatever epochs they are of. What is kept beyond the limit, to forget many at once, nobody sees."""
+    """The limit holds for any epochs. Readers do not see the surplus, which is kept to delete many at once."""
     store = open_store(history_responses=16)
     expected: list[tuple[int, bytes]] = []
     problem = Problem("run", b"prompt..", name)
     for number in range(0, 120, 3):
         texts = [(number + i).to_bytes(4, "big") for i in range(3)]
-        epoch = 5 if number % 4 else 4  # half of them come late
+        epoch = 5 if number % 4 else 4  # some of them come late
         store.append(ResponseBatch(problem, [Record(text, epoch) for text in texts])).result()
         expected = sorted([*expected, *((epoch, text) for text in texts)])[-16:]
         assert [(r.epoch, r.tokens) for r in store.history(problem)] == expected
     assert [len(records) for _, records in store.problems("run")] == [16]
     assert store.history(problem, 5) == store.history(problem)[-5:]
     store.close()
-    store = open_store(history_responses=16)  # which has yet to find out how many there are
+    store = open_store(history_responses=16)  # does not yet know how many there are
     put(store, b"next", 5, name=name)
     assert [r.tokens for r in store.history(problem)] == [text for _, text in expected[1:]] + [b"next"]
     store.close()
@@ -218,7 +218,7 @@ def test_a_walk_meets_every_problem_once(open_store: Callable[..., Any]) -> None
     assert all([r.epoch for r in records] == [0, 1] for p, records in walked.items() if not p.name)
     assert all(store.history(problem) == records for problem, records in walked.items())
     assert [(p.namespace, r) for p, r in store.problems("other")] == [("other", [Record(b"bbbb", 0)])]
-    assert list(store.problems("nobody")) == []
+    assert list(store.problems("absent")) == []
     assert store.count() == 1261
 
 
@@ -243,7 +243,7 @@ def test_a_problem_that_nobody_writes_to_is_forgotten(open_store: Callable[..., 
     eventually(lambda: store.count() == 0, "the rest is not forgotten")
     store.close()
     store = open_store()
-    put(store, b"anew", 4, prompt=bytes(8))  # as if it had never been
+    put(store, b"anew", 4, prompt=bytes(8))  # as if it had never existed
     assert [(p, r) for p, r in store.problems("run")] == [(Problem("run", bytes(8)), [Record(b"anew", 4)])]
 
 
@@ -254,5 +254,5 @@ def test_without_retention_what_had_one_stays(open_store: Callable[..., Any]) ->
     store.close()
     store = open_store()
     put(store, b"bbbb")
-    time.sleep(6)  # longer than it would have been kept
+    time.sleep(6)  # longer than its retention
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"aaaa", b"bbbb"]

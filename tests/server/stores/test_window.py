@@ -1,4 +1,4 @@
-"""Which responses of a problem are kept, against all of them sorted."""
+"""Which responses of a problem are kept, compared with sorting all of them."""
 
 from collections import Counter
 
