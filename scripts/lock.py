@@ -1,15 +1,15 @@
 """Pins what the image is made of, with hashes: `python -m scripts.lock [--upgrade]` writes requirements/*.txt with uv.
 
 requirements/image.txt: the server's dependencies and theirs. requirements/build.txt: what builds the wheel. A version
-that is pinned already stays, unless `--upgrade` asks for newer ones or setup.py no longer allows it.
+that is pinned already stays, unless `--upgrade` asks for newer ones or pyproject.toml no longer allows it.
 """
 
 import argparse
-import importlib.metadata
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -25,31 +25,29 @@ PYTHON = "3.12"
 """The image's Python; the pins hold for later ones, too."""
 PLATFORMS = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
 """What the image is built for, with the glibc of its base."""
-ELSEWHERE = {"replay"}
-"""Extras for a laptop. The image has all others."""
+EXTRAS = ("server", "otel", "backup")
+"""What the image has of the extras: those that a server uses."""
 
 
 def image_requirements() -> list[Requirement]:
-    """What setup.py asks for in the image: the dependencies, and the extras that a server uses.
-
-    Raises:
-        subprocess.CalledProcessError: setup.py failed.
-
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "setup.py", "-q", "dist_info", "--output-dir", folder]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        (info,) = Path(folder).glob("*.dist-info")
-        declared = [Requirement(line) for line in importlib.metadata.PathDistribution(info).requires or ()]
-        extras = set(importlib.metadata.PathDistribution(info).metadata.get_all("Provides-Extra") or ()) - ELSEWHERE
-    environments = [{"python_version": PYTHON, "extra": extra} for extra in ("", *sorted(extras))]
-    return [r for r in declared if r.marker is None or any(r.marker.evaluate(e) for e in environments)]
+    """Returns what pyproject.toml asks for in the image: the dependencies, and the extras that a server uses."""
+    project = _pyproject()["project"]
+    return _here([*project["dependencies"], *(line for name in EXTRAS for line in project["optional-dependencies"][name])])
 
 
 def build_requirements() -> list[Requirement]:
-    """What pyproject.toml builds the wheel with."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [Requirement(line) for line in project["build-system"]["requires"]]
+    """Returns what pyproject.toml builds the wheel with."""
+    return _here(_pyproject()["build-system"]["requires"])
+
+
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def _here(lines: list[str]) -> list[Requirement]:
+    """Returns the requirements that hold for the image's Python."""
+    found = map(Requirement, lines)
+    return [r for r in found if r.marker is None or r.marker.evaluate({"python_version": PYTHON})]
 
 
 def pin(requirements: list[Requirement], to: Path, *options: str) -> None:

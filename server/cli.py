@@ -6,18 +6,20 @@ from importlib import import_module
 from typing import NamedTuple
 
 from histospec.server import process
+from histospec.server.errors import ConfigError
 
 
 class Command(NamedTuple):
-    """A word of the command line and the module whose `main(argv) -> int` it runs."""
+    """A word of the command line, the module whose `main(argv) -> int` it runs, and the extra that the module needs."""
 
     module: str
     summary: str
+    extra: str = "server"
 
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
-    "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?"),
+    "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?", "replay"),
     "snapshot": Command("histospec.server.commands.snapshot", "write what a store or a service holds to a file"),
     "restore": Command("histospec.server.commands.restore", "bring such a file back into a store or a service"),
     "forget": Command("histospec.server.commands.forget", "forget what is old, and end a pause of --retention"),
@@ -68,6 +70,13 @@ def _run(words: list[str]) -> int:
     if command is None:
         process.say(f"histospec: there is no command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
         return 2
-    module = import_module(command.module)
+    try:
+        module = import_module(command.module)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("histospec"):
+            raise
+        raise ConfigError(
+            f"needs the package {error.name}, which is not installed: pip install 'histospec[{command.extra}]'"
+        ) from error
     process.imported(logs=words[0] == "serve")
     return int(module.main(words[1:]))

@@ -1,4 +1,4 @@
-"""What the image is made of: pinned with hashes, as setup.py and pyproject.toml ask for, and nothing that draws."""
+"""What the image is made of: pinned with hashes, as pyproject.toml asks for, and nothing that draws."""
 
 import re
 from pathlib import Path
