@@ -6,6 +6,8 @@
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
 # make manifests   deploy/kubernetes from the chart
 # make lock    the versions and hashes that the image installs; make lock UPGRADE=1 for newer ones
+# make dist    the source distribution and wheels, installed in clean environments and tried; DIST_PYTHON=3.12 for one
+# make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm
@@ -14,6 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 VENV_OLD := .venv-vllm-0.27
 VENV_VERL := .venv-verl
+VENV_DIST := build/dist-tools
 VERL := 0.9.1
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
@@ -35,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo dist wheels test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -47,7 +50,7 @@ $(VENV)/.vllm: scripts/install_vllm.py
 $(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildcard protos/*/*/*.proto)
 	$(BIN)/pip install -q -U "pip>=25.1"
 	$(BIN)/pip install -q --group dev
-	$(BIN)/pip install -q -e .
+	$(BIN)/pip install -q -e '.[all]'
 	touch $@
 
 # The oldest vLLM that runs beside the same torch. It has the client only, as a trainer's image would.
@@ -133,6 +136,20 @@ manifests: tools
 lock: setup
 	$(BIN)/pip install -q uv==$(UV)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
+
+# Without `setup`: a machine that only builds packages needs no vLLM.
+$(VENV_DIST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV_DIST)
+	$(VENV_DIST)/bin/pip install -q -U "pip>=25.1"
+	$(VENV_DIST)/bin/pip install -q --group dist
+	touch $@
+
+dist: $(VENV_DIST)/.ready
+	$(VENV_DIST)/bin/python -m scripts.dist $(addprefix --python ,$(DIST_PYTHON))
+
+wheels: $(VENV_DIST)/.ready
+	$(VENV_DIST)/bin/cibuildwheel --output-dir dist
+	$(VENV_DIST)/bin/twine check --strict dist/*.whl
 
 test-image: setup
 	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q $(LONG) tests/deploy/test_image.py

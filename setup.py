@@ -1,6 +1,7 @@
 """Package map, proto generation and the call to CMake; metadata lives in pyproject.toml.
 
-HISTOSPEC_CLIENT_ONLY=1 builds a wheel of the client and the protos alone: no compiler, three dependencies.
+HISTOSPEC_CLIENT_ONLY=1 builds a wheel of the client and the protos alone, for machines without a compiler that no wheel
+fits.
 """
 
 import os
@@ -94,6 +95,9 @@ setup(
     package_dir=PACKAGES,
     package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server.observability": ["page/*"]},
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
-    entry_points={"console_scripts": [f"histospec = {COMMAND}"]},
+    entry_points={
+        "vllm.general_plugins": ["histospec = histospec.client.vllm.patches.plugin:register"],
+        "console_scripts": [f"histospec = {COMMAND}"],
+    },
     cmdclass={"build_py": BuildWithProtos, "build_ext": BuildWithCMake},
 )

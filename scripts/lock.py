@@ -32,7 +32,8 @@ EXTRAS = ("server", "otel", "backup")
 def image_requirements() -> list[Requirement]:
     """Returns what pyproject.toml asks for in the image: the dependencies, and the extras that a server uses."""
     project = _pyproject()["project"]
-    return _here([*project["dependencies"], *(line for name in EXTRAS for line in project["optional-dependencies"][name])])
+    extras = (line for name in EXTRAS for line in project["optional-dependencies"][name])
+    return _here([*project["dependencies"], *extras])
 
 
 def build_requirements() -> list[Requirement]:

@@ -28,7 +28,7 @@ sys.exit(main(sys.argv[2:]))
 def modules(extra: str) -> set[str]:
     """The top-level modules of the packages that an extra names."""
     names = {Requirement(line).name.lower().replace("_", "-") for line in EXTRAS[extra]}
-    found = metadata.packages_distributions() if sys.version_info >= (3, 11) else {}
+    found = metadata.packages_distributions()
     return {top for top, owners in found.items() if names & {owner.lower().replace("_", "-") for owner in owners}}
 
 
@@ -38,9 +38,6 @@ def histospec(*words: str, extra: str | None = None) -> "subprocess.CompletedPro
     assert {"rich", "structlog", "transformers"} - absent <= (modules(extra) if extra else set())
     command = [sys.executable, "-c", WITHOUT, ",".join(sorted(absent)), *words]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
-
-
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python does not say whose a module is")
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "doctor"])
