@@ -10,16 +10,15 @@ from histospec.server.errors import ConfigError
 
 
 class Command(NamedTuple):
-    """A word of the command line, the module whose `main(argv) -> int` it runs, and the extra that the module needs."""
+    """A word of the command line and the module whose `main(argv) -> int` it runs."""
 
     module: str
     summary: str
-    extra: str = "server"
 
 
 COMMANDS = {
     "serve": Command("histospec.server.app", "start a draft server"),
-    "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?", "replay"),
+    "replay": Command("histospec.replay.command", "what would drafting gain on recorded rollouts?"),
     "snapshot": Command("histospec.server.commands.snapshot", "write what a store or a service holds to a file"),
     "restore": Command("histospec.server.commands.restore", "bring such a file back into a store or a service"),
     "forget": Command("histospec.server.commands.forget", "forget what is old, and end a pause of --retention"),
@@ -75,8 +74,8 @@ def _run(words: list[str]) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("histospec"):
             raise
-        raise ConfigError(
-            f"needs the package {error.name}, which is not installed: pip install 'histospec[{command.extra}]'"
-        ) from error
+        extra = command.module.split(".")[1]  # named as the package that needs it
+        text = f"needs the package {error.name}, which is not installed: pip install 'histospec[{extra}]'"
+        raise ConfigError(text) from error
     process.imported(logs=words[0] == "serve")
     return int(module.main(words[1:]))
