@@ -67,8 +67,8 @@ def disagreements() -> list[str]:
     ]
 
 
-def bump(version: str) -> None:
-    """Writes the version everywhere, and moves what CHANGELOG.md has under Unreleased below a heading for it."""
+def write(version: str) -> None:
+    """Writes the version everywhere, except in CHANGELOG.md."""
     spans: dict[Path, set[tuple[int, int]]] = {}
     for found in mentions():
         spans.setdefault(found.file, set()).add((found.start, found.end))
@@ -77,6 +77,10 @@ def bump(version: str) -> None:
         for start, end in sorted(places, reverse=True):
             text = text[:start] + version + text[end:]
         file.write_text(text)
+
+
+def date_changelog(version: str) -> None:
+    """Moves what CHANGELOG.md has under Unreleased below a heading with the version and today's date."""
     text = CHANGELOG.read_text()
     heading = f"## [{version}] - {datetime.datetime.now(datetime.timezone.utc).date()}"
     if f"## [{version}]" not in text:
@@ -87,13 +91,16 @@ def main() -> int:
     """Returns the exit code: 0 if every place has one version."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", nargs="?", help="of the next release, such as 0.3.0; without it, only check")
+    parser.add_argument("--undated", action="store_true", help="leave CHANGELOG.md; the version is not released yet")
     parser.add_argument("--tag", help="check that the git tag names the version, such as v0.3.0")
     options = parser.parse_args()
     version = options.version
     if version is not None:
         if not re.fullmatch(VERSION, version):
             parser.error(f"version is {version!r}; must be of the form MAJOR.MINOR.PATCH")
-        bump(version)
+        write(version)
+        if not options.undated:
+            date_changelog(version)
     wrong = disagreements()
     if options.tag not in (None, f"v{package_version()}"):
         wrong.append(f"the tag is {options.tag}; pyproject.toml has {package_version()}")

@@ -40,13 +40,14 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_release_writes_its_version_everywhere(copy: Path) -> None:
     before = len(list(release.mentions()))
-    release.bump("12.0.3")
+    release.write("12.0.3")
     assert {found.version for found in release.mentions()} == {"12.0.3"}
     assert len(list(release.mentions())) == before > 20
     assert release.disagreements() == []
+    release.date_changelog("12.0.3")
     changelog = (copy / "CHANGELOG.md").read_text()
     assert re.search(r"^## \[Unreleased\]\n\n## \[12\.0\.3\] - \d{4}-\d\d-\d\d\n", changelog, re.MULTILINE)
-    release.bump("12.0.3")
+    release.date_changelog("12.0.3")
     assert (copy / "CHANGELOG.md").read_text() == changelog
 
 
