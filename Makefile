@@ -148,6 +148,7 @@ dist: $(VENV_DIST)/.ready
 	$(VENV_DIST)/bin/python -m scripts.dist $(addprefix --python ,$(DIST_PYTHON))
 
 wheels: $(VENV_DIST)/.ready
+	$(VENV_DIST)/bin/pip install -q --group wheels
 	$(VENV_DIST)/bin/cibuildwheel --output-dir dist
 	$(VENV_DIST)/bin/twine check --strict dist/*.whl
 
