@@ -75,7 +75,7 @@ class BuildWithCMake(build_ext):
         import ninja
         import pybind11
 
-        # Named afresh each time: in an isolated build yesterday's paths are gone, and a stale cache breaks the build.
+        # Pass all paths each time: those of an earlier isolated build are gone, and a stale cache breaks the build.
         destination = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
         build = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
         run = lambda *args: subprocess.run([str(Path(cmake.CMAKE_BIN_DIR) / "cmake"), *map(str, args)], check=True)  # noqa: E731

@@ -1,7 +1,7 @@
 """Pins what the image is made of, with hashes: `python -m scripts.lock [--upgrade]` writes requirements/*.txt with uv.
 
-requirements/image.txt: the server's dependencies and theirs. requirements/build.txt: what builds the wheel. A version
-that is pinned already stays, unless `--upgrade` asks for newer ones or pyproject.toml no longer allows it.
+requirements/image.txt has the server's dependencies and theirs, requirements/build.txt what builds the wheel. A pinned
+version stays, unless `--upgrade` asks for newer ones or pyproject.toml no longer allows it.
 """
 
 import argparse

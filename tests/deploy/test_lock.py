@@ -1,4 +1,4 @@
-"""What the image is made of: pinned with hashes, as pyproject.toml asks for, and nothing that draws."""
+"""The image's packages are pinned with hashes, are what pyproject.toml asks for, and draw no plots."""
 
 import re
 from pathlib import Path
