@@ -69,6 +69,7 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel: Path) -> None:
     files = [Path(name) for name in archive.namelist()]
     code = [f for f in files if not f.parts[0].endswith(".dist-info")]
     assert {f.parts[:2] for f in code} == {("histospec", "client"), ("histospec", "protocol"), ("histospec", "v1")}
+    assert {"LICENSE", "NOTICE"} <= {f.name for f in files}
     assert {f.suffix for f in code} == {".py", ".pyi", ".typed", ".proto"}
     assert {"draft_pb2.py", "draft_pb2_grpc.py", "draft_pb2.pyi"} <= {f.name for f in code}
     assert {p.parent.relative_to(ROOT / "client") for p in (ROOT / "client").rglob("*.py")} == {
