@@ -31,18 +31,20 @@ EXTRAS = ("server", "otel", "backup")
 
 def image_requirements() -> list[Requirement]:
     """Returns what pyproject.toml asks for in the image: the dependencies, and the extras that a server uses."""
-    project = _pyproject()["project"]
+    project = pyproject()["project"]
     extras = (line for name in EXTRAS for line in project["optional-dependencies"][name])
     return _here([*project["dependencies"], *extras])
 
 
 def build_requirements() -> list[Requirement]:
     """Returns what pyproject.toml builds the wheel with."""
-    return _here(_pyproject()["build-system"]["requires"])
+    return _here(pyproject()["build-system"]["requires"])
 
 
-def _pyproject() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+def pyproject() -> dict[str, Any]:
+    """Returns the content of pyproject.toml."""
+    content: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return content
 
 
 def _here(lines: list[str]) -> list[Requirement]:

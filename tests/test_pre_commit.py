@@ -5,13 +5,13 @@ from pathlib import Path
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support.charts import tomllib
+from scripts.lock import pyproject
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_versions_are_those_of_the_dev_group() -> None:
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    groups = pyproject()["dependency-groups"]
     asked = {Requirement(line).name: line for line in groups["dev"]}
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     installed = {line for hook in local["hooks"] for line in hook["additional_dependencies"]}

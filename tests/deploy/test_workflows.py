@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from scripts import dist
-from tests.support.charts import CHART, ROOT, tomllib, tool
+from scripts.lock import pyproject
+from tests.support.charts import CHART, ROOT, tool
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 IMAGE = "registry.example.com/rl/histospec"
@@ -89,7 +90,7 @@ def test_a_release_publishes_tested_wheels_for_both_processors_without_a_token()
 def test_every_supported_python_is_tried() -> None:
     matrix = workflow("ci")["jobs"]["packages"]["strategy"]["matrix"]["python"]
     assert matrix == dist.SUPPORTED
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject()
     prefix = "Programming Language :: Python :: "
     named = [line.removeprefix(prefix) for line in project["project"]["classifiers"] if line.startswith(prefix)]
     assert named == dist.SUPPORTED

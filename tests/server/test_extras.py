@@ -8,9 +8,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from histospec.server.cli import COMMANDS
-from tests.support.charts import ROOT, tomllib
+from scripts.lock import pyproject
 
-EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+EXTRAS: dict[str, list[str]] = pyproject()["project"]["optional-dependencies"]
 
 WITHOUT = """
 import sys
