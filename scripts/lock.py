@@ -1,7 +1,7 @@
-"""Pins what the image is made of, with hashes: `python -m scripts.lock [--upgrade]` writes requirements/*.txt with uv.
+"""Pins the packages of the image with hashes: `python -m scripts.lock [--upgrade]` writes requirements/*.txt with uv.
 
-requirements/image.txt has the server's dependencies and theirs, requirements/build.txt what builds the wheel. A pinned
-version stays, unless `--upgrade` asks for newer ones or pyproject.toml no longer allows it.
+requirements/image.txt has the server's dependencies and theirs, requirements/build.txt those that build the wheel. A
+pinned version stays, unless `--upgrade` is given or pyproject.toml no longer allows it.
 """
 
 import argparse
@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGE = ROOT / "requirements" / "image.txt"
 BUILD = ROOT / "requirements" / "build.txt"
 PYTHON = "3.12"
-"""The image's Python; the pins hold for later ones, too."""
+"""Python of the image; the pins are also valid for later versions."""
 PLATFORMS = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
-"""What the image is built for, with the glibc of its base."""
+"""Platforms of the image, with the glibc of its base."""
 EXTRAS = ("server", "otel", "backup")
-"""What the image has of the extras: those that a server uses."""
+"""Extras that the image has: those that a server uses."""
 
 
 def image_requirements() -> list[Requirement]:
@@ -54,10 +54,10 @@ def _here(lines: list[str]) -> list[Requirement]:
 
 
 def pin(requirements: list[Requirement], to: Path, *options: str) -> None:
-    """Resolves the requirements for every platform. Wheels only: a source would build with packages that are unpinned.
+    """Resolves the requirements for every platform, with wheels only, because a source would need unpinned packages.
 
     Raises:
-        subprocess.CalledProcessError: uv found no versions that fit together; it has printed why.
+        subprocess.CalledProcessError: uv found no compatible versions; its output says why.
 
     """
     command: list[str | Path] = [
@@ -69,10 +69,10 @@ def pin(requirements: list[Requirement], to: Path, *options: str) -> None:
 
 
 def check(pinned: Path, platform: str) -> None:
-    """Have uv plan an installation of the pins, without their files.
+    """Lets uv plan an installation of the pins, without downloading them.
 
     Raises:
-        subprocess.CalledProcessError: a package has no wheel for this platform, or no hash; uv has printed which.
+        subprocess.CalledProcessError: a package has no wheel for this platform, or no hash; uv's output says which.
 
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +87,7 @@ def check(pinned: Path, platform: str) -> None:
 def main() -> None:
     """Writes both files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
+    parser.add_argument("--upgrade", action="store_true", help="use the newest compatible versions")
     options = ["--upgrade"] if parser.parse_args().upgrade else []
     for requirements, to in ((image_requirements(), IMAGE), (build_requirements(), BUILD)):
         pin(requirements, to, *options)

@@ -1,4 +1,4 @@
-"""The image's packages are pinned with hashes, are what pyproject.toml asks for, and draw no plots."""
+"""The image's packages: pinned with hashes, as pyproject.toml requires, and none for plots."""
 
 import re
 from pathlib import Path
