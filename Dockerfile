@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # The server and its command line. Build from the repository's root: docker build -t histospec .
-# Where pip needs an index of your own: --secret id=pip,src=$HOME/.config/pip/pip.conf; nothing of it stays in the image.
+# If pip needs your own index: --secret id=pip,src=$HOME/.config/pip/pip.conf; the image keeps nothing of it.
 
 # For newer patches, take the digest that `docker buildx imagetools inspect python:3.12-slim-bookworm` shows.
 ARG BASE=docker.io/library/python:3.12.15-slim-bookworm@sha256:54c85f3c47607a77f32adec749d3c81d1348bf25833671f512b26a9b6d778cb3
@@ -10,7 +10,7 @@ FROM ${BASE} AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-# What is installed is pinned with hashes (make lock), so that the same commit is the same image.
+# Every package is pinned with hashes (make lock), so that the same commit builds the same image.
 COPY requirements requirements
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir --only-binary :all: \
@@ -41,9 +41,9 @@ USER 65532:65532
 WORKDIR /data
 VOLUME /data
 EXPOSE 6378 9464
-# Ready: the store is read and no drain has begun.
+# /readyz succeeds when the store is open and no drain has begun.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9464/readyz', timeout=4)"]
-# As it stands it asks for --tokens, --tls-client-ca or --insecure: it listens to all who reach it.
+# Without --tokens, --tls-client-ca or --insecure the server refuses to start, because it listens beyond loopback.
 ENTRYPOINT ["histospec"]
 CMD ["serve"]

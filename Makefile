@@ -6,6 +6,8 @@
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
 # make manifests   deploy/kubernetes from the chart
 # make lock    the versions and hashes that the image installs; make lock UPGRADE=1 for newer ones
+# make dist    the source distribution and wheels, installed in clean environments and tried; DIST_PYTHON=3.12 for one
+# make wheels  the wheels of a release, in manylinux containers (Docker)
 # make test-verl   rollouts through verl, in an environment of its own
 # make test-image  the image built and run with buildah and podman, as root
 # make test-cluster  the chart in a real control plane: etcd, API server, controllers, scheduler, several versions of Helm
@@ -14,15 +16,16 @@ PYTHON ?= python3
 VENV := .venv
 VENV_OLD := .venv-vllm-0.27
 VENV_VERL := .venv-verl
+VENV_DIST := build/dist-tools
 VERL := 0.9.1
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
 UV := 0.13.9
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
-# In the order of their names. xdist's own order has files with few tests last, among them the slowest.
+# In the order of the files' names: xdist's own order starts files with few tests last, among them the slowest.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Of what `make test` leaves out, where a test may take minutes.
+# For targets outside `make test`, whose tests may take minutes.
 LONG := -o timeout=600
 # Runs targets, two at a time. The output of a target appears when the target ends.
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --output-sync=target -j 2
@@ -30,12 +33,12 @@ CXX_FORMATTED := $(filter-out native/third_party/%,$(filter %.cc %.h,$(NATIVE_SO
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles what it imports, which of vLLM and torch is little, and keeps it for the next process, whoever told it
-# not to. pip reads PIP_NO_COMPILE the wrong way round.
+# Python compiles the modules that it imports, a small part of vLLM and torch, and keeps them for the next process, even if
+# the environment says otherwise. pip reads PIP_NO_COMPILE the wrong way round.
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo dist wheels test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -43,14 +46,14 @@ $(VENV)/.vllm: scripts/install_vllm.py
 	$(PYTHON) -m scripts.install_vllm $(VLLM_NEW) $(VENV)
 	touch $@
 
-# The package again whenever what is compiled or generated has changed; Python files show at once.
+# Installs the package again when compiled or generated files change; changes of Python files need no installation.
 $(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildcard protos/*/*/*.proto)
 	$(BIN)/pip install -q -U "pip>=25.1"
 	$(BIN)/pip install -q --group dev
-	$(BIN)/pip install -q -e .
+	$(BIN)/pip install -q -e '.[all]'
 	touch $@
 
-# The oldest vLLM that runs beside the same torch. It has the client only, as a trainer's image would.
+# The oldest vLLM that runs with the same torch. It has the client only, as a trainer's image would.
 $(VENV_OLD)/.ready: $(VENV)/.ready
 	$(PYTHON) -m scripts.install_vllm $(VLLM_OLD) $(VENV_OLD) --over $(VENV)
 	HISTOSPEC_CLIENT_ONLY=1 $(VENV_OLD)/bin/pip install -q -e .
@@ -73,8 +76,8 @@ check-style: setup
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 
-# The first line compiles and downloads. The installation of the old environment writes the generated messages again, so
-# no test runs beside it. The second line runs the Python tests beside all others.
+# The first line compiles and downloads. Installing the old environment writes the generated messages again, so no test runs
+# at the same time. The second line runs the Python tests beside all others.
 test: setup
 	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
 	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)
@@ -85,7 +88,7 @@ tools:
 test-native: setup
 	scripts/test-native
 
-# More at a time than cores: much of what these tests do is wait, for a process to start or a deadline to pass.
+# More processes than cores: these tests often wait for a process to start or a deadline to pass.
 test-python: setup tools
 	$(BIN)/pytest -q -n 4 $(BY_FILE) -m "not long" tests --ignore=tests/vllm
 
@@ -102,10 +105,10 @@ test-long: setup
 	$(BIN)/pytest -q $(LONG) -m long tests
 	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
 
-# What every version must keep; `make test-long` runs there whatever may differ.
+# What holds in every version; `make test-long` also runs what may differ.
 OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
 
-# Not beside the rest: verl and the newest vLLM ask for different versions of transformers.
+# In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
 	$(PYTHON) -m scripts.install_verl $(VERL) $(VENV_VERL) $(VENV)
 	touch $@
@@ -134,10 +137,25 @@ lock: setup
 	$(BIN)/pip install -q uv==$(UV)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m scripts.lock $(if $(UPGRADE),--upgrade)
 
+# Without `setup`: a machine that only builds packages needs no vLLM.
+$(VENV_DIST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV_DIST)
+	$(VENV_DIST)/bin/pip install -q -U "pip>=25.1"
+	$(VENV_DIST)/bin/pip install -q --group dist
+	touch $@
+
+dist: $(VENV_DIST)/.ready
+	$(VENV_DIST)/bin/python -m scripts.dist $(addprefix --python ,$(DIST_PYTHON))
+
+wheels: $(VENV_DIST)/.ready
+	$(VENV_DIST)/bin/pip install -q --group wheels
+	$(VENV_DIST)/bin/cibuildwheel --output-dir dist
+	$(VENV_DIST)/bin/twine check --strict dist/*.whl
+
 test-image: setup
 	HISTOSPEC_TEST_IMAGE=1 $(BIN)/pytest -q $(LONG) tests/deploy/test_image.py
 
-# Two control planes at most: on two cores more are late.
+# At most two control planes: more are too slow on two cores.
 test-cluster: setup tools
 	scripts/install-control-plane
 	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py

@@ -1,6 +1,7 @@
 """Package map, proto generation and the call to CMake; metadata lives in pyproject.toml.
 
-HISTOSPEC_CLIENT_ONLY=1 builds a wheel of the client and the protos alone: no compiler, three dependencies.
+HISTOSPEC_CLIENT_ONLY=1 builds a wheel of the client and the protos alone, for machines without a compiler that no wheel
+fits.
 """
 
 import os
@@ -30,7 +31,6 @@ PACKAGES = {
     "histospec.protocol": "protos/histospec/protocol",
     "histospec.v1": "protos/histospec/v1",
 }
-DEPENDENCIES = ["grpcio>=1.71.2", "numpy>=1.26", "protobuf>=5.29"]
 if not CLIENT_ONLY:
     PACKAGES |= {
         "histospec.native": "native/python",
@@ -49,26 +49,7 @@ if not CLIENT_ONLY:
         "histospec.server.stores.sqlite": "server/stores/sqlite",
         "histospec.specrl": "protos/histospec/specrl",
     }
-    DEPENDENCIES += [
-        "aiohttp>=3.9",
-        "cryptography>=42",
-        "grpcio-health-checking>=1.71.2",
-        "grpcio-reflection>=1.71.2",
-        "prometheus-client>=0.20",
-        "pydantic-settings>=2.7",
-        "redis>=6",
-        "rich>=13.7",
-        "structlog>=24.1",
-        "tomli>=2; python_version<'3.11'",
-        "uvloop>=0.19",
-        "xxhash>=3",
-    ]
 COMMAND = "histospec.client.doctor.__main__:client_only" if CLIENT_ONLY else "histospec.server.cli:main"
-EXTRAS = {
-    "backup": ["obstore>=0.8"],  # snapshots in object stores
-    "otel": ["opentelemetry-exporter-otlp-proto-grpc>=1.25", "opentelemetry-sdk>=1.25"],
-    "replay": ["matplotlib>=3.8", "pyarrow>=17", "transformers>=4.45"],  # plots, Parquet, and text with a tokenizer
-}
 
 
 class BuildWithProtos(build_py):
@@ -94,7 +75,7 @@ class BuildWithCMake(build_ext):
         import ninja
         import pybind11
 
-        # Named afresh each time: in an isolated build yesterday's paths are gone, and a stale cache breaks the build.
+        # Pass all paths each time: those of an earlier isolated build are gone, and a stale cache breaks the build.
         destination = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
         build = ROOT / "build" / f"native-{sys.implementation.cache_tag}"
         run = lambda *args: subprocess.run([str(Path(cmake.CMAKE_BIN_DIR) / "cmake"), *map(str, args)], check=True)  # noqa: E731
@@ -114,8 +95,6 @@ setup(
     package_dir=PACKAGES,
     package_data={"*": ["py.typed", "*.pyi", "*.proto"], "histospec.server.observability": ["page/*"]},
     ext_modules=[] if CLIENT_ONLY else [Extension("histospec.native._core", sources=[])],
-    install_requires=DEPENDENCIES,
-    extras_require={} if CLIENT_ONLY else EXTRAS,
     entry_points={
         "vllm.general_plugins": ["histospec = histospec.client.vllm.patches.plugin:register"],
         "console_scripts": [f"histospec = {COMMAND}"],

@@ -1,15 +1,15 @@
 """Pins the packages of the image with hashes: `python -m scripts.lock [--upgrade]` writes requirements/*.txt with uv.
 
 requirements/image.txt has the server's dependencies and theirs, requirements/build.txt those that build the wheel. A
-pinned version stays, unless `--upgrade` is given or setup.py no longer allows it.
+pinned version stays, unless `--upgrade` is given or pyproject.toml no longer allows it.
 """
 
 import argparse
-import importlib.metadata
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -25,31 +25,32 @@ PYTHON = "3.12"
 """Python of the image; the pins are also valid for later versions."""
 PLATFORMS = ("x86_64-manylinux_2_36", "aarch64-manylinux_2_36")
 """Platforms of the image, with the glibc of its base."""
-ELSEWHERE = {"replay"}
-"""Extras that the image does not have. It has all others."""
+EXTRAS = ("server", "otel", "backup")
+"""Extras that the image has: those that a server uses."""
 
 
 def image_requirements() -> list[Requirement]:
-    """Returns the requirements of the image from setup.py: the dependencies, and the extras that a server uses.
-
-    Raises:
-        subprocess.CalledProcessError: setup.py failed.
-
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "setup.py", "-q", "dist_info", "--output-dir", folder]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        (info,) = Path(folder).glob("*.dist-info")
-        declared = [Requirement(line) for line in importlib.metadata.PathDistribution(info).requires or ()]
-        extras = set(importlib.metadata.PathDistribution(info).metadata.get_all("Provides-Extra") or ()) - ELSEWHERE
-    environments = [{"python_version": PYTHON, "extra": extra} for extra in ("", *sorted(extras))]
-    return [r for r in declared if r.marker is None or any(r.marker.evaluate(e) for e in environments)]
+    """Returns what pyproject.toml asks for in the image: the dependencies, and the extras that a server uses."""
+    project = pyproject()["project"]
+    extras = (line for name in EXTRAS for line in project["optional-dependencies"][name])
+    return _here([*project["dependencies"], *extras])
 
 
 def build_requirements() -> list[Requirement]:
-    """Returns the build requirements of pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return [Requirement(line) for line in project["build-system"]["requires"]]
+    """Returns what pyproject.toml builds the wheel with."""
+    return _here(pyproject()["build-system"]["requires"])
+
+
+def pyproject() -> dict[str, Any]:
+    """Returns the content of pyproject.toml."""
+    content: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return content
+
+
+def _here(lines: list[str]) -> list[Requirement]:
+    """Returns the requirements that hold for the image's Python."""
+    found = map(Requirement, lines)
+    return [r for r in found if r.marker is None or r.marker.evaluate({"python_version": PYTHON})]
 
 
 def pin(requirements: list[Requirement], to: Path, *options: str) -> None:

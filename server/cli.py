@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from histospec.server import process
+from histospec.server.errors import ConfigError
 
 
 class Command(NamedTuple):
@@ -68,6 +69,13 @@ def _run(words: list[str]) -> int:
     if command is None:
         process.say(f"histospec: unknown command {words[0][:60]!r}; use one of {', '.join(COMMANDS)}")
         return 2
-    module = import_module(command.module)
+    try:
+        module = import_module(command.module)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("histospec"):
+            raise
+        extra = command.module.split(".")[1]  # named as the package that needs it
+        text = f"needs the package {error.name}, which is not installed: pip install 'histospec[{extra}]'"
+        raise ConfigError(text) from error
     process.imported(logs=words[0] == "serve")
     return int(module.main(words[1:]))

@@ -36,7 +36,7 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "the input is nested too deeply"
     if isinstance(error, ModuleNotFoundError):
-        return f"needs the package {error.name}, which is not installed; pip install 'histospec[all]'"
+        return f"the module {error.name} is missing; install HistoSpec again: pip install 'histospec[all]'"
     return f"unexpected {type(error).__name__}: {error} ({_where(error)}); please report it with this line"
 
 

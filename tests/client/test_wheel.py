@@ -6,10 +6,12 @@ import subprocess
 import sys
 import venv
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.servers import Server
 
@@ -67,6 +69,7 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel: Path) -> None:
     files = [Path(name) for name in archive.namelist()]
     code = [f for f in files if not f.parts[0].endswith(".dist-info")]
     assert {f.parts[:2] for f in code} == {("histospec", "client"), ("histospec", "protocol"), ("histospec", "v1")}
+    assert {"LICENSE", "NOTICE"} <= {f.name for f in files}
     assert {f.suffix for f in code} == {".py", ".pyi", ".typed", ".proto"}
     assert {"draft_pb2.py", "draft_pb2_grpc.py", "draft_pb2.pyi"} <= {f.name for f in code}
     assert {p.parent.relative_to(ROOT / "client") for p in (ROOT / "client").rglob("*.py")} == {
@@ -82,8 +85,9 @@ def test_wheel_is_pure_and_holds_the_client_alone(wheel: Path) -> None:
 def test_wheel_asks_for_three_packages(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (n for n in archive.namelist() if n.endswith("METADATA"))
-    required = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
-    assert sorted(line.split()[1].split(">")[0] for line in required) == ["grpcio", "numpy", "protobuf"]
+    asked = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist") or []
+    required = [found for found in map(Requirement, asked) if "extra" not in str(found.marker)]
+    assert {found.name for found in required} == {"grpcio", "numpy", "protobuf"}
 
 
 @pytest.mark.parametrize("version", ["5.29", "6.33", "7.36"])

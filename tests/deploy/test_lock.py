@@ -1,4 +1,4 @@
-"""The image's packages: pinned with hashes, as setup.py and pyproject.toml require, and none for plots."""
+"""The image's packages: pinned with hashes, as pyproject.toml requires, and none for plots."""
 
 import re
 from pathlib import Path

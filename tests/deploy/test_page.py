@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -174,7 +175,7 @@ def test_a_server_that_nobody_has_found_yet(start_server: Starter, view: Callabl
     shown = view(start_server("--shard-name", "shard-0"))
     assert shown.text("#shard") == "shard-0"
     assert shown.text("#state") == "serving"
-    assert shown.text("#about").startswith("HistoSpec 0.1.0 · up for ")
+    assert shown.text("#about").startswith(f"HistoSpec {metadata.version('histospec')} · up for ")
     assert "Note: Nothing is connected" in shown.text("#hints")
     assert shown.tile("known") == "\u2013 none since the start"
     assert shown.tile("memory").endswith(" 0 % of 8 GiB")

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts import dist
+from scripts.lock import pyproject
 from tests.support.charts import CHART, ROOT, tool
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -66,7 +68,7 @@ def test_the_repository_names_the_registry_s_owner(file: Path) -> None:
 
 def test_a_release_is_tested_and_has_both_processors_a_bill_of_materials_and_a_provenance() -> None:
     jobs = workflow("release")["jobs"]
-    assert (jobs["image"]["needs"], jobs["chart"]["needs"]) == ("test", "image")
+    assert (jobs["image"]["needs"], jobs["chart"]["needs"]) == (["test", "version"], "image")
     (build,) = steps("release", "image", "docker/build-push-action@")
     assert build["platforms"] == "linux/amd64,linux/arm64"
     assert (build["push"], build["sbom"], build["provenance"]) == (True, True, "mode=max")
@@ -75,10 +77,32 @@ def test_a_release_is_tested_and_has_both_processors_a_bill_of_materials_and_a_p
     assert {step.get("run") for step in workflow("ci")["jobs"]["test"]["steps"]} == {None, "make test"}
 
 
-def test_the_versions_of_the_package_and_of_the_chart_s_image_agree() -> None:
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version[1]
+def test_a_release_publishes_tested_wheels_for_both_processors_without_a_token() -> None:
+    jobs = workflow("release")["jobs"]
+    assert jobs["wheels"]["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+    for job in ("wheels", "sdist"):
+        assert jobs[job]["needs"] == ["test", "version"]
+    assert jobs["publish"]["needs"] == ["wheels", "sdist"]
+    assert jobs["publish"]["permissions"]["id-token"] == "write"
+    assert "secrets" not in str(jobs["publish"])
+
+
+def test_every_supported_python_is_tried() -> None:
+    matrix = workflow("ci")["jobs"]["packages"]["strategy"]["matrix"]["python"]
+    assert matrix == dist.SUPPORTED
+    project = pyproject()
+    prefix = "Programming Language :: Python :: "
+    named = [line.removeprefix(prefix) for line in project["project"]["classifiers"] if line.startswith(prefix)]
+    assert named == dist.SUPPORTED
+    assert project["tool"]["cibuildwheel"]["build"] == "cp31{0,1,2,3,4}-manylinux_*"
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_jobs_call_targets_of_make(file: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = set(re.findall(r"run: make ([a-z-]+)", file.read_text()))
+    assert called
+    assert called <= targets
 
 
 def test_a_packaged_chart_installs_the_image_of_its_release(tmp_path: Path) -> None:
