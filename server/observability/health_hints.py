@@ -106,14 +106,14 @@ def _faults(facts: Facts) -> list[Hint]:
     if facts.store_trouble:
         text = (
             f"{facts.store_trouble}. Nothing is acknowledged, and workers keep what they finish; see "
-            "HistoSpecStoreUnusable in docs/operations.md."
+            "HistoSpecStoreUnusable in docs/runbooks.md."
         )
         found.append(Hint("bad", "Nothing can be stored", text))
     if facts.damaged:
         text = (
             f"{_count(facts.damaged, 'stored response')} or more could not be read, or were not what was written, "
             "and are left out. The log says which file was set aside. Check the disk and the memory of this "
-            "machine, and see HistoSpecStoreDamaged in docs/operations.md."
+            "machine, and see HistoSpecStoreDamaged in docs/runbooks.md."
         )
         found.append(Hint("bad", "The store was damaged", text))
     if facts.retention_paused:

@@ -153,7 +153,7 @@ class Config(StoreConfig):
     # What is kept in the index
     memory: Bytes = Field(
         default_factory=lambda: default_budget(memory_limit()),
-        description="budget of the index, for example 8GiB; the process needs more, see docs/operations.md#memory",
+        description="budget of the index, for example 8GiB; the process needs more, see docs/run-a-server.md#memory",
         json_schema_extra={"default": "8GiB, or what fits the memory of the control group or machine"},
     )
     namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(

@@ -13,7 +13,7 @@ STARTING_SPEED_UP = 2.2
 HOPELESS_VERIFY_COST = 1 / STARTING_SPEED_UP
 """From this cost on a worker asks for no drafts: the little that could still pay is not worth asking for."""
 NOTHING_PAYS = round(HOPELESS_VERIFY_COST, 2)
-"""The same as people are told it: in the hint of the server's page, on the dashboard and in docs/operations.md."""
+"""The same as people are told it: in the hint of the server's page, on the dashboard and in docs/verify-cost.md."""
 
 DEFAULT_DEADLINE = 0.02
 """Seconds that a worker waits for the drafts of a step."""
