@@ -29,7 +29,12 @@ MODULES = {
 }
 PROTOS = ("protos/histospec/v1/draft.proto", "protos/histospec/specrl/rollout_cache.proto")
 LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")([^)\s"]+)')
-PICTURE = re.compile(r'<picture>\s*<source[^>]*srcset="([^"]+)"[^>]*>\s*<img[^>]*alt="([^"]*)"[^>]*src="([^"]+)"[^>]*>\s*</picture>')
+PICTURE = re.compile(
+    r'<picture>\s*<source[^>]*srcset="([^"]+)"[^>]*>\s*<img[^>]*alt="([^"]*)"[^>]*src="([^"]+)"[^>]*>\s*</picture>'
+)
+"""A picture of the dark and the light scheme; the site switches between them with its own schemes."""
+ITEM = re.compile(r"((?:^//.*\n)*)^(service|message|enum) (\w+) \{\n(.*?)^\}", re.M | re.S)
+CALL = re.compile(r"((?:^  //.*\n)+)^  (rpc .*;)$", re.M)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -63,7 +68,8 @@ def _moved(text: str, source: str, files: Files, config: MkDocsConfig) -> str:
         if not target or ":" in target:
             return found[0]
         path = os.path.normpath(PurePosixPath(source).parent / target)
-        if not _place(path).endswith(".md") and not path.startswith(f"{FOLDER}/") and not files.get_file_from_path(path):
+        shown = path in PAGES or path.startswith(f"{FOLDER}/") or files.get_file_from_path(path)
+        if not shown:
             files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
         return f"{found[1]}{os.path.relpath(_place(path), PurePosixPath(here).parent)}{mark}{anchor}"
 
@@ -81,11 +87,12 @@ def protocol() -> str:
         package = PurePosixPath(path).parent.name
         head, _, body = (ROOT / path).read_text().partition('syntax = "proto3";')
         text += f"\n## `{path}`\n\n{_said(head)}\n"
-        for comment, kind, name, inside in re.findall(r"((?:^//.*\n)*)^(service|message|enum) (\w+) \{\n(.*?)^\}", body, re.M | re.S):
+        for comment, kind, name, inside in ITEM.findall(body):
             if kind == "service":
                 text += f"\n### Service {package}.{name}\n\n{_said(comment)}\n"
-                for said, call in re.findall(r"((?:^  //.*\n)+)^  (rpc .*;)$", inside, re.M):
-                    text += f"\n#### {call.split('(')[0].removeprefix('rpc ')}\n\n```proto\n{call}\n```\n\n{_said(said)}\n"
+                for said, call in CALL.findall(inside):
+                    method = call.removeprefix("rpc ").partition("(")[0]
+                    text += f"\n#### {method}\n\n```proto\n{call}\n```\n\n{_said(said)}\n"
             else:
                 text += f"\n### {name}\n\n{_said(comment)}\n\n```proto\n{kind} {name} {{\n{inside}}}\n```\n"
     return text
