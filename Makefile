@@ -1,6 +1,7 @@
 # make demo    a real RL run, with and without drafts, from a bare machine
 # make test    everything, with real components; what CI runs
-# make check   formatters, linters, types
+# make check   formatters, linters, types, the documentation site
+# make docs    the documentation site in build/site, which a browser opens from the disk
 # make bench   measurements beside the peers
 # make study   RL runs by method and seed: exact drafts, SPEC-RL, both; hours
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
@@ -38,7 +39,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
 
 setup: $(VENV)/.ready
 
@@ -63,7 +64,7 @@ demo: setup
 	$(BIN)/python -m examples.tiny_rl.run
 
 check: setup
-	@+$(SIDE_BY_SIDE) check-types check-locks check-style
+	@+$(SIDE_BY_SIDE) check-types check-locks check-style check-docs
 
 check-types: setup
 	$(BIN)/mypy
@@ -76,11 +77,17 @@ check-style: setup
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FORMATTED)
 
+# A link that leads nowhere, or a page that no menu has, is an error. The variable hides an advertisement.
+check-docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs: check-docs
+
 # The first line compiles and downloads. Installing the old environment writes the generated messages again, so no test runs
 # at the same time. The second line runs the Python tests beside all others.
 test: setup
 	@+$(SIDE_BY_SIDE) test-native $(VENV_OLD)/.ready tools check-locks check-style
-	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types test-vllm-$(VLLM_OLD)
+	@+$(SIDE_BY_SIDE) test-python test-vllm-$(VLLM_NEW) check-types check-docs test-vllm-$(VLLM_OLD)
 
 tools:
 	scripts/install-tools

@@ -43,7 +43,7 @@ def test_clients_have_the_default(client: type, method: str) -> None:
 
 def test_people_are_told_the_same() -> None:
     said = f"From {NOTHING_PAYS} on nothing is worth drafting"
-    for page in ("deploy/grafana/histospec.json", "helm/histospec/files/dashboard.json", "docs/operations.md"):
+    for page in ("deploy/grafana/histospec.json", "helm/histospec/files/dashboard.json", "docs/verify-cost.md"):
         assert said in (ROOT / page).read_text(), page
     stub = (ROOT / "native/python/_core.pyi").read_text()
     assert set(re.findall(r"verify_cost: float = ([0-9.]+)", stub)) == {str(DEFAULT_VERIFY_COST)}

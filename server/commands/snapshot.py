@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         if damaged():
             raise SnapshotError(
                 f"at least {damaged()} responses of the store are damaged and left out; {name or 'no file'} has all "
-                "others (docs/operations.md#histospecstoredamaged)"
+                "others (docs/runbooks.md#histospecstoredamaged)"
             )
     if asked.keep and where and name:
         removed = where[0].keep(asked.keep)

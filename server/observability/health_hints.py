@@ -106,14 +106,14 @@ def _faults(facts: Facts) -> list[Hint]:
     if facts.store_trouble:
         text = (
             f"{facts.store_trouble}. The server acknowledges no response, and workers keep theirs; see "
-            "HistoSpecStoreUnusable in docs/operations.md."
+            "HistoSpecStoreUnusable in docs/runbooks.md."
         )
         found.append(Hint("bad", "Nothing can be stored", text))
     if facts.damaged:
         text = (
             f"At least {_count(facts.damaged, 'stored response')} could not be read or had changed on disk, and were "
             "left out. The log names the file that was set aside. Check the disk and the memory of this machine, and "
-            "see HistoSpecStoreDamaged in docs/operations.md."
+            "see HistoSpecStoreDamaged in docs/runbooks.md."
         )
         found.append(Hint("bad", "The store was damaged", text))
     if facts.retention_paused:

@@ -154,12 +154,12 @@ class Config(StoreConfig):
     # The index
     memory: Bytes = Field(
         default_factory=lambda: default_budget(memory_limit()),
-        description="memory of the index, for example 8GiB; the process needs more, see docs/operations.md#memory",
+        description="memory of the index, for example 8GiB; the process needs more, see docs/run-a-server.md#memory",
         json_schema_extra={"default": "8GiB, or what fits the memory of the control group or machine"},
     )
     namespace_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
         1 << 19,
-        description="size of the index over all problems of a namespace, in tokens of about 15 bytes, part of "
+        description="size of the index over all problems of a namespace, in tokens of about 16 bytes, part of "
         "--memory; it drafts for problems without a history; 0 for none",
     )
 

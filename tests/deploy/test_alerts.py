@@ -15,7 +15,7 @@ from tests.support.wires import Connector
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "helm" / "histospec" / "files" / "alerts-kubernetes.yaml"
 CASES = sorted(Path(__file__).parent.glob("alerts*.test.yaml"))
-RUNBOOK = ("Means:", "Look at:", "Do:")
+RUNBOOK = ("**Means:**", "**Look at:**", "**Do:**")
 
 
 def alerts(path: Path) -> dict[str, dict[str, Any]]:
@@ -63,9 +63,9 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do(path: Path, name: str) ->
 
 
 def test_no_runbook_is_left_over() -> None:
-    section = (ROOT / "docs" / "operations.md").read_text().partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "runbooks.md").read_text()
     urls = {alerts(path)[name]["annotations"]["runbook_url"] for path, name in ALERTS}
-    assert {f"docs/operations.md#{heading.lower()}" for heading in re.findall(r"^### (.+)$", section, re.M)} == urls
+    assert {f"docs/runbooks.md#{heading.lower()}" for heading in re.findall(r"^## (.+)$", page, re.M)} == urls
 
 
 @pytest.mark.parametrize("name", alerts(RULES))

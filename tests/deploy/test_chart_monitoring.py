@@ -61,7 +61,7 @@ def test_alerts_can_be_left_out_by_name() -> None:
 def test_runbooks_lead_to_where_the_docs_are() -> None:
     base = "https://git.example.com/blob/main/"
     for rule in rules(f"prometheusRule.runbookBase={base}").values():
-        assert rule["annotations"]["runbook_url"].startswith(f"{base}docs/operations.md#")
+        assert rule["annotations"]["runbook_url"].startswith(f"{base}docs/runbooks.md#")
 
 
 def test_the_autoscaler_asks_for_the_metric_that_the_adapter_makes() -> None:

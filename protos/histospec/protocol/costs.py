@@ -12,7 +12,7 @@ STARTING_SPEED_UP = 2.2
 HOPELESS_VERIFY_COST = 1 / STARTING_SPEED_UP
 """From this cost on, a worker asks for no drafts: the few that could still pay are not worth the request."""
 NOTHING_PAYS = round(HOPELESS_VERIFY_COST, 2)
-"""The same value in texts: in the hint of the status page, on the dashboard and in docs/operations.md."""
+"""The same value in texts: in the hint of the status page, on the dashboard and in docs/verify-cost.md."""
 
 DEFAULT_DEADLINE = 0.02
 """Seconds that a worker waits for the drafts of a step."""
