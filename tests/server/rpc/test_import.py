@@ -131,7 +131,11 @@ def test_an_estimator_is_taken_where_nothing_was_learned(
         ({"namespace": " run"}, "INVALID_ARGUMENT", "namespace: ' run' begins or ends with white space; give 'run'"),
         ({"prompt": b""}, "INVALID_ARGUMENT", "problems[0].prompt: must not be empty"),
         ({"prompt": b"abc"}, "INVALID_ARGUMENT", "problems[0].prompt: 3 bytes are not a whole number of int32 values"),
-        ({"problem": "x" * 1025}, "INVALID_ARGUMENT", "problems[0].problem: 1025 characters are over the limit of 1024"),
+        (
+            {"problem": "x" * 1025},
+            "INVALID_ARGUMENT",
+            "problems[0].problem: 1025 characters are over the limit of 1024",
+        ),
         ({"epoch": -1}, "INVALID_ARGUMENT", "problems[0].responses[1].epoch: -1 is negative"),
         ({"tokens": b""}, "INVALID_ARGUMENT", "problems[0].responses[1].tokens: must not be empty"),
         ({"logprobs": b"abcd"}, "INVALID_ARGUMENT", "problems[0].responses[1].logprobs: 1 values for 2 tokens"),
