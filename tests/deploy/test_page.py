@@ -345,7 +345,7 @@ def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..
     assert chart.locator("path.curve-1").count() == 3
     levels = [text for text in chart.locator("text").all_text_contents() if "ms" in text]
     assert levels == [f"{level}\u00a0ms" for level in (0, 20, 40, 60)]
-    assert (shown.page.locator("#charts svg >> nth=4").text_content() or "").endswith("nothing yet")
+    assert (shown.page.locator("#charts svg >> nth=4").text_content() or "").endswith("no data yet")
 
     chart.focus()
     chart.press("ArrowLeft")
