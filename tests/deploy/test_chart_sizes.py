@@ -92,7 +92,7 @@ def test_a_file_larger_than_its_volume_is_refused() -> None:
         "--set", "options.disk=50GiB,persistence.size=50G"
     )
     said = refusal("--set", "mode=daemonset,options.disk=21GiB")
-    assert "the volume has 20Gi (emptyDir.dataSize)" in said
+    assert "the volume has only 20Gi (emptyDir.dataSize)" in said
 
 
 def test_a_shard_without_a_volume_cannot_fill_its_node() -> None:

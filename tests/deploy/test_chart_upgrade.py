@@ -179,7 +179,7 @@ def test_volumes_change_by_steps(empty: Cluster, change: str, said: str, step: s
     refused = helm(empty, "upgrade", f"persistence.{change}")
     for words in (said, step, "docs/kubernetes.md"):
         assert words in refused
-    assert ("delete statefulset run-histospec --cascade=orphan" in refused) == ("smaller" not in refused)
+    assert ("delete statefulset run-histospec --cascade=orphan" in refused) == ("cannot shrink" not in refused)
     empty.remove("StatefulSet")
     assert helm(empty, "upgrade", f"persistence.{change}") == ""
     assert helm(empty, "upgrade", f"persistence.{change}", "options.threads=2") == ""

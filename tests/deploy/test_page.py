@@ -346,7 +346,7 @@ def test_charts_break_where_nothing_was_measured(busy: Server, view: Callable[..
     assert chart.locator("path.curve-1").count() == 3
     levels = [text for text in chart.locator("text").all_text_contents() if "ms" in text]
     assert levels == [f"{level}\u00a0ms" for level in (0, 20, 40, 60)]
-    assert (shown.page.locator("#charts svg >> nth=4").text_content() or "").endswith("nothing yet")
+    assert (shown.page.locator("#charts svg >> nth=4").text_content() or "").endswith("no data yet")
 
     chart.focus()
     chart.press("ArrowLeft")
@@ -394,7 +394,7 @@ def test_a_server_whose_store_and_peer_are_away(
             assert shown.page.locator("#tile-store meter").count() == 0  # Redis has no limit, and its disk is unknown
             hints = shown.text("#hints")
             assert "Broken: Not serving: shard-1" in hints
-            assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed lately", hints)
+            assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed in the last ten minutes", hints)
             assert "Note: qwen3-8b-math: first epoch" in hints
             assert "the store is away" in shown.text("#lines")
             assert (
