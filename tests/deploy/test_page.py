@@ -395,7 +395,7 @@ def test_a_server_whose_store_and_peer_are_away(
             hints = shown.text("#hints")
             assert "Broken: Not serving: shard-1" in hints
             assert re.search(rf"Broken: The store fails {errors:.0f} requests? failed in the last ten minutes", hints)
-            assert "Note: qwen3-8b-math: first epoch" in hints
+            assert "Note: qwen3-8b-math: probably the first epoch" in hints
             assert "the store is away" in shown.text("#lines")
             assert (
                 shown.text("#shards")
