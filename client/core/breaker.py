@@ -1,4 +1,4 @@
-"""A circuit breaker: after a few failures in a row, stop waiting for a shard, and try again now and then.
+"""A circuit breaker: after a few failures in a row, the client stops waiting for a shard and tries again at intervals.
 
 ::
 
@@ -6,10 +6,10 @@
                                      ▲                                    │
                                      └──────(failure: longer cool-down)───┘
 
-A try is a step where the shard is connected, and the connection where it is not. A connection closes the breaker, but a
-shard that fails again before it has answered a step has a longer cool-down.
+If the shard is connected, a try is a step; otherwise it is a connection. A connection closes the breaker, but a shard
+that fails again before it has answered a step gets a longer cool-down.
 
-No clock in here: the caller says what time it is.
+The breaker reads no clock: the caller passes the time.
 """
 
 import random
@@ -27,31 +27,31 @@ class CircuitBreaker:
         self.state: State = "closed"
         self._config = config
         self._failures = 0
-        self._answered = True  # a step, since it was connected
+        self._answered = True  # whether it answered a step since it was connected
         self._cooldown = config.cooldown
         self._retry_at = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether to ask the shard now. Having said yes after a cool-down, it waits for what comes of it."""
+        """Returns whether to ask the shard now. After a cool-down, True starts a try; later calls await its result."""
         if self.state == "closed":
             return True
         if now < self._retry_at:
             return False
-        # Should nobody ever tell what came of this try, another one is due after another cool-down.
+        # If the result of this try is never reported, another try is due after another cool-down.
         self.state = "trying"
         self._retry_at = now + self._cooldown
         return True
 
     def success(self) -> None:
-        """The shard answered in time."""
+        """Notes that the shard answered in time."""
         self.state, self._failures, self._answered, self._cooldown = "closed", 0, True, self._config.cooldown
 
     def connected(self) -> None:
-        """The shard is there again."""
+        """Notes that the shard is connected again."""
         self.state, self._failures, self._answered = "closed", 0, False
 
     def failure(self, now: float, soon: bool = False) -> None:
-        """The shard did not answer, or not in time; `soon`: the next try comes after `Breaker.reconnect` at most."""
+        """Notes that the shard did not answer in time. `soon`: the next try comes after at most `Breaker.reconnect`."""
         self._failures += 1
         longest = min(self._config.reconnect, self._config.cooldown_max) if soon else self._config.cooldown_max
         jitter = 1 + self._config.jitter * random.random()

@@ -1,4 +1,4 @@
-"""What a step brings, and what its drafts may cost."""
+"""The input of a step, and the limits of its drafts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from histospec.v1 import draft_pb2 as pb
 
 
 class Budget(NamedTuple):
-    """How long drafts become; the arguments of `DraftClient.step`."""
+    """The arguments of `DraftClient.step` that decide how long drafts become."""
 
     max_tokens: int = 16
     verify_cost: float = DEFAULT_VERIFY_COST
 
     def check(self) -> "Budget":
-        """Itself, or ValueError naming the field that cannot be."""
+        """Returns itself. Raises ValueError, naming the field that is out of range."""
         arguments.whole("max_tokens", self.max_tokens, 0, DEFAULT_MAX_DRAFT)
         if not arguments.is_number(self.verify_cost) or not 0 <= self.verify_cost <= arguments.LARGEST:
             cost = arguments.shown(self.verify_cost)
@@ -31,14 +31,14 @@ class Budget(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker with a drafter of its own verified: arguments of `DraftClient.step`. All None: it has none."""
+    """What a worker with its own drafter verified: arguments of `DraftClient.step`. All None: it has no drafter."""
 
     verified: Sequence[int] | None = None
     model_drafted: Sequence[int] | None = None
     model_accepted: Sequence[int] | None = None
 
     def counts(self, sessions: int) -> NDArray[np.int32] | None:
-        """int32[sessions, 3], or None where nothing is reported. Raises ValueError naming the argument."""
+        """Returns int32[sessions, 3], or None if there is nothing to report. Raises ValueError naming the argument."""
         if self.verified is self.model_drafted is self.model_accepted is None:
             return None
         if self.verified is None:
@@ -61,27 +61,27 @@ NO_REPORT = Report()
 
 
 class StepInput(NamedTuple):
-    """What a step brings: the sessions, which have their new tokens already, and these tokens."""
+    """The input of a step: the sessions, to which the new tokens are already appended, and these tokens."""
 
     sessions: list[Session]
     before: list[int]
-    """How many tokens each had without the new ones."""
+    """The number of tokens of each session without the new ones."""
     lengths: list[int]
-    """How many new ones each got."""
+    """The number of new tokens of each session."""
     tokens: bytes
-    """The new ones, one session after the other."""
+    """The new tokens, one session after the other."""
     report: NDArray[np.int32] | None = None
-    """int32[B, 3], the columns of `Report`; None where only the server drafts."""
+    """int32[B, 3], the columns of `Report`; None if only the server drafts."""
 
     @classmethod
     def held_back(cls, sessions: list[Session]) -> "StepInput":
-        """Of sessions that gained their last tokens while nothing was sent."""
+        """Returns a step of sessions that gained their last tokens while the client sent nothing."""
         reports = any(session.unreported is not None for session in sessions)
         report = np.zeros((len(sessions), len(NO_REPORT)), INT32) if reports else None
         return cls(sessions, [s.length for s in sessions], [], b"", report)
 
     def take(self, rows: Sequence[int]) -> "StepInput":
-        """The same of these rows alone."""
+        """Returns the step of these rows alone."""
         sessions = [self.sessions[i] for i in rows]
         before = [self.before[i] for i in rows]
         text = b"".join([s.generated[4 * b : 4 * s.length] for s, b in zip(sessions, before, strict=True)])
@@ -89,7 +89,7 @@ class StepInput(NamedTuple):
         return StepInput(sessions, before, [self.lengths[i] for i in rows], text, report)
 
     def hold_back(self, rows: Sequence[int]) -> None:
-        """These rows are not sent; the next step of their sessions reports for both."""
+        """Keeps the report of rows that are not sent; the next step of their sessions reports for both steps."""
         if self.report is None:
             return
         for row in rows:
@@ -98,12 +98,12 @@ class StepInput(NamedTuple):
             session.unreported = np.minimum(self.report[row] + before, _MOST).astype(INT32)
 
     def reopened(self, row: int) -> None:
-        """The server opens this session with its tokens before the step: of a draft before that it knows nothing."""
+        """Clears `verified` of a row whose session the message opens: the server knows of no earlier draft."""
         if self.report is not None:
             self.report[row, 0] = 0
 
     def put_report(self, step: pb.Step, rows: Sequence[int]) -> None:
-        """Writes the report of these rows, which are those of the message, into it."""
+        """Writes the report of these rows into the message, which has the same rows."""
         if self.report is None:
             return
         report = self.report[np.array(rows, np.int64)]

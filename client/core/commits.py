@@ -1,8 +1,8 @@
-"""Finished responses until they are acknowledged: kept, sent, sent again, and given up.
+"""Keeps finished responses until the server acknowledges them: sends them, sends them again, and gives them up.
 
-Belongs to the core, which locks. A response waits at the shard that owns its problem. The limits are shared out:
-beyond them, the shard that is furthest over its share loses its oldest. So a shard within its share loses nothing,
-whatever the others do. All members have the same share; a shard that has left has none.
+Belongs to the core, which locks. A response waits at the shard that owns its problem. Each member has an equal share of
+the limits; a shard that has left has none. Beyond the limits, the shard furthest over its share loses its oldest
+response. A shard within its share therefore loses nothing, whatever the others do.
 """
 
 import logging
@@ -21,30 +21,30 @@ from histospec.client.values import ShardStats, Stats
 log = logging.getLogger("histospec.client")
 
 MAX_ATTEMPTS = 3
-"""A response that the server turned down so often is dropped; it would be turned down for ever."""
+"""The client drops a response that the server turned down this often: the server would turn it down every time."""
 
 
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
-"""Seconds until what a store could not take is sent again."""
+"""Seconds until the client sends again what a store could not take."""
 
 
 class Commits:
-    """What waits, within `limits`; what becomes of it is counted in `stats` and by shard."""
+    """The responses that wait, within `limits`. Counts in `stats` and by shard what becomes of them."""
 
     def __init__(self, members: Membership, limits: Limits, stats: Stats) -> None:
         self.losses = Losses()
         self.pending = 0
-        """Of all shards."""
+        """How many responses wait, for all shards."""
         self._members = members
         self._limits = limits
         self._stats = stats
         self._number = 0
         self._bytes = 0
         self._books: dict[str, ShardStats] = {}
-        self._owners: dict[int, ShardState] = {}  # where each waits, by its number
+        self._owners: dict[int, ShardState] = {}  # the shard at which each commit waits, by its number
 
     def by_shard(self) -> dict[str, ShardStats]:
-        """Copies of the counters: of every member, and of all that ever had something to count."""
+        """Returns copies of the counters of every member, and of every former shard whose counters are not zero."""
         for shard in self._members.shards:
             self._book(shard)
         members = {shard.name for shard in self._members.shards}
@@ -52,7 +52,7 @@ class Commits:
         return {name: replace(book) for name, book in self._books.items() if name in members or book != empty}
 
     def keep(self, shard: ShardState, commit: Commit) -> None:
-        """Takes one more, at the expense of the oldest of the shard that is over its share where there are too many."""
+        """Adds a response. While too many wait, drops the oldest of the shard furthest over its share."""
         self._number += 1
         commit.number = self._number
         self._enter(shard, commit)
@@ -64,7 +64,7 @@ class Commits:
             self.drop(over, oldest, "too many wait for the server")
 
     def _over(self) -> ShardState | None:
-        """The shard that is to lose one; None: all is within the limits."""
+        """Returns the shard that has to lose a response; None if all is within the limits."""
         limits = self._limits
         if self._bytes > limits.commit_bytes:
             return max(
@@ -79,7 +79,7 @@ class Commits:
 
     @staticmethod
     def _oldest(shard: ShardState) -> Commit:
-        """The first that waits; where all are on their way, the first of those, which may be stored all the same."""
+        """Removes and returns the first response that waits, or else the first one sent, which may still be stored."""
         if shard.commits:
             return shard.commits.popleft()
         assert shard.conversation is not None
@@ -90,10 +90,10 @@ class Commits:
         return batch.pop(0)
 
     def dispatch(self, shard: ShardState, conversation: Conversation, now: float, room: int = UNLIMITED) -> None:
-        """Sends closes and the oldest commits: as many bytes as came since the last time, and `room` more.
+        """Sends closes and the oldest commits: as many bytes as were added since the last call, and `room` more.
 
-        After an outage the rest follows with later messages, so that no step has to wait behind all of it. A full
-        message that is not acknowledged yet holds up all further ones.
+        After an outage the rest follows with later messages, so that no step waits behind all of it. A full message
+        that is not acknowledged yet holds up all further ones.
         """
         if not (shard.commits or shard.closes):
             shard.fresh = 0
@@ -112,7 +112,7 @@ class Commits:
             shard.commits.extendleft(reversed(left))
 
     def acknowledged(self, shard: ShardState, commits: Iterable[Commit]) -> None:
-        """The shard has stored these."""
+        """Notes that the shard has stored these."""
         for commit in commits:
             shard.patience = 0.0
             self._leave(commit)
@@ -120,7 +120,7 @@ class Commits:
             self._stats.commits += 1
 
     def postpone(self, shard: ShardState, commits: Sequence[Commit], reason: str, now: float) -> None:
-        """The store of the shard could not take these: they come first again, after a pause that doubles."""
+        """Puts these first again, after a pause that doubles: the shard's store could not take them."""
         if not shard.patience:
             log.warning("HistoSpec: %s: responses wait for its store: %s", shard.name, reason)
         shard.patience = min(max(FIRST_PAUSE, 2 * shard.patience), LAST_PAUSE)
@@ -130,7 +130,7 @@ class Commits:
             self._owner(commit).commits.appendleft(commit)
 
     def again(self, shard: ShardState, commits: Iterable[Commit]) -> None:
-        """The server did not know the sessions of these."""
+        """Puts these last again, or drops them after MAX_ATTEMPTS: the server did not know their sessions."""
         for commit in commits:
             commit.attempts += 1
             if commit.attempts < MAX_ATTEMPTS:
@@ -139,7 +139,7 @@ class Commits:
                 self.drop(shard, commit, "the server did not know its session")
 
     def unsent(self, shard: ShardState, commits: Sequence[Commit]) -> None:
-        """The stream broke before these were acknowledged: they come first again, at whoever owns them now."""
+        """Puts these first again at their present owners: the stream broke before the server acknowledged them."""
         for commit in reversed(commits):
             if commit.attempts < MAX_ATTEMPTS:
                 self._owner(commit).commits.appendleft(commit)
@@ -147,7 +147,7 @@ class Commits:
                 self.drop(shard, commit, "the server turned it down")
 
     def move(self, shards: Iterable[ShardState]) -> None:
-        """The members have changed: what waits at these goes to its owners, the oldest first."""
+        """Moves what waits at these shards to its owners, the oldest first, after the members have changed."""
         waiting: list[Commit] = []
         for shard in shards:
             waiting += shard.commits
@@ -156,12 +156,12 @@ class Commits:
             self._owner(commit).commits.append(commit)
 
     def drop(self, shard: ShardState, commit: Commit, reason: str) -> None:
-        """Gives one up, for a reason."""
+        """Drops a response that was kept, for a reason."""
         self._leave(commit)
         self.refuse(shard, commit, reason)
 
     def refuse(self, shard: ShardState, commit: Commit, reason: str) -> None:
-        """Does not even keep it."""
+        """Counts a response as dropped that was never kept, for a reason."""
         self._stats.dropped_commits += 1
         self._book(shard).dropped += 1
         self.losses.note(shard.name, commit.session.length, reason)

@@ -1,9 +1,10 @@
-"""One Draft stream as the client sees it: what the server holds, what it still owes. No I/O in here.
+"""One Draft stream as the client sees it: what the server holds, and what it still owes. Does no I/O.
 
-A conversation lives as long as its stream. When the stream ends the conversation is thrown away as a whole, and the
-next one starts knowing nothing, which is what makes every session reopen by itself.
+A conversation lives as long as its stream. When the stream ends, the core discards the whole conversation. The next one
+starts empty, so it opens every session again.
 
-Messages are put into `outbox` in the order of their sequence; whoever owns the stream writes them in that order.
+The conversation puts messages into `outbox` in the order of their sequence; the owner of the stream writes them in that
+order.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ from histospec.v1 import draft_pb2 as pb
 
 
 class GarbledReply(Exception):  # noqa: N818 - what it is
-    """A response that does not add up; nothing after it can be trusted."""
+    """A response contradicts itself or what was sent; nothing after it can be trusted."""
 
 
 class Drafts(NamedTuple):
@@ -38,18 +39,18 @@ class Drafts(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """What a message owes to a step whose drafts the caller waits for."""
+    """The rows of a step whose drafts a message has to bring."""
 
     step: int
     rows: Sequence[int]
-    """Of that step."""
+    """Rows of that step."""
 
 
 class Reply(NamedTuple):
-    """What one response meant."""
+    """The meaning of one response."""
 
     awaited: Awaited | None
-    """None where the message had no step, or where the caller has stopped waiting."""
+    """None if the message had no step, or if the caller has stopped waiting."""
     drafts: Drafts | None
     """One for each of the rows."""
     acknowledged: list[Commit]
@@ -59,44 +60,44 @@ class Reply(NamedTuple):
     unknown: list[Commit]
     """Commits of sessions that the server does not hold."""
     turned_down: list[Commit]
-    """Commits of sessions that it refused."""
+    """Commits of sessions that the server refused."""
     refused: dict[int, str]
-    """Sessions that will never draft, and why."""
+    """Sessions that will never get drafts, and the reasons."""
 
 
 @dataclass
 class Conversation:
-    """What was said on one stream."""
+    """The state of one stream."""
 
     namespace: str
     limits: Limits
     server: ServerLimits = field(default_factory=ServerLimits)
-    """What the shard takes, as far as it is known."""
+    """What the shard accepts, as far as the client knows."""
     outbox: deque[pb.DraftRequest] = field(default_factory=deque)
     waiting: dict[int, Awaited] = field(default_factory=dict)
-    """By sequence: what the caller waits for. A large step has several messages."""
+    """By sequence: the rows whose drafts the caller waits for. A large step has several messages."""
     commits: dict[int, list[Commit]] = field(default_factory=dict)
-    """By sequence: commits that are not acknowledged."""
+    """By sequence: commits that the server has not acknowledged."""
     held: dict[int, int] = field(default_factory=dict)
     """By session: how many generated tokens the server has."""
     flow: Flow = field(default_factory=Flow)
-    """What is on its way."""
+    """The bytes on their way."""
     connected: bool = False
-    """Whether the shard has answered on this stream's connection; nothing is written before."""
+    """Whether the shard has answered on this stream's connection; the client writes nothing before."""
     behind: list[Session] = field(default_factory=list)
-    """Sessions that the last step left out, which are to be opened behind it."""
+    """Sessions that the last step left out; the client opens them after it."""
     heard: float | None = None
-    """When the stream last said something; None until it owes an answer."""
+    """When the last answer arrived, or the client began to wait for one; None while the server owes no answer."""
     written: int = 0
     """The last message that gRPC has taken."""
     reopened: int = 0
     """Sessions that were open before, on this stream or another."""
     late: int = 0
-    """Steps whose drafts came too late, which the server is to hear of with the next step."""
+    """Late steps to report to the server with the next step."""
     refused: dict[int, str] = field(default_factory=dict)
-    """Sessions of which a part fits into no message, and why; the core takes them."""
+    """Sessions with a part that fits into no message, and the reasons; the core takes them."""
     rejected: list[tuple[Commit, str]] = field(default_factory=list)
-    """Commits that fit into no message, and why; the core takes them."""
+    """Commits that fit into no message, and the reasons; the core takes them."""
     _unwritten: dict[int, tuple[Session, bool]] = field(default_factory=dict)
     """Sessions that a message in the outbox opens, and whether they were open before."""
     _opened: dict[int, int] = field(default_factory=dict)
@@ -109,30 +110,31 @@ class Conversation:
 
     @property
     def queued(self) -> int:
-        """Messages that were put into the outbox so far."""
+        """How many messages were put into the outbox so far."""
         return self._sequence
 
     @property
     def settled(self) -> bool:
-        """Whether everything is written and every commit acknowledged."""
+        """Whether gRPC has taken every message and the server has acknowledged every commit."""
         return self.connected and self.written == self._sequence and not self.commits
 
     @property
     def owes(self) -> bool:
-        """Whether the server has still to answer something."""
+        """Whether the server still owes an answer."""
         return bool(self.waiting or self.commits)
 
     # ---- what the client sends -------------------------------------------------------------------------------------
 
     def wrote(self, sequence: int) -> None:
-        """gRPC has taken a message."""
+        """Notes that gRPC has taken a message."""
         self.written = sequence
         if not self.outbox:
             self._unwritten.clear()
 
     def queue_opens(self, sessions: Iterable[Session], room: int = UNLIMITED) -> None:
-        """Puts opens into the outbox, until they have `room` bytes: of what the server does not hold, while the stream
-        has places.
+        """Puts opens of the sessions that the server does not hold into the outbox.
+
+        Stops when the opens have `room` bytes, or when the stream has no place for another session.
         """
         message = pb.DraftRequest()
         for session in sessions:
@@ -142,11 +144,12 @@ class Conversation:
         self._queue(message)
 
     def queue_step(self, batch: StepInput, budget: Budget, now: float, room: int = UNLIMITED) -> int:
-        """Puts one step into the outbox. -> its number, see `awaits`.
+        """Puts one step into the outbox. Returns its number, for `awaits`.
 
-        A session that the server does not hold is opened with what it had before, so that its step is still a step.
-        Where the stream has no place for it, it is left out. Where all of them take more than `room` bytes, they are
-        left out and noted in `behind`; new sessions of a step that asks for no drafts need no room.
+        A session that the server does not hold is opened with its tokens before this step, so that the step still
+        brings the new ones. The step leaves it out if the stream has no place for it. If all of these sessions
+        together need more than `room` bytes, the step leaves them out and notes them in `behind`. New sessions of a
+        step that asks for no drafts need no room.
         """
         message = pb.DraftRequest()
         sessions = batch.sessions
@@ -155,7 +158,7 @@ class Conversation:
         positions, lengths, tokens = batch.before, batch.lengths, batch.tokens
         rows: Sequence[int] = range(len(numbers))
         self.behind = []
-        if starts != batch.before:  # some are to be opened, or gained tokens while nothing was sent
+        if starts != batch.before:  # some sessions must be opened, or gained tokens while the client sent nothing
             strange = [row for row, start in enumerate(starts) if start is None]
             strange = strange[: max(0, self._room.running - len(self.held))]
             paced = [sessions[row] for row in strange if budget.max_tokens or sessions[row].opened]
@@ -186,23 +189,23 @@ class Conversation:
         return self._steps
 
     def awaits(self, step: int) -> bool:
-        """Whether a message of this step is to be answered."""
+        """Returns whether the server still owes an answer to a message of this step."""
         return any(awaited.step == step for awaited in self.waiting.values())
 
     def forget_step(self, step: int) -> int:
-        """The caller waits for this step no longer. -> its messages that were not answered."""
+        """Stops waiting for this step. Returns how many of its messages the server has not answered."""
         unanswered = [sequence for sequence, awaited in self.waiting.items() if awaited.step == step]
         for sequence in unanswered:
             del self.waiting[sequence]
         return len(unanswered)
 
     def queue_closes(self, commits: Sequence[Commit], sessions: Iterable[int], now: float) -> list[Commit]:
-        """Puts closes into the outbox: with commit (opening first what the server does not hold), and without.
+        """Puts closes into the outbox, with commit and without. Opens sessions to commit that the server does not hold.
 
         Returns:
             The commits for which the stream has no place now.
         """
-        # They gained tokens while nothing was sent.
+        # Sessions that gained tokens while the client sent nothing.
         behind = [c.session for c in commits if self.held.get(c.session.number, c.session.length) < c.session.length]
         if behind:
             self.queue_step(StepInput.held_back(behind), Budget(max_tokens=0), now)
@@ -214,7 +217,7 @@ class Conversation:
         self._queue(message)
         message, size, batch, left = pb.DraftRequest(), 0, list[Commit](), list[Commit]()
         free = self._room.sessions - len(self.held)
-        # Those that the server holds come first: they make places.
+        # The sessions that the server holds come first: their closes free places.
         for commit in sorted(commits, key=lambda c: c.session.number not in self.held):
             session = commit.session
             strange = session.number not in self.held
@@ -265,7 +268,7 @@ class Conversation:
         commits: Sequence[Commit] = (),
         now: float | None = None,
     ) -> None:
-        """Puts a message into the outbox, in as many pieces as it needs."""
+        """Puts a message into the outbox, cut into as many messages as it needs."""
         if message.step.max_tokens > self._room.draft:
             message.step.max_tokens = self._room.draft
         parts = [pieces.Piece(message, awaited.rows if awaited else ())]
@@ -290,7 +293,7 @@ class Conversation:
             self.heard = now
 
     def _cut(self, message: pb.DraftRequest, rows: Sequence[int], commits: Sequence[Commit]) -> list[pieces.Piece]:
-        """The same in messages that fit, without the sessions that fit into none; `rows`: of the awaited step."""
+        """Cuts a message into messages that fit, without sessions that fit into none; `rows`: of the awaited step."""
         if misfits := pieces.too_large(message, self._room):
             for opening in message.opens:
                 if opening.session in misfits:
@@ -305,10 +308,10 @@ class Conversation:
         ]
 
     def adopt(self, server: ServerLimits) -> list[Commit]:
-        """The shard is connected and its limits are known: cuts what is not written yet, so that it fits.
+        """Takes the limits of a shard that has just connected, and cuts the unwritten messages to fit them.
 
         Returns:
-            Commits that were taken back, because the stream has no places for all of their sessions at a time.
+            Commits taken back, because the stream has no places for all of their sessions at once.
         """
         self.connected = True
         self.server, self._room = server, Room.of(self.limits, server)
@@ -328,7 +331,7 @@ class Conversation:
         return [c for _, _, commits in said for c in commits if c.session.number in out]
 
     def _beyond_capacity(self, unsaid: Sequence[pb.DraftRequest]) -> set[int]:
-        """Sessions in these messages that the stream has no place for."""
+        """Returns the sessions in these messages that the stream has no place for."""
         opened = [o.session for m in unsaid for o in m.opens]
         if len(opened) <= self._room.running:
             return set()
@@ -350,10 +353,10 @@ class Conversation:
     # ---- what the server answers ----------------------------------------------------------------------------------
 
     def interpret(self, response: pb.DraftResponse, now: float) -> Reply:
-        """Takes a response of the server; returns what it means.
+        """Takes a response of the server. Returns what it means.
 
         Raises:
-            GarbledReply: it does not add up.
+            GarbledReply: the response contradicts itself or what was sent.
         """
         sequence = response.sequence
         if not 0 < sequence <= self._sequence:

@@ -1,6 +1,6 @@
-"""The client without its network: open sessions, the steps that callers take, and which shard each belongs to.
+"""The client without its network: open sessions, the steps that callers take, and the shard that owns each session.
 
-Both faces (`aio.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does I/O:
+Both clients (`aio.py` for asyncio, `sync.py` for threads) drive this one object. It never waits and never does I/O:
 `advance_sessions` and `flush` leave messages in the outbox of a shard's conversation (`exchange.py`), and a `Stream`
 carries them. It is thread-safe: every public method takes the one lock, for microseconds.
 """
@@ -40,26 +40,26 @@ _EMPTY = Draft(np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 class Core:
-    """Everything a client knows.
+    """The state of a client.
 
-    `changed` is called, without the lock, whenever something arrived or a stream ended.
+    It calls `changed`, without the lock, whenever something has arrived or a stream has ended.
     """
 
     def __init__(self, config: Config, changed: Callable[[], None]) -> None:
         self.config = config
         self.looked = -math.inf
-        """When shards were last looked for, on the monotonic clock."""
+        """When the client last looked for shards, on the monotonic clock."""
         self.recorder = recorder(config)
-        """Writes finished responses to the file of HISTOSPEC_RECORD, in its own thread; None where that is not set."""
+        """Writes finished responses to the file of HISTOSPEC_RECORD, in its own thread; None if that is not set."""
         self._members = Membership(config)
         self._changed = changed
         self._sessions: dict[int, Session] = {}
-        self._owners: dict[int, ShardState] = {}  # of their problems
+        self._owners: dict[int, ShardState] = {}  # the shard that owns the problem of each session
         self._next = 1
         self._stats = Stats()
         self._commits = Commits(self._members, config.limits, self._stats)
         self.explain: Callable[[ShardState], None] = self.tell
-        """Says in the log why a shard does not answer, `tell` with what is known here or with more; does not wait."""
+        """Logs why a shard does not answer: `tell`, or a function that finds out more first. Does not wait."""
         self._exchange = Exchange(
             config, self._members, self._commits, self._sessions, self._stats, lambda shard: self.explain(shard)
         )
@@ -67,21 +67,21 @@ class Core:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is sent any more."""
+        """Whether the client sends nothing any more."""
         return self._exchange.closed
 
     def stop(self) -> None:
-        """From now on nothing is sent."""
+        """Stops sending, and closes the recorder."""
         self._exchange.closed = True
         if self.recorder is not None:
             self.recorder.close()
 
     def patience(self, timeout: float | None) -> float:
-        """How long a flush waits, in seconds."""
+        """Returns how long a flush waits, in seconds."""
         return self.config.timeouts.step if timeout is None else arguments.seconds("timeout", timeout, zero=True)
 
     def summary(self) -> str:
-        """For `repr`, so without the lock: another thread may hold it, or a debugger have stopped it."""
+        """Returns a line for `repr`. Takes no lock: another thread may hold it, or a debugger may have stopped one."""
         config = self.config
         where = ",".join(e.address if e.name == e.address else f"{e.name}={e.address}" for e in config.endpoints)
         state = " shut down" if self.closed else ""
@@ -95,20 +95,20 @@ class Core:
 
     @property
     def shards(self) -> list[ShardState]:
-        """All of them."""
+        """All shards."""
         return self._members.shards
 
     def knows_shards(self, now: float) -> bool:
-        """Whether it is known which shards there are, or were a moment ago."""
+        """Returns whether the client knows the shards, or knew them a moment ago."""
         found = bool(self.shards[0].endpoint.address)
         return found and (not self.config.discover or now - self.looked < 2 * self.config.timeouts.discovery)
 
     def shard_of(self, prompt: bytes, problem: str) -> ShardState:
-        """The shard that owns a problem."""
+        """Returns the shard that owns a problem."""
         return self._members.owner(prompt, problem)
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """These are the shards from now on. Sessions and responses whose problem moves go to its new owner."""
+        """Replaces the shards. Sessions and responses whose problem moves go to its new owner."""
         with self._lock:
             before, contact = self._members.everybody, self.shards[0].contact
             nowhere = not self.shards[0].endpoint.address
@@ -128,32 +128,32 @@ class Core:
         log.info("HistoSpec: shards: %s", ", ".join(f"{e.name} at {e.address}" for e in endpoints))
 
     def has_looked(self, now: float) -> None:
-        """Shards were looked for; `update` has been told if any were found."""
+        """Notes that the client has looked for shards. If it found any, it called `update` before."""
         self.looked = now
         if not self.shards[0].endpoint.address:
             self.missed(self.shards[0], grpc.StatusCode.UNAVAILABLE, "no shard was found there", now)
         self._changed()
 
-    # ---- what the log is told of shards ---------------------------------------------------------------------------
+    # ---- lines in the log about shards ----------------------------------------------------------------------------
 
     def greeted(self, shard: ShardState) -> None:
-        """A shard has answered, and the caller tells the log of it."""
+        """Notes that a shard has answered; the caller logs it."""
         with self._lock:
             shard.contact.greeted()
 
     def missed(self, shard: ShardState, code: grpc.StatusCode, details: str, now: float) -> None:
-        """A shard was asked, outside of a stream, whether it would give drafts, and would not."""
+        """Notes that a shard, asked outside a stream, does not answer or refuses this client."""
         with self._lock:
             if not self.closed:
                 self._exchange.out_of_touch(shard, code, details, now)
         self._say()
 
     def tell(self, shard: ShardState, outage: Outage | None = None) -> None:
-        """Says in the log why a shard does not answer, unless it does by now.
+        """Logs why a shard does not answer, unless it answers by now.
 
         Args:
-            shard: which.
-            outage: why; None: what gRPC said.
+            shard: the shard.
+            outage: the reason; None: the status that gRPC reported.
         """
         with self._lock:
             contact = shard.contact
@@ -163,9 +163,9 @@ class Core:
         log.warning("%s", outage or Outage.by_status(shard.where, contact.code, contact.details))
 
     def _say(self) -> None:
-        """Says what is new, without the lock."""
+        """Logs the lines that wait, without the lock."""
         while self._exchange.unsaid:
-            with contextlib.suppress(IndexError):  # another thread says it
+            with contextlib.suppress(IndexError):  # another thread logs it
                 self._exchange.unsaid.popleft()()
 
     # ---- sessions -------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ class Core:
         generated: Sequence[Tokens] | None = None,
         seeds: Sequence[int | None] | None = None,
     ) -> list[int]:
-        """New sessions, known here alone until the next message."""
-        fork.refuse()  # first of all: in a forked process another thread of the parent may hold the lock for ever
+        """Opens sessions, which the server learns of with the next message. Returns their ids."""
+        fork.refuse()  # first: in a forked process a thread of the parent may hold the lock for ever
         arguments.listed("prompts", prompts, arguments.PROMPTS)
         each = partial(arguments.for_each, other="prompts", size=len(prompts))
         given = each("problems", problems, arguments.PROBLEMS)
@@ -209,7 +209,7 @@ class Core:
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
     ) -> None:
-        """Ends sessions; the server hears of it with the next message."""
+        """Ends sessions; the server learns of it with the next message."""
         fork.refuse()
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.flag("commit", commit)
@@ -261,7 +261,7 @@ class Core:
         now: float,
         report: Report = NO_REPORT,
     ) -> Pending:
-        """Notes what each session gained, and leaves a message for every shard that is to be asked."""
+        """Appends the new tokens to each session, and leaves a message for every shard that may be asked."""
         fork.refuse()
         arguments.listed("sessions", sessions, arguments.SESSIONS)
         arguments.listed("new_tokens", new_tokens, arguments.TOKEN_LISTS)
@@ -287,7 +287,7 @@ class Core:
         return pending
 
     def _split(self, chosen: list[Session]) -> Iterator[tuple[ShardState, Sequence[int]]]:
-        """The rows of a step by the shard that owns them."""
+        """Yields each shard that owns sessions of a step, with their rows."""
         if len(self.shards) == 1 and not self._stats.refused:
             if chosen:
                 yield self.shards[0], range(len(chosen))
@@ -299,7 +299,7 @@ class Core:
         yield from rows.items()
 
     def collect(self, pending: Pending, now: float) -> list[Draft]:
-        """The drafts that came, empty ones for the others. What did not come is no longer waited for."""
+        """Returns the drafts that have arrived, and empty ones for the others. Stops waiting for those."""
         drafts = [_EMPTY] * pending.size
         count = total = 0
         for part in pending.parts:
@@ -319,18 +319,18 @@ class Core:
         return drafts
 
     def abandon(self, pending: Pending) -> None:
-        """Nobody will collect this step: the caller was cancelled. That says nothing about the server."""
+        """Drops a step whose caller was cancelled. This says nothing about the server."""
         with self._lock:
             for part in pending.parts:
                 self._exchange.abandon(part)
 
-    # ---- what waits -----------------------------------------------------------------------------------------------
+    # ---- what waits to be sent ------------------------------------------------------------------------------------
 
     def flush(self, now: float) -> list[ShardState]:
         """Leaves a message for every shard that has opens or closes waiting and may be asked.
 
         Returns:
-            Those shards, and any that is to be found, or owes an acknowledgement and is well.
+            Those shards, the healthy ones that owe an acknowledgement, and those that are still to be found.
         """
         fork.refuse()
         with self._lock:
@@ -341,19 +341,19 @@ class Core:
         return touched
 
     def settled(self, shards: Sequence[ShardState]) -> bool:
-        """Whether these shards were told everything and have acknowledged every commit, or are lost."""
+        """Returns whether each of these shards has all messages and has acknowledged every commit, or is lost."""
         with self._lock:
             return all(shard.settled for shard in shards)
 
     def overdue(self, shards: Sequence[ShardState], now: float) -> None:
-        """A flush waited in vain for these shards."""
+        """Notes that a flush waited in vain for these shards."""
         with self._lock:
             for shard in shards:
                 if shard.conversation and shard.conversation.commits and shard.breaker.state != "closed":
                     shard.breaker.failure(now)
 
     def stats(self) -> Stats:
-        """A copy of the counters."""
+        """Returns a copy of the counters."""
         fork.refuse()
         with self._lock:
             everybody = self._members.everybody
@@ -368,23 +368,23 @@ class Core:
             )
 
     def report_losses(self) -> None:
-        """Logs what was dropped and not said yet: the client ends."""
+        """Logs the dropped responses that are not logged yet, because the client ends."""
         with self._lock:
             self._commits.losses.report(all_of_them=True)
 
     # ---- what the streams report ----------------------------------------------------------------------------------
 
     def wrote(self, conversation: Conversation, sequence: int) -> None:
-        """gRPC has taken a message."""
+        """Notes that gRPC has taken a message."""
         conversation.wrote(sequence)
-        if not (conversation.outbox or conversation.owes):  # else the answer says so
+        if not (conversation.outbox or conversation.owes):  # else the answer calls it
             self._changed()
 
     def received(self, shard: ShardState, conversation: Conversation, response: pb.DraftResponse, now: float) -> None:
-        """A response arrived.
+        """Takes a response that has arrived.
 
         Raises:
-            GarbledReply: it does not add up; end the stream.
+            GarbledReply: the response contradicts itself or what was sent; end the stream.
         """
         with self._lock:
             if shard.conversation is not conversation:
@@ -394,7 +394,7 @@ class Core:
         self._changed()
 
     def learned(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
-        """The shard is connected and has said what it takes, before anything was written."""
+        """Takes the limits of a shard that has just connected, before anything is written."""
         with self._lock:
             self._exchange.take_limits(shard, conversation, limits, now)
         self._changed()
@@ -402,7 +402,7 @@ class Core:
     def ended(
         self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
     ) -> None:
-        """The stream of a conversation ended, for whatever reason."""
+        """Notes that the stream of a conversation has ended, for any reason."""
         with self._lock:
             if shard.conversation is not conversation:
                 return

@@ -1,7 +1,7 @@
-"""What passes between a client and its shards: the messages that it leaves for them, and what their answers change.
+"""Leaves messages for the shards, and applies what their answers change.
 
 Belongs to the core, which locks. It keeps a conversation for each shard that may be asked, gives up those that fall
-silent, and knows which steps are still to be answered.
+silent, and knows which steps still wait for an answer.
 """
 
 import logging
@@ -25,7 +25,7 @@ from histospec.v1 import draft_pb2 as pb
 log = logging.getLogger("histospec.client")
 
 CLOSED_HERE = "closed by the client"
-"""How a stream ended that the client closed."""
+"""Details of the end of a stream that the client closed."""
 _POISON = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -33,9 +33,9 @@ class Exchange:
     """The conversations of one client. Not thread-safe; its owner locks.
 
     Args:
-        sessions: the open ones, by number; those that a shard refuses are marked.
-        stats: what happens is counted there.
-        explain: says in the log why a shard does not answer.
+        sessions: the open sessions, by number; the exchange marks those that a shard refuses.
+        stats: the counters to increase.
+        explain: logs why a shard does not answer.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Exchange:
         explain: Callable[[ShardState], None],
     ) -> None:
         self.closed = False
-        """Nothing is sent any more."""
+        """Whether the client sends nothing any more."""
         self.unsaid: deque[Callable[[], None]] = deque()
-        """Says what is new of shards, once the owner's lock is released: a line may wait for a terminal."""
+        """Log lines about shards, to call after the owner's lock is released: a line may wait for a terminal."""
         self._explain = explain
         self._config = config
         self._members = members
@@ -70,7 +70,7 @@ class Exchange:
         now: float,
         pending: Pending,
     ) -> None:
-        """Leaves a message with these rows of a step, and notes in `pending` what is to be waited for."""
+        """Leaves a message with these rows of a step, and notes in `pending` what the caller has to wait for."""
         self._stats.steps += 1
         if not self._may_ask(shard, now):
             self._stats.skipped += 1
@@ -94,10 +94,10 @@ class Exchange:
             part = Part(shard, conversation, step, rows, now, flow.opens, flow.commits)
             pending.parts.append(part)
             self._waiting[id(conversation), step] = part
-        # Behind the step, whose drafts the caller waits for: first the sessions that are to draft again, then the rest.
+        # The caller waits for the step's drafts, so the rest follows it: first sessions to draft again, then commits.
         room = shard.committing.room - flow.commits
         if conversation.behind:
-            # Where no answer is owed, none will tell what is applied.
+            # If the server owes no answer, none will report what it has applied.
             conversation.queue_opens(conversation.behind, shard.opening.room - flow.opens * conversation.owes)
             room = 0
         self._commits.dispatch(shard, conversation, now, room)
@@ -105,9 +105,9 @@ class Exchange:
         pending.touched.append(shard)
 
     def tell(self, shard: ShardState, now: float) -> bool:
-        """Leaves a message with the opens and closes that wait. -> whether there is something to write or to wait for.
+        """Leaves a message with the opens and closes that wait. Returns whether there is anything to write or wait for.
 
-        There is, too, where the shard is to be found, or owes an acknowledgement and is well.
+        This is also the case if the shard is still to be found, or if it is healthy and owes an acknowledgement.
         """
         if not (shard.opens or shard.closes or shard.due(now)):
             return not shard.settled and shard.breaker.state == "closed"
@@ -122,7 +122,7 @@ class Exchange:
         return conversation.queued > queued or not shard.settled  # else the stream has no place for more
 
     def expire(self, part: Part, now: float) -> None:
-        """The drafts of this part did not come in time."""
+        """Counts this part as late: its drafts did not arrive in time."""
         self._finish(part)
         shard, conversation = part.shard, part.conversation
         self._stats.late += 1
@@ -132,23 +132,23 @@ class Exchange:
         shard.breaker.failure(now, soon=silent or bool(conversation.behind) or part.commits > 0)
         conversation.late += conversation.forget_step(part.step)
         if silent and shard.conversation is conversation:
-            silence = f"no word for {self._config.timeouts.silence:g} s, connecting anew"
+            silence = f"no answer for {self._config.timeouts.silence:g} s, reconnecting"
             self.out_of_touch(shard, grpc.StatusCode.DEADLINE_EXCEEDED, silence, now)
             self.lose(shard)
 
     def abandon(self, part: Part) -> None:
-        """Nobody waits for this part any longer, which says nothing about the shard."""
+        """Stops waiting for this part, which says nothing about the shard."""
         self._finish(part)
         part.conversation.forget_step(part.step)
 
     def give_up_silent(self, now: float) -> None:
-        """Shards that leave are asked for no more drafts, whose absence would tell that they are gone."""
+        """Gives up leaving shards that have fallen silent. They get no steps, so no late draft would show this."""
         for shard in self._members.leaving:
             if shard.conversation is not None and self._silent(shard.conversation, now):
                 self.lose(shard)
 
     def lose(self, shard: ShardState) -> None:
-        """Forgets a conversation: nobody waits for it any more, and its commits are to be sent again."""
+        """Forgets the conversation of a shard: ends the waits for it, and puts its commits back to be sent again."""
         conversation = shard.conversation
         assert conversation is not None
         for part in self._parts(conversation):
@@ -165,10 +165,10 @@ class Exchange:
     # ---- from the shards ------------------------------------------------------------------------------------------
 
     def take_reply(self, shard: ShardState, conversation: Conversation, response: pb.DraftResponse, now: float) -> None:
-        """A response arrived.
+        """Takes a response that has arrived.
 
         Raises:
-            GarbledReply: it does not add up.
+            GarbledReply: the response contradicts itself or what was sent.
         """
         reply = conversation.interpret(response, now)
         if not shard.contact.answers:
@@ -196,8 +196,8 @@ class Exchange:
             self._refuse(shard, reply.refused)
 
     def take_limits(self, shard: ShardState, conversation: Conversation, limits: ServerLimits, now: float) -> None:
-        """The shard is connected and has said what it takes, before anything was written."""
-        if limits == ServerLimits():  # an older server, which says nothing
+        """Takes the limits of a shard that has just connected, before anything is written."""
+        if limits == ServerLimits():  # an older server, which names no limits
             limits = shard.limits
         shard.limits = limits
         if shard.conversation is conversation:
@@ -211,25 +211,25 @@ class Exchange:
     def take_end(
         self, shard: ShardState, conversation: Conversation, code: grpc.StatusCode, details: str, now: float
     ) -> None:
-        """The stream of the shard's conversation ended."""
+        """Takes the end of the stream of the shard's conversation."""
         self._stats.failed += 1
         known = shard.limits
         shard.limits = known.refused(details) if code in _POISON else known
         if shard.limits != known:
-            log.warning("HistoSpec: %s takes less than it was sent, %s: %s", shard.name, code.name, details)
+            log.warning("HistoSpec: %s accepts less than the client sent, %s: %s", shard.name, code.name, details)
         elif not self.closed and details != CLOSED_HERE:
             self.out_of_touch(shard, code, details, now)
         if shard.limits == known:
             shard.breaker.failure(now, soon=not conversation.connected or shard.breaker.state != "closed")
-        elif shard.breaker.state == "trying":  # it is there, and takes smaller messages
+        elif shard.breaker.state == "trying":  # it runs, and accepts smaller messages
             shard.breaker.success()
-        if code in _POISON and shard.limits == known:  # one of these may be why
+        if code in _POISON and shard.limits == known:  # one of these may be the reason
             for commit in [c for message in conversation.commits.values() for c in message]:
                 commit.attempts += 1
         self.lose(shard)
 
     def _take_misfits(self, shard: ShardState, conversation: Conversation) -> None:
-        """Gives up sessions and commits of which a part is too large for any message."""
+        """Gives up sessions and commits with a part that is too large for any message."""
         for commit, reason in conversation.rejected:
             self._commits.drop(shard, commit, reason)
         conversation.rejected.clear()
@@ -253,10 +253,10 @@ class Exchange:
                 session.refused = True
         self._stats.refused += len(refused)
 
-    # ---- what is known of a shard ---------------------------------------------------------------------------------
+    # ---- the state of a shard -------------------------------------------------------------------------------------
 
     def out_of_touch(self, shard: ShardState, code: grpc.StatusCode, details: str, now: float) -> None:
-        """The shard does not answer, or not as it should."""
+        """Notes that the shard does not answer, or answers with an error."""
         if shard.contact.failed(code, details, now):
             self.unsaid.append(partial(self._explain, shard))
 
@@ -266,7 +266,7 @@ class Exchange:
             self.unsaid.append(partial(log.info, "%s", line))
 
     def _may_ask(self, shard: ShardState, now: float) -> bool:
-        """Whether to send it something now. One that is away is only connected to, for which nothing waits."""
+        """Returns whether to send the shard something now. If it is away, starts a connection and returns False."""
         conversation, breaker = shard.conversation, shard.breaker
         if self.closed or not shard.endpoint.address:
             return False
@@ -281,7 +281,7 @@ class Exchange:
         return allowed
 
     def _is_sought(self, shard: ShardState) -> bool:
-        """Whether the loop has to turn for it: it is to be found, or connected."""
+        """Returns whether the loop has to turn for the shard: it is still to be found or connected."""
         connecting = shard.conversation is not None and not shard.conversation.connected
         return not self.closed and (connecting or not shard.endpoint.address)
 
@@ -294,7 +294,7 @@ class Exchange:
         return shard.conversation
 
     def _parts(self, conversation: Conversation) -> list[Part]:
-        """Those that wait for it."""
+        """Returns the parts that wait for a conversation."""
         return [part for part in self._waiting.values() if part.conversation is conversation]
 
     def _finish(self, part: Part) -> None:

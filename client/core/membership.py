@@ -1,4 +1,4 @@
-"""Which shards there are, and which of them owns a problem."""
+"""Keeps the list of shards, and says which of them owns a problem."""
 
 from collections.abc import Sequence
 
@@ -22,28 +22,28 @@ class Membership:
 
     @property
     def leaving(self) -> list[ShardState]:
-        """Shards that are members no more, but owe an acknowledgement of what they were sent."""
+        """Shards that are no longer members, but still owe an acknowledgement."""
         self._leaving = [shard for shard in self._leaving if not shard.settled]
         return list(self._leaving)
 
     @property
     def everybody(self) -> list[ShardState]:
-        """Members, and those that leave."""
+        """The members, and the shards that leave."""
         return self.shards + self.leaving
 
     def owner(self, prompt: bytes, problem: str) -> ShardState:
-        """The shard that owns a problem."""
+        """Returns the shard that owns a problem."""
         if len(self.shards) == 1:
             return self.shards[0]
         digest = placement.problem_digest(self._config.namespace, prompt, problem)
         return self.shards[placement.place(digest, self._names)]
 
     def owner_of(self, session: Session) -> ShardState:
-        """The shard that owns the problem of a session."""
+        """Returns the shard that owns the problem of a session."""
         return self.owner(session.prompt, session.problem)
 
     def update(self, endpoints: Sequence[Endpoint]) -> list[ShardState]:
-        """These are the members from now on. -> those that stay, but at another address."""
+        """Replaces the members. Returns those whose address has changed."""
         known = {shard.name: shard for shard in self.everybody}
         members = [known.get(e.name) or ShardState(e, self._config) for e in endpoints]
         elsewhere = []

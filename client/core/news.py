@@ -1,6 +1,6 @@
-"""What the log is told of shards: that one answers, that it does not, and which responses were dropped for it.
+"""Decides when to log that a shard answers, that it does not, and that responses for it were dropped.
 
-Everything is said once, and again once a minute while it lasts.
+Each fact is logged once, and again once a minute while it lasts.
 """
 
 import logging
@@ -19,16 +19,16 @@ PAUSE = 60.0
 
 
 class Outage(NamedTuple):
-    """Why a shard gives no drafts, in words."""
+    """The reason why a shard gives no drafts, in words."""
 
     what: str
-    """What is wrong where."""
+    """What is wrong, and where."""
     advice: str
-    """What to check or to do; may be empty."""
+    """What to check or do; may be empty."""
 
     @classmethod
     def by_status(cls, where: str, code: grpc.StatusCode, details: str) -> "Outage":
-        """As gRPC reports it. `where` names the shard."""
+        """Returns the outage for a status of gRPC. `where` names the shard."""
         if code is grpc.StatusCode.UNAUTHENTICATED:
             return cls(f"{where} does not let this client in ({details})", "is HISTOSPEC_TOKEN right?")
         if code is grpc.StatusCode.PERMISSION_DENIED:
@@ -36,7 +36,7 @@ class Outage(NamedTuple):
                 f"{where} does not let this client in ({details})", "are HISTOSPEC_TOKEN and HISTOSPEC_NAMESPACE right?"
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return cls(f"{where} is no HistoSpec server ({details})", "is HISTOSPEC_ENDPOINT right?")
+            return cls(f"{where} is not a HistoSpec server ({details})", "is HISTOSPEC_ENDPOINT right?")
         return cls(f"no drafts from {where} ({code.name}: {details})", "")
 
     def __str__(self) -> str:
@@ -44,32 +44,32 @@ class Outage(NamedTuple):
 
 
 class Contact:
-    """Whether a shard answers, and what the log knows of it. Not thread-safe; its owner locks."""
+    """Whether a shard answers, and what was logged about it. Not thread-safe; its owner locks."""
 
     def __init__(self) -> None:
         self.answers = False
         self.code, self.details = grpc.StatusCode.OK, ""
         """How the latest try ended."""
         self._lost: float | None = None  # since when it does not answer, on the monotonic clock
-        self._asked = self._told = False  # whether the log is to be told of it, and was
-        self._due = -math.inf  # when the log may be told of an outage
-        self._met = False  # whether the log knows that it is there
-        self._draft = math.inf  # the limit of drafts that the log knows of
+        self._asked = self._told = False  # whether a line about the outage is due, and whether it was logged
+        self._due = -math.inf  # when the next line about an outage may be logged
+        self._met = False  # whether the log says that it answers
+        self._draft = math.inf  # the smallest limit of drafts that was logged
 
     @property
     def lost(self) -> bool:
-        """Whether it was tried and did not answer."""
+        """Whether the client tried the shard and got no answer."""
         return self._lost is not None
 
     def failed(self, code: grpc.StatusCode, details: str, now: float) -> bool:
-        """It did not answer. -> whether the log is to be told."""
+        """Notes that it did not answer. Returns whether to log it now."""
         self.answers, self.code, self.details = False, code, details
         if self._lost is None:
             self._lost = now
         return self.remind(now)
 
     def remind(self, now: float) -> bool:
-        """-> whether the log is to be told again that it does not answer."""
+        """Returns whether to log again that it does not answer."""
         if self._lost is None or now < self._due:
             return False
         self._due = now + PAUSE
@@ -77,32 +77,32 @@ class Contact:
         return True
 
     def told(self) -> None:
-        """The log was told that it does not answer."""
+        """Notes that the outage was logged."""
         self._told = True
 
     def greeted(self) -> None:
-        """It answers, and the log was told more about it than `reached` would say."""
+        """Notes that it answers; the caller has logged more than the line of `reached`."""
         self.answers = self._met = True
         self._lost, self._asked, self._told = None, False, False
 
     def reached(self, where: str, namespace: str, now: float) -> str | None:
-        """It answers. -> a line for the log, where that is news."""
+        """Notes that it answers. Returns a line for the log if that is news, else None."""
         lost, told, met = self._lost, self._told, self._met
         if self._asked and not told:
-            self._due = -math.inf  # it was over before the log was told, which may hear of the next one at once
+            self._due = -math.inf  # the outage ended before it was logged, so the next one may be logged at once
         self.greeted()
         if lost is not None and told:
             return f"HistoSpec: drafting again after {now - lost:.0f} s, from {where}"
         return None if met else f"HistoSpec: connected to {where}, namespace {namespace}"
 
     def handed_on(self) -> "Contact":
-        """What the log knows of a service is true of the shards that were found at last."""
+        """Returns a contact for a shard that was found, with what was logged about the service before."""
         heir = Contact()
         heir._lost, heir._told = self._lost, self._told
         return heir
 
     def cuts(self, asked: int, limit: int) -> bool:
-        """More tokens are asked for than it drafts at most. -> whether the log is to be told."""
+        """Returns whether to log that the shard drafts fewer tokens than the client asks for."""
         if asked <= limit or limit >= self._draft:
             return False
         self._draft = limit
@@ -126,7 +126,7 @@ class Losses:
         self._shards: dict[str, _Unsaid] = {}
 
     def note(self, shard: str, tokens: int, reason: str) -> None:
-        """A response of so many tokens was dropped."""
+        """Counts a dropped response of `tokens` tokens, and logs it if a line is due."""
         unsaid = self._shards.setdefault(shard, _Unsaid(due=self._clock()))
         unsaid.responses += 1
         unsaid.tokens += tokens
@@ -134,7 +134,7 @@ class Losses:
         self.report()
 
     def report(self, all_of_them: bool = False) -> None:
-        """Says what is due, or all that was not said yet."""
+        """Logs the losses of shards whose next line is due, or of all shards."""
         for shard, unsaid in self._shards.items():
             now = self._clock()
             if not unsaid.responses or not (all_of_them or now >= unsaid.due):

@@ -1,14 +1,14 @@
-"""How much of what waits goes with a step, so that its drafts are in time all the same.
+"""Limits how many waiting bytes go out with a step, so that its drafts still arrive in time.
 
 After an outage megabytes wait: sessions to open, finished responses to commit. The server applies the messages of a
-stream in their order, so a step's drafts come after everything that was sent before and is not applied yet. These
-bytes are *ahead* of the step.
+stream in order, so a step's drafts follow everything that was sent before and is not applied yet. These bytes are
+*ahead* of the step.
 
 ::
 
     the stream ended                             ──► room for what most servers apply within a deadline
-    a step was late, with something ahead        ──► room for half of that
-    a step was answered soon, with much ahead    ──► a part of the room more
+    a step was late, with bytes ahead            ──► room for half of those bytes
+    a step was answered early, with much ahead   ──► the room grows by a part of itself
 """
 
 from collections import deque
@@ -16,18 +16,19 @@ from dataclasses import dataclass, field
 
 UNBOUNDED = 1 << 62
 RATE = 6 << 20
-"""Bytes that a server applies in a second, where nothing is known of it: half of what one took that had a core."""
+"""Bytes that an unknown server is assumed to apply per second: half of what a server with one core applied."""
 LEAST = 16 << 10
-"""Bytes."""
+"""Bytes: the smallest room."""
 
 
 class Pace:
-    """The room for one kind of bytes ahead of a step. Without bound at first, as where the server is well.
+    """The room for one kind of bytes ahead of a step. Unlimited at first, until a stream ends or a step is late.
 
     Args:
         deadline: seconds that a step may take.
-        soon: of these, what an answer may take so that the room grows.
-        growth: by which part of itself. What waits for long grows slowly: each attempt at more may make a step late.
+        soon: an answer within so many seconds makes the room grow.
+        growth: the part of itself by which the room grows. Each growth may make a step late, so bytes that can wait
+            for long have a small one.
 
     """
 
@@ -39,37 +40,37 @@ class Pace:
         self._careful = max(LEAST, int(RATE * deadline))
 
     def begin_again(self) -> None:
-        """The stream ended: the next one may reach a server that has just started."""
+        """Reduces the room after the stream ended: the next stream may reach a server that has just started."""
         self.room = min(self.room, self._careful)
 
     def answered(self, seconds: float, ahead: int, more: bool) -> None:
-        """A step was answered in time with so many bytes ahead of it; whether more of them wait."""
+        """Lets the room grow after an early answer with `ahead` bytes ahead of the step. `more`: others still wait."""
         if self.room < UNBOUNDED and seconds <= self._soon and (4 * ahead >= self.room or not more):
             self.room = min(self.room + int(self._growth * self.room), UNBOUNDED)
 
     def late(self, ahead: int) -> None:
-        """A step was late with so many bytes ahead of it."""
+        """Reduces the room after a late step with `ahead` bytes ahead of it."""
         if ahead:
             self.room = max(LEAST, min(self.room, self._careful, ahead // 2))
 
 
 @dataclass
 class Flow:
-    """What is on its way on one stream, in bytes."""
+    """The bytes on their way on one stream."""
 
     opens: int = 0
-    """Of sessions to open, not applied as far as answers tell ..."""
+    """Bytes of sessions to open that no answer has reported as applied."""
     commits: int = 0
-    """... and of responses."""
+    """Bytes of responses that no answer has reported as applied."""
     unacknowledged: int = 0
-    """Of responses, applied or not."""
+    """Bytes of responses that the server has not acknowledged."""
     _unapplied: deque[tuple[int, int, int]] = field(default_factory=deque)
     """Sequence, opens, commits."""
     _unstored: dict[int, int] = field(default_factory=dict)
-    """By sequence."""
+    """Bytes of unacknowledged responses, by sequence."""
 
     def sent(self, sequence: int, opens: int, commits: int) -> None:
-        """A message is on its way."""
+        """Adds a message that is on its way."""
         self._unapplied.append((sequence, opens, commits))
         self.opens += opens
         self.commits += commits
@@ -78,7 +79,7 @@ class Flow:
             self.unacknowledged += commits
 
     def answered(self, sequence: int) -> None:
-        """The server has applied this message, and so all before it."""
+        """Notes that the server has applied this message, and so all before it."""
         while self._unapplied and self._unapplied[0][0] <= sequence:
             _, opens, commits = self._unapplied.popleft()
             self.opens -= opens

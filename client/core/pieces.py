@@ -1,4 +1,4 @@
-"""Cuts a message into messages that fit: by number of sessions and by bytes. Says which sessions fit into none."""
+"""Cuts a message into messages that fit, by number of sessions and by bytes. Finds the sessions that fit into none."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,20 +12,20 @@ from histospec.v1 import draft_pb2 as pb
 PART = 8
 """Bytes around an open or a close."""
 ROW = 28
-"""Bytes of a step's row, without its tokens, at most."""
+"""The most bytes of a step's row, without its tokens."""
 _COUNTS = ("positions", "lengths", "verified", "model_drafted", "model_accepted")
 """Arrays of a step with an int32 for each row; some may be absent."""
 
 
 class Piece(NamedTuple):
-    """One message, and which rows of the whole step are in it."""
+    """One message, and the rows of the whole step that are in it."""
 
     message: pb.DraftRequest
     rows: Sequence[int]
 
 
 def cut(message: pb.DraftRequest, room: Room) -> list[Piece]:
-    """The same in messages that fit: opens, each before its row of the step, then closes."""
+    """Cuts a message into messages that fit: opens, each before its row of the step, then closes."""
     step = message.step
     if fits(message, room):
         return [Piece(message, range(len(step.sessions) // UINT64.itemsize))]
@@ -48,13 +48,13 @@ def cut(message: pb.DraftRequest, room: Room) -> list[Piece]:
 
 
 def fits(message: pb.DraftRequest, room: Room) -> bool:
-    """Whether the server takes it as it is, and it is no larger than the client wants."""
+    """Returns whether a message is within the limits of the server and of the client."""
     numbers = (len(message.opens), len(message.closes), len(message.step.sessions) // UINT64.itemsize)
     return max(numbers) <= room.batch and message.ByteSize() <= room.size
 
 
 def too_large(message: pb.DraftRequest, room: Room) -> dict[int, str]:
-    """Sessions of which a part is larger than any message may be, and why."""
+    """Returns the sessions with a part that is larger than any message may be, and the reasons."""
     if message.ByteSize() <= room.most:
         return {}
     parts = [("open", o.session, o.ByteSize() + PART) for o in message.opens]
@@ -68,7 +68,7 @@ def too_large(message: pb.DraftRequest, room: Room) -> dict[int, str]:
 
 
 def without(message: pb.DraftRequest, sessions: set[int]) -> tuple[pb.DraftRequest, list[int]]:
-    """The message without these sessions, and the rows of its step that stay."""
+    """Returns the message without these sessions, and the rows of its step that stay."""
     rest = pb.DraftRequest(
         opens=[o for o in message.opens if o.session not in sessions],
         closes=[c for c in message.closes if c.session not in sessions],
@@ -85,7 +85,7 @@ def _rows(step: pb.Step) -> Iterator[tuple[int, int]]:
 
 
 class _Filling:
-    """Messages, of which the last one is being filled."""
+    """Messages that are filled one after the other."""
 
     def __init__(self, room: Room) -> None:
         self.messages = [pb.DraftRequest()]
@@ -95,7 +95,7 @@ class _Filling:
         self._numbers = {"opens": 0, "rows": 0, "closes": 0}
 
     def room_for(self, kind: str, size: int) -> Any:
-        """The message that the next part goes into."""
+        """Returns the message that the next part goes into."""
         if self._size and (self._size + size > self._room.size or self._numbers[kind] >= self._room.batch):
             self.messages.append(pb.DraftRequest())
             self.rows.append([])
@@ -115,7 +115,7 @@ def _share(step: pb.Step, filling: _Filling) -> None:
 
 
 def _take(step: pb.Step, rows: Sequence[int]) -> pb.Step:
-    """The step of these rows alone."""
+    """Returns the step of these rows alone."""
     chosen = np.array(rows, np.int64)
     lengths = np.frombuffer(step.lengths, INT32)
     starts = np.concatenate(([0], np.cumsum(lengths.astype(np.int64))))

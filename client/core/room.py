@@ -1,4 +1,4 @@
-"""How much a message may hold: the server's limits, as far as they are known, and the client's own."""
+"""Limits of messages and streams: the server's, as far as the client knows them, and the client's own."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ OVERHEAD = 128
 
 
 class ServerLimits(NamedTuple):
-    """What a shard takes at most, in one message and on one stream. What it did not say is unlimited."""
+    """The limits of a shard for one message and for one stream. A limit that it did not name is unlimited."""
 
     batch: int = UNLIMITED
     """Sessions in a step, opens, closes; responses of an ingest."""
     message: int = UNLIMITED
-    """Bytes."""
+    """Bytes of a message."""
     draft: int = UNLIMITED
     """Tokens of a draft that a step may ask for."""
     sessions: int = UNLIMITED
@@ -26,13 +26,13 @@ class ServerLimits(NamedTuple):
 
     @classmethod
     def told(cls, metadata: Iterable[tuple[str, Any]] | None) -> "ServerLimits":
-        """As the answer to Topology says them; servers before 0.2 say none."""
+        """Returns the limits in the answer to Topology; servers before 0.2 name none."""
         said = {str(key): value for key, value in metadata or ()}
         numbers = {field: str(said[name]) for field, name in LIMITS.items() if name in said}
         return cls(**{field: int(number) for field, number in numbers.items() if number.isdecimal() and int(number)})
 
     def refused(self, details: str) -> "ServerLimits":
-        """With the limit that a refusal names, where that is smaller than what was known."""
+        """Returns these limits with the one that a refusal names, if that is smaller."""
         for field, limit in limits_in(details):
             if 0 < limit < getattr(self, field):
                 return self._replace(**{field: limit})
@@ -40,19 +40,19 @@ class ServerLimits(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the client puts into one message, and on one stream, at most."""
+    """The most that the client puts into one message, and on one stream."""
 
     batch: int
     size: int
-    """Bytes that it aims at; one part alone may be larger ..."""
+    """Bytes of a message that the client aims at; a single part may be larger."""
     most: int
-    """... but not larger than this: the server would refuse it."""
+    """Bytes beyond which the server refuses a message."""
     draft: int
     sessions: int
 
     @classmethod
     def of(cls, own: Limits, server: ServerLimits) -> "Room":
-        """Within the client's own limits and the server's."""
+        """Returns the room within the client's own limits and the server's."""
         return cls(
             batch=max(1, min(own.batch, server.batch)),
             size=min(own.message_bytes, server.message - OVERHEAD),
@@ -63,5 +63,5 @@ class Room(NamedTuple):
 
     @property
     def running(self) -> int:
-        """Sessions that may stay open: some places stay free for commits of sessions that the server does not hold."""
+        """How many sessions may stay open. The other places are for commits of sessions unknown to the server."""
         return self.sessions - self.sessions // 16 if self.sessions >= 16 else max(1, self.sessions - 1)

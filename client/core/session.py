@@ -1,4 +1,4 @@
-"""What the client remembers of a session: enough to open it again on a server that has forgotten it."""
+"""The client's copy of a session: enough to open it again on a server that has forgotten it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from histospec.client.errors import UnknownSession
 
 
 class Session:
-    """One running generation. Its tokens are kept as they travel: little-endian int32 bytes."""
+    """One running generation. Keeps its tokens in the format of the wire: little-endian int32 bytes."""
 
     __slots__ = ("generated", "length", "number", "opened", "problem", "prompt", "refused", "seed", "unreported")
 
@@ -29,22 +29,22 @@ class Session:
         self.prompt = prompt
         self.problem = problem
         self.generated = bytearray(generated)
-        self.length = len(generated) // 4  # in tokens; kept beside, because a step reads it of every session
+        self.length = len(generated) // 4  # in tokens; stored, because every step reads it for each session
         self.seed = seed
         self.opened = False
         self.refused = False
         self.unreported: NDArray[np.int32] | None = None
-        """The row of `StepInput.report` that is still to be sent, of steps that were not."""
+        """The sum of the rows of `StepInput.report` of steps that were not sent."""
 
     @property
     def bytes(self) -> int:
-        """About what opening it takes on the wire."""
+        """The approximate bytes of its open on the wire."""
         return len(self.prompt) + len(self.generated)
 
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """A finished response on its way into the history; kept until the server has acknowledged it."""
+    """A finished response on its way into the history, kept until the server acknowledges it."""
 
     session: Session
     epoch: int | None
@@ -54,16 +54,16 @@ class Commit:
     attempts: int = 0
     """How often a server turned it down."""
     number: int = 0
-    """Grows in the order in which they finished."""
+    """Increases in the order in which responses finished."""
 
     @property
     def bytes(self) -> int:
-        """What it holds in memory, and about what it takes on the wire."""
+        """Its bytes in memory, and approximately on the wire."""
         return self.session.bytes + len(self.logprobs)
 
 
 def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:
-    """The sessions of these numbers. Raises ValueError or UnknownSession, naming the first number that is wrong."""
+    """Returns the sessions with these numbers. Raises ValueError or UnknownSession, naming the first wrong number."""
     try:
         chosen = [open_sessions[number] for number in numbers]
     except (KeyError, TypeError):  # TypeError: it has no hash
@@ -75,7 +75,7 @@ def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[S
 
 
 def _not_open(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> ValueError | UnknownSession:
-    """What is wrong with the first of these that is not open."""
+    """Returns the error for the first of these numbers that is not an open session."""
     for i, number in enumerate(numbers):
         if not isinstance(number, int | np.integer):
             return ValueError(f"sessions[{i}]: must be a session id, an int, is {arguments.shown(number)}")

@@ -1,4 +1,4 @@
-"""What a client keeps for each shard, and for each step on its way."""
+"""The client's state of each shard, and of each step on its way."""
 
 import math
 from collections import deque
@@ -15,36 +15,36 @@ from histospec.client.core.session import Commit, Session
 
 
 class ShardState:
-    """One shard as the client knows it. Without an address it stands for those that are still to be found."""
+    """One shard as the client knows it. Without an address it stands for the shards that are still to be found."""
 
     def __init__(self, endpoint: Endpoint, config: Config) -> None:
         self.endpoint = endpoint
         self.left = False
-        """Whether it is a member no more."""
+        """Whether it is no longer a member."""
         self.breaker = CircuitBreaker(config.breaker)
         self.contact = Contact()
         deadline = config.timeouts.step
         self.opening = Pace(deadline, soon=deadline / 2, growth=0.5)
         self.committing = Pace(deadline, soon=deadline / 4, growth=0.125)
-        """How much of opens, and of commits that waited for it, may be ahead of a step."""
+        """How many bytes of opens, and of commits that waited for the shard, may be ahead of a step."""
         self.fresh = 0
-        """Bytes of commits that came since the last ones were sent; they go with the next step, whatever waits."""
+        """Bytes of commits added since the last ones were sent; they go with the next step, whatever else waits."""
         self.conversation: Conversation | None = None
         self.limits = ServerLimits()
-        """What it takes, as far as it is known."""
+        """What it accepts, as far as the client knows."""
         self.commits: deque[Commit] = deque()
-        """To be sent ..."""
+        """Commits to send."""
         self.patience = 0.0
         self.not_before = -math.inf
-        """... but not before this, on the monotonic clock: its store could not take the last ones."""
+        """When to send them again after its store could not take the last ones, on the monotonic clock."""
         self.closes: list[int] = []
         """Sessions to close without a commit."""
         self.opens: dict[int, Session] = {}
-        """Sessions without a step so far; a flush tells it of them."""
+        """Sessions without a step so far; a flush opens them."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its name, for messages."""
         return self.endpoint.name
 
     @property
@@ -55,22 +55,22 @@ class ShardState:
 
     @property
     def state(self) -> str:
-        """That of its breaker."""
+        """The state of its breaker; "open" while it is still to be found."""
         return self.breaker.state if self.endpoint.address else "open"
 
     @property
     def settled(self) -> bool:
-        """Whether it was told everything and has acknowledged every commit, or is lost."""
+        """Whether it has all messages and has acknowledged every commit, or is lost."""
         if not (self.endpoint.address or self.left):
             return False
         return self.conversation is None or self.conversation.settled
 
     def due(self, now: float) -> bool:
-        """Whether there is a commit to send."""
+        """Returns whether there is a commit to send."""
         return bool(self.commits) and now >= self.not_before
 
     def forget(self, session: Session) -> None:
-        """The session is none of its business any more."""
+        """Removes a session that has ended or moved to another shard."""
         self.opens.pop(session.number, None)
         if self.conversation and session.number in self.conversation.held:
             self.closes.append(session.number)
@@ -78,21 +78,21 @@ class ShardState:
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """What one shard owes to a step."""
+    """The part of a step that one shard has to answer."""
 
     shard: ShardState
     conversation: Conversation
     step: int
     rows: Sequence[int]
-    """Where its sessions stand in the step."""
+    """The rows of its sessions in the step."""
     begun: float
-    """On the monotonic clock."""
+    """When it was sent, on the monotonic clock."""
     opens: int
-    """Bytes ahead of it ..."""
+    """Bytes of opens ahead of it."""
     commits: int
-    """... of either kind."""
+    """Bytes of commits ahead of it."""
     drafts: list[tuple[Sequence[int], Drafts]] = field(default_factory=list)
-    """What came, and for which of the rows."""
+    """The drafts that have arrived, with their rows."""
     done: bool = False
 
 
@@ -105,7 +105,7 @@ class Pending:
     """On the monotonic clock."""
     parts: list[Part]
     touched: list[ShardState]
-    """Shards with something to write, or to be found."""
+    """Shards that have something to write, or are still to be found."""
 
     def __repr__(self) -> str:
         answered = sum(part.done for part in self.parts)
@@ -113,5 +113,5 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """Whether every shard has answered or was given up."""
         return all(part.done for part in self.parts)

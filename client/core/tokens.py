@@ -1,6 +1,6 @@
-"""Checks what callers pass in and turns it into the wire's flat little-endian arrays.
+"""Checks the arguments of callers and turns them into the wire's flat little-endian arrays.
 
-Everything here raises ValueError with a sentence that names the argument, before anything is changed or sent.
+Each function raises a ValueError that names the argument, before the client changes or sends anything.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
 
 
 def token_bytes(name: str, value: Tokens, *, empty: bool = True) -> bytes:
-    """The tokens as int32 bytes; `empty` says whether there may be none."""
+    """Returns the tokens as int32 bytes. `empty`: there may be none."""
     array = _integers(name, value)
     if not array.size:
         if empty:
@@ -31,9 +31,9 @@ def token_bytes(name: str, value: Tokens, *, empty: bool = True) -> bytes:
 
 
 def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
-    """All tokens of a batch as int32 bytes, one after the other, and the length of each.
+    """Returns all tokens of a batch as int32 bytes, one list after the other, and the length of each list.
 
-    The batch is checked as one array, and looked through one by one only to say which is wrong.
+    Checks the batch as one array, and each list only to find out which one is wrong.
     """
     kinds = set(map(type, values))
     try:
@@ -54,7 +54,7 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
 
 
 def float_bytes(name: str, value: Any, size: int) -> bytes:
-    """One float32 a token, or nothing for None."""
+    """Returns one float32 per token; no bytes for None."""
     if value is None:
         return b""
     try:
@@ -73,7 +73,7 @@ def float_bytes(name: str, value: Any, size: int) -> bytes:
 
 
 def mask_bytes(name: str, value: Any, size: int) -> bytes:
-    """One uint8 a token, 0 or 1, or nothing for None."""
+    """Returns one uint8 per token, 0 or 1; no bytes for None."""
     if value is None:
         return b""
     try:
@@ -88,7 +88,7 @@ def mask_bytes(name: str, value: Any, size: int) -> bytes:
 
 
 def counts(name: str, values: Any, size: int, most: int) -> NDArray[np.int64]:
-    """int64[size], one a session, each at most `most`."""
+    """Returns int64[size], one number per session, each at most `most`."""
     arguments.listed(name, values, arguments.COUNTS)
     arguments.same_length(name, values, "sessions", size)
     with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
@@ -99,7 +99,7 @@ def counts(name: str, values: Any, size: int, most: int) -> NDArray[np.int64]:
 
 
 def epoch_number(name: str, value: Any) -> int | None:
-    """A version of the policy, or None for the newest."""
+    """Returns a version of the policy, or None for the newest."""
     if value is None:
         return None
     number = arguments.whole(name, value, 0, (1 << 63) - 1, "[0, 2^63)")
@@ -109,32 +109,32 @@ def epoch_number(name: str, value: Any) -> int | None:
 
 
 def seed_number(name: str, value: Any) -> int | None:
-    """A sampling seed, any int64, or None for one that nobody knows."""
+    """Returns a sampling seed, any int64, or None for an unknown one."""
     return None if value is None else arguments.whole(name, value, -1 << 63, (1 << 63) - 1, "[-2^63, 2^63)")
 
 
 def seed_numbers(name: str, values: Sequence[Any]) -> list[int | None]:
-    """One `seed_number` each."""
+    """Returns `seed_number` of each value."""
     return [seed_number(f"{name}[{i}]", value) for i, value in enumerate(values)]
 
 
 def change_count(name: str, value: Any) -> int:
-    """How often something changed; None stands for never."""
+    """Returns a number of changes; 0 for None."""
     return 0 if value is None else arguments.whole(name, value, 0, (1 << 32) - 1, "[0, 2^32)")
 
 
 def reward_number(name: str, value: Any) -> float | None:
-    """A finite number, or None."""
+    """Returns a finite number, or None."""
     return None if value is None else arguments.finite(name, value)
 
 
 def problem_name(name: str, value: str | None) -> str:
-    """An explicit problem id, or "" for none. White space at its ends is part of it: it comes from a data set."""
+    """Returns an explicit problem id, or "" for None. Keeps white space at its ends: data sets have such ids."""
     return "" if value is None else arguments.text(name, value, MAX_PROBLEM)
 
 
 def each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
-    """One value for each session, with its name, from one for all or a sequence."""
+    """Returns one value for each session, with its name in error messages, from one value for all or a sequence."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()  # an array or a tensor without dimensions
     if value is None or np.isscalar(value):
@@ -171,6 +171,6 @@ def _not_integers(name: str, value: Any, array: NDArray[Any]) -> str:
     for i, item in enumerate(array if isinstance(value, np.ndarray) else value):
         if isinstance(item, bool) or not isinstance(item, int | np.integer):
             return f"{name}: must be integers; item {i} is {arguments.shown(item)}"
-        if not 0 <= item <= MAX_TOKEN:  # among them what needs more than 64 bits
+        if not 0 <= item <= MAX_TOKEN:  # such as a number of more than 64 bits
             return f"{name}: token {arguments.shown(item)} is outside [0, {MAX_TOKEN}]"
     return f"{name}: must be integers, is {array.dtype}"

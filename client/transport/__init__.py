@@ -1,1 +1,1 @@
-"""gRPC: streams, single calls, and how shards are found."""
+"""gRPC: streams, single calls, and the discovery of shards."""

@@ -1,6 +1,6 @@
-"""The calls that are not steps, as data: which shard, what to send, how to read the answer.
+"""The calls that are not steps, as data: the shard, the request, and how to read the answer.
 
-Both faces carry them out in their own way; nothing in here waits.
+Each of the two clients carries them out in its own way; nothing here waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,28 +35,28 @@ class Call(Generic[T]):
     timeout: float
     read: Callable[[Any], T]
     record: Callable[[Any], None] | None = None
-    """Writes the request down, once it was answered."""
+    """Records the request after the shard has answered it."""
 
     def finish(self, answer: Any) -> T:
-        """What the answer says."""
+        """Records the request, and returns the value of the answer."""
         if self.record is not None:
             self.record(self.request)
         return self.read(answer)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where to make it. Raises Unavailable: no shard has been found."""
+        """The address of the shard. Raises Unavailable if no shard has been found."""
         if not self.shard.endpoint.address:
             raise Unavailable(f"{self.what}: no shard was found there")
         return self.shard.endpoint
 
     @property
     def what(self) -> str:
-        """For error messages."""
+        """The method and the shard, for error messages."""
         return f"{self.method} on {self.shard.name}"
 
     def cut(self, own: Limits) -> "list[Call[T]]":
-        """The same in requests that fit, by the client's limits and by what is known of the shard's."""
+        """Cuts the call into calls within the client's limits and the known limits of the shard."""
         if not isinstance(self.request, pb.IngestRequest) or len(self.request.responses) < 2:
             return [self]
         room = Room.of(own, self.shard.limits)
@@ -83,7 +83,7 @@ class Call(Generic[T]):
 
 
 def smaller(call: Call[T], details: str, own: Limits) -> list[Call[T]]:
-    """A shard refused a call, which changed nothing there. -> the same in smaller calls; none where size is not why."""
+    """Cuts a call that a shard refused without any effect into smaller ones; [] if its size is not the reason."""
     call.shard.limits = call.shard.limits.refused(details)
     pieces = call.cut(own)
     return pieces if len(pieces) > 1 else []
@@ -98,7 +98,7 @@ def ingest(
     seeds: Sequence[int | None] | None,
     at: str = "",
 ) -> list[Call[int]]:
-    """Responses, in as many messages as their size needs; `at` is "[3]" where the problem is one of many."""
+    """Returns calls that add responses, as many as their size needs. `at` is "[3]" if the problem is one of many."""
     text, name = _problem(prompt, problem, at)
     version = tokens.epoch_number("epoch", epoch)
     if isinstance(responses, values.Response):
@@ -123,7 +123,7 @@ def ingest(
 
 
 def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
-    """Writes down the responses that a shard has."""
+    """Records the responses that a shard has stored."""
     epoch = request.epoch if request.HasField("epoch") else None
     for response in request.responses:
         recorder.keep(
@@ -138,7 +138,7 @@ def _record(recorder: Recorder, request: pb.IngestRequest) -> None:
 
 
 def _problem(prompt: values.Tokens, problem: str | None, at: str = "") -> tuple[bytes, str]:
-    """The prompt as bytes and the explicit id of a problem; `at` is "[3]" where it is one of many."""
+    """Returns the prompt as bytes and the explicit id of a problem. `at` is "[3]" if it is one of many."""
     plural = f"s{at}" if at else ""
     text = tokens.token_bytes(f"prompt{plural}", prompt, empty=False)
     return text, tokens.problem_name(f"problem{plural}", problem)
@@ -161,7 +161,7 @@ def _response(name: str, response: values.Response) -> pb.Response:
 def history(
     core: Core, prompt: values.Tokens, problem: str | None, limit: int | None, at: str = ""
 ) -> list[Call[list[values.Response]]]:
-    """The stored responses of a problem."""
+    """Returns a call for the stored responses of a problem."""
     text, name = _problem(prompt, problem, at)
     most = 0 if limit is None else arguments.whole("limit", limit, 1, (1 << 32) - 1, "[1, 2^32)")
     request = pb.HistoryRequest(namespace=core.config.namespace, prompt=text, problem=name, limit=most)
@@ -171,7 +171,7 @@ def history(
 def histories(
     core: Core, prompts: Sequence[values.Tokens], problems: Sequence[str | None] | None, limit: int | None
 ) -> list[list[Call[list[values.Response]]]]:
-    """`history` for each problem."""
+    """Returns `history` for each problem."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
     names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
     return [
@@ -188,7 +188,7 @@ def ingest_many(
     problems: Sequence[str | None] | None,
     seeds: Sequence[Sequence[int | None] | None] | None,
 ) -> list[list[Call[int]]]:
-    """`ingest` for each problem."""
+    """Returns `ingest` for each problem."""
     arguments.listed("prompts", prompts, arguments.PROMPTS)
     count = len(prompts)
     arguments.listed("responses", responses, arguments.RESPONSE_LISTS)
@@ -219,7 +219,7 @@ def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
 def predict_length(
     core: Core, prompt: values.Tokens, problem: str | None, generated: int, quantiles: Sequence[float] | None
 ) -> list[Call[values.LengthPrediction]]:
-    """Quantiles of the length of a response."""
+    """Returns a call for quantiles of the length of a response."""
     text, name = _problem(prompt, problem)
     length = arguments.whole("generated", generated, 0, (1 << 31) - 1, "[0, 2^31)")
     asked: Sequence[float] = () if quantiles is None else quantiles
@@ -236,13 +236,13 @@ def _read_prediction(answer: pb.PredictLengthResponse) -> values.LengthPredictio
 
 
 def members(core: Core) -> list[values.Shard]:
-    """The shards that were found; none where they are given."""
+    """Returns the shards that discovery found; [] if the configuration names them."""
     found = [shard.endpoint for shard in core.shards if core.config.discover]
     return [values.Shard(e.name, e.address) for e in found if e.address]
 
 
 def topology(core: Core) -> list[Call[list[values.Shard]]]:
-    """The shards, as the first one knows them."""
+    """Returns a call for the shards that the first shard knows."""
     timeout = core.config.timeouts.call
 
     def read(answer: pb.TopologyResponse) -> list[values.Shard]:
@@ -252,14 +252,14 @@ def topology(core: Core) -> list[Call[list[values.Shard]]]:
 
 
 def inspect(core: Core, timeout: float | None) -> list[Call[values.Inspection]]:
-    """What every shard says of itself and of the namespace."""
+    """Returns a call to each shard for its state and that of the namespace."""
     request = pb.InspectRequest(namespace=core.config.namespace)
     patience = core.config.timeouts.call if timeout is None else arguments.seconds("timeout", timeout)
     return [Call("Inspect", shard, request, patience, read_inspection) for shard in core.shards]
 
 
 def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
-    """The answer to Inspect as a value."""
+    """Returns the answer to Inspect as a value."""
     facts = answer.facts
     return values.Inspection(
         shard=answer.shard,
@@ -278,7 +278,7 @@ def read_inspection(answer: pb.InspectResponse) -> values.Inspection:
 
 
 def rewind(core: Core, epoch: int) -> list[Call[int]]:
-    """Forgets what is newer than the epoch on every shard."""
+    """Returns a call to each shard that forgets what is newer than the epoch."""
     number = tokens.epoch_number("epoch", epoch)
     if number is None:
         raise ValueError("epoch: is None; give the newest epoch that stays")
@@ -288,7 +288,7 @@ def rewind(core: Core, epoch: int) -> list[Call[int]]:
 
 
 def drop_namespace(core: Core) -> list[Call[int]]:
-    """Forgets the namespace on every shard."""
+    """Returns a call to each shard that forgets the namespace."""
     request = pb.DropNamespaceRequest(namespace=core.config.namespace)
     timeout = core.config.timeouts.call
     return [Call("DropNamespace", s, request, timeout, lambda r: int(r.responses)) for s in core.shards]

@@ -1,4 +1,4 @@
-"""How a connection to a shard is made, for the streams and for single calls."""
+"""Opens connections to shards, for the streams and for single calls."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -20,10 +20,10 @@ _OPTIONS = [
 
 
 def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config, more: Sequence[tuple[str, Any]] = ()) -> Any:
-    """A channel of `grpc` or `grpc.aio`; `more`: options of gRPC beside the usual ones.
+    """Returns a channel of `grpc` or `grpc.aio`; `more`: options of gRPC in addition to the usual ones.
 
     Raises:
-        Unavailable: the process was forked from one that had connected.
+        Unavailable: this process was forked from one that had connected.
     """
     fork.refuse()
     fork.connecting()
@@ -36,6 +36,6 @@ def open_channel(kind: ModuleType, endpoint: Endpoint, config: Config, more: Seq
 
 
 def metadata(config: Config) -> tuple[tuple[str, str], ...] | None:
-    """What goes with every call."""
+    """Returns the metadata of every call; None without a token."""
     token = bearer(config)
     return None if token is None else (("authorization", f"Bearer {token}"),)

@@ -1,6 +1,6 @@
-"""Why an address does not answer as a HistoSpec server would, found out with sockets of its own.
+"""Finds out why an address does not answer like a HistoSpec server, with sockets of its own.
 
-gRPC calls all of it UNAVAILABLE. The log and the doctor say what this module finds, in the same words.
+gRPC reports all these reasons as UNAVAILABLE. The log and the doctor print what this module finds, in the same words.
 """
 
 import errno
@@ -17,30 +17,30 @@ USUAL_PORT = 6378
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty SETTINGS frame
 _HEADER = 9  # bytes before the content of a frame
 _SETTINGS = 4  # type of the first frame that a server sends
-_HELLO, _ALERT = 0x16, 0x15  # first byte of what TLS says
+_HELLO, _ALERT = 0x16, 0x15  # first bytes of TLS records
 
 
 class Trouble(NamedTuple):
-    """What is wrong with an address. Reads as `ADDRESS: TEXT; ADVICE`."""
+    """What is wrong with an address, for a line `ADDRESS: TEXT; ADVICE`."""
 
     kind: str
     """port, files, name, refused, timeout, unreachable, wants-tls, plain, certificate, http, silent, closed or other"""
     text: str
     advice: str
-    """What to check or to do."""
+    """What to check or do."""
 
 
 def diagnose(address: str, tls: Tls | bool | None, timeout: float, certified: str | None = None) -> Trouble | None:
-    """What is wrong with a server's address. None: it speaks HTTP/2, over TLS or in plain text as the client does.
+    """Returns what is wrong with a server's address; None if it speaks HTTP/2, over TLS exactly if the client does.
 
-    Blocks, for `timeout` seconds at most. Makes one or two connections and sends no request.
+    Blocks for at most `timeout` seconds. Makes one or two connections and sends no request.
 
     Args:
         address: `host:port` or `[v6]:port`.
-        tls: the client's certificates, to check the server's with and to show; True: TLS, but certificates are not
-            looked at; False or None: plain text.
+        tls: the authority to check the server's certificate against, and the client's own certificate; True: TLS
+            without a check of certificates; False or None: plain text.
         timeout: in seconds.
-        certified: the host name in the server's certificate, where that is not the one in the address.
+        certified: the host name in the server's certificate, if it differs from the one in the address.
 
     """
     host, _, number = address.rpartition(":")
@@ -64,7 +64,7 @@ def diagnose(address: str, tls: Tls | bool | None, timeout: float, certified: st
 
 
 class _Where(NamedTuple):
-    """The address, and until when it has to answer."""
+    """The address, and the time until which it has to answer."""
 
     host: str
     port: int
@@ -86,7 +86,7 @@ def _in_plain_text(where: _Where) -> Trouble | None:
     heard = _ask(where, where.left)
     if heard is None or (heard and heard[0] != _ALERT):
         return _judge(heard, where.timeout)
-    if _takes_hello(where):  # it hung up, perhaps because it expected TLS
+    if _takes_hello(where):  # it closed the connection, perhaps because it expected TLS
         return Trouble(
             "wants-tls",
             "it speaks TLS, and this client plain text",
@@ -118,7 +118,10 @@ def _over_tls(where: _Where, context: ssl.SSLContext, name: str, checked: bool) 
 
 
 def _judge(heard: bytes | None, timeout: float) -> Trouble | None:
-    """By the first bytes of an answer to HTTP/2's preface; None: there were none, and the connection is still open."""
+    """Returns what is wrong, by the first bytes of the answer to HTTP/2's preface.
+
+    `heard` is None if there was no answer, and the connection is still open.
+    """
     if heard is None:
         return Trouble(
             "silent",
@@ -129,7 +132,7 @@ def _judge(heard: bytes | None, timeout: float) -> Trouble | None:
         return Trouble(
             "closed",
             "it accepts the connection and closes it at once",
-            "is this a proxy or load balancer whose server is away, or the port of something else?",
+            "is this a proxy or load balancer whose server is down, or the port of something else?",
         )
     if _is_http2(heard):
         return None
@@ -151,13 +154,13 @@ def _is_http2(heard: bytes) -> bool:
 
 
 class _HungUp(Exception):  # noqa: N818 - not an error
-    """It took the TLS handshake and ended the connection: it does not like the client's certificate."""
+    """The server accepted the TLS handshake and then closed the connection: it rejects the client's certificate."""
 
 
 def _ask(
     where: _Where, patience: float, context: ssl.SSLContext | None = None, name: str | None = None
 ) -> bytes | None:
-    """The first bytes that it answers to HTTP/2's preface; none: it hung up; None: it said nothing.
+    """Returns the first bytes of the answer to HTTP/2's preface; b"" if the server hung up, None if it sent nothing.
 
     Raises SSLError, _HungUp, _Unreached.
     """
@@ -183,7 +186,7 @@ def _ask(
 
 
 def _takes_hello(where: _Where) -> bool:
-    """Whether it answers TLS."""
+    """Returns whether the server answers TLS."""
     with _connect(where) as connection:
         connection.settimeout(where.left)
         try:
@@ -196,7 +199,7 @@ def _takes_hello(where: _Where) -> bool:
 
 
 def _connect(where: _Where) -> socket.socket:
-    """A connection to the first of its addresses that takes one. Raises _Unreached."""
+    """Returns a connection to the first address that accepts one. Raises _Unreached."""
     troubles = []
     for family, kind, protocol, _, address in _look_up(where):
         connection = socket.socket(family, kind, protocol)
@@ -212,7 +215,7 @@ def _connect(where: _Where) -> socket.socket:
 
 
 _TELLING = ["refused", "timeout", "unreachable"]
-"""Of several addresses of a name, the trouble that says most about the server comes first."""
+"""Kinds of trouble, the most informative first: the order of preference if a name has several addresses."""
 
 
 def _unreached(error: OSError, timeout: float) -> _Unreached:
@@ -224,16 +227,16 @@ def _unreached(error: OSError, timeout: float) -> _Unreached:
             f"no answer within {timeout:g} s",
             "is the machine up, and does a firewall or network policy let packets through?",
         )
-    return _Unreached("unreachable", _words(error), "is there a way from this machine's network to the server's?")
+    return _Unreached("unreachable", _words(error), "is there a route from this machine's network to the server's?")
 
 
 Found = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]]]
 
 
 def _look_up(where: _Where) -> Found:
-    """The addresses of a name. Raises _Unreached.
+    """Returns the addresses of a name. Raises _Unreached.
 
-    In a thread: the system's resolver has no deadline.
+    Runs in a thread: the system's resolver has no deadline.
     """
     found: Found = []
     problem: list[OSError | UnicodeError] = []
@@ -258,20 +261,20 @@ def _look_up(where: _Where) -> Found:
         )
     raise _Unreached(
         "name",
-        f"there is no host of the name {where.host}",
+        f"there is no host named {where.host}",
         "is it spelled right, and known to this machine's DNS or /etc/hosts?",
     )
 
 
 def _context(tls: Tls | bool) -> ssl.SSLContext:
-    """Raises ConfigurationError or SSLError: a file cannot be read, or is not what it should be."""
+    """Returns the client's TLS context. Raises ConfigurationError or SSLError if a file is unreadable or invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     if isinstance(tls, bool):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         return context
-    tls.credentials()  # its sentences about files that are missing
+    tls.credentials()  # raises clearer errors about missing files
     if tls.ca is None:
         context.load_default_certs()
     else:
@@ -297,13 +300,13 @@ def _bad_certificate(error: ssl.SSLCertVerificationError, name: str) -> Trouble:
 
 _NO_CERTIFICATE = Trouble(
     "certificate",
-    "it ends the connection once TLS is set up, as servers do that want a certificate of the client",
-    "set HISTOSPEC_TLS_CERT and HISTOSPEC_TLS_KEY to one of an authority in the server's --tls-client-ca",
+    "it ends the connection after the TLS handshake, as servers do that require a client certificate",
+    "set HISTOSPEC_TLS_CERT and HISTOSPEC_TLS_KEY to a certificate of an authority in the server's --tls-client-ca",
 )
 
 
 def _words(error: Exception) -> str:
-    """The reason alone."""
+    """Returns the reason alone."""
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).replace("_", " ").lower()
     return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,12 +1,12 @@
-"""Finds the shards of a service, and notices when they change.
+"""Finds the shards of a service, and follows their changes.
 
 ::
 
     seeds ──DNS──► addresses ──Topology──► answers ──union──► members ──► core
 
-Behind a seed's name may be one shard that was told of all others (--peers), all shards that know only themselves (a
-headless Service of Kubernetes), or both. An address that has answered is asked again when its shard does not do well,
-and one of them, by turns, every time; so the cost does not grow with the number of shards.
+A seed's name may lead to one shard that knows all others (--peers), to all shards, each of which knows only itself (a
+headless Service of Kubernetes), or to both. Each round asks the addresses that have not answered yet, those of shards
+whose breaker is not closed, and one random other address. So the cost does not grow with the number of shards.
 """
 
 import asyncio
@@ -30,48 +30,48 @@ from histospec.v1 import draft_pb2_grpc as rpc
 log = logging.getLogger("histospec.client")
 
 FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0
-"""Seconds until the next try while nobody answers; doubling from the one to the other."""
+"""Seconds until the next try while no shard answers; the pause doubles from the first to the last."""
 UNWELL_PAUSE = 2.0
-"""Seconds until the next look while a shard does not do well: perhaps it has moved."""
+"""Seconds until the next round while the breaker of a shard is not closed: the shard may have moved."""
 ASK_SECONDS = 2.0
 SIDE_BY_SIDE = 16
 
 
 class Discovery:
-    """Keeps the members of a core true, as a task on the loop of its streams."""
+    """Keeps the members of a core up to date, as a task on the loop of its streams."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._resolved: dict[str, list[Endpoint]] = {}
         self._answers: dict[str, list[Endpoint]] = {}
-        """By address, the latest last."""
+        """The shards that each address named; the latest answer is last."""
         self._members: dict[str, Endpoint] = {}
         self._named: dict[str, float] = {}
-        """When each was last named."""
+        """When an answer last named each shard."""
         self._limit = asyncio.Semaphore(SIDE_BY_SIDE)
 
     async def run(self) -> None:
-        """Never returns."""
+        """Looks for shards at intervals. Never returns."""
         pause = FIRST_PAUSE
         while True:
             try:
                 await self.refresh(time.monotonic())
-            except Exception:  # a bug must not end it for good
+            except Exception:  # a bug must not end the discovery
                 log.exception("HistoSpec: looking for shards failed")
             self._core.has_looked(time.monotonic())
             if not self._members:
                 pause, wait = min(2 * pause, LAST_PAUSE), pause
             else:
                 wait = UNWELL_PAUSE if self._unwell() else self._core.config.timeouts.discovery
-            await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # a thousand workers, not all at once
+            await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # so that a thousand workers do not ask at once
 
     async def refresh(self, now: float) -> None:
-        """Looks once, and tells the core if something has changed."""
+        """Runs one round, and updates the core if the members have changed."""
         addresses = await self._resolve()
         self._answers = {address: told for address, told in self._answers.items() if address in addresses}
         again = self._unwell() | ({random.choice(list(self._answers))} if self._answers else set())
         await self._ask([e for a, e in addresses.items() if a not in self._answers or a in again])
-        if not self._answers:  # whoever was named first is gone; the others may know
+        if not self._answers:  # the seeds do not answer; the known shards may
             await self._ask(list(self._members.values()))
         told = {shard.name: shard for answer in self._answers.values() for shard in answer}
         self._named |= dict.fromkeys(told, now)
@@ -83,11 +83,11 @@ class Discovery:
             self._core.update([members[name] for name in sorted(members)])
 
     def _unwell(self) -> set[str]:
-        """Addresses of shards that do not answer as they should."""
+        """Returns the addresses of shards whose breaker is not closed."""
         return {shard.endpoint.address for shard in self._core.shards if shard.state != "closed"}
 
     async def _resolve(self) -> dict[str, Endpoint]:
-        """What the seeds' names lead to now, or led to last."""
+        """Returns the addresses of the seeds' names; for a name that cannot be resolved, its last addresses."""
         seeds = self._core.config.endpoints
         for seed, found in zip(seeds, await asyncio.gather(*map(resolve, seeds), return_exceptions=True), strict=True):
             if isinstance(found, list):
@@ -97,7 +97,7 @@ class Discovery:
         return {e.address: e for some in self._resolved.values() for e in some}
 
     async def _ask(self, endpoints: Sequence[Endpoint]) -> None:
-        """Asks each for the shards that it knows; one that does not answer leaves what it said before."""
+        """Asks each endpoint for the shards that it knows. Keeps the earlier answer of one that does not answer."""
         answers = await asyncio.gather(*(ask(e, self._core.config, self._limit) for e in endpoints))
         said: dict[str, Endpoint] = {}
         for endpoint, answer in zip(endpoints, answers, strict=True):
@@ -114,7 +114,7 @@ class Discovery:
 
 
 async def resolve(seed: Endpoint) -> list[Endpoint]:
-    """What the name in an address leads to now. Raises OSError."""
+    """Returns the addresses that the name in an address has now. Raises OSError."""
     host, _, port = seed.address.rpartition(":")
     found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     addresses = dict.fromkeys(_written(where[0], where[1]) for *_, where in found)
@@ -123,24 +123,24 @@ async def resolve(seed: Endpoint) -> list[Endpoint]:
 
 
 async def ask(endpoint: Endpoint, config: Config, limit: asyncio.Semaphore) -> list[Endpoint] | None:
-    """The shards that the one at this endpoint knows; None: it does not answer."""
+    """Returns the shards that the one at this endpoint knows; None if it does not answer."""
     async with limit:
         try:
             return await topology(endpoint, config, ASK_SECONDS)
         except (grpc.RpcError, HistoSpecError) as error:
-            log.debug("HistoSpec: %s does not say which shards there are: %s", endpoint.address, error)
+            log.debug("HistoSpec: %s does not name the shards: %s", endpoint.address, error)
             return None
 
 
 async def topology(endpoint: Endpoint, config: Config, timeout: float) -> list[Endpoint]:
-    """The shards that the one at this endpoint knows. Raises grpc.RpcError or HistoSpecError."""
+    """Returns the shards that the one at this endpoint knows. Raises grpc.RpcError or HistoSpecError."""
     async with open_channel(grpc.aio, endpoint, config) as channel:
         call: Any = rpc.DraftServiceStub(channel).Topology
         return named(await call(pb.TopologyRequest(), timeout=timeout, metadata=metadata(config)), endpoint)
 
 
 def named(answer: pb.TopologyResponse, endpoint: Endpoint) -> list[Endpoint]:
-    """The shards that the one at this endpoint named."""
+    """Returns the shards that the one at this endpoint named."""
     return [
         Endpoint(shard.name, endpoint.address, endpoint.certified)
         if shard.listening

@@ -1,7 +1,7 @@
-"""Asks every shard once, when a worker starts, whether it is there and what it knows; for both faces.
+"""Asks every shard for its state once, when a worker starts; for both clients.
 
-What those say that answer, and let this client read, is returned; the core says in the log why others do not. A file
-with the token or certificates that cannot be read is the caller's: that raises ConfigurationError.
+Returns the answers of the shards that let this client read. The core logs why the others do not answer. A token file or
+certificate that cannot be read raises ConfigurationError.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from histospec.client.values import Inspection
 
 
 def greet(core: Core, call: Callable[[Call[Inspection]], Inspection], timeout: float) -> list[Inspection]:
-    """Asks all shards side by side, each for at most `timeout` seconds; `call` carries out one call."""
+    """Asks all shards in parallel, each for at most `timeout` seconds. Returns the answers. `call` makes one call."""
 
     def one(item: Call[Inspection]) -> Inspection | None:
         try:
@@ -38,7 +38,7 @@ def greet(core: Core, call: Callable[[Call[Inspection]], Inspection], timeout: f
 async def greet_async(
     core: Core, call: Callable[[Call[Inspection]], Awaitable[Inspection]], timeout: float
 ) -> list[Inspection]:
-    """See `greet`."""
+    """Like `greet`, for asyncio."""
 
     async def one(item: Call[Inspection]) -> Inspection | None:
         try:
@@ -67,5 +67,5 @@ def _missed(core: Core, shard: ShardState, error: HistoSpecError) -> None:
     if isinstance(error.__cause__, grpc.RpcError):
         reported: Any = error.__cause__
         code, details = reported.code(), reported.details() or ""
-    if code is not grpc.StatusCode.UNIMPLEMENTED:  # an older server; should it be none, its streams end so, too
+    if code is not grpc.StatusCode.UNIMPLEMENTED:  # an older server; for any other service the stream reports it
         core.missed(shard, code, details, time.monotonic())

@@ -1,7 +1,7 @@
-"""Ends the connections of a client: when it is shut down, and when it was dropped without.
+"""Ends the connections of a client when it is shut down, or when it is garbage-collected without a shutdown.
 
-The garbage collector runs in any thread, while any lock may be held and any loop may turn. So it closes nothing: it
-leaves that to the loop of the client, or to a thread that does nothing else.
+The garbage collector runs in any thread, while any lock may be held and any loop may turn. It therefore closes nothing
+itself: the loop of the client does, or a thread for this alone.
 """
 
 import _thread
@@ -19,17 +19,17 @@ from histospec.client.transport.stream import Streams
 log = logging.getLogger("histospec.client")
 
 _ending: "set[asyncio.Task[None]]" = set()
-"""Loops keep weak references alone."""
+"""Tasks that end clients; a loop keeps only weak references to its tasks."""
 
 
 @dataclass(eq=False)
 class Connections:
-    """All that a client has open. Knows nothing of the client, which can be collected therefore."""
+    """Everything that a client has open. Has no reference to the client, so that it can be collected."""
 
     core: Core
     streams: Streams
     channels: dict[Endpoint, Any] = field(default_factory=dict)
-    """For single calls."""
+    """Channels for single calls."""
 
     def _warn(self) -> None:
         if waiting := self.core.stats().pending_commits:
@@ -38,12 +38,12 @@ class Connections:
 
 @dataclass(eq=False)
 class PumpedConnections(Connections):
-    """Those of a blocking client."""
+    """The connections of a blocking client."""
 
     pump: Pump = field(kw_only=True)
 
     def end(self) -> None:
-        """Closes them."""
+        """Closes the connections."""
         self.core.stop()
         self.pump.finish(self.streams.end_all, self.core.config.timeouts.shutdown)
         for channel in self.channels.values():
@@ -51,7 +51,7 @@ class PumpedConnections(Connections):
         self.channels.clear()
 
     def dropped(self) -> None:
-        """The client was collected."""
+        """Closes the connections after the client was collected, in a thread."""
         if fork.forked() or not (self.channels or self.pump.used):
             return
         try:
@@ -69,10 +69,10 @@ class PumpedConnections(Connections):
 
 @dataclass(eq=False)
 class LoopConnections(Connections):
-    """Those of an asyncio client."""
+    """The connections of an asyncio client."""
 
     async def end(self) -> None:
-        """Closes them."""
+        """Closes the connections."""
         self.core.stop()
         await self.streams.end_all()
         channels = list(self.channels.values())
@@ -81,7 +81,7 @@ class LoopConnections(Connections):
             await channel.close()
 
     def dropped(self) -> None:
-        """The client was collected."""
+        """Closes the connections after the client was collected, on its loop."""
         loop = self.streams.loop
         if fork.forked() or loop is None:
             return

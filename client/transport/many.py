@@ -1,4 +1,4 @@
-"""Many single calls at a time, for trainers that ask about thousands of problems; for both faces."""
+"""Makes many single calls in parallel, for trainers that ask about thousands of problems; for both clients."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ log = logging.getLogger("histospec.client")
 T = TypeVar("T")
 
 AT_A_TIME = 16
-"""Calls on their way: most of one is waiting, for the server's disk or its answer."""
+"""Calls in parallel: a call mostly waits for the server's disk or for the answer."""
 
 
 class _Lost:
-    """Shards that could not be reached. They are asked no more, so that nobody waits for one thousands of times."""
+    """Shards that could not be reached. The batch asks them no more: each further call would wait for its timeout."""
 
     def __init__(self) -> None:
         self._shards: set[ShardState] = set()
@@ -34,10 +34,10 @@ class _Lost:
 
 
 def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -> list[list[T] | None]:
-    """Carries out a list of calls for each problem; None for those whose shard cannot be reached.
+    """Carries out a list of calls for each problem. Returns their results; None if its shard cannot be reached.
 
     Raises:
-        HistoSpecError: what a call raises beside Unavailable; calls that had not begun are then left out.
+        HistoSpecError: an error of a call other than Unavailable; calls that had not begun are then left out.
     """
     lost = _Lost()
 
@@ -65,7 +65,7 @@ def carry_out(plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], T]) -
 async def carry_out_async(
     plan: Sequence[Sequence[Call[T]]], call: Callable[[Call[T]], Awaitable[T]]
 ) -> list[list[T] | None]:
-    """See `carry_out`."""
+    """Like `carry_out`, for asyncio."""
     lost = _Lost()
     gate = asyncio.Semaphore(AT_A_TIME)
 

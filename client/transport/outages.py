@@ -1,8 +1,8 @@
-"""Finds out why a shard does not answer, in a thread of its own, and has the core say it in the log.
+"""Finds out why a shard does not answer, in a thread of its own, and has the core log the reason.
 
-The worker never waits for that. A core asks at most once a minute for each shard. The thread makes connections of its
-own, so it needs neither gRPC nor the loop of the streams; in a forked process it does not exist, and no client works
-there. At the interpreter's end it is left behind.
+The worker never waits for this. A core asks at most once per minute and shard. The thread makes its own connections, so
+it needs neither gRPC nor the loop of the streams. It does not exist in a forked process, in which no client works. The
+interpreter does not wait for it at exit.
 """
 
 import logging
@@ -30,13 +30,13 @@ BY_THE_SERVER = frozenset(
         grpc.StatusCode.DATA_LOSS,
     )
 )
-"""What a HistoSpec server said itself, so that the address is right."""
+"""Statuses that a HistoSpec server itself returns, so the address is right."""
 NOT_THE_ADDRESS = ("wants-tls", "plain", "certificate", "files")
-"""Kinds of trouble in which the right server is there."""
+"""Kinds of trouble with the right server at the address."""
 
 
 def explain(core: Core, shard: ShardState) -> None:
-    """Says why the shard does not answer, once that is found out. Never waits."""
+    """Starts to find out why the shard does not answer, and then has the core log it. Never waits."""
     if shard.contact.code in BY_THE_SERVER:
         core.tell(shard)
         return
@@ -50,7 +50,7 @@ def _find_out(core: Core, shard: ShardState) -> None:
     outage = None
     try:
         found = shard.endpoint.address != ""
-        asked = (shard.endpoint,) if found else core.config.endpoints  # where shards were to be found
+        asked = (shard.endpoint,) if found else core.config.endpoints  # the addresses behind which shards were expected
         outages = [_diagnose(core, endpoint) for endpoint in asked]
         if all(outages):
             outage = outages[0]

@@ -1,11 +1,11 @@
-"""An asyncio loop without a thread: it turns while somebody waits for it, and stands still otherwise.
+"""An asyncio loop without a thread of its own: it turns while a caller waits for it, and stands still otherwise.
 
-Why: a step has to be written from the worker's own thread. A helper thread would have to be given the GIL first, and
-the worker, busy with its own bookkeeping, does not hand it over: measured at batch 256, sending and receiving then cost
-the worker 440-730 us instead of 130-180. gRPC's C++ threads need no GIL: they work on while the loop stands still.
+The reason: a step has to be written from the worker's own thread. A helper thread would first have to get the GIL,
+which the worker holds during its own bookkeeping. With a helper thread, at batch 256, sending and receiving cost the
+worker 440-730 us instead of 130-180. gRPC's C++ threads need no GIL: they continue while the loop stands still.
 
-One thread at a time drives the loop. Others that wait meanwhile sleep until they are told that something happened, or
-that the driver has left and one of them must take over.
+One thread at a time drives the loop. Other threads that wait sleep until something happens, or until the driver leaves
+and one of them must take over.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Pump:
-    """A private event loop, driven by whoever waits for it."""
+    """A private event loop, driven by the threads that wait for it."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -30,7 +30,7 @@ class Pump:
 
         def first() -> None:
             function()
-            loop.call_soon(last)  # behind the first turn of every task that the function started
+            loop.call_soon(last)  # after the first turn of every task that the function started
 
         def last() -> None:
             ran.set()
@@ -39,9 +39,9 @@ class Pump:
         self.wait(ran.is_set, timeout, first)
 
     def wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None = None) -> None:
-        """Turns the loop, or lets another thread do so, until done() or the time is up; the loop calls `first` before.
+        """Turns the loop, or lets another thread turn it, until done() is true or the time is up. Calls `first` first.
 
-        Whoever changes what done() says must `wake` the pump.
+        Code that changes the result of done() must `wake` the pump.
         """
         loop = self._start()
         try:
@@ -49,7 +49,7 @@ class Pump:
         except RuntimeError:
             self._wait(loop, done, timeout, first)
             return
-        # Two loops cannot run in one thread. The caller blocks its own loop either way; this costs it one thread more.
+        # Two loops cannot run in one thread. The caller blocks its own loop either way, so this costs one more thread.
         helper = threading.Thread(
             target=self._wait, args=(loop, done, timeout, first), name="histospec-wait", daemon=True
         )
@@ -57,7 +57,7 @@ class Pump:
         helper.join()
 
     def wake(self) -> None:
-        """Makes all who wait look again. Called on the loop."""
+        """Makes all waiting threads check again. Called on the loop."""
         self._start().stop()
         with self._free:
             self._free.notify_all()
@@ -68,11 +68,11 @@ class Pump:
         return self._loop is not None
 
     def finish(self, last: Callable[[], Coroutine[Any, Any, None]], timeout: float) -> None:
-        """Runs `last` and every other task to its end, and closes the loop. The pump may not be used any more.
+        """Runs `last` and every other task to its end, and closes the loop. The pump must not be used afterwards.
 
         Some tasks are gRPC's: each call has one that waits for the status, which arrives after the call was cancelled.
-        A loop that is closed before never hears of it, and gRPC keeps the call, its connection and eight threads until
-        another loop turns, which may be never.
+        If the loop is closed before that, gRPC keeps the call, its connection and eight threads until another loop
+        turns, which may be never.
         """
         if self._loop is None:
             return
@@ -95,7 +95,7 @@ class Pump:
             loop.close()
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        # Not before it is needed: a process that forks in between must not share the loop's file descriptors.
+        # Only when needed: a process that forks before the first call must not share the loop's file descriptors.
         if self._loop is None:
             with self._free:
                 if self._loop is None:
@@ -123,7 +123,7 @@ class Pump:
                     continue
                 self._driven = True
             try:
-                if first is not None:  # nobody else drives: there is no loop to be woken, which costs system calls
+                if first is not None:  # no other thread drives, so there is no loop to wake, which costs system calls
                     loop.call_soon(first)
                     first = None
                 alarm = loop.call_later(left, loop.stop)
@@ -133,19 +133,19 @@ class Pump:
                 with self._free:
                     self._driven = False
                     self._free.notify_all()
-        if first is not None:  # no time to drive the loop: whoever drives it next
+        if first is not None:  # the time is up: the next driver calls it
             loop.call_soon_threadsafe(first)
 
 
 class _Turning(Exception):  # noqa: N818 - not an error
-    """Stands before whatever exception the caller handles at the moment."""
+    """Hides the exception that the caller is handling."""
 
 
 def _turn(loop: asyncio.AbstractEventLoop) -> None:
     """Runs the loop.
 
-    gRPC's coroutines keep the exception that is being handled while they run, and with it the frames of the caller,
-    which hold the client: so they are given one without frames.
+    While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's frames,
+    which hold the client. Raising an exception without frames around the loop prevents this.
     """
     try:
         raise _Turning
@@ -159,10 +159,10 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drops what only looks like an error on this loop.
+    """Reports an error of this loop, but not what only looks like one.
 
-    grpc.aio wakes every loop of the process for an event, also for those of loops that are closed, and all but one find
-    nothing to read (issue 25364 of grpc); tasks that still wait when the process exits have nobody left to wait for.
+    grpc.aio wakes every loop of the process for each event, also for events of closed loops, and all loops but one find
+    nothing to read (issue 25364 of grpc). Tasks that still wait when the process exits are no errors, either.
     """
     if context.get("exception") is not None and "PollerCompletionQueue" not in context["message"]:
         loop.default_exception_handler(context)

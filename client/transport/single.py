@@ -1,4 +1,4 @@
-"""Single calls, as both faces make them: over channels of their own, and in smaller pieces where one was too large."""
+"""Makes single calls for both clients, over channels of their own, and in smaller pieces if a call was too large."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class BlockingCalls:
-    """Those of a blocking client, in the thread of their caller."""
+    """The single calls of a blocking client, in the thread of the caller."""
 
     def __init__(self, core: Core, streams: Streams, connections: PumpedConnections) -> None:
         self._core = core
@@ -34,18 +34,18 @@ class BlockingCalls:
         self._ended = False
 
     def end(self) -> bool:
-        """From now on none is made. -> whether they were made until now."""
+        """Ends the calls: later ones raise Unavailable. Returns False if they had ended before."""
         with self._lock:
             before, self._ended = self._ended, True
         return not before
 
     def do(self, build: Callable[Concatenate[Core, P], list[Call[T]]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Makes the calls that `build` says, once it is known which shards there are."""
+        """Finds the shards, then makes the calls that `build` returns. Returns their results."""
         self.find()
         return [self.one(call) for call in build(self._core, *args, **kwargs)]
 
     def find(self, timeout: float | None = None) -> None:
-        """Waits until it is known which shards there are; a client that steps knows it all the time."""
+        """Waits until the client knows the shards; while it steps, it always knows them."""
         fork.refuse()
         patience = self._core.config.timeouts.call if timeout is None else timeout
         if not (self._streams.found() or self._ended):
@@ -67,17 +67,17 @@ class BlockingCalls:
             return call.finish(method(call.request, timeout=call.timeout, metadata=metadata(config)))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                # gRPC would let calls fail for as long as its back-off lasts; the next one shall really try.
+                # With this channel, calls would fail until gRPC's back-off ends; a new channel connects at once.
                 with self._lock:
                     if self._channels.get(endpoint) is channel:
                         del self._channels[endpoint]
-                self._core.looked = -math.inf  # it may have moved
+                self._core.looked = -math.inf  # the shard may have moved
             pieces = _pieces(call, error, self._core)
         return [self.one(piece) for piece in pieces][-1]
 
 
 class LoopCalls:
-    """Those of an asyncio client. `until` waits for a condition, so many seconds at most."""
+    """The single calls of an asyncio client. `until` waits for a condition, at most a number of seconds."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ def _shut_down(call: Call[Any]) -> Unavailable:
 
 
 def _pieces(call: Call[T], error: grpc.RpcError, core: Core) -> list[Call[T]]:
-    """The same in smaller calls. Raises what the call failed with, where its size is not why."""
+    """Returns a failed call in smaller calls. Raises its error if its size is not the reason."""
     details = error.details()
     pieces = calls.smaller(call, details or "", core.config.limits)
     if not pieces:

@@ -1,7 +1,7 @@
 """Carries a conversation over gRPC: the only place where the Draft stream does I/O.
 
-Lives on one asyncio loop. That loop may stand still between two steps (see `pump.py`): gRPC's own threads go on sending
-and receiving meanwhile, and what they finished is found when the loop turns again.
+Lives on one asyncio loop, which may stand still between two steps (see `pump.py`). gRPC's own threads go on sending and
+receiving meanwhile, and the loop takes their results when it turns again.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """A task that says nothing when its loop is closed under it, which is how most programs end."""
+    """Returns a task that logs nothing if its loop is closed before it ends, as at the end of most programs."""
     task = asyncio.create_task(work)
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
     return task
@@ -53,9 +53,9 @@ class Stream:
         self._writer: asyncio.Task[None] | None = None
 
     def kick(self) -> None:
-        """Writes what is in the outbox; at most one write is in flight, the others follow in order.
+        """Writes the messages in the outbox, in order; at most one write is in flight.
 
-        Before the shard has answered on this connection, this does nothing: `_learn` starts the writer then.
+        Does nothing before the shard has answered on this connection: then `_learn` starts the writer.
         """
         if self.conversation.connected and (self._writer is None or self._writer.done()):
             self._writer = _task(self._write())
@@ -68,13 +68,13 @@ class Stream:
                 await self._call.write(message)
                 self._core.wrote(self.conversation, message.sequence)
         except (grpc.RpcError, asyncio.InvalidStateError):
-            pass  # the stream ended, and the reader says so
+            pass  # the stream ended, and the reader reports it
 
     async def _learn(self) -> None:
-        """Asks on the same connection what the shard takes, before anything is written: so it is there.
+        """Asks for the shard's limits before anything is written, on the same connection. So the shard is known to run.
 
         Raises:
-            grpc.aio.AioRpcError: it does not answer, or refuses to.
+            grpc.aio.AioRpcError: the shard does not answer, or refuses to.
         """
         limits = ServerLimits()
         try:
@@ -83,7 +83,7 @@ class Stream:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
-            log.debug("HistoSpec: %s does not say its limits: %s", self._shard.name, error)
+            log.debug("HistoSpec: %s does not name its limits: %s", self._shard.name, error)
         self._core.learned(self._shard, self.conversation, limits, time.monotonic())
         self.kick()
 
@@ -101,7 +101,7 @@ class Stream:
             code, details = grpc.StatusCode.DATA_LOSS, f"garbled reply: {error}"
         except asyncio.CancelledError:
             code, details = grpc.StatusCode.CANCELLED, CLOSED_HERE
-        except Exception as error:  # a bug, here or in gRPC, must not take the worker with it
+        except Exception as error:  # a bug, here or in gRPC, must not stop the worker
             log.exception("HistoSpec: %s: the stream failed", self._shard.name)
             code, details = grpc.StatusCode.INTERNAL, repr(error)
         self._core.ended(self._shard, self.conversation, code, details, time.monotonic())
@@ -115,12 +115,12 @@ class Stream:
             await asyncio.wait([self._reader])
             return  # the reader closes the rest
         if self._writer is not None:
-            self._writer.cancel()  # gRPC leaves a write that flow control held up waiting for ever
+            self._writer.cancel()  # a write that flow control holds up would wait for ever
             await asyncio.wait([self._writer])
         await self._channel.close()
 
     def abandon(self) -> None:
-        """Ends the stream when its loop is closed."""
+        """Ends the stream after its loop was closed."""
         for call in (self._call, self._limits):
             with contextlib.suppress(RuntimeError):  # gRPC wakes tasks on the loop, after it has cancelled the call
                 call.cancel()
@@ -135,7 +135,7 @@ def _ignore(*_: Any, context: object = None) -> None:
 
 
 class Streams:
-    """The streams of one client, made when they are first needed and again when they broke."""
+    """The streams of one client, made when first needed, and again after they broke."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -144,7 +144,7 @@ class Streams:
         self._closing: set[asyncio.Task[None]] = set()
         self._discovery: asyncio.Task[None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        """On which they run; None until one of them is needed."""
+        """The loop on which they run; None until a stream is needed."""
 
     def kick(self, shards: Sequence[ShardState]) -> None:
         """Sends what the shards' conversations have in their outboxes. Called on the loop; does not wait."""
@@ -160,7 +160,7 @@ class Streams:
             stream.kick()
 
     def discover(self) -> None:
-        """Begins to look for shards, where they are to be found. Called on the loop; does not wait."""
+        """Starts the discovery of shards, if the configuration asks for it. Called on the loop; does not wait."""
         self.loop = asyncio.get_running_loop()
         if self._core.config.discover:
             if self._discovery is None:
@@ -169,7 +169,7 @@ class Streams:
                 self._discard(shard)
 
     def found(self) -> bool:
-        """Whether it is known which shards there are, or were a moment ago."""
+        """Returns whether the client knows the shards, or knew them a moment ago."""
         return self._core.knows_shards(time.monotonic())
 
     def _discard(self, shard: ShardState) -> None:
@@ -180,14 +180,15 @@ class Streams:
             task.add_done_callback(self._closing.discard)
 
     def abandon(self) -> None:
-        """Ends all streams when their loop is closed: what can be done without it.
+        """Ends all streams after their loop was closed, as far as possible without it.
 
-        gRPC reports the end of a call to the loop that made it, from whichever loop turns, which logs an error where
-        that one is closed. So the closed loop hears it, and does nothing; its tasks, some of them gRPC's, are freed.
+        gRPC reports the end of a call to the loop that made it, from any loop that turns, and logs an error if the
+        former is closed. The closed loop is therefore made to accept the report and do nothing, so that its tasks, some
+        of them gRPC's, are freed.
         """
         assert self.loop is not None
         self.loop.set_exception_handler(_ignore)
-        with contextlib.suppress(AttributeError):  # uvloop's do not allow it
+        with contextlib.suppress(AttributeError):  # uvloop's loops do not allow it
             self.loop.call_soon_threadsafe = _run_now  # type: ignore[assignment, method-assign]
             self.loop.call_soon = _ignore  # type: ignore[assignment, method-assign]
         for stream in self._streams.values():

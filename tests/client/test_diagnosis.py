@@ -93,7 +93,7 @@ def test_a_name_that_does_not_resolve() -> None:
     assert text.startswith("name: ")
     assert "no-such-host.invalid" in text
     assert "DNS" in text
-    assert told(diagnose("a..b:6378", None, PATIENCE)).startswith("name: there is no host of the name a..b;")
+    assert told(diagnose("a..b:6378", None, PATIENCE)).startswith("name: there is no host named a..b;")
 
 
 def test_a_port_where_nothing_listens() -> None:
@@ -105,7 +105,7 @@ def test_a_port_where_nothing_listens() -> None:
 
 def test_a_network_without_a_way() -> None:
     text = told(diagnose("224.0.0.1:6378", None, PATIENCE))  # no TCP to a multicast address
-    assert text.startswith("unreachable: network is unreachable; is there a way from this machine's network")
+    assert text.startswith("unreachable: network is unreachable; is there a route from this machine's network")
 
 
 def test_a_machine_that_does_not_answer() -> None:
@@ -183,7 +183,7 @@ def test_a_server_that_asks_for_a_certificate(mutual: Server, files: Path) -> No
     strange = str(files / "strange.pem")
     for tls in (ca(files), Tls(str(files / "ca.pem"), strange, strange)):
         text = told(diagnose(mutual.endpoint, tls, PATIENCE))
-        assert text.startswith("certificate: it ends the connection once TLS is set up")
+        assert text.startswith("certificate: it ends the connection after the TLS handshake")
         assert "set HISTOSPEC_TLS_CERT and HISTOSPEC_TLS_KEY" in text
 
 

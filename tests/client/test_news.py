@@ -167,7 +167,7 @@ def test_nothing_is_said_of_a_client_that_ends(caplog: pytest.LogCaptureFixture)
     [
         ("UNAUTHENTICATED", "a at h:1 does not let this client in (why), going on WITHOUT drafts; is HISTOSPEC_TOKEN"),
         ("PERMISSION_DENIED", "a at h:1 does not let this client in (why), going on WITHOUT drafts; are HISTOSPEC_TOK"),
-        ("UNIMPLEMENTED", "a at h:1 is no HistoSpec server (why), going on WITHOUT drafts; is HISTOSPEC_ENDPOINT"),
+        ("UNIMPLEMENTED", "a at h:1 is not a HistoSpec server (why), going on WITHOUT drafts; is HISTOSPEC_ENDPOINT"),
         ("DATA_LOSS", "no drafts from a at h:1 (DATA_LOSS: why), going on WITHOUT drafts"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_shard_that_is_silent(caplog: pytest.LogCaptureFixture) -> None:
         worker.now += 2.5
         worker.core.collect(pending, worker.now)
     (line,) = worker.said
-    assert "h:1 (DEADLINE_EXCEEDED: no word for 2 s, connecting anew), going on WITHOUT drafts" in line
+    assert "h:1 (DEADLINE_EXCEEDED: no answer for 2 s, reconnecting), going on WITHOUT drafts" in line
 
 
 def test_a_limit_is_no_outage_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,7 +200,7 @@ def test_a_limit_is_no_outage_and_is_said(caplog: pytest.LogCaptureFixture) -> N
     assert worker.said == [cut]
     worker.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "opens: 9 are more than the limit of 5")
     assert worker.said == [
-        "HistoSpec: h:1 takes less than it was sent, RESOURCE_EXHAUSTED: opens: 9 are more than the limit of 5"
+        "HistoSpec: h:1 accepts less than the client sent, RESOURCE_EXHAUSTED: opens: 9 are more than the limit of 5"
     ]
 
 
