@@ -1,1 +1,1 @@
-"""Whole RL runs, by method and seed."""
+"""Runs whole RL runs, by method and seed."""

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-DRAFTED = 16  # tokens, at most
-FROM_TWIN = 64  # the same where they may come from a twin
-BY_MODEL = 3  # the same where a draft model drafts them one by one
+DRAFTED = 16  # most tokens of a draft
+FROM_TWIN = 64  # most tokens if the draft may come from a twin
+BY_MODEL = 3  # most tokens if a draft model drafts them one by one
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of vllm.LLM."""
     drafts: bool = False
-    """Whether HistoSpec drafts: vLLM's arguments are then the example's own."""
+    """Whether HistoSpec drafts, with the vLLM arguments of the example."""
     lenience: float | None = None
-    """Of SPEC-RL; None samples every response anew."""
+    """Lenience of SPEC-RL; None samples every response anew."""
     refresh: float | None = None
-    """Of coupled sampling: share of the seeds renewed each epoch; None samples as vLLM does."""
+    """Share of the seeds that coupled sampling renews each epoch; None samples as vLLM does."""
     drafter: int | None = None
-    """Most tokens of a draft where the example's draft model drafts, too; None: it does not."""
+    """Most tokens of a draft of the example's draft model; None: it does not draft."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of the adapter."""
+    """Environment variables of the adapter."""
 
 
 def _speculative(method: str, **options: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("none"),
-        # vLLM's documentation drafts five tokens so.
+        # vLLM's documentation has these values.
         Method("ngram", _speculative("ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=4)),
         Method("suffix", _speculative("suffix", num_speculative_tokens=DRAFTED)),
         Method("HistoSpec", drafts=True),

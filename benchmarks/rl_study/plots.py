@@ -15,7 +15,7 @@ BY_DRAFTER = ["HistoSpec", "HistoSpec auto", "drafter", "HistoSpec + drafter", "
 
 
 def save(found: dict[str, list[Run]], folder: Path) -> None:
-    """Draws `rewards.png`, `work.png`, `coupled.png` and `drafters.png` into the folder, of what there is."""
+    """Draws `rewards.png` and `work.png`, and with such runs `coupled.png` and `drafters.png`, into the folder."""
     lenient = [name for name in found if name.startswith("SPEC-RL")]
     both = [name for name in found if name.startswith("both")]
     coupled = [name for name in found if name.startswith("coupled")]

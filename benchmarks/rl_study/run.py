@@ -1,12 +1,12 @@
-"""RL runs by method and seed, and what they took: tables and plots.
+"""RL runs by method and seed, with tables and plots of their results and costs.
 
-    python -m benchmarks.rl_study.run                    # all of it: hours; what is there is kept
+    python -m benchmarks.rl_study.run                    # all runs: takes hours; keeps existing runs
     python -m benchmarks.rl_study.run --methods none HistoSpec --seeds 1 2
-    python -m benchmarks.rl_study.run --draw             # only the table and the plots, of the runs that are there
-    python -m benchmarks.rl_study.run --quick            # proves that it runs; the figures mean nothing
+    python -m benchmarks.rl_study.run --draw             # only the tables and plots of the existing runs
+    python -m benchmarks.rl_study.run --quick            # shows that it runs; the figures mean nothing
 
-Every run has a process of its own (trial.py), and its draft server, where it has one, a store of its own. Methods take
-turns, seed by seed, so that a machine that is slow for an hour is slow for all of them. docs/study.md: what came out.
+Every run has a process of its own (trial.py), with a draft server and a store of its own. Methods take turns, seed by
+seed, so that a slow hour of the machine affects all of them. docs/study.md has the results.
 """
 
 import argparse
@@ -30,14 +30,14 @@ SEEDS = 5
 
 
 def main() -> int:
-    """Runs what is missing and draws everything; the exit status."""
+    """Runs what is missing and draws everything. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, SEEDS + 1)), metavar="SEED")
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
-    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder of runs and plots")
-    parser.add_argument("--page", type=Path, help="a page whose tables are replaced by these, such as docs/study.md")
-    parser.add_argument("--runs", type=Path, help="folder of the runs themselves (default: runs/ in --out)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs in parallel")
+    parser.add_argument("--out", type=Path, default=Path("build/study"), help="folder for runs and plots")
+    parser.add_argument("--page", type=Path, help="a page in which to replace the tables, such as docs/study.md")
+    parser.add_argument("--runs", type=Path, help="folder for the runs (default: runs/ in --out)")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     arguments = parser.parse_args()
@@ -54,7 +54,7 @@ def main() -> int:
     for name, reason in failed:
         print(f"{name} failed: {reason}", file=sys.stderr)
     if not found:
-        parser.error(f"--out: there are no runs in {folder}")
+        parser.error(f"there are no runs in {folder}; run without --draw first, or set --runs")
     plots.save(found, arguments.out)
     said = tables.text(found)
     print(said)
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def roll_all(missing: list[tuple[Method, int]], folder: Path, jobs: int, quick: bool) -> Iterator[tuple[str, str]]:
-    """Runs them; yields those that failed, and the end of what they said."""
+    """Runs the missing runs. Yields the name of each one that failed, with the end of its output."""
     with ThreadPoolExecutor(jobs) as pool:
         done = pool.map(lambda one: (one, roll(one[0], one[1], folder, quick)), missing)
         for (method, seed), reason in track(done, "runs", total=len(missing)):
@@ -73,7 +73,7 @@ def roll_all(missing: list[tuple[Method, int]], folder: Path, jobs: int, quick: 
 
 
 def roll(method: Method, seed: int, folder: Path, quick: bool) -> str | None:
-    """One run; None, or why it failed. Its file appears when it is complete."""
+    """Runs one run, and writes its file when it is complete. Returns None, or the end of the output if it failed."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result"
         command = [sys.executable, "-m", "benchmarks.rl_study.trial", method.name, str(seed), str(result)]

@@ -1,4 +1,4 @@
-"""The runs that are there, and means over their seeds."""
+"""Loads the existing runs, and computes means over their seeds."""
 
 import gzip
 import json
@@ -19,39 +19,39 @@ PER_EPOCH: dict[str, Callable[[dict[str, Any]], float]] = {
     "microseconds": lambda epoch: 1e6 * epoch["seconds"]["rollout"] / epoch["generated"],
 }
 """Figures of an epoch that follow from its counts; `microseconds`: CPU time for each generated token."""
-FEWEST = 3  # values with an interval: that of two is as wide as the page
+FEWEST = 3  # values for an interval: that of two is too wide to tell anything
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one run took."""
+    """The results and costs of one run."""
 
     method: str
     seed: int
     epochs: list[dict[str, Any]]
-    """See trial.run."""
+    """The records of `trial.run`."""
     held_out: float
-    """Reward on problems that it never saw, after the last epoch."""
+    """Reward after the last epoch on problems that the policy was not trained on."""
     server_seconds: float
     """CPU time of the draft server over the whole run."""
 
     def total(self, name: str, first: int = 1) -> float:
-        """A count or a part of the seconds, summed over the epochs from `first` on."""
+        """Returns the sum of a count, or of a part of the seconds, over the epochs from `first` on."""
         return float(sum(e[name] if name in e else e["seconds"][name] for e in self.epochs if e["epoch"] >= first))
 
     def curve(self, name: str) -> Floats:
-        """float64[epochs] of a count or of PER_EPOCH; not a number where an epoch has none."""
+        """Returns a count or a figure of PER_EPOCH as float64[epochs]; NaN for an epoch without it."""
         of = PER_EPOCH.get(name, itemgetter(name))
         return np.array([np.nan if of(e) is None else of(e) for e in self.epochs], float)
 
 
 def file_of(folder: Path, method: str, seed: int) -> Path:
-    """Where a run is kept."""
+    """Returns the file of a run."""
     return folder / f"{method.replace(' ', '_').replace('^', '')}-{seed}.jsonl.gz"
 
 
 def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
-    """The runs of each method that has any, by seed."""
+    """Returns the runs of each method that has any, in the order of their seeds."""
     found: dict[str, list[Run]] = {}
     for method in methods:
         for seed in range(1, 100):
@@ -64,7 +64,7 @@ def load(folder: Path, methods: Iterable[str]) -> dict[str, list[Run]]:
 
 
 def mean(values: Iterable[float]) -> tuple[float, float]:
-    """The mean, and half the width of its confidence interval (Student's t), which fewer than three values have not."""
+    """Returns the mean, and half the width of its confidence interval (Student's t); NaN for fewer than 3 values."""
     each = np.fromiter(values, float)
     if len(each) < FEWEST:
         return float(each.mean()), float("nan")
@@ -73,7 +73,7 @@ def mean(values: Iterable[float]) -> tuple[float, float]:
 
 
 def band(runs: Iterable[Run], name: str) -> tuple[Floats, Floats]:
-    """`mean` of a curve, epoch by epoch: two float64[epochs]."""
+    """Returns `mean` of a curve, epoch by epoch: two float64[epochs]."""
     curves = np.array([run.curve(name) for run in runs]).T
     both = np.array([mean(values) for values in curves])
     return both[:, 0], both[:, 1]

@@ -6,9 +6,9 @@ from benchmarks.rl_study.runs import Run, mean
 from benchmarks.tables import table
 
 PARTS = ("verification", "rollout", "assembly", "update", "other")
-FIRST = 2  # the epoch from which there is something to draft from, or to reuse
+FIRST = 2  # the first epoch with earlier responses to draft from or to reuse
 BY_EPOCH = (1, 2, 3, 7, 12)
-LAST = 3  # so many epochs' rewards are the reward at the end
+LAST = 3  # how many last epochs give the reward at the end
 REWARDS = ("reward, all epochs", "at the end", "held out")
 BESIDE_COUPLED = ("HistoSpec", "SPEC-RL 1", "SPEC-RL e^0.5")
 BESIDE_DRAFTER = ("none", "HistoSpec", "HistoSpec auto")
@@ -16,20 +16,20 @@ BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
 def insert(tables: str, page: Path) -> None:
-    """Puts the tables in the place of those that the page has."""
+    """Replaces the tables of the page."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n{tables}{END}{after}")
 
 
 def text(found: dict[str, list[Run]]) -> str:
-    """All tables."""
+    """Returns all tables."""
     tables = (work, time, repetition, drafters) if "drafter" in found else (work, time, repetition)
     return "\n".join(of(found) for of in tables)
 
 
 def work(found: dict[str, list[Run]]) -> str:
-    """What was decoded, and what was learned."""
+    """Returns the table of decoding work and rewards."""
     plain = {run.seed: run for run in found.get("none", [])}
     counted = ("decoding steps, k", "fewer", "generated tokens, k", "fewer", "reused", "accepted drafts")
     rows = []
@@ -53,7 +53,7 @@ def work(found: dict[str, list[Run]]) -> str:
 
 
 def time(found: dict[str, list[Run]]) -> str:
-    """Where the CPU seconds went."""
+    """Returns the table of CPU seconds by part of an epoch."""
     names = [*PARTS, "all", "responses faster", "draft server"]
     rows = []
     plain = {run.seed: run for run in found.get("none", [])}
@@ -68,7 +68,7 @@ def time(found: dict[str, list[Run]]) -> str:
 
 
 def repetition(found: dict[str, list[Run]]) -> str:
-    """What coupled sampling repeats and what that brings, beside independent draws with the same drafter."""
+    """Returns the table of coupled sampling: repetition and savings, compared with independent sampling."""
     independent = {run.seed: run for run in found.get("HistoSpec", [])}
     repeated = ("prefix of a last response", "like the last", "like its sibling")
     rows = []
@@ -87,7 +87,7 @@ def repetition(found: dict[str, list[Run]]) -> str:
 
 
 def drafters(found: dict[str, list[Run]]) -> str:
-    """History, a draft model and both, by epoch: tokens per step, and CPU time a token."""
+    """Returns the table of history, a draft model and both, by epoch: tokens per step, and CPU time per token."""
     epochs = len(next(iter(found.values()))[0].epochs)
     shown = [number for number in BY_EPOCH if number <= epochs]
     rows = []
@@ -110,19 +110,19 @@ def drafters(found: dict[str, list[Run]]) -> str:
 
 
 def _rewards(runs: list[Run]) -> list[str]:
-    """Over all epochs, at the end, and on held-out problems."""
+    """Returns the rewards over all epochs, at the end, and on held-out problems."""
     over_all = [run.curve("reward").mean() for run in runs]
     at_the_end = [run.curve("reward")[-LAST:].mean() for run in runs]
     return [_with_width(values) for values in (over_all, at_the_end, [run.held_out for run in runs])]
 
 
 def _sampling(run: Run) -> float:
-    """Seconds from prompts to responses, whatever they went into."""
+    """Returns the seconds from prompts to responses, over all parts."""
     return sum(run.total(part, FIRST) for part in ("verification", "rollout", "assembly"))
 
 
 def _fewer(what: str, runs: list[Run], others: dict[int, Run]) -> str:
-    """How many times fewer than in the others of the same seeds; nothing where there were none."""
+    """Returns how many times fewer than in other runs of the same seeds; "" if some run has none."""
     pairs = [(run.total(what, FIRST), others[run.seed].total(what, FIRST)) for run in runs if run.seed in others]
     return _ratio([most / less for less, most in pairs]) if all(less for less, _ in pairs) else ""
 

@@ -1,11 +1,11 @@
-"""One RL run with one method; writes what each epoch took as a line of JSON.
+"""One RL run with one method. Writes the results and costs of each epoch as a line of JSON.
 
     python -m benchmarks.rl_study.trial METHOD SEED FILE
 
 The run is that of examples/tiny_rl: GRPO on the same problems every epoch, sampled at temperature 1. Problems, sampling
 and the order of training follow from the seed, so that methods of one seed start alike.
 
-Time is CPU time of this process, which has one thread that works: other programs on the machine change it little.
+Time is CPU time of this process, which works in one thread, so other programs on the machine change it little.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 
-os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it would give torch as many threads as there are cores
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # for ngram, which would otherwise give torch one thread per core
 os.environ.setdefault("HISTOSPEC_DEADLINE", "1")  # seconds: a busy machine must not change the counts
 os.environ.setdefault("HISTOSPEC_VERIFY_COST", "0.05")
 
@@ -36,23 +36,23 @@ from histospec.client import DraftClient
 from histospec.client.rollouts import SpeculativeRollout
 from histospec.client.vllm.patches import cpu
 
-HELD_OUT_SEED = 1_000_000  # what the seeds of held-out problems begin with
+HELD_OUT_SEED = 1_000_000  # added to the seed for held-out problems
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a run."""
+    """The size of a run."""
 
     epochs: int = 12
     problems: int = 24
     samples: int = 8
-    """Responses a problem."""
+    """Responses per problem."""
     concurrency: int = 64
-    """Requests that vLLM runs side by side."""
+    """Requests that vLLM runs concurrently."""
     rate: float = 1e-4
     """Learning rate."""
     held_out: int = 128
-    """Other problems, which the policy of the last epoch answers once each."""
+    """How many other problems the final policy answers, once each."""
 
 
 QUICK = Size(epochs=3, problems=4, samples=4, held_out=8)
@@ -60,16 +60,16 @@ QUICK = Size(epochs=3, problems=4, samples=4, held_out=8)
 
 @dataclass
 class Seconds:
-    """Where an epoch's time went."""
+    """The time of an epoch, by part."""
 
     verification: float = 0.0
     """Scoring old responses."""
     rollout: float = 0.0
     """Generating."""
     assembly: float = 0.0
-    """Deciding what is kept, putting responses together."""
+    """Deciding which tokens to keep, and assembling responses."""
     update: float = 0.0
-    """Training, and the new weights on their way into vLLM."""
+    """Training, and loading the new weights into vLLM."""
     other: float = 0.0
     """Fetching the old responses, storing the new ones, rewards."""
 
@@ -80,16 +80,16 @@ class Sampled:
 
     responses: list[list[int]]
     reused: int
-    """Tokens taken over from old responses."""
+    """Tokens reused from old responses."""
     counts: Counts
-    """Of the steps that generated: scoring is not among them."""
+    """Counts of the steps that generated; scoring is not included."""
     seconds: Seconds = field(default_factory=Seconds)
 
 
 def sample(
     engine: RolloutEngine, rollout: SpeculativeRollout | None, prompts: list[list[int]], each: int, epoch: int
 ) -> Sampled:
-    """`each` responses a prompt, one after the other."""
+    """Samples `each` responses per prompt; the responses of a prompt are consecutive."""
     before, start, clock = engine.counts, time.process_time(), time.perf_counter()
     if rollout is None:
         done = engine.generate(prompts, each, epoch)
@@ -100,7 +100,7 @@ def sample(
     parts = (report.seconds_scoring, report.seconds_generating, report.seconds_assembling)
     verification, generation, assembly = (took * part / passed for part in parts)
     seconds = Seconds(verification, generation, assembly, other=took * (1 - sum(parts) / passed))
-    scored = Counts(steps=report.tried)  # a scored response is a request of its own, which samples one token
+    scored = Counts(steps=report.tried)  # each scored response is a request that samples one token
     return Sampled(
         [done.tokens.tolist() for done in rollouts],
         sum(done.reused for done in rollouts),
@@ -110,8 +110,8 @@ def sample(
 
 
 def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, object]]:
-    """Yields an epoch's record as it ends."""
-    cpu.install()  # vLLM's CPU build rejects at random without, whatever drafts (see client/vllm/patches/cpu.py)
+    """Yields the record of each epoch when it ends, then the reward on held-out problems."""
+    cpu.install()  # without it, vLLM's CPU build rejects drafts at random (see client/vllm/patches/cpu.py)
     torch.manual_seed(seed)
     problems = task.problems(size.problems, Random(seed))
     held_out = task.problems(size.held_out, Random(HELD_OUT_SEED + seed))
@@ -170,21 +170,21 @@ def run(method: Method, seed: int, size: Size) -> Iterator[dict[str, object]]:
 
 
 def shared_prefixes(new: list[list[int]], old: list[list[int]], samples: int) -> Iterator[int]:
-    """How much of each response is the prefix of one of its problem's last ones, `samples` a problem; the longest."""
+    """Yields the longest common prefix of each response with the problem's last responses, `samples` per problem."""
     for i, response in enumerate(new):
         first = i // samples * samples
         yield max(common_prefix(response, other) for other in old[first : first + samples])
 
 
 def alike(responses: list[list[int]], samples: int) -> Iterator[float]:
-    """ROUGE-1 of each response with the next of its group, `samples` a problem."""
+    """Yields ROUGE-1 of each response with the next one of its group, `samples` per problem."""
     for i, response in enumerate(responses):
         following = i + 1 if (i + 1) % samples else i + 1 - samples
         yield rouge_1(response, responses[following])
 
 
 def main() -> None:
-    """Writes a line an epoch, and one of the end."""
+    """Writes one line per epoch, and one at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("seed", type=int)
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def rounded(value: object) -> object:
-    """The same with no more digits than mean anything."""
+    """Returns the value with its numbers rounded to 5 decimal places."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     return round(value, 5) if isinstance(value, float) else value

@@ -18,7 +18,7 @@ class MinuteReport:
     """Counts an engine's steps and drafts. An idle engine makes no steps, and gets no lines."""
 
     def __init__(self) -> None:
-        self._since: float | None = None  # begin of the minute, on the monotonic clock
+        self._since: float | None = None  # start of the minute, on the monotonic clock
         self._waits: deque[float] = deque(maxlen=WAITS)
         self._clear()
 
@@ -58,7 +58,7 @@ class MinuteReport:
 
         Args:
             now: time on the monotonic clock.
-            verify_cost: the present cost of verifying a drafted token, in units of a plain step.
+            verify_cost: the present cost of verifying a drafted token, in units of a step without drafts.
             learned: whether this cost was measured.
         """
         if self._since is None:
@@ -77,7 +77,7 @@ class MinuteReport:
         if self._waits:
             waits = sorted(1000 * wait for wait in self._waits)
             late = waits[math.ceil(0.99 * len(waits)) - 1]
-            parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms a step (p99 {late:.1f} ms)")
+            parts.append(f"waited for drafts {statistics.fmean(waits):.1f} ms per step (p99 {late:.1f} ms)")
         parts.append(f"estimated speed-up {speedup(generated, steps, drafted, verify_cost):.2f}")
         line = f"HistoSpec: in {self._seconds:.0f} s of generating {', '.join(parts)}"
         self._since = now

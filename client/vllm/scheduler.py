@@ -1,15 +1,16 @@
-"""vLLM's scheduler with drafts: opens a session for every request, drafts every step, commits what finished.
+"""vLLM's scheduler with drafts: opens a session for every request, drafts in every step, commits finished responses.
 
-A step of the engine is schedule, forward, sample, `update_from_output`, `update_draft_token_ids`. What was sampled is
-sent at the start of `update_from_output`, and the drafts are received in `update_draft_token_ids`: vLLM's bookkeeping
-between the two hides the round trip. vLLM cuts the tokens of a request that finishes (stop tokens, lengths) only
-within `update_from_output`; so what may be cut waits until then and goes out with the close, which asks for no draft.
+A step of the engine is schedule, forward, sample, `update_from_output`, `update_draft_token_ids`. The scheduler sends
+the sampled tokens at the start of `update_from_output` and receives the drafts in `update_draft_token_ids`: vLLM's
+bookkeeping between the two hides the round trip. vLLM cuts the tokens of a finishing request (stop tokens, lengths)
+only within `update_from_output`. Tokens that it may cut therefore wait until then and go out with the close, which asks
+for no draft.
 
-From one `update_from_output` to the next is the time of a step, with all that is done between the forward passes: an
-accepted token saves all of it. Where vLLM pipelines batches, they come out one after the other, and so are timed. Where
-the model computes in this process, on its CPU, costs are learned from CPU time.
+The time of a step is the time from one `update_from_output` to the next, with everything between the forward passes: an
+accepted token saves all of it. If vLLM pipelines batches, they end one after the other, and each interval is a step. If
+the model computes in this process, on its CPU, the scheduler learns costs from CPU time.
 
-Nothing that happens here may hurt the engine: a failure is logged and costs the drafts.
+A failure here never stops the engine: it is logged, and the requests go on without drafts.
 """
 
 import logging
@@ -38,7 +39,7 @@ from .versions import WeightVersions
 
 logger = logging.getLogger("histospec.vllm")
 
-# A response that ended by itself or at its limit is what the policy wrote. Aborted and failed ones are torsos.
+# The policy wrote a response to its end if it stopped or reached its limit. Aborted and failed ones are incomplete.
 COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
@@ -47,7 +48,7 @@ TELL_STEPS = 64  # between two messages while drafts cost too much to ask for an
 
 
 class HistoSpecScheduler(Scheduler):
-    """For `--scheduler-cls`; raises ValueError at the start when the configuration cannot work."""
+    """The class for `--scheduler-cls`. Raises ValueError at the start if the configuration cannot work."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -69,13 +70,13 @@ class HistoSpecScheduler(Scheduler):
         self._versions = WeightVersions()
         weight_versions.install()
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
-        self._stepped = math.inf  # when the last step ended; infinite where none ran just now
+        self._stepped = math.inf  # when the last step ended; infinite if the engine was idle
         self._silent = 0  # steps since drafts were asked for
         self._reported = -math.inf
         self._minute = MinuteReport()
 
     def add_request(self, request: Request) -> None:
-        """Opens the session before the request runs, and once: a preempted request does not come by here."""
+        """Opens the session before the request runs, and once: a preempted request is not added again."""
         known = request.request_id in self.requests  # the next input of a streaming session
         super().add_request(request)
         if not known:
@@ -83,7 +84,7 @@ class HistoSpecScheduler(Scheduler):
                 self._open(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Announces the new sessions: the server looks them up while the model computes."""
+        """Announces new sessions, so that the server looks them up while the model computes."""
         if not self._silent:
             with self._harmless("announce", forget=True):
                 self._sessions.announce()
@@ -94,7 +95,7 @@ class HistoSpecScheduler(Scheduler):
         return step
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        """Sends what was sampled, lets vLLM do its work, then sends what only vLLM could cut."""
+        """Sends the sampled tokens, calls vLLM, then sends the tokens that vLLM might have cut."""
         verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output, model_runner_output)
@@ -118,14 +119,14 @@ class HistoSpecScheduler(Scheduler):
         return outputs
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Puts the better drafts in the place of the workers' or of their empty ones; vLLM checks them for grammars."""
+        """Replaces the workers' drafts, or their empty ones, by the better drafts; vLLM checks these for grammars."""
         drafts: dict[str, Draft] = {}
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):
             drafts = self._sessions.collect()
         waited += time.perf_counter()
         if not drafts and self._model is None:
-            return  # scheduling a request took its last draft; vLLM would put nothing in the place of nothing
+            return  # no drafts arrived, so vLLM's empty ones stay; scheduling has taken the last drafts
         rows: list[list[int]] = [[] for _ in draft_token_ids.req_ids]
         with self._harmless("receive", forget=True):
             rows = self._rows(drafts, draft_token_ids)
@@ -133,14 +134,14 @@ class HistoSpecScheduler(Scheduler):
         super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
-        """Aborts come in between steps, perhaps the last one: their sessions close at once."""
+        """Closes the sessions of aborted requests at once: aborts arrive between steps, perhaps after the last one."""
         finished = super().finish_requests(request_ids, finished_status)
         with self._harmless("settle", forget=True):
             self._sessions.settle()
         return finished
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        """The one way out of the scheduler; the request's tokens are final here."""
+        """Ends the session of a request. Every request leaves the scheduler here, with its final tokens."""
         with self._harmless("finish"):
             output = None
             try:
@@ -154,7 +155,7 @@ class HistoSpecScheduler(Scheduler):
         return super()._free_request(request, *args, **kwargs)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """What comes with new weights, in vLLM without weight versions the only sign of them."""
+        """Counts a change of weights: in a vLLM without weight versions, this call is the only sign of it."""
         with self._harmless("count weights"):
             self._versions.reset()
             if self._model is not None:
@@ -162,18 +163,18 @@ class HistoSpecScheduler(Scheduler):
         return super().reset_prefix_cache(*args, **kwargs)
 
     def _hear_weight_version(self, version: str) -> None:
-        """The engine core was told the version of its weights; see patches/weight_versions.py."""
+        """Takes the version of the weights that the engine core got; see patches/weight_versions.py."""
         with self._harmless("read the version of the weights"):
             self._versions.name(version)
 
     def shutdown(self) -> None:
-        """Lets the last commits out."""
+        """Sends the last commits and ends the client, then shuts vLLM's scheduler down."""
         with self._harmless("shutdown"):
             self._sessions.shut_down()
         super().shutdown()
 
     def _learn(self, step: SchedulerOutput, output: ModelRunnerOutput) -> float | None:
-        """Tells the cost model of the step that ends now; returns what to ask the next drafts with."""
+        """Gives the step that ends now to the cost model. Returns the cost to ask for the next drafts with."""
         now = time.perf_counter()
         seconds, self._stepped = now - self._stepped, now
         sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
@@ -194,7 +195,7 @@ class HistoSpecScheduler(Scheduler):
         return verify_cost
 
     def _open(self, request: Request) -> None:
-        """Opens a session for a request that generates text from tokens; others go without."""
+        """Opens a session for a request that generates text from tokens; other requests get none."""
         parameters = request.sampling_params
         embedded = request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None) is not None
         if parameters is None or embedded or request.resumable:
@@ -207,12 +208,12 @@ class HistoSpecScheduler(Scheduler):
             self._sessions.begin(request.request_id, prompt, options)
 
     def _epoch(self, options: RequestOptions) -> int:
-        """The version of the policy that will sample a request, as far as it is known; it names when seeds change."""
+        """Returns the version of the policy that will sample a request, as far as known; seeds change with it."""
         known = (options.epoch, self._versions.current.epoch, self._versions.current.changes)
         return next(epoch for epoch in known if epoch is not None)
 
     def _response(self, request: Request) -> Sequence[int] | None:
-        """What the finished request adds to the history, cut exactly; None when it is not a whole response."""
+        """Returns the tokens that the finished request adds to the history, cut exactly; None if it is incomplete."""
         if self._sessions.sent(request.request_id) is None:
             return None
         end = self._stops.end(request)
@@ -221,7 +222,7 @@ class HistoSpecScheduler(Scheduler):
         return request.output_token_ids if request.status in COMMITTED else None
 
     def _certain(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
-        """Rows of sampled tokens that vLLM will keep as they are."""
+        """Yields the sampled tokens of requests of which vLLM will cut none."""
         for request_id, tokens in zip(output.req_ids, output.sampled_token_ids, strict=False):
             if not tokens:  # a chunk of a prompt
                 continue
@@ -233,7 +234,7 @@ class HistoSpecScheduler(Scheduler):
                 yield request_id, tokens
 
     def _remaining(self, output: ModelRunnerOutput) -> Iterator[tuple[str, Sequence[int]]]:
-        """What running requests gained beyond what their sessions were sent."""
+        """Yields the tokens of running requests that their sessions were not sent yet."""
         for request_id in output.req_ids:
             request = self.requests.get(request_id)
             sent = self._sessions.sent(request_id)
@@ -245,7 +246,7 @@ class HistoSpecScheduler(Scheduler):
             yield request_id, request.output_token_ids[sent:]
 
     def _rows(self, drafts: Mapping[str, Draft], model: DraftTokenIds) -> list[list[int]]:
-        """One draft a request, no longer than it can use: the server's, or one of the model's own drafter."""
+        """Returns one draft per request, no longer than it can use: the server's or that of the model's own drafter."""
         history = [self._known(drafts.get(request_id)) for request_id in model.req_ids]
         if self._model is None:
             rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
@@ -254,38 +255,38 @@ class HistoSpecScheduler(Scheduler):
         return [row and row[: self._room(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
 
     def _known(self, draft: Draft | None) -> Draft | None:
-        """The draft, unless it has tokens that the model does not know: it is of another tokenizer, perhaps."""
+        """Returns the draft; None if it has tokens outside the model's vocabulary, perhaps of another tokenizer."""
         if draft is None or not len(draft.tokens):
             return None
         return draft if draft.tokens.max() < self._vocabulary and draft.tokens.min() >= 0 else None
 
     def _room(self, request_id: str) -> int:
-        """How many drafted tokens the request can use in its next step, which yields one token more."""
+        """Returns how many drafted tokens the request can use in its next step, which also yields one more token."""
         request = self.requests.get(request_id)
         if request is None or request.is_prefill_chunk:
             return 0
         room = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens) - 1
         early = 0 if request.sampling_params is None else request.sampling_params.min_tokens
-        if early > request.num_output_tokens:  # vLLM would forbid a stop token behind the draft, too
+        if early > request.num_output_tokens:  # vLLM would also forbid a stop token after the draft
             room = min(room, early - request.num_output_tokens - 1)
         return max(0, min(room, self._sessions.max_tokens))
 
     @contextmanager
     def _harmless(self, what: str, forget: bool = False) -> Iterator[None]:
-        """Turns a failure of ours into a line in the log; `forget` also gives up the sessions, in doubt by then."""
+        """Logs a failure of the adapter and goes on. `forget`: also gives up all sessions; their state is unknown."""
         try:
             yield
         except Exception:
             now = time.monotonic()
             if now - self._reported >= QUIET_SECONDS:
                 self._reported = now
-                logger.exception("HistoSpec could not %s; the requests at hand go on without drafts", what)
+                logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
             if forget:
                 self._sessions.forget()
 
 
 def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:
-    """Whether vLLM may end the request within these tokens. A wrong yes only sends them a little later."""
+    """Returns whether vLLM may end the request within these tokens. A wrong True only delays sending them a little."""
     parameters = request.sampling_params
     if parameters is None or parameters.repetition_detection is not None:
         return True

@@ -1,8 +1,8 @@
-"""The draft sessions of an engine's requests: what each was sent, what it drafted, how it ends. Knows no vLLM.
+"""The draft sessions of an engine's requests: the tokens sent, the drafts, and the end of each. Does not import vLLM.
 
-A session must have been sent exactly the tokens that its request generated, or the history would remember text that
-nobody wrote. So every session counts what it was sent; the caller compares, and a session that ran ahead of its request
-starts again from the request's own tokens.
+A session must be sent exactly the tokens that its request generated, or the history would hold text that the policy did
+not write. So every session counts the tokens sent, and the caller compares. A session that was sent more than its
+request kept starts again from the request's own tokens.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ class _RequestSession:
     id: int
     prompt: Sequence[int]
     options: RequestOptions
-    sent: int = 0  # tokens that the request generated, the ones on their way included
-    verified: int = 0  # of the last draft, in the steps since the server was last told
-    model_drafted: int = 0  # by the model's own drafter, and verified in these steps
+    sent: int = 0  # generated tokens of the request that were sent, those on their way included
+    verified: int = 0  # tokens of the last draft, verified since the last report to the server
+    model_drafted: int = 0  # tokens of the model's own drafter, verified since then
     model_accepted: int = 0
 
 
@@ -35,17 +35,17 @@ class RequestSessions:
     """Sessions by request id. Not thread-safe: it belongs to the scheduler's thread."""
 
     def __init__(self, client: "DraftClient", max_tokens: int) -> None:
-        """Drafts of at most max_tokens."""
+        """Takes the client, and the length of the longest draft."""
         self.client = client
         self.max_tokens = max_tokens
-        self.verify_cost = DEFAULT_VERIFY_COST  # said with what asks for no drafts, for the server's metrics
+        self.verify_cost = DEFAULT_VERIFY_COST  # sent with steps that ask for no drafts, for the server's metrics
         self._sessions: dict[str, _RequestSession] = {}
-        self._new: set[int] = set()  # sessions that the server has not heard of
+        self._new: set[int] = set()  # sessions that no message has opened yet
         self._pending: list[tuple[list[str], Pending]] = []
-        # Of finished requests: those that join the history with their last tokens, and those that are forgotten.
+        # Sessions of finished requests: those to commit with their last tokens, and those to close without.
         self._commits: list[tuple[_RequestSession, Sequence[int], Version]] = []
         self._drops: list[_RequestSession] = []
-        self._tells = False  # the server, what was verified: beside its drafts stand others
+        self._tells = False  # whether to report what was verified: another drafter drafts, too
 
     def begin(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
@@ -55,19 +55,19 @@ class RequestSessions:
         self._new.add(session)
 
     def announce(self) -> None:
-        """Tells the server of the new sessions, so that it looks them up during the forward pass. Never waits."""
+        """Sends the new sessions, so that the server looks them up during the forward pass. Never waits."""
         if self._new:
             opened, self._new = sorted(self._new), set()
             # An empty step and not a flush, which would wait for earlier commits to reach the server's disk.
             self._tell(opened, [()] * len(opened))
 
     def sent(self, request_id: str) -> int | None:
-        """Generated tokens that the request's session was sent; None for a request without one."""
+        """Returns how many generated tokens the request's session was sent; None for a request without one."""
         session = self._sessions.get(request_id)
         return None if session is None else session.sent
 
     def verified(self, steps: "Iterable[Verified]") -> None:
-        """Notes what a step of a model with a drafter of its own has verified; the next message tells the server."""
+        """Notes what a step of a model with its own drafter has verified; the next message reports it to the server."""
         self._tells = True
         for step in steps:
             if (session := self._sessions.get(step.request)) is not None:
@@ -76,20 +76,20 @@ class RequestSessions:
                 session.model_accepted += step.accepted
 
     def ask(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
-        """Sends (request id, new tokens) of one step and asks for drafts, for `collect`. Never waits for the reply."""
+        """Sends (request id, new tokens) of one step and asks for drafts, which `collect` returns. Never waits."""
         requests, sessions, tokens, verified = self._advance(rows)
         if sessions:
             step = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
             self._pending.append((requests, step))
 
     def tell(self, rows: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """The same, asking for no drafts: siblings elsewhere see the tokens."""
+        """Sends (request id, new tokens) of one step for siblings on other engines. Asks for no drafts."""
         _, sessions, tokens, verified = self._advance(rows)
         if sessions:
             self._tell(sessions, tokens, verified)
 
     def collect(self) -> "dict[str, Draft]":
-        """Drafts by request id of what was sent since the last call; waits at most the client's deadline."""
+        """Returns the drafts asked for since the last call, by request id. Waits at most the client's deadline."""
         pending, self._pending = self._pending, []
         drafts: dict[str, Draft] = {}
         for requests, step in pending:
@@ -97,7 +97,7 @@ class RequestSessions:
         return drafts
 
     def restart(self, request_id: str) -> None:
-        """Begins the request's session anew: it was sent tokens that the request did not keep."""
+        """Opens a new session for a request: the old one was sent tokens that the request did not keep."""
         session = self._sessions.pop(request_id)
         self._drops.append(session)
         self.begin(request_id, session.prompt, session.options)
@@ -106,9 +106,9 @@ class RequestSessions:
         """Ends the request's session.
 
         Args:
-            request_id: of a request, with or without a session.
-            output: what joins the history, exactly; None or empty: nothing does.
-            version: the weights that wrote the end of it.
+            request_id: the id of a request, with or without a session.
+            output: exactly the tokens to add to the history; None or empty: none.
+            version: the weights that wrote the last of them.
         """
         session = self._sessions.get(request_id)
         if session is None:
@@ -126,8 +126,8 @@ class RequestSessions:
     def settle(self) -> None:
         """Sends the last tokens of finished requests and closes their sessions.
 
-        The closes travel with the next step, without waiting. After the last session there may be no next step for
-        long: then they go now, and wait for the server to have them, at most the client's deadline.
+        The closes go out with the next step, without a wait. After the last session there may be no next step for
+        long. Then this call sends them and waits until the server has them, at most the client's deadline.
         """
         commits, self._commits = self._commits, []
         drops, self._drops = self._drops, []
@@ -151,25 +151,25 @@ class RequestSessions:
             self.client.flush()
 
     def forget(self) -> None:
-        """Gives up every session after a failure: their requests go on without drafts, nothing of them is committed."""
+        """Gives up every session after a failure: the requests go on without drafts and are not committed."""
         lost = [*self._sessions.values(), *self._drops, *(session for session, _, _ in self._commits)]
         self._sessions.clear()
         self._pending.clear()
         self._commits.clear()
         self._drops.clear()
         self._new.clear()
-        with contextlib.suppress(Exception):  # it comes from a failure, and may meet the same one
+        with contextlib.suppress(Exception):  # the failure that led here may happen again
             self.client.finish([session.id for session in lost], commit=False)
 
     def shut_down(self) -> None:
-        """Lets the last commits out and ends the client."""
+        """Sends the last commits and ends the client."""
         self.settle()
         self.client.shutdown()
 
     def _advance(
         self, rows: Iterable[tuple[str, Sequence[int]]]
     ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, list[int]]]:
-        """Counts the tokens as sent. -> request ids, sessions, their tokens, what was verified of their drafts."""
+        """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts."""
         requests, sessions, tokens, advanced = [], [], [], []
         for request_id, new_tokens in rows:
             session = self._sessions[request_id]
@@ -182,7 +182,7 @@ class RequestSessions:
         return requests, sessions, tokens, self._told(advanced)
 
     def _told(self, sessions: Sequence[_RequestSession]) -> dict[str, list[int]]:
-        """What was verified of the sessions' drafts, as arguments of `send`; none where nobody else drafts."""
+        """Returns what was verified of the sessions' drafts, as arguments of `send`; {} if only the server drafts."""
         if not self._tells:
             return {}
         counts = ("verified", "model_drafted", "model_accepted")
@@ -194,5 +194,5 @@ class RequestSessions:
     def _tell(
         self, sessions: list[int], tokens: Sequence[Sequence[int]], verified: Mapping[str, list[int]] | None = None
     ) -> None:
-        # Nobody receives this step.
+        # No caller receives this step.
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))

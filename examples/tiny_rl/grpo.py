@@ -10,11 +10,11 @@ from examples.tiny_rl import policy
 
 CLIP = 0.2
 LARGEST_GRADIENT = 1.0
-TOGETHER = 8  # samples in a forward pass
+TOGETHER = 8  # samples per forward pass
 
 
 def advantages(rewards: Tensor) -> Tensor:
-    """float32[problems, samples] -> the same shape: how much better a sample did than the others of its group."""
+    """Returns how much better each sample did than the others of its group; float32[problems, samples] as `rewards`."""
     return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
 
 
@@ -30,8 +30,8 @@ def update(
 ) -> None:
     """Improves `model` on the rollouts of one epoch.
 
-    `prompts` and `responses` are one row a sample, those of a group side by side; `rewards` is
-    float32[problems, samples], on the CPU wherever `model` is. A group whose samples all did equally well teaches
+    `prompts` and `responses` have one row per sample; the samples of a group are consecutive. `rewards` is
+    float32[problems, samples], on the CPU, wherever `model` is. A group whose samples all did equally well teaches
     nothing and is left out.
     """
     advantage = advantages(rewards).flatten()
@@ -59,6 +59,6 @@ def update(
 
 
 def alike(rows: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """The rows, some at a time, with the longest of their lengths: those together that need little padding."""
+    """Yields groups of rows of similar lengths, which need little padding, with the longest length of each group."""
     for some in rows[lengths[rows].argsort()].split(TOGETHER):
         yield some, int(lengths[some].max())

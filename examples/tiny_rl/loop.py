@@ -22,20 +22,20 @@ class Settings:
 
     epochs: int = 7
     problems: int = 24
-    """The same ones every epoch."""
+    """How many problems; every epoch has the same ones."""
     samples: int = 8
-    """Responses a problem."""
+    """Responses per problem."""
     concurrency: int = 16
-    """Requests that vLLM runs side by side."""
+    """Requests that vLLM runs concurrently."""
     rate: float = 1e-4
     """Learning rate."""
     seed: int = 0
     drafter: Path | None = None
-    """Weights of a draft model whose drafts stand beside the server's; None: the server drafts alone."""
+    """Weights of a draft model that drafts, too; None: only the server drafts."""
 
 
 def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, progress: Progress) -> Iterator[Epoch]:
-    """Yields an epoch as it ends. `folder` takes the models in the form that vLLM loads."""
+    """Yields each epoch when it ends. Saves the models in `folder`, in the format that vLLM loads."""
     torch.manual_seed(settings.seed)
     train_set = problems(settings.problems, random.Random(settings.seed))
     prompts = [problem.prompt for problem in train_set]
@@ -43,7 +43,7 @@ def run(settings: Settings, server: DraftServer, namespace: str, folder: Path, p
     model.save_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0)
 
-    progress.doing("vLLM starts, once with and once without drafts")
+    progress.doing("starting vLLM, once with and once without drafts")
     plain = RolloutEngine(folder, settings.concurrency, {})
     options = DRAFTS
     if settings.drafter is not None:

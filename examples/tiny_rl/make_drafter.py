@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m examples.tiny_rl.make_drafter                         # about five minutes
     python -m examples.tiny_rl.make_drafter --random --out random.safetensors         # untrained: no draft is right
 
-It has two layers, as few as can look up a digit of the problem by its place, and learns the policy's probabilities on
-the policy's own responses. vLLM drafts its most probable token, and accepts that with the policy's probability.
+It has two layers, the fewest that can look up a digit of the problem by its place. It learns the policy's probabilities
+on the policy's own responses. vLLM drafts its most probable token, and accepts that with the policy's probability.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from examples.tiny_rl import policy
 from examples.tiny_rl.task import problems
 
 RESPONSES = 4096
-TOGETHER = 512  # responses that are sampled side by side
-SCORED = 64  # the same where the policy's probabilities are computed
+TOGETHER = 512  # responses per batch of sampling
+SCORED = 64  # responses per batch of the policy's probabilities
 STEPS = 2000
 BATCH = 16
 PEAK_RATE = 4e-3
@@ -32,7 +32,7 @@ Text = tuple[list[int], list[int]]
 
 
 def samples(teacher: LlamaForCausalLM, count: int, seed: int) -> list[Text]:
-    """`count` random problems with one response of the teacher each, sampled at temperature 1."""
+    """Returns `count` random problems, each with one response of the teacher, sampled at temperature 1."""
     torch.manual_seed(seed)
     prompts = [problem.prompt for problem in problems(count, random.Random(seed))]
     found: list[Text] = []
@@ -43,7 +43,7 @@ def samples(teacher: LlamaForCausalLM, count: int, seed: int) -> list[Text]:
 
 
 def distill(teacher: LlamaForCausalLM, texts: list[Text], steps: int, seed: int, console: Console) -> LlamaForCausalLM:
-    """A draft model trained for `steps` batches of the texts on the teacher's probabilities for each next token."""
+    """Returns a draft model trained on the teacher's probabilities for each next token, for `steps` batches."""
     torch.manual_seed(seed)
     drafter = policy.fresh(policy.DRAFTER)
     tokens, mask = policy.pack(*zip(*texts, strict=True))
@@ -67,13 +67,13 @@ def distill(teacher: LlamaForCausalLM, texts: list[Text], steps: int, seed: int,
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def probabilities(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
-    """Probabilities float32[n, longest - 1, vocabulary] of every next token; `tokens` int64[n, longest]."""
+    """Returns probabilities of every next token, float32[n, longest - 1, vocabulary]; `tokens` is int64[n, longest]."""
     logits: Tensor = model(tokens[:, :-1]).logits
     return logits.softmax(-1)
 
 
 def acceptance(drafter: LlamaForCausalLM, teacher: LlamaForCausalLM, texts: list[Text]) -> float:
-    """Probability, mean over the tokens of the responses, with which the teacher accepts the drafter's best token."""
+    """Returns the mean probability over the responses' tokens that the teacher accepts the drafter's best token."""
     tokens, mask = policy.pack(*zip(*texts, strict=True))
     best = probabilities(drafter, tokens).argmax(-1, keepdim=True)
     accepted = probabilities(teacher, tokens).gather(2, best)[..., 0]
@@ -83,7 +83,7 @@ def acceptance(drafter: LlamaForCausalLM, teacher: LlamaForCausalLM, texts: list
 def main() -> None:
     """Trains and writes the weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file of the weights (default: the shipped one's)")
+    parser.add_argument("--out", type=Path, help="file for the weights (default: the shipped file)")
     parser.add_argument("--random", action="store_true", help="write an untrained draft model; needs --out")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
@@ -101,7 +101,7 @@ def main() -> None:
         fresh = samples(teacher, 128, arguments.seed + 1)
         console.print(
             f"on new problems the policy accepts {acceptance(drafter, teacher, fresh):.3f} of its tokens; "
-            f"of the policy's own best tokens {acceptance(teacher, teacher, fresh):.3f}"
+            f"of the policy's own best tokens, it accepts {acceptance(teacher, teacher, fresh):.3f}"
         )
     policy.save(drafter, out)
     console.print(f"{sum(p.numel() for p in drafter.parameters()):,} parameters -> {out}")

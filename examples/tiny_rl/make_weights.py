@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m examples.tiny_rl.make_weights        # about ten minutes
 
-The teacher forgets a carry or a borrow now and then, and so does the policy that imitates it. It can do better than it
-was shown, and rewards will tell it so: that is what is left to learn.
+The teacher sometimes forgets a carry or a borrow, and so does the policy that imitates it. RL then rewards the right
+answers, and the policy learns to make fewer of these slips.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SLIPS = 0.3
 
 
 def accuracy(model: LlamaForCausalLM, batch: list[Problem]) -> float:
-    """Mean reward over problems, one response each sampled at temperature 1."""
+    """Returns the mean reward over problems, with one response each, sampled at temperature 1."""
     responses = policy.respond(model, [problem.prompt for problem in batch])
     return sum(p.reward(response) for p, response in zip(batch, responses, strict=True)) / len(batch)
 
@@ -40,7 +40,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     rate: float = PEAK_RATE,
 ) -> LlamaForCausalLM:
-    """Trains on `steps` batches of fresh problems, and says every hundred how well the policy does by then.
+    """Trains a policy on `steps` batches of fresh problems. Prints its loss and reward every hundred steps.
 
     `rate` is the highest learning rate; policies much larger than the shipped one need a lower one.
     """

@@ -1,4 +1,4 @@
-"""The plot of a run: what the drafts save, and that the policy learns the same."""
+"""The plot of a run: how much drafts save, and the rewards with and without them."""
 
 import math
 from pathlib import Path
@@ -40,7 +40,7 @@ def _tokens_a_step(axes: Axes, epochs: list[Epoch]) -> None:
     axes.bar(0, 0, color=FIRST, label="first visit: siblings and other problems")
     axes.bar(0, 0, color=WITH, label="later visits: earlier responses, too")
     axes.set_ylim(0, max(values) * 1.5)
-    axes.set_title("Tokens that a request gains in one step")
+    axes.set_title("Tokens per step of a request")
     axes.legend(frameon=False, loc="upper left")
 
 
@@ -85,7 +85,7 @@ def _numbers(epochs: list[Epoch]) -> list[int]:
 
 
 def _standard_error(side: Side) -> float:
-    """Of the mean reward, given the problems: from the spread inside each group of samples."""
+    """Returns the standard error of the mean reward for these problems, from the spread within each group."""
     variance = 0.0
     for group in side.rewards:
         mean = sum(group) / len(group)

@@ -1,4 +1,4 @@
-"""The policy: a Llama of about a million parameters, and what training needs from it."""
+"""The policy: a Llama of about a million parameters, and the functions that training needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SHIPPED_DRAFTER = Path(__file__).parent / "drafter.safetensors"
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model; the shipped policy's."""
+    """The size of a model; by default, of the shipped policy."""
 
     hidden: int = 128
     intermediate: int = 384
@@ -29,11 +29,11 @@ class Size:
 
 SMALL = Size()
 DRAFTER = Size(hidden=64, intermediate=192, layers=2, heads=2)
-"""The shipped draft model's."""
+"""The size of the shipped draft model."""
 
 
 def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """A randomly initialised policy. The embeddings are untied, as small models need to learn anything."""
+    """Returns a randomly initialised policy. Its embeddings are untied: small models with tied ones learn nothing."""
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(VOCABULARY),
@@ -53,7 +53,7 @@ def fresh(size: Size = SMALL, device: str = "cpu", dtype: torch.dtype = torch.fl
 
 
 def load(path: Path = SHIPPED, size: Size = SMALL) -> LlamaForCausalLM:
-    """The model with the weights of `path`, in float32."""
+    """Returns the model with the weights of `path`, in float32."""
     model = fresh(size)
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
     return model
@@ -65,7 +65,7 @@ def save(model: LlamaForCausalLM, path: Path = SHIPPED) -> None:
 
 
 def pack(prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-    """Right-padded tokens int64[n, longest], and a mask float32[n, longest - 1]: 1 where a response is predicted."""
+    """Returns right-padded tokens int64[n, longest], and a mask float32[n, longest - 1]: 1 for tokens of responses."""
     longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
     tokens, mask = torch.full((len(prompts), longest), END_ID), torch.zeros(len(prompts), longest)
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
@@ -76,22 +76,22 @@ def pack(prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> tuple[
 
 
 def logprobs(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
-    """Log-probability float32[n, longest - 1] of every token but the first, given those before it."""
+    """Returns the log-probability of every token but the first, given those before it: float32[n, longest - 1]."""
     logits = model(tokens[:, :-1]).logits
     return torch.log_softmax(logits, -1).gather(2, tokens[:, 1:, None])[..., 0]
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def respond(model: LlamaForCausalLM, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """One response for each prompt, sampled at temperature 1: token ids, the end token included where it came."""
+    """Returns one response per prompt, sampled at temperature 1: token ids, with the end token if it was sampled."""
     responses: list[list[int]] = [[] for _ in prompts]
-    for length in sorted(set(map(len, prompts))):  # generate() wants prompts of one length
+    for length in sorted(set(map(len, prompts))):  # generate() needs prompts of one length
         same = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
         tokens = torch.tensor([prompts[i] for i in same], device=model.device)
         output = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), do_sample=True, top_k=0, max_new_tokens=LONGEST
         )
-        assert isinstance(output, Tensor)  # not asked for more
+        assert isinstance(output, Tensor)  # only with return_dict_in_generate is it an object
         for i, row in zip(same, output[:, length:].tolist(), strict=True):
             responses[i] = row[: row.index(END_ID) + 1] if END_ID in row else row
     return responses

@@ -1,4 +1,4 @@
-"""What an epoch gave, and the promises that a run has to keep."""
+"""The results of an epoch, and the promises that a run has to keep."""
 
 import json
 import math
@@ -13,7 +13,7 @@ class Side:
     """One way to roll out an epoch: with drafts or without."""
 
     rewards: list[list[float]]
-    """One row a problem, one column a sample."""
+    """One row per problem, one column per sample."""
     tokens: int
     request_steps: int
     engine_steps: int
@@ -22,38 +22,38 @@ class Side:
     seconds: float
     cpu_seconds: float
     history: Drafts | None = None
-    """Of the drafted tokens the server's; the others are the draft model's. None: there is no draft model."""
+    """The server's part of the drafted tokens; the rest is the draft model's. None: there is no draft model."""
 
     @property
     def samples(self) -> int:
-        """Responses in all."""
+        """How many responses there are."""
         return sum(map(len, self.rewards))
 
     @property
     def reward(self) -> float:
-        """Mean over all responses."""
+        """Mean reward of all responses."""
         return sum(map(sum, self.rewards)) / self.samples
 
     @property
     def length(self) -> float:
-        """Mean tokens a response."""
+        """Mean tokens per response."""
         return self.tokens / self.samples
 
     @property
     def tokens_per_step(self) -> float:
-        """Generated tokens for each per-request step; exactly 1 without drafts."""
+        """Generated tokens per request step; exactly 1 without drafts."""
         return self.tokens / self.request_steps
 
     @property
     def by_drafter(self) -> dict[str, Drafts]:
-        """The drafted tokens by who drafted them; empty where there is no draft model."""
+        """The drafted tokens by drafter; empty without a draft model."""
         if self.history is None:
             return {}
         return {"history": self.history, "drafter": Drafts(self.drafted, self.accepted) - self.history}
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafted tokens that was accepted."""
+        """Share of the drafted tokens that vLLM accepted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -65,17 +65,17 @@ class Epoch:
     with_drafts: Side
     without: Side
     lookups: Lookups
-    """What /metrics gained during the epoch."""
+    """Increase of the counters in /metrics during the epoch."""
     train_seconds: float
 
     @property
     def fewer_request_steps(self) -> float:
-        """Per-request steps without drafts over those with drafts."""
+        """Request steps without drafts, divided by those with drafts."""
         return self.without.request_steps / self.with_drafts.request_steps
 
     @property
     def fewer_engine_steps(self) -> float:
-        """Forward passes of the batch without drafts over those with drafts."""
+        """Forward passes of the batch without drafts, divided by those with drafts."""
         return self.without.engine_steps / self.with_drafts.engine_steps
 
     @property
@@ -85,16 +85,16 @@ class Epoch:
 
     @property
     def faster(self) -> float:
-        """Seconds of the rollouts without drafts over those with drafts."""
+        """Seconds of the rollouts without drafts, divided by those with drafts."""
         return self.without.seconds / self.with_drafts.seconds
 
     @property
     def less_cpu(self) -> float:
-        """CPU seconds of the rollouts without drafts over those with drafts, the draft server's not included."""
+        """CPU seconds of the rollouts without drafts, divided by those with drafts, without the draft server."""
         return self.without.cpu_seconds / self.with_drafts.cpu_seconds
 
     def as_json(self) -> dict[str, object]:
-        """All fields and figures, rewards as means."""
+        """Returns all fields and figures, with rewards as means."""
         sides = {}
         for name, side in (("with_drafts", self.with_drafts), ("without_drafts", self.without)):
             figures = {"reward": side.reward, "length": side.length, "tokens_per_step": side.tokens_per_step}
@@ -115,7 +115,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Promise:
-    """A sentence that was checked."""
+    """A sentence, and whether it was true."""
 
     text: str
     kept: bool
@@ -123,11 +123,11 @@ class Promise:
 
 FEWER_STEPS = 1.3
 NOISE = 4.0
-"""Standard errors by which two means of the same distribution may differ before it is called a difference."""
+"""How many standard errors two means of one distribution may differ by chance."""
 
 
 def promises(epochs: list[Epoch]) -> list[Promise]:
-    """What this run shows, checked. Needs two epochs."""
+    """Returns the promises, checked on this run. Needs two epochs."""
     first, second = epochs[0].with_drafts.tokens_per_step, epochs[1].with_drafts.tokens_per_step
     least = min(epoch.fewer_steps for epoch in epochs[1:])
     difference, error = reward_difference(epochs)
@@ -135,14 +135,14 @@ def promises(epochs: list[Epoch]) -> list[Promise]:
     sessions = [epoch.with_drafts.samples for epoch in epochs]
     expected = Lookups(hit=sum(sessions[1:]), miss=sessions[0])
     return [
-        Promise(f"tokens a step rise from epoch 1 to epoch 2: {first:.2f} -> {second:.2f}", second > first),
+        Promise(f"tokens per step rise from epoch 1 to epoch 2: {first:.2f} -> {second:.2f}", second > first),
         Promise(
             f"at least {FEWER_STEPS}x fewer decoding steps in every epoch from the second on: {least:.2f}x "
             "(the smaller of request steps and engine steps)",
             least >= FEWER_STEPS,
         ),
         Promise(
-            f"rewards unaffected: with minus without drafts {difference:+.3f}, standard error {error:.3f}",
+            f"rewards unaffected: with drafts minus without {difference:+.3f}, standard error {error:.3f}",
             abs(difference) <= NOISE * error,
         ),
         Promise(
@@ -154,7 +154,7 @@ def promises(epochs: list[Epoch]) -> list[Promise]:
 
 
 def reward_difference(epochs: list[Epoch]) -> tuple[float, float]:
-    """Mean reward with drafts minus without, and its standard error given the spread inside each group of samples."""
+    """Returns the mean reward with drafts minus without, and its standard error from the spread within each group."""
     difference = variance = 0.0
     groups = 0
     for epoch in epochs:

@@ -1,4 +1,4 @@
-"""Rollouts: a vLLM engine, with or without drafts, and an exact count of the steps it takes."""
+"""Rollouts: a vLLM engine, with or without drafts, and an exact count of its steps."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from examples.tiny_rl.task import END_ID, LONGEST
 
 DRAFTED = 16
-"""Tokens that a draft may have."""
+"""The most tokens of a draft."""
 
 DRAFTS: dict[str, Any] = {
     "speculative_config": {
@@ -27,35 +27,36 @@ DRAFTS: dict[str, Any] = {
     },
     "scheduler_cls": "histospec.client.vllm.HistoSpecScheduler",
 }
-"""All that a worker needs to draft, beside HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE in its environment."""
+"""Everything that a worker needs to draft, besides HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE in its environment."""
 
 
 def draft_model(folder: Path, tokens: int) -> dict[str, Any]:
-    """Arguments of vllm.LLM for drafts of up to `tokens` tokens by the model in `folder` (a transformers folder).
+    """Returns arguments of vllm.LLM for drafts of up to `tokens` tokens by the model in a transformers folder.
 
-    vLLM drafts with it alone; with DRAFTS below them, HistoSpec chooses between its drafts and the server's.
+    With these alone, vLLM drafts with this model. As `DRAFTS | draft_model(...)`, HistoSpec chooses between its drafts
+    and the server's.
     """
     speculative = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": tokens}
     return {"speculative_config": speculative, "async_scheduling": False}
 
 
 def as_prompt(tokens: list[int]) -> TokensPrompt:
-    """What vLLM takes for a prompt of tokens."""
+    """Returns a prompt of tokens in vLLM's form."""
     return TokensPrompt(prompt_token_ids=tokens)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What an engine did."""
+    """Counts of an engine's work."""
 
     steps: int = 0
-    """Per-request steps: forward passes that gave a request at least one token, summed over the requests."""
+    """Request steps: forward passes that gave a request at least one token, summed over the requests."""
     engine_steps: int = 0
     """Forward passes of the whole batch."""
     drafted: int = 0
-    """Draft tokens that were verified."""
+    """Draft tokens that vLLM verified."""
     accepted: int = 0
-    """Draft tokens that were accepted."""
+    """Draft tokens that vLLM accepted."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -66,7 +67,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What one pass over the prompts gave, and what it took."""
+    """The responses of one pass over the prompts, and their cost."""
 
     responses: list[list[int]]
     """Token ids, the end token included; `samples` responses for each prompt, in the order of the prompts."""
@@ -82,21 +83,21 @@ class Rollouts:
 
     @property
     def tokens_per_step(self) -> float:
-        """Generated tokens for each per-request step; exactly 1 without drafts."""
+        """Generated tokens per request step; exactly 1 without drafts."""
         return self.tokens / self.counts.steps
 
     @property
     def acceptance(self) -> float:
-        """Share of the verified draft tokens that was accepted; 0 when nothing was drafted."""
+        """Share of the verified draft tokens that vLLM accepted; 0 if nothing was drafted."""
         return self.counts.accepted / self.counts.drafted if self.counts.drafted else 0.0
 
 
 class StepCounter:
-    """Counts what an in-process engine does, by looking over its scheduler's shoulder.
+    """Counts the work of an in-process engine, by wrapping a method of its scheduler.
 
-    vLLM's own metrics leave out the steps whose draft was empty, which would flatter the tokens a step.
+    vLLM's own metrics leave out the steps whose draft was empty, which would make the tokens per step too high.
 
-    Raises TypeError where the engine runs in another process.
+    Raises TypeError if the engine runs in another process.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -112,7 +113,7 @@ class StepCounter:
         ) -> dict[int, EngineCoreOutputs]:
             drafts = scheduler_output.scheduled_spec_decode_tokens
             sampled = model_runner_output.sampled_token_ids
-            rows = [  # a row is empty while its prompt is still being read
+            rows = [  # a row is empty while the engine still reads its prompt
                 (len(drafts.get(request, ())), len(sampled[row]))
                 for request, row in model_runner_output.req_id_to_index.items()
                 if sampled and sampled[row]
@@ -130,7 +131,7 @@ class StepCounter:
 
 
 def responding(epoch: int | None, **options: Any) -> SamplingParams:
-    """How a response is sampled. `epoch`: see `RolloutEngine.generate`; `options` are further ones of vLLM."""
+    """Returns the sampling parameters of a response. `epoch`: see `RolloutEngine.generate`; `options`: for vLLM."""
     return SamplingParams(
         max_tokens=LONGEST,
         stop_token_ids=[END_ID],
@@ -141,9 +142,9 @@ def responding(epoch: int | None, **options: Any) -> SamplingParams:
 
 
 class RolloutEngine:
-    """vLLM over the policy in `model_dir` (a transformers folder), in this process; set for a small one on the CPU.
+    """vLLM with the policy in `model_dir`, a transformers folder, in this process. Configured for a small CPU policy.
 
-    `options` are further arguments of vllm.LLM, or others than these; DRAFTS is what turns drafting on.
+    `options` add to the arguments of vllm.LLM, or replace them; DRAFTS turns drafting on.
     """
 
     def __init__(self, model_dir: Path, concurrency: int, options: dict[str, Any]) -> None:
@@ -162,11 +163,11 @@ class RolloutEngine:
 
     @property
     def counts(self) -> Counts:
-        """What it did since it started."""
+        """The engine's counts since it started."""
         return self._counter.counts
 
     def push(self, policy: LlamaForCausalLM) -> None:
-        """Takes over the weights of `policy` and forgets what was computed with the old ones."""
+        """Loads the weights of `policy` and clears the caches of the old ones."""
         weights = [(name, tensor.detach()) for name, tensor in policy.state_dict().items()]
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self.llm.reset_prefix_cache()
@@ -179,7 +180,7 @@ class RolloutEngine:
     def generate(
         self, prompts: Sequence[list[int]], samples: int, epoch: int | None, temperature: float = 1.0
     ) -> Rollouts:
-        """`samples` responses for each prompt. `epoch` is the policy's version; None: the history takes no part."""
+        """Generates `samples` responses per prompt. `epoch`: the policy's version; None: no drafts and no history."""
         sampling = responding(epoch, temperature=temperature)
         requests = [as_prompt(prompt) for prompt in prompts for _ in range(samples)]
         before, start, cpu = self.counts, time.perf_counter(), time.process_time()

@@ -1,10 +1,10 @@
 """A small, real RL run with vLLM on the CPU: how many decoding steps does a draft server save?
 
-    python -m examples.tiny_rl.run            # three to four minutes on two cores; what `make demo` runs
+    python -m examples.tiny_rl.run            # three to four minutes on two cores; `make demo` runs this
     python -m examples.tiny_rl.run --quick    # about a minute
-    python -m examples.tiny_rl.run --drafter  # a draft model drafts, too, as a model's own drafter would
+    python -m examples.tiny_rl.run --drafter  # a draft model drafts, too, like a model's own drafter
 
-Exits with 1 when the run did not keep a promise that it prints.
+Exits with 1 if the run broke a promise that it prints.
 """
 
 import argparse
@@ -24,29 +24,29 @@ from examples.tiny_rl import plot, results, table
 
 TITLE = "GRPO at temperature 1, every epoch rolled out with and without drafts"
 NAMESPACE = f"tiny-rl-{datetime.now():%Y%m%d-%H%M%S}"
-"""One training run, one namespace: a store that knows earlier runs changes nothing."""
+"""Each run has a namespace of its own, so earlier runs in the store change nothing."""
 
 
 def main() -> int:
-    """Runs the demo; the exit status."""
+    """Runs the demo. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs")
     parser.add_argument("--epochs", type=int, help="how often the policy visits the problems, at least 2")
     parser.add_argument(
         "--drafter", nargs="?", const=True, type=Path, metavar="WEIGHTS",
-        help="vLLM's own drafter beside HistoSpec: the shipped draft model, or one of make_drafter.py",
+        help="also draft with a draft model: the shipped one, or WEIGHTS from make_drafter.py",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the plot, the table and the logs")
     parser.add_argument(
         "--verify-cost",
         metavar="COST",
-        help="what verifying a drafted token costs, in plain steps: a number, such as 0.05 for a GPU, or 'auto' "
-        "(default): learned from the time of the steps",
+        help="cost of verifying a drafted token, in units of a step without drafts: a number, such as 0.05 "
+        "for a GPU, or 'auto' (default), which learns it from the time of the steps",
     )
     parser.add_argument("--data-dir", type=Path, help="where the server keeps its store (default: a temporary folder)")
     arguments = parser.parse_args()
     if arguments.epochs is not None and arguments.epochs < 2:
-        parser.error("--epochs: a second visit is the point; at least 2")
+        parser.error("--epochs must be at least 2: the later epochs draft from the earlier ones")
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     console = Console()
@@ -55,7 +55,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as scratch,
         draft_server.running(arguments.data_dir or Path(scratch) / "store", log) as server,
     ):
-        console.print(f"Draft server on {server.endpoint}, its metrics on {server.metrics_url}, its log in {log}")
+        console.print(f"Draft server: {server.endpoint}, metrics: {server.metrics_url}, log: {log}")
         _prepare_environment(server.endpoint)
         if arguments.verify_cost is not None:
             os.environ["HISTOSPEC_VERIFY_COST"] = arguments.verify_cost
@@ -64,16 +64,16 @@ def main() -> int:
 
 
 def _prepare_environment(endpoint: str) -> None:
-    """Everything that vLLM and the adapter read from the environment; has to happen before they are imported."""
+    """Sets what vLLM and the adapter read from the environment; call it before they are imported."""
     os.environ.update(HISTOSPEC_ENDPOINT=endpoint, HISTOSPEC_NAMESPACE=NAMESPACE)
-    os.environ.setdefault("HISTOSPEC_DEADLINE", "0.2")  # seconds: here two cores do everything
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the model is so small that more threads only wait for each other
+    os.environ.setdefault("HISTOSPEC_DEADLINE", "0.2")  # seconds: two cores run everything
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for so small a model, more threads only wait for each other
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # both engines in this process, to count and to push weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # not needed on a CPU, and said before the level is
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of vLLM's own parts about each other
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)  # logged before vLLM sets its level
+    warnings.filterwarnings("ignore", category=FutureWarning)  # warnings of vLLM about its own code
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -102,7 +102,7 @@ def _run(
 
 
 def _conclude(epochs: list[results.Epoch], out: Path, server: draft_server.DraftServer, console: Console) -> int:
-    """Prints what was promised and where to look; saves the table and the plot."""
+    """Prints the promises and where to find the results; saves the table and the plot. Returns the exit status."""
     promises = results.promises(epochs)
     results.save(epochs, promises, out / "tiny_rl.json")
     plot.save(epochs, TITLE, out / "tiny_rl.png")

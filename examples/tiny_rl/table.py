@@ -1,4 +1,4 @@
-"""The table of a run, growing on the terminal as the epochs end. It fits into 80 columns."""
+"""The table of a run, which grows on the terminal with each epoch. It fits into 80 columns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ COLUMNS = (
     "\ndrafts",
     "\nreward",
     "mean\nlen",
-    "tokens\na step",
+    "tokens\n/ step",
     "ac-\ncepted",
     "request\nsteps",
     "engine\nsteps",
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
-    """The rows of an epoch: without drafts, with drafts and their ratios, and a row for each of two drafters."""
+    """Returns the rows of an epoch: without drafts, with drafts and ratios, and with two drafters a row for each."""
     without, drafts = epoch.without, epoch.with_drafts
     of_both = (
         ("", name, "", "", f"+{part.accepted / drafts.request_steps:.2f}", f"{part.acceptance:.0%}", *[""] * 5)
@@ -67,7 +67,7 @@ def rows(epoch: Epoch) -> tuple[tuple[str, ...], ...]:
 
 
 def build(epochs: list[Epoch]) -> Table:
-    """The whole table, 80 columns wide."""
+    """Returns the whole table, 80 columns wide."""
     table = Table(*COLUMNS, box=HEADED, padding=0, show_edge=False)
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
@@ -78,14 +78,14 @@ def build(epochs: list[Epoch]) -> Table:
 
 
 class Progress:
-    """The table and a line that says what is going on; where there is no terminal, lines in their place."""
+    """Shows the table and a line with the current activity; without a terminal, one line per epoch."""
 
     def __init__(self, console: Console, live: Live) -> None:
         self._console, self._live = console, live
         self._epochs: list[Epoch] = []
 
     def doing(self, text: str) -> None:
-        """Says what happens now."""
+        """Shows the current activity."""
         self._live.update(Group(build(self._epochs), Text(f"  {text} ...", style="dim")), refresh=True)
 
     def add(self, epoch: Epoch) -> None:
@@ -93,7 +93,7 @@ class Progress:
         self._epochs.append(epoch)
         if not self._console.is_terminal:
             self._console.print(
-                f"epoch {epoch.number}: {epoch.with_drafts.tokens_per_step:.2f} tokens a step, "
+                f"epoch {epoch.number}: {epoch.with_drafts.tokens_per_step:.2f} tokens per step, "
                 f"{epoch.fewer_steps:.2f}x fewer steps, reward {epoch.with_drafts.reward:.3f}"
             )
         self._live.update(build(self._epochs), refresh=True)
@@ -107,15 +107,15 @@ def progress(console: Console) -> Iterator[Progress]:
 
 
 def explain(console: Console, drafter: bool) -> None:
-    """What the columns count, in a few lines. `drafter`: there is a draft model."""
+    """Prints what the columns count. `drafter`: there is a draft model."""
     console.print(
         "\nrequest steps: forward passes that gave a request a token, summed over the requests; "
-        "tokens a step = tokens / request steps, 1 without drafts.\n"
+        "tokens / step: tokens per request step, 1 without drafts.\n"
         "engine steps: forward passes of the whole batch; they also wait for the slowest request.\n"
-        "accepted: share of the drafted tokens that the policy would have sampled itself.\n"
-        "sec: on the clock, with whatever else the machine does; CPU sec: of this process, without the draft server.\n"
-        "hit rate: new sessions whose problem had a history already, as /metrics counted them.\n"
-        + "history, drafter: accepted tokens a step of the server's drafts and of the draft model's.\n"
+        "accepted: share of the drafted tokens that vLLM accepted.\n"
+        "sec: wall-clock seconds, other programs included; CPU sec: of this process, without the draft server.\n"
+        "hit rate: share of the new sessions whose problem already had a history, from /metrics.\n"
+        + "history, drafter: accepted tokens per step of the server's drafts and of the draft model's.\n"
         * drafter,
         style="dim",
     )

@@ -1,7 +1,7 @@
 """The task: `a + b - c` in three-digit numbers, worked out column by column, with an answer that can be checked.
 
-A solution is plain English of 100-170 tokens. Its wording is free (the warm start shows many ways to say the same), its
-arithmetic is not: only the number after the last word `answer` is rewarded.
+A solution is plain English of 100-170 tokens. Its wording is free: the warm start shows several wordings. The reward
+depends only on the number after the last word `answer`.
 """
 
 import random
@@ -29,21 +29,21 @@ VOCABULARY = _vocabulary()
 IDS = {word: i for i, word in enumerate(VOCABULARY)}
 END_ID = IDS[END]
 LONGEST = 240
-"""Tokens that a response may have; the worked solutions of the warm start stay below 170."""
+"""The most tokens of a response; the worked solutions of the warm start stay below 170."""
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of words that are separated by blanks; numbers are written digit by digit ("3 4 7")."""
+    """Returns the token ids of words separated by blanks; numbers are written digit by digit ("3 4 7")."""
     return [IDS[word] for word in text.split()]
 
 
 def decode(tokens: list[int]) -> str:
-    """The words of token ids, separated by blanks."""
+    """Returns the words of token ids, separated by blanks."""
     return " ".join(VOCABULARY[t] for t in tokens)
 
 
 def digits(number: int) -> str:
-    """A number as the policy reads it: 347 -> "3 4 7"."""
+    """Returns a number as the policy reads it: 347 -> "3 4 7"."""
     return " ".join(str(number))
 
 
@@ -57,7 +57,7 @@ class Problem:
 
     @property
     def answer(self) -> int:
-        """What the response must end with."""
+        """The number that the response must end with."""
         return self.a + self.b - self.c
 
     @property
@@ -66,12 +66,12 @@ class Problem:
         return encode(f"{START} {digits(self.a)} + {digits(self.b)} - {digits(self.c)} :")
 
     def reward(self, response: list[int]) -> float:
-        """1.0 where the response ends properly and its answer is right, else 0.0."""
+        """Returns 1.0 if the response ends with the end token after the right answer, else 0.0."""
         return float(decode(response).endswith(f" answer {digits(self.answer)} {END}"))
 
 
 def problems(count: int, rng: random.Random) -> list[Problem]:
-    """`count` different problems with three-digit numbers."""
+    """Returns `count` different problems with three-digit numbers."""
     found: dict[Problem, None] = {}
     while len(found) < count:
         found[Problem(rng.randrange(100, 1000), rng.randrange(100, 1000), rng.randrange(100, 1000))] = None
@@ -80,10 +80,10 @@ def problems(count: int, rng: random.Random) -> list[Problem]:
 
 
 def worked_solution(problem: Problem, rng: random.Random, slips: float = 0.0) -> list[int]:
-    """Token ids of one solution, its wording chosen at random.
+    """Returns the token ids of one solution with random wording.
 
-    With probability `slips`, each time, it forgets what a column hands on to the next; everything after a slip follows
-    from it, so the answer is wrong.
+    It forgets each carry or borrow with probability `slips`. Everything after a slip follows from it, so the answer is
+    wrong.
     """
     adding, total = _columns(problem.a, problem.b, "+", rng, slips)
     subtracting, answer = _columns(total, problem.c, "-", rng, slips)
@@ -99,7 +99,7 @@ def worked_solution(problem: Problem, rng: random.Random, slips: float = 0.0) ->
 
 
 def _columns(x: int, y: int, sign: str, rng: random.Random, slips: float) -> tuple[list[str], int]:
-    """One sentence a column, from the ones upward (its value, the digit to write, what goes on), and the result."""
+    """Returns one sentence per column, from the ones upward (value, digit to write, carry, borrow), and the result."""
     sentences, result, over = [], 0, 0
     places = max(len(str(x)), len(str(y)))
     for place in range(places):

@@ -1,4 +1,4 @@
-"""What the model's own drafter costs, learned from simulated engines whose true prices are known."""
+"""Learning the cost of the model's own drafter, from simulated engines with known prices."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ MAKES = (None, 0, 1, 2, 3, 5)
 
 
 def vary(engine: Engine, sequences: int, steps: int, seed: int) -> None:
-    """Takes steps in which somebody varies what the model's drafter makes."""
+    """Takes steps in which the number of tokens of the model's drafter varies at random."""
     told = random.Random(seed)
     for _ in range(steps):
         engine.step(sequences, model_tokens=told.choice(MAKES))
@@ -28,7 +28,7 @@ def vary(engine: Engine, sequences: int, steps: int, seed: int) -> None:
 def test_finds_both_prices(
     noise: Noise, tolerance: float, steps: int, sequences: int, make: Callable[[], LearnedCost | FixedCost], seed: int
 ) -> None:
-    """Of a CPU's drafter and a GPU's, while the server's drafts vary in the same steps."""
+    """Learns the prices of a drafter on a CPU and on a GPU, while the server's drafts vary in the same steps."""
     for first_pass, token in ((0.6, 0.25), (0.05, 0.03)):
         machine = Machine(0.1, 0.1, first_pass * 1.1, token * 1.1, noise=noise)  # in units of a step that asks
         cost = make()
@@ -40,7 +40,7 @@ def test_finds_both_prices(
 
 
 def test_unknown_until_it_varies() -> None:
-    """A drafter that runs in every step, or in none, might cost anything."""
+    """The cost of a drafter that runs in every step, or in none, cannot be measured."""
     for made in (None, 3):
         cost = LearnedCost()
         engine = Engine(Machine(first_pass=0.6, model_token=0.2), cost)
@@ -53,8 +53,8 @@ def test_unknown_until_it_varies() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_longer_contexts_and_other_batches(seed: int) -> None:
     """
-    1. Contexts grow until a step takes three times as long: the prices, in plain steps, stay.
-    2. The batch halves, and halves again: what is known is not forgotten.
+    1. Contexts grow until a step takes three times as long: the prices, in units of a step without drafts, stay.
+    2. The batch halves, and halves again: the prices stay known.
     """
     machine = Machine(0.1, 0.1, 0.66, 0.275, plain=lambda sequences: 0.001 + 0.0001 * sequences)
     cost = LearnedCost()
@@ -70,7 +70,7 @@ def test_longer_contexts_and_other_batches(seed: int) -> None:
 
 
 def test_no_price_is_negative() -> None:
-    """Where a pass costs nothing, noise would say so half of the time."""
+    """If a pass costs nothing, noise makes its measured price negative half of the time."""
     cost = LearnedCost()
     engine = Engine(Machine(), cost)
     vary(engine, 16, 500, 1)
@@ -80,7 +80,7 @@ def test_no_price_is_negative() -> None:
 
 
 def test_the_servers_cost_is_learned_beside_it() -> None:
-    """What the model's drafter takes is not put down to the tokens that are verified."""
+    """The time of the model's drafter does not count as a cost of verified tokens."""
     machine = Machine(ask=0.1, token=0.1, first_pass=0.6, model_token=0.25)
     cost = LearnedCost()
     engine = Engine(machine, cost)

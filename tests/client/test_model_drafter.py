@@ -1,4 +1,4 @@
-"""The drafts of a model's own drafter beside the server's: which is verified, and how many are asked for. No vLLM."""
+"""The choice between the drafts of a model's own drafter and the server's, and how many tokens it makes. No vLLM."""
 
 import random
 from collections.abc import Sequence
@@ -62,11 +62,11 @@ PAIR = Pairs(
     level=levels(np.array([0.6], np.float32)),
     run=np.array([0]),
 )
-"""Drafts of one token each, 1 and 2, behind a rejection."""
+"""Drafts of one token each, 1 and 2, after a rejection."""
 
 
 def teach(choice: Choice, rng: random.Random, history_right: float, model_right: float, steps: int = 600) -> None:
-    """Steps of one request, in which both drafts differ: at most one is right."""
+    """Runs steps of one request in which both drafts differ: at most one is right."""
     for _ in range(steps):
         rows, _ = choice.choose(["r"], [draft([1], [0.6])], [[2]], PRICE)
         at = rng.random()
@@ -102,7 +102,7 @@ def test_how_well_the_models_drafts_go_on_is_learned_by_position() -> None:
 
 
 def test_a_request_that_runs_well_is_told_from_one_that_was_just_rejected() -> None:
-    """In a run the model is right; behind a rejection it is not. The server is silent throughout."""
+    """After an accepted draft the model is right; after a rejection it is not. The server never drafts."""
     choice, rng = Choice(4), random.Random(1)
     accepted = False
     for _ in range(2000):
@@ -116,7 +116,7 @@ def test_a_request_that_runs_well_is_told_from_one_that_was_just_rejected() -> N
 
 
 def test_the_choice_is_as_good_as_that_of_one_who_knows() -> None:
-    """Against an oracle that knows how right each drafter is at each level: within 3 % of its accepted tokens."""
+    """At least 97 % of the accepted tokens of an oracle that knows how often each drafter is right at each level."""
     rng = random.Random(2)
     choice = Choice(4)
     kinds = [(0.05, 0.1, 0.5), (0.4, 0.35, 0.4), (0.8, 0.75, 0.15), (0.97, 0.96, 0.03)]
@@ -137,18 +137,18 @@ def test_the_choice_is_as_good_as_that_of_one_who_knows() -> None:
     assert got >= 0.97 * best
 
 
-# ---- how many -------------------------------------------------------------------------------------------------------
+# ---- how many tokens ------------------------------------------------------------------------------------------------
 
 
 class Batch:
-    """A simulated batch: what the model's tokens gain where the history is silent, by number."""
+    """A simulated batch, with the gain of the model's tokens for requests that history does not cover."""
 
     def __init__(self, amount: Amount, requests: int = 16) -> None:
         self.amount = amount
         self.ids = [str(i) for i in range(requests)]
 
     def steps(self, count: int, silent: float, right: float, cost: DrafterCost | None) -> list[int]:
-        """Numbers asked for; `silent`: share of the requests of which the history knows nothing."""
+        """Returns the numbers asked for. `silent`: share of the requests that history does not cover."""
         asked = []
         for _ in range(count):
             number = self.amount.next(cost, 2.0, prompts=False, server=True)
@@ -158,7 +158,7 @@ class Batch:
             if number == REST:
                 self.amount.left_out(dict.fromkeys(self.ids, False))
                 self.amount.saw_levels(level)
-                self.ids = [str(int(i) + len(self.ids)) for i in self.ids]  # others come
+                self.ids = [str(int(i) + len(self.ids)) for i in self.ids]  # other requests start
                 continue
             self.amount.saw_levels(level)
             gain = np.cumsum(right ** np.arange(1, number + 1)) * (level == 0)[:, None]
@@ -199,7 +199,7 @@ def test_a_useless_drafter_runs_rarely() -> None:
     asked = Batch(auto()).steps(20000, 1.0, 0.0, CHEAP)
     assert asked[: TRIAL // 2].count(REST) < TRIAL // 2
     assert sum(number != REST for number in asked[TRIAL:]) < 0.03 * len(asked)
-    assert any(number != REST for number in asked[len(asked) // 2 :])  # it is looked at again
+    assert any(number != REST for number in asked[len(asked) // 2 :])  # it is tried again
 
 
 def test_a_drafter_that_has_become_good_is_found_out() -> None:
@@ -209,7 +209,7 @@ def test_a_drafter_that_has_become_good_is_found_out() -> None:
 
 
 def test_it_rests_beside_the_server_whose_drafts_may_stop_paying() -> None:
-    """A rest is not ended by steps that are taken without the server's drafts now and then, but once they all are."""
+    """Single steps without the server's drafts do not end a rest; it ends when the server is asked no more."""
     amount = auto()
     batch = Batch(amount)
     batch.steps(400, 1.0, 0.8, CHEAP)
@@ -287,7 +287,7 @@ def test_a_step_is_told_how_many_tokens_to_make() -> None:
 
 
 def test_drafts_of_another_length_than_was_asked_for_are_none() -> None:
-    """vLLM drafts zeros for every request once one of them nears the end of the context, whatever was asked for."""
+    """vLLM drafts zeros for every request when one of them nears the end of the context, whatever the step asks for."""
     beside = ModelDrafter(4, Amount(4, 2, True, True))
     beside.ask(step({"a": 1, "b": 1}, {}), None, True)
     assert beside.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], 0.01, True) == [[7, 8], []]
@@ -307,7 +307,7 @@ def test_zeros_are_no_drafts_and_forgotten_with_their_requests() -> None:
 
 
 def test_where_only_the_model_drafts_few_steps_are_learned_from() -> None:
-    """The others verify as many tokens as pay, and are told as the model's."""
+    """The other steps verify as many tokens as pay, and report them as the model's."""
     beside = ModelDrafter(8, Amount(8, 8, True, True))
     tokens, lengths = list(range(1, 9)), []
     for _ in range(FIRST_STUDIED + 20 * STUDIED):
@@ -340,7 +340,7 @@ def test_depth_is_where_a_draft_is_worth_most(price: float) -> None:
 
 def test_a_draft_of_token_0_is_one() -> None:
     beside = ModelDrafter(1, Amount(1, 1, True, True))
-    for _ in range(2):  # nor is the drafter taken to have been left out
+    for _ in range(2):  # and the drafter does not count as left out
         beside.ask(step({"a": 1, "b": 1}, {}), None, True)
         assert beside.choose(["a", "b"], [None, None], [[0], [5]], 0.01, True) == [[0], [5]]
 
@@ -384,7 +384,7 @@ def test_what_rests_costs_the_requests_their_drafts() -> None:
 
 
 def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
-    """What the model confirms is worth verifying further than the server would go."""
+    """Tokens that the model confirms pay beyond the length that the server would draft."""
     history = draft([1, 2, 3, 4, 5], [0.8] * 5)
     choice, rng = Choice(16), random.Random(0)
     for _ in range(800):  # where both agree, they are right

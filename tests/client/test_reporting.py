@@ -18,7 +18,7 @@ def test_the_numbers_are_those_of_the_steps() -> None:
     speed_up = 500 / (200 + 0.1 * 400)
     assert report.line(1000.0 + MINUTE, 0.1, True) == (
         "HistoSpec: in 25 s of generating 2.50 tokens per step of a request, 75% of 400 drafted tokens accepted, "
-        "drafts for 50% of the requests that asked, verify cost 0.100 (measured), waited for drafts 2.5 ms a step "
+        "drafts for 50% of the requests that asked, verify cost 0.100 (measured), waited for drafts 2.5 ms per step "
         f"(p99 2.0 ms), estimated speed-up {speed_up:.2f}"
     )
 

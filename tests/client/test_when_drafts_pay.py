@@ -1,4 +1,4 @@
-"""Engines that learn for themselves whether drafts pay, beside what an oracle makes of the same engine."""
+"""Engines that learn whether drafts pay, compared with an oracle on the same engine."""
 
 import random
 
@@ -9,11 +9,11 @@ from histospec.client.vllm.cost.learned import LONGEST_PAUSE, PLAIN
 from tests.support.step_times import Always, Engine, Machine, busy
 
 LIKELY, UNLIKELY = (0.5, 0.99), (0.0, 0.7)
-"""Probabilities of tokens: those of text that a history knows, and those of a first epoch."""
+"""Ranges of token probabilities: of text that the history knows, and of a first epoch."""
 
 
 def oracle(machine: Machine, sequences: int, predictable: tuple[float, float]) -> float:
-    """Seconds a token of whoever knows the best cost, or that no draft pays."""
+    """Returns seconds per token with the best fixed cost, or without drafts if none pays."""
     costs = (None, 0.02, 0.05, 0.1, 0.3, machine.token / (1 + machine.ask))
     steps = max(50, 3000 // sequences)
     return min(Engine(machine, Always(cost), 1, predictable).run(sequences, steps) for cost in costs)
@@ -25,7 +25,7 @@ def oracle(machine: Machine, sequences: int, predictable: tuple[float, float]) -
     ("ask", "token"), [(0.0, 0.02), (0.05, 0.05), (0.3, 0.1), (0.85, 0.13), (0.3, 0.4), (0.0, 1.0)]
 )
 def test_no_slower_than_an_oracle(ask: float, token: float, sequences: int, predictable: tuple[float, float]) -> None:
-    """Drafts that are free, that cost a CPU much to ask for, that a saturated machine cannot verify."""
+    """Drafts that are nearly free, that a CPU pays much to ask for, and that a saturated machine cannot verify."""
     machine = Machine(ask, token)
     best = oracle(machine, sequences, predictable)
     engine = Engine(machine, LearnedCost(), 0, predictable)
@@ -38,7 +38,7 @@ def test_no_slower_than_an_oracle(ask: float, token: float, sequences: int, pred
 @pytest.mark.parametrize("sequences", [2, 16])
 @pytest.mark.parametrize(("ask", "token"), [(0.05, 0.05), (0.3, 0.1), (0.85, 0.13), (0.0, 1.0)])
 def test_beside_a_busy_neighbour(ask: float, token: float, sequences: int, predictable: tuple[float, float]) -> None:
-    """Half of the time on the clock is the neighbour's: it takes longer to learn the same."""
+    """The neighbour takes half of the wall-clock time, so learning the same takes longer."""
     best = oracle(Machine(ask, token), sequences, predictable)
     engine = Engine(Machine(ask, token, noise=busy), LearnedCost(), 0, predictable)
     engine.run(sequences, 1500)
@@ -49,7 +49,7 @@ def test_beside_a_busy_neighbour(ask: float, token: float, sequences: int, predi
 def test_an_epoch_without_history_costs_little_and_the_next_one_drafts(seed: int) -> None:
     """
     1. 1500 steps in which drafts do not pay: at most 3 % slower than without any.
-    2. The trainer learns. The same problems come back, and drafts pay from the first steps on.
+    2. The trainer updates the policy. The same problems return, and drafts pay from the first steps on.
     """
     machine = Machine(ask=0.85, token=0.13)
     first = Engine(machine, LearnedCost(), seed, UNLIKELY)
@@ -61,7 +61,7 @@ def test_an_epoch_without_history_costs_little_and_the_next_one_drafts(seed: int
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_that_begin_to_pay_are_found_without_idling(seed: int) -> None:
-    """An engine that never rests: it looks again at the latest after LONGEST_PAUSE steps."""
+    """An engine that is never idle tries drafts again after at most LONGEST_PAUSE steps."""
     machine = Machine(ask=1.2, token=0.1)
     engine = Engine(machine, LearnedCost(), seed, UNLIKELY)
     engine.run(16, 3000)
@@ -72,7 +72,7 @@ def test_drafts_that_begin_to_pay_are_found_without_idling(seed: int) -> None:
 
 
 def test_begins_with_plain_steps() -> None:
-    """What they take is the unit of all prices; then it drafts."""
+    """Their time is the unit of all prices; then the engine drafts."""
     cost = LearnedCost()
     asked = []
     for _ in range(PLAIN + 3):
@@ -92,7 +92,7 @@ def test_steps_that_say_nothing_of_their_tokens_never_stop_drafts() -> None:
 
 
 def test_the_message_that_catches_up_is_no_price_of_asking() -> None:
-    """After a pause the first message carries all tokens since; the steps after it cost what they always do."""
+    """After a pause the first message carries all tokens since then; the steps after it cost the usual time."""
     cost, asked = LearnedCost(), False
     for step in range(400):
         first = not asked
@@ -104,17 +104,20 @@ def test_the_message_that_catches_up_is_no_price_of_asking() -> None:
 
 
 class Overlaid:
-    """An engine whose model has a drafter of its own, which runs where the server is not asked or where it pays."""
+    """An engine whose model has its own drafter. It runs in steps that do not ask the server, or if it pays."""
 
     def __init__(self, server: float, model: float, both: float, seed: int) -> None:
         self.yields = {(False, False): 1.0, (True, False): server, (False, True): model, (True, True): both}
         self.cost = LearnedCost(alone=False)
         self.told = random.Random(seed)
-        self.ran = False  # the drafter, in the step before
+        self.ran = False  # whether the drafter ran in the step before
         self.arms: list[tuple[bool, bool]] = []
 
     def steps(self, count: int, rests: bool) -> list[tuple[bool, bool]]:
-        """`rests`: the drafter rests beside the server's drafts. -> whether they were asked for, and it ran."""
+        """Returns for each step whether it asked the server, and whether the drafter ran.
+
+        `rests`: the drafter rests while asking the server pays.
+        """
         for number in range(count):
             asked = self.cost.next() is not None
             runs = not (self.cost.asks and rests) and not self.cost.apart and number % 16 != 0
@@ -131,7 +134,7 @@ class Overlaid:
 @pytest.mark.parametrize("rests", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_where_history_is_empty_the_model_drafts_alone(seed: int, rests: bool) -> None:
-    """And the server's drafts are looked at again, more and more rarely."""
+    """The engine tries the server's drafts again, at growing intervals."""
     engine = Overlaid(server=1.3, model=3.2, both=3.3, seed=seed)
     early, late = engine.steps(500, rests), engine.steps(2000, rests)
     assert sum(asked for asked, _ in early) < 0.25 * len(early)
@@ -140,7 +143,7 @@ def test_where_history_is_empty_the_model_drafts_alone(seed: int, rests: bool) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_history_that_is_better_alone_is_found_behind_the_models_drafts(seed: int) -> None:
-    """After a long epoch without. Both together cost more than they yield, and the server's drafts alone are best."""
+    """After a long epoch without history. Both drafts together cost too much; the server's drafts alone are best."""
     engine = Overlaid(server=1.3, model=3.2, both=3.3, seed=seed)
     engine.steps(2000, rests=True)
     engine.yields |= {(True, False): 4.0, (True, True): 4.05}
@@ -150,7 +153,7 @@ def test_history_that_is_better_alone_is_found_behind_the_models_drafts(seed: in
 
 
 def test_drafts_of_the_models_own_drafter_count_on_both_sides() -> None:
-    """Without a draft of the server, the model's own drafter gives as many tokens: then asking does not pay."""
+    """Without the server's drafts, the model's own drafter yields as many tokens, so asking does not pay."""
     cost = LearnedCost()
     asked = []
     for _ in range(600):

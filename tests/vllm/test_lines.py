@@ -264,7 +264,7 @@ def test_a_line_a_minute_while_it_generates(
     minute = re.compile(
         r"INFO HistoSpec: in \d+ s of generating (\S+) tokens per step of a request, (\d+)% of \d+ drafted tokens "
         r"accepted, drafts for (\d+)% of the requests that asked, verify cost 0.050 \(assumed\), waited for drafts "
-        r"\S+ ms a step \(p99 \S+ ms\), estimated speed-up (\S+)"
+        r"\S+ ms per step \(p99 \S+ ms\), estimated speed-up (\S+)"
     )
 
     def drafted() -> bool:

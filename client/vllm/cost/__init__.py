@@ -1,6 +1,6 @@
-"""What drafts cost an engine, learned from the time that its steps take, and whether to ask for any. Does no I/O.
+"""Learns what drafts cost an engine from the time of its steps, and decides whether to ask for any. Does no I/O.
 
-prices.py fits the price of a step, rates.py compares the tokens per time with drafts and without, learned.py decides.
+prices.py fits the price of a step, rates.py holds the mean tokens of recent steps, learned.py compares and decides.
 """
 
 from .clock import StepClock

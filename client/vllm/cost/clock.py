@@ -1,4 +1,4 @@
-"""The time of steps, on the clock that says what they cost."""
+"""Measures the time of steps, on the clock that fits their cost."""
 
 import math
 import time
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class StepClock:
-    """From the end of one step to the end of the next.
+    """Measures from the end of one step to the end of the next.
 
-    Where the model computes in this process, on its CPU, that is CPU time: what other programs take of the machine is
-    no cost of a draft. Elsewhere it is the clock on the wall.
+    If the model computes in this process, on its CPU, the clock is CPU time, so that other programs on the machine do
+    not count as a cost of drafts. Otherwise it is wall-clock time.
     """
 
     def __init__(self, computes_here: bool) -> None:
@@ -18,11 +18,11 @@ class StepClock:
         self._last = math.inf
 
     def lap(self) -> float:
-        """Seconds since the last lap; -inf where none was taken since the engine idled."""
+        """Returns the seconds since the last lap; -inf if there was none since the engine was idle."""
         now = self._now()
         seconds, self._last = now - self._last, now
         return seconds
 
     def idle(self) -> None:
-        """The engine has nothing to do: the next lap has no beginning."""
+        """Notes that the engine is idle, so that the next lap has no start."""
         self._last = math.inf

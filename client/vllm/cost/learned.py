@@ -1,7 +1,8 @@
-"""With which `verify_cost` to ask for the next drafts, and whether to ask at all.
+"""Decides with which `verify_cost` to ask for the next drafts, and whether to ask at all.
 
-What counts is the time of a token with drafts against its time without. So steps of both kinds are taken: while drafts
-pay, one without now and then; while they do not, a few with drafts now and then, further and further apart.
+The measure is the time per token with drafts against the time without. So the engine takes steps of both kinds. While
+drafts pay, it takes a single step without them at intervals. While they do not pay, it takes a few steps with drafts at
+growing intervals.
 """
 
 import math
@@ -12,62 +13,62 @@ from .prices import DrafterCost, StepPrices, looks_of
 from .rates import Rate
 
 LOWEST, HIGHEST = 0.01, 1.0
-MODERATE = 0.25  # the cost to look with where drafts are dearer: the likely ones, which nearly pay for themselves
+MODERATE = 0.25  # the highest cost to try drafts with: likely tokens, which nearly pay for themselves
 
-EAGER, PATIENT = 6, 256  # steps from one without drafts to the next, while in doubt and later
+EAGER, PATIENT = 6, 256  # steps from one without drafts to the next: while in doubt, and later
 SETTLED = 0.05  # doubt about the price of a step that is small enough, as a share of the price
-VARIED, SHORTER = 4, 3.0  # every so many steps ask for shorter drafts while the cost is unsure: at so much more
-PLAIN = 3  # steps without drafts before any: what they take is the unit of all prices
-LOOK = 48  # sequences times steps that a look at drafts takes,
-LOOK_STEPS = 2, 8  # in at least and at most so many steps
-OPTIMISM = 1.0  # standard deviations by which a step with drafts may be cheaper than it seems: to try is to learn
-GAIN = 1.02  # drafts must be so much faster to be taken up again
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 512  # steps between two looks
+VARIED, SHORTER = 4, 3.0  # while the cost is uncertain, every 4th step asks at 3 times the cost, for shorter drafts
+PLAIN = 3  # steps without drafts before any with them: their time is the unit of all prices
+LOOK = 48  # sequences times steps of a trial of drafts,
+LOOK_STEPS = 2, 8  # which takes from 2 to 8 steps
+OPTIMISM = 1.0  # assume steps with drafts cheaper by this many standard deviations, so that they are tried
+GAIN = 1.02  # drafts must be faster by this factor before the engine asks again
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 512  # steps between two trials
 
-OTHER_BATCH = 2  # half octaves, beyond which what was found to pay or not says little
-LEAST_SHARE = 0.1  # of the price that is believed, which it is at best
+OTHER_BATCH = 2  # half octaves: for a batch size that differs by more, an earlier result says little
+LEAST_SHARE = 0.1  # the most optimistic price is at least this share of the estimate
 
 NOTHING = looks_of(False, 0.0, None)
 RAN_MEMORY = 4  # steps
-SOON = 64  # steps after a look, within which a time without requests is no reason for another
-FIRST_LOOK = 8  # the step of the first, where the model's own drafter drafts meanwhile
-FEW_UNTOLD = 4  # steps; the message after more of them carries all their tokens, and is dearer than others
-WATCHED = 8  # of steps in which nothing is asked, verified or drafted, the share that is learned from
+SOON = 64  # steps after a trial within which an idle time starts no other trial
+FIRST_LOOK = 8  # the step of the first trial, if the model's own drafter drafts before it
+FEW_UNTOLD = 4  # after more unreported steps than this, the next message carries all their tokens and costs more
+WATCHED = 8  # learn from one in 8 of the steps in which nothing is asked, verified or drafted
 
 
 class _Size:
-    """What is known at one size of the batch."""
+    """The state for one size of the batch."""
 
     def __init__(self, other: "_Size | None" = None, distance: float = 0.0, token: float | None = None) -> None:
         self.prices: StepPrices = StepPrices(None if other is None else other.prices, distance, token)
-        # Of steps that ask for drafts, and of those that do not; without and with the model's own drafter.
+        # Rates of steps that ask for drafts, and of steps that do not; each without and with the model's own drafter.
         self.drafting, self.plain = (Rate(), Rate()), (Rate(), Rate())
-        self.ran = 0.0  # share of the latest steps that do not ask, in which that drafter did
+        self.ran = 0.0  # share of the latest steps without a request for drafts in which that drafter ran
         self.asks: bool = other is None or other.asks
         self.pause = SHORTEST_PAUSE
-        self.until = 0  # while quiet: the step of the next look
+        self.until = 0  # while drafts do not pay: the step of the next trial
         self.judged = 0  # the step in which drafts were last found not to pay
-        self.judged_at: int | None = None if other is None else other.judged_at  # at this size
+        self.judged_at: int | None = None if other is None else other.judged_at  # the batch size in that step
         self.silent = 0  # the newest step without drafts
         self.plain_steps = 0 if other is None else PLAIN
 
     @property
     def beside(self) -> bool:
-        """Whether the model's own drafter runs where nothing is asked for."""
+        """Whether the model's own drafter runs in steps that ask the server for nothing."""
         return self.ran > 0.5
 
     def forget_drafting(self) -> None:
-        """What drafts give now is to be seen anew."""
+        """Forgets the rates of steps with drafts."""
         for rate in self.drafting:
             rate.clear()
 
     def gain(self, drafter: bool, beside: bool) -> tuple[float, float]:
-        """The speed with drafts over the speed without, and the same ratio if drafts cost OPTIMISM standard deviations
-        less than estimated. At least one step had drafts.
+        """Returns how many times faster drafts are: by the estimated price, and if it is too high by OPTIMISM
+        standard deviations. At least one step must have had drafts.
 
         Args:
-            drafter: the model's own runs in the steps with drafts.
-            beside: and in those without.
+            drafter: the model's own drafter runs in the steps with drafts.
+            beside: it runs in the steps without.
         """
         drafting, plain = self.drafting[drafter], self.plain[beside]
         others, generated = (plain.looks, plain.generated) if plain.steps else (NOTHING, 1.0)
@@ -78,7 +79,7 @@ class _Size:
 
 
 class _Steps:
-    """The prices at every size of the batch, learned from every step."""
+    """The prices for every size of the batch, learned from every step."""
 
     def __init__(self, token: float | None = None) -> None:
         self._token = token
@@ -86,15 +87,16 @@ class _Steps:
         self._here = _Size(token=token)
         self._size = 0
         self._number = 0
-        self._asked = False  # in the step under way
-        self._model_tokens: int | None = None  # that the model's own drafter made in the newest step
-        self._drafter = False  # it made what that step verified
+        self._asked = False  # whether the current step asks for drafts
+        self._model_tokens: int | None = None  # tokens that the model's own drafter made in the newest step
+        self._drafter = False  # whether it ran in the step before, whose drafts the newest one verified
         self._untold = 0  # steps since drafts were asked for
 
     @property
     def drafter(self) -> DrafterCost | None:
-        """What the model's own drafter costs at the batch of the newest step, in units of a step that asks for drafts
-        if the newest did, as `value` is, else of a plain step; None while that is not known.
+        """The cost of the model's own drafter at the batch size of the newest step; None while it is unknown.
+
+        The unit is a step that asks for drafts if the newest one did, as for `value`; else a step without drafts.
         """
         return self._here.prices.drafter(self._asked)
 
@@ -107,16 +109,15 @@ class _Steps:
         model_tokens: int | None = None,
         generated: int | None = None,
     ) -> None:
-        """Takes note of one step.
+        """Learns from one step.
 
         Args:
-            seconds: from the end of the step before to its own; infinite or nan when that is not known (idle time).
-            sequences: how many it computed.
-            tokens: how many it was scheduled, drafted ones included.
-            prefill: whether it computed prompts, too. It can be compared with no other step.
+            seconds: from the end of the step before to its own; infinite or nan if unknown (idle time).
+            sequences: how many sequences it computed.
+            tokens: how many tokens were scheduled, drafted ones included.
+            prefill: whether it also computed prompts. Such a step can be compared with no other.
             model_tokens: how many tokens the model's own drafter made for each sequence; None: it did not run.
-            generated: how many tokens came out of the step; None: not known, and nothing is learned of what drafts
-                yield.
+            generated: how many tokens the step yielded; None: unknown, so it teaches nothing about the yield of drafts.
         """
         self._number += 1
         before, self._model_tokens = self._model_tokens, model_tokens
@@ -136,7 +137,7 @@ class _Steps:
             return
         here.prices.observe(self._number, seconds, sequences, looks)
         here.plain_steps += not self._asked
-        # What came out of the step was drafted in the one before.
+        # The tokens that the step yielded were drafted in the step before.
         self._drafter = before is not None
         if not self._asked:
             here.ran += (self._drafter - here.ran) / RAN_MEMORY
@@ -147,7 +148,7 @@ class _Steps:
 
     @property
     def _quiet(self) -> bool:
-        """Whether steps without drafts are the rule, and known."""
+        """Whether steps without drafts are the rule, and their price is known."""
         return not self._here.asks and self._here.plain_steps >= PLAIN
 
     def _move(self, size: int) -> None:
@@ -164,33 +165,33 @@ class _Steps:
         self._size = size
 
     def _wake(self) -> None:
-        """After a time without requests the next may be of another epoch, which has more history: looks at once."""
+        """Starts a trial at once after an idle time: the next requests may be of another epoch, with more history."""
         for size in self._sizes.values():
             if self._number - size.judged >= SOON:
                 size.pause, size.until = SHORTEST_PAUSE, self._number
 
     def _judge(self, sequences: int) -> None:
-        """A step was added to the rates."""
+        """Decides again whether drafts pay, after a step was added to the rates."""
 
 
 class LearnedCost(_Steps):
-    """Told what each step took and gave, answers with which `verify_cost` to ask for the next drafts."""
+    """Learns from the time and the tokens of each step with which `verify_cost` to ask for the next drafts."""
 
     def __init__(self, alone: bool = True) -> None:
-        """`alone`: the model has no drafter of its own. Where it has, the engine begins without the server's drafts."""
+        """`alone`: the model has no drafter of its own. With one, the engine starts without the server's drafts."""
         super().__init__()
-        self._look: float = LOOK_STEPS[1]  # steps of a look at the batch of the newest step
+        self._look: float = LOOK_STEPS[1]  # steps of a trial at the batch size of the newest step
         self._here.asks, self._here.until = alone, FIRST_LOOK
 
     @property
     def value(self) -> float:
-        """The cost at the batch of the newest step; DEFAULT_VERIFY_COST while too little is known."""
+        """The cost at the batch size of the newest step; DEFAULT_VERIFY_COST while too little is known."""
         prices = self._here.prices
         return min(max(prices.verify_cost, LOWEST), HIGHEST) if prices.verify_cost_known else DEFAULT_VERIFY_COST
 
     @property
     def told(self) -> float:
-        """What the server is told, for people: while drafts do not pay, a cost at which none is asked for."""
+        """The cost to report to the server, for its metrics; while drafts do not pay, one at which none is drafted."""
         return self.value if self._here.asks else max(self.value, HOPELESS_VERIFY_COST)
 
     @property
@@ -199,7 +200,7 @@ class LearnedCost(_Steps):
         return self._here.prices.verify_cost_known
 
     def next(self) -> float | None:
-        """The cost to ask for the next drafts with; None: do not ask, and take this step without."""
+        """Returns the cost to ask for the next drafts with; None: take this step without drafts."""
         here = self._here
         if here.plain_steps < PLAIN:
             self._asked = False
@@ -217,20 +218,20 @@ class LearnedCost(_Steps):
 
     @property
     def asks(self) -> bool:
-        """Whether drafts pay at the batch of the newest step, so that steps without any are the exception."""
+        """Whether drafts pay at the batch size of the newest step, so that steps without them are the exception."""
         return self._here.asks
 
     @property
     def apart(self) -> bool:
-        """Whether the model's own drafter is to be left out of the next step: the server's drafts are looked at alone.
+        """Whether to leave the model's own drafter out of the next step, to try the server's drafts alone.
 
-        They may pay without that drafter where both together do not.
+        They may pay without that drafter even if both together do not.
         """
         here = self._here
         return self._asked and not here.asks and here.beside and here.drafting[True].steps >= self._look
 
     def _doubtful(self) -> bool:
-        """Whether a step without drafts would say much: about the price of drafts, or whether they pay."""
+        """Returns whether a step without drafts would tell much about the price of drafts, or whether they pay."""
         here, drafter = self._here, self._drafter
         if not (self.learned and here.drafting[drafter].steps) or (drafter and not here.plain[drafter].steps):
             return True
@@ -244,10 +245,10 @@ class LearnedCost(_Steps):
         least, most = LOOK_STEPS
         self._look = min(max(least, LOOK / sequences), most)
         beside = self._drafter if here.asks else here.beside
-        # While that drafter rests beside the server's drafts, what both gave together is out of reach.
+        # While that drafter rests during the server's drafts, the rate of both together is not available.
         seen = [drafter for drafter in {False, beside} if here.drafting[drafter].steps >= self._look]
         if beside and not here.asks and len(seen) < 2 and here.drafting[True].steps < 2 * self._look:
-            return  # where it cannot be left out, both are all there is to see
+            return  # wait for steps without that drafter; if it cannot be left out, judge both together
         if not seen:
             return
         if max(here.gain(drafter, beside)[1] for drafter in seen) >= (1 if here.asks else GAIN):
@@ -260,7 +261,7 @@ class LearnedCost(_Steps):
 
 
 class FixedCost(_Steps):
-    """A `verify_cost` that the user has set. Only the cost of the model's own drafter is learned."""
+    """A `verify_cost` that the user has set. Learns only the cost of the model's own drafter."""
 
     learned = False
 
@@ -272,7 +273,7 @@ class FixedCost(_Steps):
         self.asks = value < HOPELESS_VERIFY_COST
 
     def next(self) -> float | None:
-        """The value, as long as anything can be drafted at it."""
+        """Returns the value; None if nothing would be drafted at it."""
         self._asked = self.asks
         return self.value if self.asks else None
 

@@ -1,18 +1,19 @@
-"""The price of a step by what the step does, fitted while the engine runs.
+"""Fits the price of a step to the work in it, while the engine runs.
 
 A decoding step of B sequences takes
 
     T * (1 + ask * a + verify * v + token * d / B + first_pass * r + model_token * k)
 
-    a: 1 where the step asks for drafts, v: 1 where it verifies any, d: drafted tokens that it verifies, r: 1 where the
-    model's drafter runs in it, k: tokens that this drafter makes for each sequence
+    a: 1 if the step asks for drafts, v: 1 if it verifies any, d: drafted tokens that it verifies, r: 1 if the model's
+    drafter runs in it, k: tokens that this drafter makes for each sequence
 
-T is the time of a plain step of the batch; it follows the batch, the lengths of contexts and the clock of the machine.
-The other five are what is wanted, in units of T. All six drift, so they are the state of a Kalman filter: each step is
-one measurement, which moves what is uncertain and leaves what it says nothing about. A step that took far longer than
-expected counts as one of three standard deviations: pauses move the fit little, and no step has to be left out.
+T is the time of a step without drafts at this batch size. It depends on the batch, the lengths of contexts and the
+clock rate of the machine. The other five are the wanted prices, in units of T. All six drift, so they are the state of
+a Kalman filter: each step is one measurement, which moves the uncertain values and keeps those that it says nothing
+about. A step that took far longer than expected counts as one that is three standard deviations longer. So pauses move
+the fit little, and no step has to be left out.
 
-Written with lists, which between two steps of an engine cost it half of what arrays of six numbers do.
+The code uses lists: between two steps of an engine, they take half the time of arrays of six numbers.
 """
 
 import math
@@ -27,56 +28,56 @@ ASK, VERIFY, TOKEN, FIRST_PASS, MODEL_TOKEN = PRICES = range(1, 6)
 STATE = range(6)
 START = (0.0, 0.05, 0.05, DEFAULT_VERIFY_COST, 0.5, 0.1)
 SPREAD = (1.0, 0.3, 0.3, 0.5, 0.5, 0.25)  # standard deviations of START
-DRIFT = (0.01, 0.001, 0.001, 0.003, 0.001, 0.001)  # and of what a step adds to them
+DRIFT = (0.01, 0.001, 0.001, 0.003, 0.001, 0.001)  # standard deviations of their change in one step
 LONGEST_DRIFT = 1000  # steps
 
-BATCH_DRIFT = 0.7  # of T, where the batch changes by a factor of e
-OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # by which prices differ from those of a batch sqrt(2) as large
-OTHER_SHARE = 0.2  # and by this share of themselves
-FARTHEST = 4.0  # sizes away, beyond which they differ no more
+BATCH_DRIFT = 0.7  # drift of T if the batch changes by a factor of e
+OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # difference of prices to those of a batch sqrt(2) times as large,
+OTHER_SHARE = 0.2  # plus this share of the prices
+FARTHEST = 4.0  # sizes; beyond this distance the difference grows no more
 
 FIRST_NOISE = 1.5  # standard deviation of a step's time, relative
 LEAST_NOISE = 0.01
 NOISE_MEMORY = 4, 32  # steps: at first, and later
-TAIL = 3.0  # standard deviations, beyond which a step says no more
+TAIL = 3.0  # standard deviations to which errors are clipped
 LEAST_PRICE = 0.1
 
-KNOWN = 0.1  # standard deviation of a price that is known, or this share of it:
+KNOWN = 0.1  # a price is known if its standard deviation is at most this, or this share of the price:
 KNOWN_SHARE = 0.3
-SURE = 0.01  # the same for drafts that no longer vary for the sake of learning
+SURE = 0.01  # as KNOWN, for the price at which drafts no longer vary to learn it
 
 
 Looks = tuple[float, ...]
-"""What a step does, six numbers: 1, then the factors of the five prices."""
+"""The work of a step in six numbers: 1, then the factors of the five prices."""
 
 
 def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
-    """What a step does.
+    """Returns the work of a step.
 
     Args:
-        asked: whether drafts were asked for in it.
-        drafted: tokens that it verified, for each sequence.
-        model_tokens: that the model's drafter made for each sequence; None: it did not run.
+        asked: whether the step asked for drafts.
+        drafted: drafted tokens that it verified, per sequence.
+        model_tokens: tokens that the model's drafter made for each sequence; None: it did not run.
     """
     return 1.0, float(asked), float(drafted > 0), drafted, float(model_tokens is not None), float(model_tokens or 0)
 
 
 class DrafterCost(NamedTuple):
-    """What the model's own drafter costs, in the same units as the cost of a drafted token."""
+    """The cost of the model's own drafter, in the same units as the cost of a drafted token."""
 
     first_pass: float
-    """Of its first pass."""
+    """Cost of its first pass."""
     token: float
-    """Of each token that it makes for every sequence."""
+    """Cost of each token that it makes for every sequence."""
 
 
 class StepPrices:
-    """The prices at one size of the batch."""
+    """The prices for one size of the batch."""
 
     def __init__(self, other: "StepPrices | None" = None, distance: float = 0.0, token: float | None = None) -> None:
-        """Starts from those of another size, `distance` half octaves away; None: from START.
+        """Starts from the prices of another size, `distance` half octaves away; None: from START.
 
-        `token`: the price of a drafted token, where it is given; None: it is learned.
+        `token`: the price of a drafted token, if it is given; None: learn it.
         """
         self._spread = [[spread**2 if i == j else 0.0 for j in STATE] for i, spread in enumerate(SPREAD)]
         self._drift = [drift**2 for drift in DRIFT]  # variances, as the spread
@@ -92,7 +93,7 @@ class StepPrices:
             self._state[TOKEN], self._drift[TOKEN] = token, 0.0
             for i in STATE:
                 self._spread[i][TOKEN] = self._spread[TOKEN][i] = 0.0
-        self._number = -1  # of the newest step; negative: T is not known yet
+        self._number = -1  # number of the newest step; negative: T is not known yet
         self._steps = 0
         self._sequences = 1
 
@@ -100,10 +101,10 @@ class StepPrices:
         """Learns from a decoding step.
 
         Args:
-            number: of the step; they may have gaps.
-            seconds: above 0, finite.
-            sequences: of the batch, at least 1.
-            looks: what the step did.
+            number: the step's number; numbers may have gaps.
+            seconds: the time of the step, above 0 and finite.
+            sequences: the size of the batch, at least 1.
+            looks: the work of the step.
         """
         price = self.price(looks)
         if self._number < 0:
@@ -126,7 +127,7 @@ class StepPrices:
             [value - c * other / variance for value, other in zip(row, covariance, strict=True)]
             for row, c in zip(self._spread, covariance, strict=True)
         ]
-        for i in PRICES:  # none is negative: condition on 0 what came out below
+        for i in PRICES:  # no price is negative: condition a negative one on 0
             if (below := self._state[i]) < 0:
                 share = below / self._spread[i][i]
                 self._state = [value - share * s for value, s in zip(self._state, self._spread[i], strict=True)]
@@ -138,26 +139,26 @@ class StepPrices:
         self.noise = max(self.noise, LEAST_NOISE)
 
     def price(self, looks: Looks) -> float:
-        """Of a step, in plain steps."""
+        """Returns the price of a step, in units of a step without drafts."""
         return max(LEAST_PRICE, 1 + _dot(looks[1:], self._state[1:]))
 
     def doubt(self, looks: Looks, others: Looks) -> float:
-        """The standard deviation of the difference between the prices of two steps, in plain steps."""
+        """Returns the standard deviation of the difference between the prices of two steps, in the same units."""
         apart = [a - b for a, b in zip(looks, others, strict=True)]
         return math.sqrt(max(0.0, _dot([_dot(row, apart) for row in self._spread], apart)))
 
     @property
     def verify_cost(self) -> float:
-        """Of a drafted token, in units of a step that asks for drafts and verifies some.
+        """The price of a drafted token, in units of a step that asks for drafts and verifies some.
 
-        A draft is worth its tokens over 1 + ask + verify + token * d / B; the length that makes most of this is the one
-        for 1 + token / (1 + ask + verify) * d / B.
+        The best draft length maximizes its tokens divided by 1 + ask + verify + token * d / B. The same length
+        maximizes its tokens divided by 1 + token / (1 + ask + verify) * d / B.
         """
         return self._state[TOKEN] / self._drafting()
 
     @property
     def verify_cost_sure(self) -> bool:
-        """Whether it was measured so well that drafts need not vary for its sake."""
+        """Whether it is known so well that drafts need not vary to learn it."""
         return math.sqrt(self._spread[TOKEN][TOKEN]) <= max(SURE, KNOWN_SHARE * self._state[TOKEN])
 
     @property
@@ -166,7 +167,10 @@ class StepPrices:
         return self._known(TOKEN)
 
     def drafter(self, asks: bool) -> DrafterCost | None:
-        """None while it is not known. `asks`: whether in units of a step that asks for drafts, or of a plain one."""
+        """Returns the cost of the model's drafter; None while unknown.
+
+        `asks`: in units of a step that asks for drafts; otherwise of a step without drafts.
+        """
         if not (self._known(FIRST_PASS) and self._known(MODEL_TOKEN)):
             return None
         unit = self._drafting() if asks else 1.0

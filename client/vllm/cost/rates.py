@@ -1,9 +1,9 @@
-"""What the latest steps of one kind gave, and what they did."""
+"""Means of the latest steps of one kind: their tokens, and their work."""
 
 from .prices import Looks
 
 MEMORY = 1024.0  # sequences times steps
-STEPS = 24.0  # at most, however many sequences each has
+STEPS = 24.0  # the most steps, however few sequences each has
 
 
 class Rate:
@@ -13,13 +13,13 @@ class Rate:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets them."""
+        """Forgets all steps."""
         self.steps = 0
         self._weight = self._generated = 0.0
         self._looks: Looks = ()
 
     def add(self, sequences: int, generated: int, looks: Looks) -> None:
-        """One step more of so many sequences: the tokens that came out of it, and what it did."""
+        """Adds a step: how many sequences it computed, the tokens that it yielded, and its work."""
         kept = max(0.0, 1 - max(1 / STEPS, sequences / MEMORY))
         before = self._looks or (0.0,) * len(looks)
         self._looks = tuple(sequences * new + kept * old for new, old in zip(looks, before, strict=True))
@@ -29,10 +29,10 @@ class Rate:
 
     @property
     def generated(self) -> float:
-        """Tokens a sequence and step. There is a step."""
+        """Tokens per sequence and step. There must be a step."""
         return self._generated / self._weight
 
     @property
     def looks(self) -> Looks:
-        """What a step does. There is one."""
+        """The mean work of a step. There must be one."""
         return tuple(look / self._weight for look in self._looks)

@@ -1,17 +1,16 @@
-"""How many tokens the model's own drafter makes in a step: as many as they yield for what they cost, down to none.
+"""Decides how many tokens the model's own drafter makes in a step: the number with the best net gain, or none.
 
-The drafter runs for the whole batch: a first pass over what was computed, and then a pass a token. What its tokens
-gain depends on what the server knows of the same requests, so the gain is learned by how sure the server is of its
-first token; how many requests stand at each level is known in every step, also while the drafter rests. The gain of
-the server's being silent everywhere is that of a first epoch.
+The drafter runs for the whole batch: a first pass over the step's tokens, and then one pass per token. The gain of its
+tokens depends on what the server knows of the same requests. So the gain is learned by level: the server's estimate of
+its first token. The share of requests at each level is known in every step, also while the drafter rests. If the server
+has no drafts at all, as in a first epoch, only the gain at the lowest level counts.
 
-A drafter that rests makes not even its first pass, in which it computes the keys and values that later passes look at.
-So requests that lived through a rest of many steps get no drafts of the model any more (they would be poor), and it is
-waked for those that come. A rest is ended by what the levels promise, or, at growing distances, to see whether the
-drafter has become better.
+A resting drafter also skips its first pass, which computes the keys and values that later passes read. Its drafts for
+requests that ran during a rest of many steps would be poor, so these get none any more. It wakes up for new requests. A
+rest ends when the levels promise a gain, or, at growing intervals, to check whether the drafter has become better.
 
-What the drafter costs is learned elsewhere, from steps that differ. So now and then it makes a token less or more than
-it should, or rests for a step.
+Another module learns the cost of the drafter, for which steps have to differ. So the drafter sometimes makes one token
+less or more than it should, or rests for a step.
 """
 
 from collections.abc import Mapping
@@ -24,18 +23,18 @@ from .choice import Gains
 from .outcomes import SILENT, SIZE
 
 REST = -1
-"""For the number of tokens: the drafter makes no pass at all."""
+"""As the number of tokens: the drafter makes no pass at all."""
 
-TRIAL = 48  # steps that the drafter is given, at first and after a rest, before it may rest
-SOONEST, LATEST = 1024, 32768  # steps of a rest until it is waked to look again
-VARY = 4, 64  # every so many steps the number varies: while the drafter's cost is not known, and later
-LEAVE_OUT = 16, 128  # and so many from one step without the drafter to the next
+TRIAL = 48  # steps that the drafter works, at first and after a rest, before it may rest
+SOONEST, LATEST = 1024, 32768  # steps of a rest before the drafter is tried again: the first rest, and the longest
+VARY = 4, 64  # steps between two changes of the number: while the drafter's cost is unknown, and later
+LEAVE_OUT = 16, 128  # steps from one step without the drafter to the next, likewise
 WEIGH = 8  # steps for which a number holds
-FEW = 16  # steps that may be missing of a request
-STALE = 32  # steps without the server's drafts, after which its levels are counted anew
-NO_PROMPT = 1 << 20  # a missing prompt counts as so many
-MEMORY = 2048.0  # requests after which what was learned of a level counts half
-LATELY = 0.97  # a step's share in the levels of today: of the last thirty or so
+FEW = 16  # steps of a request that the drafter may have missed
+STALE = 32  # steps without the server's drafts after which its levels are counted from zero
+NO_PROMPT = 1 << 20  # a missed prompt counts as this many steps
+MEMORY = 2048.0  # requests after which old results of a level count half
+LATELY = 0.97  # weight of the older steps in the present levels, which are those of about thirty steps
 STARTING = 3  # tokens
 STARTING_COST = DrafterCost(first_pass=0.1, token=0.05)
 
@@ -44,51 +43,51 @@ class Amount:
     """Chooses the number for each step. Not thread-safe."""
 
     def __init__(self, longest: int, fixed: int | None, may_vary: bool, may_rest: bool) -> None:
-        """How the drafter may be asked.
+        """Takes the limits of the drafter.
 
         Args:
-            longest: tokens that it can make.
-            fixed: tokens that it always makes; None: what pays.
-            may_vary: it makes as many as the step says; otherwise always `longest`.
-            may_rest: a step can leave it out.
+            longest: the most tokens that it can make.
+            fixed: the number of tokens that it always makes; None: the number that pays.
+            may_vary: the drafter makes as many tokens as the step says; otherwise always `longest`.
+            may_rest: a step can leave the drafter out.
         """
         self._longest = longest
         self._fixed = fixed
         self._may_vary, self._may_rest = may_vary, may_rest
-        self._levels = np.zeros(SIZE)  # share of the requests at each: sums that forget,
-        self._levels_seen = 0.0  # and what all of them sum to
-        self._levels_at = 0  # the step that was counted last
+        self._levels = np.zeros(SIZE)  # share of the requests at each level: decaying sums,
+        self._levels_seen = 0.0  # and their total
+        self._levels_at = 0  # the last step that was counted
         self._gain = np.zeros((SIZE, longest))
         self._seen = np.zeros((SIZE, longest))
         self._step = 0
-        self._found = -WEIGH, 0, 0.0, True  # when the best number was looked for; it, its net gain; beside the server
-        self._since = 0  # when it was waked or laid to rest
+        self._found = -WEIGH, 0, 0.0, True  # step of the last search, best number, its net gain, `server`
+        self._since = 0  # the step in which the drafter last woke up or began to rest
         self._resting = fixed == 0 and may_rest
         self._patience = SOONEST
-        self._missed: dict[str, int] = {}  # steps of a request without the drafter's first pass
-        self._left_out = False  # prompts, since the cache was last emptied
+        self._missed: dict[str, int] = {}  # by request: steps without the drafter's first pass
+        self._left_out = False  # whether it missed prompts since the cache was last emptied
 
     @property
     def most(self) -> int:
-        """Tokens of its drafts that are looked at: a drafter that cannot vary may make more than were set."""
+        """How many tokens of its drafts count: a drafter that cannot vary may make more than the setting says."""
         return self._longest if self._fixed is None else self._fixed
 
     @property
     def told(self) -> bool:
-        """Whether vLLM's workers make as many tokens as a step says, or rest; else they always make `longest`."""
+        """Whether vLLM's workers follow the number in a step, or its REST; else they always make `longest`."""
         return self._may_vary or self._may_rest
 
     def next(
         self, cost: DrafterCost | None, speed_up: float, prompts: bool, server: bool = True, pause: bool = False
     ) -> int:
-        """The tokens to make in the step that begins, or REST.
+        """Returns the number of tokens to make in the step that begins, or REST.
 
         Args:
-            cost: of the drafter; None: not known yet.
-            speed_up: tokens for the price of a plain step, as things are.
-            prompts: the step computes some.
-            server: it is asked for drafts in these steps, too.
-            pause: the drafter is to be left out, if it can be, to see what the server's drafts give without it.
+            cost: the cost of the drafter; None: not known yet.
+            speed_up: tokens for the price of a step without drafts, at present.
+            prompts: the step computes prompts.
+            server: the server is also asked for drafts in these steps.
+            pause: leave the drafter out if possible, to measure the server's drafts without it.
         """
         self._step += 1
         if self._fixed is not None:
@@ -121,7 +120,7 @@ class Amount:
         return max(1 if net > 0 or age < TRIAL else 0, min(most, self._longest))
 
     def saw(self, gains: Gains, whole: NDArray[np.bool_]) -> None:
-        """What the drafts of a step gain. `whole`: bool[B], of requests that the drafter has seen whole."""
+        """Learns from the gain of a step's drafts. `whole`: bool[B], the requests whose text the drafter has seen."""
         width = gains.gain.shape[1]
         level, gain = gains.level[whole], gains.gain[whole]
         if not width or not len(level):
@@ -136,7 +135,7 @@ class Amount:
             self._gain[at, j] += (total[at] - seen[at] * self._gain[at, j]) / self._seen[at, j]
 
     def saw_levels(self, level: NDArray[np.int64]) -> None:
-        """How sure the server was of the first token of each request, int[B], in a step in which it was asked."""
+        """Takes the level of the server's first token for each request, int[B], of a step that asked the server."""
         if len(level):
             if self._step - self._levels_at > STALE:
                 self._levels[:] = self._levels_seen = 0.0
@@ -145,40 +144,40 @@ class Amount:
             self._levels_seen += (1 - LATELY) * (1 - self._levels_seen)
 
     def left_out(self, requests: Mapping[str, bool]) -> None:
-        """A step without the drafter's first pass, of these requests: whether it computed a part of their prompts."""
+        """Notes a step without the drafter's first pass: its requests, and whether it read part of their prompts."""
         for request, prompt in requests.items():
             self._missed[request] = self._missed.get(request, 0) + (NO_PROMPT if prompt else 1)
             self._left_out |= prompt
 
     def cached(self, request: str) -> None:
-        """A prompt was found in the cache, in part: the drafter may have rested when it was computed."""
+        """Notes that part of a prompt came from the cache: the drafter may have rested when it was computed."""
         if self._left_out:
             self._missed[request] = NO_PROMPT
 
     def emptied(self) -> None:
-        """The cache of prompts is empty."""
+        """Notes that the cache of prompts is empty."""
         self._left_out = False
 
     def whole(self, request: str) -> bool:
-        """Whether the drafter has made a pass over the request's text, but for little of it."""
+        """Returns whether the drafter has made a pass over the request's text, except for at most FEW steps."""
         return self._missed.get(request, 0) <= FEW
 
     def forget(self, request: str) -> None:
-        """The request has left."""
+        """Removes a request that has left."""
         self._missed.pop(request, None)
 
     def _turn(self) -> None:
         self._resting, self._since = not self._resting, self._step
 
     def _best(self, first: float, token: float, server: bool) -> tuple[int, float]:
-        """The number of tokens with the highest net gain a request, and that gain; prices in tokens."""
+        """Returns the number of tokens with the highest net gain per request, and that gain. Prices are in tokens."""
         levels = self._levels / self._levels_seen if server and self._levels_seen else np.eye(SIZE)[SILENT]
         gain = levels @ self._gain
-        depth = int((levels @ self._seen > 1).sum())  # of what has been seen
+        depth = int((levels @ self._seen > 1).sum())  # the longest number with results
         if not depth:
             return min(STARTING, self._longest), 0.0
         gain = gain[:depth]
-        if 1 <= depth < self._longest:  # one more than was ever seen gains less than the last
+        if 1 <= depth < self._longest:  # estimate one token more than was ever tried: it gains less than the last
             last = gain[-1] - (gain[-2] if depth > 1 else 0.0)
             gain = np.append(gain, gain[-1] + 0.8 * last)
         net = gain - first - token * np.arange(1, len(gain) + 1)

@@ -1,6 +1,6 @@
-"""Runs the choice in an engine's steps: asks the model's drafter for tokens, picks drafts, learns from what came.
+"""Runs the choice in an engine's steps: asks the model's drafter for tokens, picks drafts, learns from the results.
 
-A step's drafter runs after its forward pass, so what is asked for when a step is scheduled is verified in the next.
+The drafter of a step runs after its forward pass, so vLLM verifies its tokens in the next step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from ..interface import ModelRunnerOutput, SchedulerOutput
 
 VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
-"""Methods whose drafters make as many tokens as a step says. The others make `num_speculative_tokens` or fewer."""
+"""Methods whose drafters make as many tokens as a step says. Others make `num_speculative_tokens` or fewer."""
 
 LONGER = 0.4
-"""Share of the cost with which the server is asked for drafts. Tokens that the model drafts, too, are surer than the
-server knows, so that longer drafts pay; those that do not are cut when both are compared."""
+"""Share of the cost with which to ask the server for drafts. Tokens that the model drafts, too, are more likely than
+the server knows, so longer drafts pay. The comparison of both drafts cuts tokens that do not pay."""
 
-STUDIED = 8  # of the steps in which only the model drafts, the share that is learned from,
-FIRST_STUDIED = 64  # and so many at first
+STUDIED = 8  # learn from one in 8 of the steps in which only the model drafts,
+FIRST_STUDIED = 64  # and from each of the first 64
 
-LATELY = 0.98  # a step's share in the speed-up: of the last fifty or so
+LATELY = 0.98  # weight of the older steps in the speed-up, which is that of about fifty steps
 
 
 class Verified(NamedTuple):
     """What a step verified of a request's drafts.
 
     Attributes:
-        request: its id.
-        history: tokens of the server's draft, from its first on.
-        drafted: tokens of the model's draft beyond those that the server drafted, too.
-        accepted: so many of these.
+        request: the id of the request.
+        history: how many tokens of the server's draft, from its first on.
+        drafted: how many tokens of the model's draft beyond those that the server drafted, too.
+        accepted: how many of the latter were accepted.
     """
 
     request: str
@@ -53,35 +53,35 @@ class ModelDrafter:
     """Combines the drafts of the model's own drafter with those of the server. Not thread-safe."""
 
     def __init__(self, longest: int, amount: Amount) -> None:
-        """Drafts of at most `longest` tokens, of which the drafter makes as many as `amount` says."""
+        """Takes the length of the longest draft, and the object that decides how many tokens the drafter makes."""
         self._longest = longest
         self._amount = amount
         self._choice = Choice(longest)
-        self._asked = longest  # tokens of the drafts that come next
-        self._rows: dict[str, Row] = {}  # that are being verified
+        self._asked = longest  # tokens of the next drafts
+        self._rows: dict[str, Row] = {}  # the drafts that vLLM is verifying
         self._yield = STARTING_SPEED_UP
         self._alone = 0  # steps in which only the model drafted
-        self._zeroed: Sequence[str] = ()  # requests for which vLLM drafted zeros instead in the newest step
+        self._zeroed: Sequence[str] = ()  # requests for which vLLM drafted zeros in the newest step
         self._cost: DrafterCost | None = None
 
     @property
     def asked(self) -> int | None:
-        """Tokens that the drafter made in the step that ends; None: it rested."""
+        """How many tokens the drafter made in the step that ends; None: it rested."""
         return None if self._asked == REST else self._asked
 
     @property
     def asks_at(self) -> float:
-        """The share of the cost with which to ask the server for the drafts that are compared next."""
+        """The share of the cost with which to ask the server for the next drafts to compare."""
         return LONGER if self._asked > 0 else 1.0
 
     def ask(self, step: "SchedulerOutput", cost: DrafterCost | None, server: bool = True, pause: bool = False) -> None:
-        """Tells the step that was scheduled how many tokens the drafter makes in it.
+        """Sets how many tokens the drafter makes in a step that was scheduled.
 
         Args:
-            step: vLLM's, which goes to its workers.
-            cost: of the drafter; None: not known yet.
-            server: it is asked for drafts in these steps, too.
-            pause: the drafter is to be left out of this step.
+            step: vLLM's step, which goes to its workers.
+            cost: the cost of the drafter; None: not known yet.
+            server: the server is also asked for drafts in these steps.
+            pause: leave the drafter out of this step if possible.
         """
         if not step.num_scheduled_tokens:
             return
@@ -108,18 +108,18 @@ class ModelDrafter:
         cost: float,
         asked: bool,
     ) -> list[list[int]]:
-        """The draft of each request that is to be verified.
+        """Returns the draft to verify for each request.
 
         Args:
-            requests: their ids.
-            history: the server's drafts; None or empty where there is none.
-            model: those of the model's drafter; of other lengths than was asked for, they are no drafts.
-            cost: of verifying a token, in plain steps.
-            asked: whether the server was asked for drafts; nothing is learned of when it has some if it was not.
+            requests: the ids of the requests.
+            history: the server's drafts; None or empty if there is none.
+            model: the drafts of the model's drafter; longer ones than were asked for do not count.
+            cost: the cost of verifying a token, in units of a step without drafts.
+            asked: whether the server was asked for drafts; if not, their absence teaches nothing.
         """
         if all(len(row) == self._longest and not any(row) for row in model):
-            # Near the end of the longest context vLLM drafts zeros for every request, and asks no drafter. A single
-            # row of zeros is a draft like any other: where a draft has one token, that of id 0.
+            # Near the end of the longest context vLLM drafts zeros for every request, without the drafter. A single
+            # row of zeros is a real draft: for example the token of id 0, if drafts have one token.
             self._zeroed = requests
             model = [()] * len(requests)
         drafts = [self._made(row, request) for row, request in zip(model, requests, strict=True)]
@@ -142,7 +142,10 @@ class ModelDrafter:
         return [row.tokens for row in chosen]
 
     def learn(self, step: "SchedulerOutput", output: "ModelRunnerOutput", cost: float) -> Iterator[Verified]:
-        """What the step that ends has verified; learns from it. `cost` is that of verifying a token, in plain steps."""
+        """Learns from the step that ends. Yields what it has verified.
+
+        `cost` is that of verifying a token, in units of a step without drafts.
+        """
         rows, self._rows = self._rows, {}
         self._choice.learn(output.req_ids, output.sampled_token_ids, rows)
         tokens = steps = drafted = 0
@@ -161,24 +164,25 @@ class ModelDrafter:
             self._yield += (1 - LATELY) * (max(1.0, tokens / price) - self._yield)
 
     def forget(self, request: str) -> None:
-        """The request has left."""
+        """Removes a request that has left."""
         self._choice.forget(request)
         self._amount.forget(request)
 
     def emptied(self) -> None:
-        """vLLM's cache of prompts is empty."""
+        """Notes that vLLM's cache of prompts is empty."""
         self._amount.emptied()
 
     def _made(self, row: Sequence[int], request: str) -> Sequence[int]:
-        """The draft of the model; none where it is poor, or no draft."""
+        """Returns the draft of the model; an empty one if it is poor or not a draft."""
         usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._amount.whole(request)
         return row[: self._amount.most] if usable else ()
 
 
 def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
-    """For the engine of a VllmConfig; None: its drafts are the server's alone. `tokens`: see Amount, `fixed`.
+    """Returns the ModelDrafter for the engine of a VllmConfig; None if only the server drafts.
 
-    Where data-parallel ranks share a model's layers, all of them have to make the same passes, so nothing varies there.
+    If data-parallel ranks share a model's layers, all of them have to make the same passes, so nothing varies.
+    `tokens`: see `fixed` of Amount.
     """
     speculative = vllm_config.speculative_config
     if speculative.method == "custom_class":

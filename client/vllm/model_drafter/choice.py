@@ -1,8 +1,8 @@
-"""Which of two drafts of a request is verified: the one from which more accepted tokens are expected, less its price.
+"""Chooses which of two drafts of a request is verified: the one with more expected accepted tokens, less its price.
 
-A drafted token is worth verifying if `survival >= verify_cost * speed_up` (docs/design.md): an accepted one saves a
-step, which yields `speed_up` tokens for its price by now. So a draft is worth the sum of its survivals less that price
-for each of its tokens, and is cut where it is worth most. Tokens that both drafts share count for both.
+A drafted token is worth verifying if `survival >= verify_cost * speed_up` (docs/design.md): an accepted token saves a
+step, which at present yields `speed_up` tokens for its price. So a draft is worth the sum of its survivals, less that
+price for each token, and is cut where it is worth most. Tokens that both drafts share count for both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """What was chosen for a request.
+    """The draft chosen for a request.
 
     Attributes:
         tokens: the draft, which vLLM may still cut.
-        shared: so many of them, from the first on, are the server's, too.
-        by_model: the rest is the model's; False: all of it is the server's.
+        shared: how many of the tokens, from the first on, the server drafted, too.
+        by_model: the rest is the model's; False: the whole draft is the server's.
     """
 
     tokens: list[int]
@@ -35,8 +35,8 @@ class Gains(NamedTuple):
     """What the model's drafts add to those of the server.
 
     Attributes:
-        level: int[B] of the server's estimate at its first token.
-        gain: float[B, K]: expected tokens more, less verification, if the model drafts 1, 2, ... K tokens.
+        level: int[B], the level of the server's estimate of its first token.
+        gain: float[B, K], the additional expected tokens, less their verification, if the model drafts 1 to K tokens.
     """
 
     level: NDArray[np.int64]
@@ -50,24 +50,24 @@ class _Offer(NamedTuple):
 
 
 class Choice:
-    """Chooses, and learns from what came. Not thread-safe."""
+    """Chooses drafts, and learns from the tokens that followed. Not thread-safe."""
 
     def __init__(self, longest: int) -> None:
-        """For drafts of at most `longest` tokens."""
+        """Takes the length of the longest draft."""
         self.outcomes = Outcomes(longest)
         self._offer: _Offer | None = None
-        self._runs: dict[str, bool] = {}  # whose last draft was accepted to its end
+        self._runs: dict[str, bool] = {}  # whether the request's last draft was accepted to its end
 
     def choose(
         self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]], price: float
     ) -> tuple[list[Row], Gains]:
-        """The better draft of each request.
+        """Returns the better draft of each request, and the gain of the model's drafts.
 
         Args:
-            requests: their ids; B of them.
+            requests: the ids of B requests.
             history: the server's drafts.
-            model: those of the model's own drafter.
-            price: of verifying a token, in tokens: verify_cost * speed_up.
+            model: the drafts of the model's own drafter.
+            price: the price of verifying a token, in tokens: verify_cost * speed_up.
         """
         pairs = self._pairs(requests, history, model)
         width = pairs.history.shape[1]
@@ -95,7 +95,7 @@ class Choice:
         return rows, Gains(levels(pairs.probs[:, 0]), gain)
 
     def learn(self, requests: Sequence[str], came: Sequence[Sequence[int]], rows: Mapping[str, Row]) -> None:
-        """What came of the drafts that were chosen last, by request; those of other requests do not matter."""
+        """Learns from the tokens that followed the last chosen drafts. Ignores other requests."""
         for request, tokens in zip(requests, came, strict=False):
             if tokens:
                 row = rows.get(request)
@@ -115,14 +115,14 @@ class Choice:
         self.outcomes.learn(Pairs(*(field[at] for field in offer.pairs)), padded, lengths, offer.by_model[at])
 
     def forget(self, request: str) -> None:
-        """The request has left."""
+        """Removes a request that has left."""
         self._runs.pop(request, None)
 
     def _pairs(
         self, requests: Sequence[str], history: Sequence["Draft | None"], model: Sequence[Sequence[int]]
     ) -> Pairs:
         longest = max(max(map(len, model), default=0), max((len(d) for d in history if d is not None), default=0))
-        shape = len(requests), longest + 1  # no draft fills it
+        shape = len(requests), longest + 1  # one column more than the longest draft
         ours, theirs = np.full(shape, -1, np.int32), np.full(shape, -2, np.int32)
         probs = np.zeros(shape, np.float32)
         for i, draft in enumerate(history):
@@ -139,7 +139,7 @@ def _worth(
     column: NDArray[np.int64], split: NDArray[np.int64], first: NDArray[np.float64],
     then: NDArray[np.float32] | NDArray[np.float64], there: NDArray[np.bool_], price: float,
 ) -> NDArray[np.float64]:  # fmt: skip
-    """float[B, W]: what a draft is worth that ends at each position, from the dividing one on; -inf elsewhere."""
+    """Returns float[B, W]: the worth of a draft that ends at each position from the dividing one on; else -inf."""
     chances = np.where(column < split, 1.0, np.where(column == split, first[:, None], then))
     behind = (column >= split) & there
     worth = np.where(behind, np.cumprod(chances, axis=1) - price, 0.0).cumsum(axis=1)

@@ -1,10 +1,10 @@
 """Learns how often the model's own drafter is right, and how far to trust the server's estimates where both differ.
 
 A draft of the server (H) and one of the model (M) share their first tokens and then divide. Up to there it does not
-matter which is verified. At the dividing position at most one of them is right, and which it will be depends on how
-sure the server was (its estimated probability, in a few levels) and on whether the request runs well (its last draft
-was accepted to the end). Counts of both answers, by these two, are all that is learned, with how well tokens do on
-which both agree, and how well the model's drafts go on behind a right token.
+matter which is verified. At the dividing position at most one of them is right. Which one depends on the server's
+estimated probability, in a few levels, and on whether the request's last draft was accepted to the end. This module
+counts how often each draft is right, by these two. It also learns how often tokens are right on which both agree, and
+how often the model's next token is right after a right one.
 
 The policy samples the token at a position, whichever draft is verified. The step shows that token if all tokens before
 it were accepted, whether or not it was drafted itself. So every step teaches about both drafts.
@@ -16,27 +16,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVELS = np.array([0.1, 0.25, 0.5, 0.75, 0.9, 0.97])
-"""Between the levels of the server's estimate. Level 0 is no draft of the server at that position."""
+"""Bounds between the levels of the server's estimate. At level 0 the server has no token for that position."""
 SILENT = 0
 SIZE = len(LEVELS) + 2  # levels
 
 MEMORY = 4096.0  # observations after which old ones count half
-PRIOR = 6.0  # observations that the starting values are worth
-FIRST = 0.5  # the model's token, before anything is known: where the server has none
-SECOND = 0.3  # and where the server drafts another
-NEXT = 0.6  # behind a right one
+PRIOR = 6.0  # observations that the starting values count for
+FIRST = 0.5  # starting probability of the model's token if the server has none,
+SECOND = 0.3  # if the server drafts another token,
+NEXT = 0.6  # and after a right token of the model
 
 
 class Pairs(NamedTuple):
     """The two drafts of each request of a batch; B requests, padded to a common width W.
 
     Attributes:
-        history: int32[B, W] of the server, -1 behind its end.
-        probs: float32[B, W], 0 behind the end: the server's estimate of each, given that all before were right.
-        model: int32[B, W] of the model's own drafter, -2 behind its end.
+        history: int32[B, W], the server's drafts; -1 after the end.
+        probs: float32[B, W], the server's estimate of each token if all before are right; 0 after the end.
+        model: int32[B, W], the drafts of the model's own drafter; -2 after the end.
         split: int[B], how many tokens both share from the first on.
-        level: int[B], of the server's estimate at the dividing position.
-        run: int[B], 1 where the request's last draft was accepted to the end.
+        level: int[B], the level of the server's estimate at the dividing position.
+        run: int[B], 1 if the request's last draft was accepted to the end.
     """
 
     history: NDArray[np.int32]
@@ -51,7 +51,7 @@ class Outcomes:
     """Learns from every step. Not thread-safe."""
 
     def __init__(self, longest: int) -> None:
-        """For drafts of the model of at most `longest` tokens."""
+        """Takes the length of the model's longest draft."""
         shape = 2 * SIZE
         self._seen = np.full(shape, PRIOR)
         self._estimated = np.full(shape, PRIOR)  # sum of the server's probabilities; a prior that trusts them
@@ -64,7 +64,7 @@ class Outcomes:
         self._next_right = np.full(longest + 1, PRIOR * NEXT)
 
     def at_split(self, pairs: Pairs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Probability that the token at the dividing position is the server's, and that it is the model's: [B] each."""
+        """Returns two [B]: the probability that the token at the dividing position is the server's, and the model's."""
         cell = pairs.run * SIZE + pairs.level
         estimated = pairs.probs[np.arange(len(cell)), pairs.split]
         divided = pairs.model[np.arange(len(cell)), pairs.split] >= 0
@@ -74,18 +74,18 @@ class Outcomes:
         return history, np.minimum(model, 1.0 - history)
 
     def agreed(self, probs: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Probabilities of tokens that both drafted: the server's, raised because the model agrees."""
+        """Returns the probabilities of tokens that both drafted: the server's, raised because the model agrees."""
         surer = min(1.0, self._agreed_wrong / self._agreed_doubt)
         return 1.0 - surer * (1.0 - probs.astype(np.float64))
 
     @property
     def goes_on(self) -> NDArray[np.float64]:
-        """float[longest + 1]: that the model's token j is right, given that j - 1 was, and the server's was not."""
+        """float[longest + 1]: probability that the model's token j is right, if j - 1 was and the server's was not."""
         goes_on: NDArray[np.float64] = self._next_right / self._next_seen
         return goes_on
 
     def depth(self, price: float) -> int:
-        """How many tokens of a draft of the model to verify where the server has none, at a price in tokens each."""
+        """Returns how many tokens of the model's draft to verify if the server has none, at a price in tokens each."""
         silent = slice(SILENT, None, SIZE)
         first = self._model_right[silent].sum() / self._seen[silent].sum()
         worth = np.cumsum(np.cumprod(np.concatenate(([first], self.goes_on[1:]))) - price)
@@ -94,17 +94,17 @@ class Outcomes:
     def learn(
         self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]
     ) -> None:
-        """What came after the pairs.
+        """Learns from the tokens that followed the pairs.
 
         Args:
-            pairs: of the requests of which something came; B of them.
-            came: int32[B, W], -3 behind the end.
-            lengths: int[B], of each, at least 1.
-            by_model: bool[B], the model's draft was verified.
+            pairs: the pairs of the B requests that gained tokens.
+            came: int32[B, W], the tokens that followed; -3 after the end.
+            lengths: int[B], how many tokens followed, at least 1.
+            by_model: bool[B], whether the model's draft was verified.
         """
         self._forget(len(lengths))
         width = came.shape[1]
-        # The first position at which each draft is wrong, or over; a draft never fills the width.
+        # The first position at which each draft is wrong or has ended; a draft never fills the width.
         history_until = np.argmax(came != pairs.history, axis=1)
         model_until = np.argmax(came != pairs.model, axis=1)
         split, rows = pairs.split, np.arange(len(lengths))
@@ -145,7 +145,7 @@ class Outcomes:
 
 
 def levels(probs: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The level of each of the server's estimates, float32[B]; of those that are 0, there being no token, SILENT."""
+    """Returns the level of each of the server's estimates, float32[B]; SILENT for 0, which means no token."""
     return np.where(probs > 0, 1 + np.searchsorted(LEVELS, probs), SILENT)
 
 

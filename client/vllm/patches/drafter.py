@@ -2,7 +2,7 @@
 
 `SchedulerOutput.num_spec_tokens_to_schedule` says how many tokens the drafter drafts. If it is 0, vLLM still makes the
 drafter's first pass over the step's tokens, so that later drafts find their keys and values. With a small draft model
-on a CPU this takes 60 % of a plain step. HistoSpec's scheduler sets it to REST if it needs no such drafts.
+on a CPU this takes 60 % of a step without drafts. HistoSpec's scheduler sets it to REST if it needs no such drafts.
 """
 
 import functools
@@ -19,10 +19,9 @@ FIRST = ["self", "scheduler_output", "sampled_token_ids"]
 
 
 def can_be_told() -> bool:
-    """Returns whether the drafter drafts as many tokens as a step says, and can rest. All processes get the same
-    result.
+    """Returns whether the drafter drafts as many tokens as a step says, and can rest.
 
-    This is the case in vLLM 0.24 and later.
+    This is the case in vLLM 0.24 and later. All processes get the same result.
     """
     propose = getattr(_runner(), "propose_draft_token_ids", None)
     output: Any = importlib.import_module("vllm.v1.core.sched.output").SchedulerOutput

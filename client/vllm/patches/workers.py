@@ -20,7 +20,10 @@ OURS = "histospec.client.vllm"
 
 
 def install() -> None:
-    """Prepares every worker of this process when it is created; at most once. Other engines load plug-ins, too."""
+    """Prepares every worker of this process when it is created, at most once per process.
+
+    vLLM also loads the plug-in for engines without HistoSpec; their workers stay unchanged.
+    """
     try:
         worker: Any = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
     except (ImportError, AttributeError):
