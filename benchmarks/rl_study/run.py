@@ -42,7 +42,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few problems, three epochs, one seed")
     arguments = parser.parse_args()
     folder = arguments.runs or arguments.out / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
+    for made in (folder, arguments.out):
+        made.mkdir(parents=True, exist_ok=True)
     missing = [
         (METHODS[name], seed)
         for seed in (arguments.seeds[:1] if arguments.quick else arguments.seeds)
