@@ -41,7 +41,7 @@ def save(found: dict[str, list[Run]], folder: Path) -> None:
         if "drafter" in found:
             figure, (left, right) = _figure("History, a draft model, and both")
             _curves(left, found, BY_DRAFTER, "tokens_per_step", "Tokens per step", "plasma")
-            _curves(right, found, ["none", *BY_DRAFTER], "microseconds", "CPU time a token, µs", "plasma")
+            _curves(right, found, ["none", *BY_DRAFTER], "microseconds", "CPU time per token, µs", "plasma")
             figure.savefig(folder / "drafters.png", dpi=120)
 
 
