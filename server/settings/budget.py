@@ -1,7 +1,7 @@
 """The share of a process's memory that the index may take.
 
 Besides its index, a server needs memory for the interpreter and its libraries, messages, responses that wait for the
-store, and segments that are being merged. `needed` says how much (docs/benchmarks.md, "Memory beside the index").
+store, and segments that are being merged. `needed` says how much (docs/benchmarks.md, "Memory besides the index").
 """
 
 from histospec.server.arguments import shown
