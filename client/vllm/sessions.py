@@ -26,6 +26,7 @@ class _RequestSession:
     prompt: Sequence[int]
     options: RequestOptions
     sent: int = 0  # generated tokens of the request that were sent, those on their way included
+    noted: bool = False  # whether the next message reports what was verified
     verified: int = 0  # tokens of the last draft, verified since the last report to the server
     model_drafted: int = 0  # tokens of the model's own drafter, verified since then
     model_accepted: int = 0
@@ -45,7 +46,6 @@ class RequestSessions:
         # Sessions of finished requests: those to commit with their last tokens, and those to close without.
         self._commits: list[tuple[_RequestSession, Sequence[int], Version]] = []
         self._drops: list[_RequestSession] = []
-        self._tells = False  # whether to report what was verified: another drafter drafts, too
 
     def begin(self, request_id: str, prompt: Sequence[int], options: RequestOptions) -> None:
         """Opens the request's session; the next message carries it."""
@@ -67,10 +67,10 @@ class RequestSessions:
         return None if session is None else session.sent
 
     def verified(self, steps: "Iterable[Verified]") -> None:
-        """Notes what a step of a model with its own drafter has verified; the next message reports it to the server."""
-        self._tells = True
+        """Notes what a step verified with drafts of the model's own drafter, for the next message to the server."""
         for step in steps:
             if (session := self._sessions.get(step.request)) is not None:
+                session.noted = True
                 session.verified = step.history
                 session.model_drafted += step.drafted
                 session.model_accepted += step.accepted
@@ -182,12 +182,13 @@ class RequestSessions:
         return requests, sessions, tokens, self._told(advanced)
 
     def _told(self, sessions: Sequence[_RequestSession]) -> dict[str, list[int]]:
-        """Returns what was verified of the sessions' drafts, as arguments of `send`; {} if only the server drafts."""
-        if not self._tells:
+        """Returns what was verified of the sessions' drafts, as arguments of `send`; {} if only the server drafted."""
+        if not any(session.noted for session in sessions):
             return {}
         counts = ("verified", "model_drafted", "model_accepted")
         told = {name: [getattr(session, name) for session in sessions] for name in counts}
         for session in sessions:
+            session.noted = False
             session.verified = session.model_drafted = session.model_accepted = 0
         return told
 

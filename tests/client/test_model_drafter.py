@@ -14,6 +14,8 @@ from histospec.client.vllm.model_drafter.amount import FEW, REST, STARTING, TRIA
 from histospec.client.vllm.model_drafter.beside import FIRST_STUDIED, STUDIED, ModelDrafter
 from histospec.client.vllm.model_drafter.choice import Choice, Row
 from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
+from histospec.client.vllm.options import RequestOptions
+from histospec.client.vllm.sessions import RequestSessions
 
 PRICE = 0.1
 
@@ -399,3 +401,34 @@ def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
     for beside in (resting, drafting):
         beside.ask(step({"a": 1}, {}), None, True)
     assert resting.asks_at == 1 > drafting.asks_at
+
+
+class Messages:
+    """A client that keeps the reports of its messages."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+
+    def open(self, prompts: Sequence[Any], *_: Any) -> list[int]:
+        """Returns a number per prompt."""
+        return [7 for _ in prompts]
+
+    def send(
+        self, sessions: Any, tokens: Any, *_: Any, max_tokens: int = 0, verify_cost: float = 0, **report: Any
+    ) -> None:
+        """Keeps the report."""
+        self.reports.append(report)
+
+
+def test_a_drafter_that_rests_leaves_nothing_to_report() -> None:
+    """The server takes its whole last draft as verified, which it was. Reports begin again with the model's drafts."""
+    messages = Messages()
+    sessions = RequestSessions(messages, 16)  # type: ignore[arg-type]
+    sessions.begin("a", [1, 2], RequestOptions())
+    beside = ModelDrafter(16, Amount(16, 3, True, True))
+    for model in ([], [7, 8, 9], []):
+        beside.ask(step({"a": 1}, {}), None)
+        (row,) = beside.choose(["a"], [draft([1], [0.2])], [model], 0.01, True)
+        sessions.verified(beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [*row, 5]}), 0.01))
+        sessions.ask([("a", [*row, 5])], 0.05)
+    assert messages.reports == [{}, {"verified": [0], "model_drafted": [3], "model_accepted": [3]}, {}]

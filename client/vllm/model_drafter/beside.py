@@ -153,6 +153,8 @@ class ModelDrafter:
             verified = len(step.scheduled_spec_decode_tokens.get(request, ()))
             if came:
                 tokens, steps, drafted = tokens + len(came), steps + 1, drafted + verified
+            if not rows:
+                continue  # all drafts were the server's, which needs no report of it
             row = rows.get(request)
             shared = verified if row is None or not row.by_model else min(row.shared, verified)
             accepted = max(0, min(len(came) - 1, verified) - shared)
