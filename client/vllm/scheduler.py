@@ -108,7 +108,7 @@ class HistoSpecScheduler(Scheduler):
         if not self.requests:
             self._stepped = math.inf  # the engine is idle from here on
             self._clock.idle()
-        elif verify_cost is None and self._silent % TELL_STEPS:
+        elif verify_cost is None and self._silent % TELL_STEPS and not self._cost.looks_next:
             return outputs
         with self._harmless("settle", forget=True):
             if verify_cost is None:

@@ -91,16 +91,16 @@ def test_steps_that_say_nothing_of_their_tokens_never_stop_drafts() -> None:
     assert sum(cost.next() is not None for _ in range(5)) >= 4
 
 
-def test_the_message_that_catches_up_is_no_price_of_asking() -> None:
-    """After a pause the first message carries all tokens since then; the steps after it cost the usual time."""
-    cost, asked = LearnedCost(), False
-    for step in range(400):
-        first = not asked
-        asked = cost.next() is not None and step > 50
-        cost._asked = asked
-        cost.observe(0.01 * (1.5 + 3.0 * first if asked else 1.0), 8, 8, generated=8 + asked)
-    price = cost._here.prices.price((1.0, 1.0, 0.0, 0.0, 0.0, 0.0))
-    assert price == pytest.approx(1.5, abs=0.1)
+def test_says_when_a_look_begins_after_the_next_step() -> None:
+    """The tokens since the last report are sent before, so the look's first message is like those after it."""
+    cost, asked, said = LearnedCost(), [], []
+    for _ in range(1000):
+        asked.append(cost.next() is not None)
+        cost.observe(0.03 if asked[-1] else 0.01, 8, 8, generated=8)
+        said.append(cost.looks_next)
+    begins = [i for i in range(50, 1000) if asked[i] and not asked[i - 1]]
+    assert len(begins) >= 3
+    assert [i + 2 for i in range(48, 998) if said[i]] == begins
 
 
 class Overlaid:

@@ -185,7 +185,7 @@ def is_empty(descriptor: int) -> bool:
         (
             ModuleNotFoundError("No module", name="matplotlib"),
             1,
-            "needs the package matplotlib, which is not installed",
+            "the module matplotlib is missing; install HistoSpec again: pip install 'histospec[all]'",
         ),
         (KeyError("two\nlines"), 1, "unexpected KeyError: 'two\\nlines' (cli.py:"),
         (KeyboardInterrupt(), 130, None),

@@ -32,7 +32,6 @@ NOTHING = looks_of(False, 0.0, None)
 RAN_MEMORY = 4  # steps
 SOON = 64  # steps after a trial within which an idle time starts no other trial
 FIRST_LOOK = 8  # the step of the first trial, if the model's own drafter drafts before it
-FEW_UNTOLD = 4  # after more unreported steps than this, the next message carries all their tokens and costs more
 WATCHED = 8  # learn from one in 8 of the steps in which nothing is asked, verified or drafted
 
 
@@ -90,7 +89,6 @@ class _Steps:
         self._asked = False  # whether the current step asks for drafts
         self._model_tokens: int | None = None  # tokens that the model's own drafter made in the newest step
         self._drafter = False  # whether it ran in the step before, whose drafts the newest one verified
-        self._untold = 0  # steps since drafts were asked for
 
     @property
     def drafter(self) -> DrafterCost | None:
@@ -121,15 +119,13 @@ class _Steps:
         """
         self._number += 1
         before, self._model_tokens = self._model_tokens, model_tokens
-        catches_up = self._asked and self._untold > FEW_UNTOLD
-        self._untold = 0 if self._asked else self._untold + 1
         if sequences < 1:
             return
         self._move(round(2 * math.log2(sequences)))
         if not 0 < seconds < math.inf:
             self._wake()
             return
-        if prefill or catches_up:
+        if prefill:
             return
         here, drafted = self._here, tokens - sequences
         looks = looks_of(self._asked, drafted / sequences, model_tokens)
@@ -148,8 +144,9 @@ class _Steps:
 
     @property
     def _quiet(self) -> bool:
-        """Whether steps without drafts are the rule, and their price is known."""
-        return not self._here.asks and self._here.plain_steps >= PLAIN
+        """Whether steps without drafts are the rule, and their price is known, and no look begins soon."""
+        here = self._here
+        return not here.asks and here.plain_steps >= PLAIN and self._number + WATCHED < here.until
 
     def _move(self, size: int) -> None:
         if not self._sizes:
@@ -222,6 +219,11 @@ class LearnedCost(_Steps):
         return self._here.asks
 
     @property
+    def looks_next(self) -> bool:
+        """Whether a look at drafts begins after the next step: report first, so that its first request is no dearer."""
+        return not self._here.asks and self._number + 1 == self._here.until
+
+    @property
     def apart(self) -> bool:
         """Whether to leave the model's own drafter out of the next step, to try the server's drafts alone.
 
@@ -265,7 +267,7 @@ class FixedCost(_Steps):
 
     learned = False
 
-    apart = False
+    apart = looks_next = False
 
     def __init__(self, value: float) -> None:
         super().__init__(value)
