@@ -91,8 +91,8 @@ def test_steps_that_say_nothing_of_their_tokens_never_stop_drafts() -> None:
     assert sum(cost.next() is not None for _ in range(5)) >= 4
 
 
-def test_says_when_a_look_begins_after_the_next_step() -> None:
-    """The tokens since the last report are sent before, so the look's first message is like those after it."""
+def test_says_when_a_trial_begins_after_the_next_step() -> None:
+    """The tokens since the last report are sent before, so the first message of the trial is like the others."""
     cost, asked, said = LearnedCost(), [], []
     for _ in range(1000):
         asked.append(cost.next() is not None)

@@ -144,7 +144,7 @@ class _Steps:
 
     @property
     def _quiet(self) -> bool:
-        """Whether steps without drafts are the rule, and their price is known, and no look begins soon."""
+        """Whether steps without drafts are the rule, and their price is known, and no trial begins soon."""
         here = self._here
         return not here.asks and here.plain_steps >= PLAIN and self._number + WATCHED < here.until
 
@@ -220,7 +220,7 @@ class LearnedCost(_Steps):
 
     @property
     def looks_next(self) -> bool:
-        """Whether a look at drafts begins after the next step: report first, so that its first request is no dearer."""
+        """Whether a trial of drafts begins after the next step: report first, so that its first request costs no more."""
         return not self._here.asks and self._number + 1 == self._here.until
 
     @property
