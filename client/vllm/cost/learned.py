@@ -220,7 +220,7 @@ class LearnedCost(_Steps):
 
     @property
     def looks_next(self) -> bool:
-        """Whether a trial of drafts begins after the next step: report first, so that its first request costs no more."""
+        """Whether a trial of drafts begins after the next step. Report first, so that its first request is usual."""
         return not self._here.asks and self._number + 1 == self._here.until
 
     @property
