@@ -220,7 +220,10 @@ class LearnedCost(_Steps):
 
     @property
     def looks_next(self) -> bool:
-        """Whether a trial of drafts begins after the next step. Report first, so that its first request is usual."""
+        """Whether a trial of drafts begins after the next step.
+
+        The scheduler reports first, so that the first request of the trial costs what later ones do.
+        """
         return not self._here.asks and self._number + 1 == self._here.until
 
     @property
