@@ -194,6 +194,5 @@ def test_how_much_the_drafter_makes(
     for _ in range(2):
         assert rollouts.generate(prompts, max_tokens=LONG) == expected
     assert rollouts.counter("spec_decode_num_accepted_tokens") > LONG
-    assert (
-        (told.history > LONG) == (told.drafted > 0) == (tokens != "0")
-    )  # without its drafts there is nothing to report
+    assert (told.drafted > 0) == (tokens != "0")
+    assert (told.history > 0) == (tokens != "0")  # without the model's drafts there is nothing to report
