@@ -1,4 +1,4 @@
-"""The adapter's settings, beside those of the client. No other module here reads the environment, except for vLLM's
+"""The adapter's settings, in addition to the client's. No other module here reads the environment, except for vLLM's
 own.
 
 ======================= ===========================================================================

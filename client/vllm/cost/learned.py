@@ -52,7 +52,7 @@ class _Size:
         self.plain_steps = 0 if other is None else PLAIN
 
     @property
-    def beside(self) -> bool:
+    def model_drafts(self) -> bool:
         """Whether the model's own drafter runs in steps that ask the server for nothing."""
         return self.ran > 0.5
 
@@ -61,15 +61,15 @@ class _Size:
         for rate in self.drafting:
             rate.clear()
 
-    def gain(self, drafter: bool, beside: bool) -> tuple[float, float]:
+    def gain(self, drafter: bool, without: bool) -> tuple[float, float]:
         """Returns how many times faster drafts are: by the estimated price, and if it is too high by OPTIMISM
         standard deviations. At least one step must have had drafts.
 
         Args:
             drafter: the model's own drafter runs in the steps with drafts.
-            beside: it runs in the steps without.
+            without: it runs in the steps without drafts of the server.
         """
-        drafting, plain = self.drafting[drafter], self.plain[beside]
+        drafting, plain = self.drafting[drafter], self.plain[without]
         others, generated = (plain.looks, plain.generated) if plain.steps else (NOTHING, 1.0)
         speed = generated / self.prices.price(others)
         price = self.prices.price(drafting.looks)
@@ -233,7 +233,7 @@ class LearnedCost(_Steps):
         They may pay without that drafter even if both together do not.
         """
         here = self._here
-        return self._asked and not here.asks and here.beside and here.drafting[True].steps >= self._look
+        return self._asked and not here.asks and here.model_drafts and here.drafting[True].steps >= self._look
 
     def _doubtful(self) -> bool:
         """Returns whether a step without drafts would tell much about the price of drafts, or whether they pay."""
@@ -249,14 +249,14 @@ class LearnedCost(_Steps):
         here = self._here
         least, most = LOOK_STEPS
         self._look = min(max(least, LOOK / sequences), most)
-        beside = self._drafter if here.asks else here.beside
+        without = self._drafter if here.asks else here.model_drafts
         # While that drafter rests during the server's drafts, the rate of both together is not available.
-        seen = [drafter for drafter in {False, beside} if here.drafting[drafter].steps >= self._look]
-        if beside and not here.asks and len(seen) < 2 and here.drafting[True].steps < 2 * self._look:
+        seen = [drafter for drafter in {False, without} if here.drafting[drafter].steps >= self._look]
+        if without and not here.asks and len(seen) < 2 and here.drafting[True].steps < 2 * self._look:
             return  # wait for steps without that drafter; if it cannot be left out, judge both together
         if not seen:
             return
-        if max(here.gain(drafter, beside)[1] for drafter in seen) >= (1 if here.asks else GAIN):
+        if max(here.gain(drafter, without)[1] for drafter in seen) >= (1 if here.asks else GAIN):
             here.asks, here.pause = True, SHORTEST_PAUSE
             return
         here.pause = SHORTEST_PAUSE if here.asks else min(2 * here.pause, LONGEST_PAUSE)
