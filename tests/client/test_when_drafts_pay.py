@@ -152,6 +152,22 @@ def test_history_that_is_better_alone_is_found_behind_the_models_drafts(seed: in
     assert sum(arm == (True, False) for arm in late) > 0.9 * len(late)
 
 
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_trial_ends_although_the_models_drafter_wakes_up_in_it(pays: bool) -> None:
+    """The drafter rests where nothing is asked, and runs in every step of the trial."""
+    cost = LearnedCost(alone=False)
+    both = 6.0 if pays else 2.0
+    asked = []
+    for _ in range(400):
+        asked.append(cost.next() is not None)
+        tokens = both if asked[-1] else 1.0
+        cost.observe(
+            0.006 if asked[-1] else 0.002, 8, 8 + 16 * asked[-1], False, 3 if asked[-1] else None, round(8 * tokens)
+        )
+    assert (sum(asked) > 300) is pays
+    assert (sum(asked) < 60) is not pays
+
+
 def test_drafts_of_the_models_own_drafter_count_on_both_sides() -> None:
     """Without the server's drafts, the model's own drafter yields as many tokens, so asking does not pay."""
     cost = LearnedCost()

@@ -249,14 +249,18 @@ class LearnedCost(_Steps):
         here = self._here
         least, most = LOOK_STEPS
         self._look = min(max(least, LOOK / sequences), most)
-        without = self._drafter if here.asks else here.model_drafts
-        # While that drafter rests during the server's drafts, the rate of both together is not available.
-        seen = [drafter for drafter in {False, without} if here.drafting[drafter].steps >= self._look]
-        if without and not here.asks and len(seen) < 2 and here.drafting[True].steps < 2 * self._look:
-            return  # wait for steps without that drafter; if it cannot be left out, judge both together
-        if not seen:
+        tried = [drafter for drafter in (False, True) if here.drafting[drafter].steps >= self._look]
+        if here.asks:
+            without = self._drafter
+            # While that drafter rests during the server's drafts, the rate of both together is not available.
+            tried = [drafter for drafter in tried if drafter <= without]
+        else:
+            without = here.model_drafts
+            if without and len(tried) < 2 and here.drafting[True].steps < 2 * self._look:
+                return  # wait for steps without that drafter; if it cannot be left out, judge both together
+        if not tried:
             return
-        if max(here.gain(drafter, without)[1] for drafter in seen) >= (1 if here.asks else GAIN):
+        if max(here.gain(drafter, without)[1] for drafter in tried) >= (1 if here.asks else GAIN):
             here.asks, here.pause = True, SHORTEST_PAUSE
             return
         here.pause = SHORTEST_PAUSE if here.asks else min(2 * here.pause, LONGEST_PAUSE)
