@@ -125,12 +125,12 @@ class _Steps:
         if not 0 < seconds < math.inf:
             self._wake()
             return
-        if prefill:
+        drafted = tokens - sequences
+        nothing = not (self._asked or drafted) and model_tokens is None
+        if prefill or (nothing and self._number % WATCHED and self._quiet):
             return
-        here, drafted = self._here, tokens - sequences
+        here = self._here
         looks = looks_of(self._asked, drafted / sequences, model_tokens)
-        if looks == NOTHING and self._quiet and self._number % WATCHED:
-            return
         here.prices.observe(self._number, seconds, sequences, looks)
         here.plain_steps += not self._asked
         # The tokens that the step yielded were drafted in the step before.
