@@ -73,7 +73,7 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         self._visits = Visits()
         self._places = asyncio.Semaphore(AT_ONCE)
 
-    async def UpdateCache(  # type: ignore[override]  # noqa: N802 - gRPC's name
+    async def UpdateCache(  # noqa: N802 - gRPC's name
         self, unread: object, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.UpdateCacheResponse:
         """See rollout_cache.proto."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -41,11 +42,11 @@ class Trainer:
 
     def together(self, prompts: Iterable[int]) -> list[Callable[[], int]]:
         """Updates that arrive now and get their epochs when they are called."""
-        arrived = []
+        arrived: list[Callable[[], int]] = []
         with ExitStack() as running:
             for prompt in prompts:
                 burst = running.enter_context(self._visits.update())
-                arrived.append(lambda prompt=prompt, burst=burst: self.visit(prompt, burst))
+                arrived.append(partial(self.visit, prompt, burst))
         return arrived
 
     def wait(self, seconds: float) -> None:
