@@ -54,10 +54,11 @@ class Silent:
 
 
 def test_a_full_queue_of_the_store_loses_no_update(start_server: Starter, connect: Connector) -> None:
-    """Several updaters send four times the bytes that may wait for the store, and send nothing again."""
+    """Several updaters send more than may wait for the store, also with the first updates; they send nothing again."""
     server = start_server("--max-backlog", "1MiB")
     wires = [connect(server.endpoint) for _ in range(3)]
-    response = text(18_000)
+    response = text(60_000)
+    assert AT_ONCE * 4 * len(response) > 1 << 20
     with stopped(server):
         calls = []
         for number in range(PROMPTS):
