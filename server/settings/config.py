@@ -59,8 +59,8 @@ class StoreConfig(BaseSettings):
     )
     max_backlog: Bytes = Field(
         MAX_BACKLOG,
-        description="maximum size of data that waits for the store, for example 256MiB; beyond it, the server refuses "
-        "ingests and commits",
+        description="maximum size of data that waits for the store, for example 256MiB; beyond it, ingests wait and "
+        "the server refuses commits for now",
     )
 
     @field_validator("data_dir", mode="before")
