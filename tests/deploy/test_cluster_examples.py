@@ -16,6 +16,7 @@ from tests.support.waiting import eventually
 
 RAY_JOB = PLANE / "ray.io_rayjobs.yaml"
 """KubeRay's definition of RayJob, as scripts/install-control-plane downloads it."""
+RAY_JOBS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"
 
 pytestmark = [asked_for, pytest.mark.timeout(1200)]
 
@@ -76,11 +77,12 @@ def test_kuberay_s_definition_takes_the_job(release: Release) -> None:
     definition = yaml.load(RAY_JOB.read_text(), Loader=yaml.CSafeLoader)
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     release.api.call("POST", definitions, definition)
-    eventually(lambda: release.api.exists(f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"), "RayJob is not served")
+    served = ("/apis/ray.io/v1", RAY_JOBS)
+    eventually(lambda: all(release.api.exists(path) for path in served), "RayJob is not served")
     (job,) = example("verl-rayjob.yaml")
     release.api.try_out(job, NAMESPACE)
     apply(release, job)
-    (made,) = release.api.items(f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs")
+    (made,) = release.api.items(RAY_JOBS)
     assert made["spec"]["rayClusterSpec"]["workerGroupSpecs"] == job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["environment"] = []
     with pytest.raises(Refused, match=r"unknown field .*environment"):

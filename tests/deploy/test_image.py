@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 BASE = "localhost/histospec-base"
 IMAGE = "localhost/histospec"
 WORKER_BASE = "localhost/vllm"
-WORKER = "localhost/histospec-worker"
+WORKER_IMAGE = "localhost/histospec-worker"
 # The Debian packages of the official image. Debian has no Python 3.12; the pinned versions are for 3.12 and later. The
 # last two are for the workers.
 SUITE = "trixie"
@@ -141,7 +141,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         engine.build("Dockerfile", IMAGE, BASE=BASE)
         engine.buildah("config", "--entrypoint", '["vllm", "serve"]', base)
         engine.buildah("commit", "--quiet", base, WORKER_BASE)
-        engine.build("deploy/worker.Dockerfile", WORKER, BASE=WORKER_BASE)
+        engine.build("deploy/worker.Dockerfile", WORKER_IMAGE, BASE=WORKER_BASE)
         yield engine
     finally:
         engine.close()
@@ -225,14 +225,16 @@ def test_sigterm_drains_without_dropping_a_stream(engine: Engine, container: Con
 
 def in_worker(engine: Engine, *words: str) -> "subprocess.CompletedProcess[str]":
     """Runs a command in a new container of the workers' image, without a network."""
-    command = engine.podman("run", "--rm", "--network", "none", *LIMITS, "--entrypoint", words[0], WORKER, *words[1:])
+    command = engine.podman(
+        "run", "--rm", "--network", "none", *LIMITS, "--entrypoint", words[0], WORKER_IMAGE, *words[1:]
+    )
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 @asked_for
 @pytest.mark.timeout(3600)
 def test_the_workers_image_is_its_base_and_the_client(engine: Engine) -> None:
-    entry = json.loads(engine.buildah("inspect", "--type", "image", WORKER))["Docker"]["config"]["Entrypoint"]
+    entry = json.loads(engine.buildah("inspect", "--type", "image", WORKER_IMAGE))["Docker"]["config"]["Entrypoint"]
     assert entry == ["vllm", "serve"], "of the base"
     listed = in_worker(engine, "python3", "-m", "pip", "list", "--format", "json")
     installed = {str(canonicalize_name(found["name"])): found["version"] for found in json.loads(listed.stdout)}
