@@ -69,7 +69,7 @@ class Prometheus:
 
     def __init__(self, directory: Path, targets: Iterable[str | Job] | Job, rules: Path) -> None:
         self._address = f"127.0.0.1:{free_port()}"
-        given = [targets] if isinstance(targets, dict) else list(targets)
+        given: list[str | Job] = [targets] if isinstance(targets, dict) else [*targets]
         jobs = [job for job in given if isinstance(job, dict)]
         if not jobs:
             jobs = [{"job_name": "histospec", "static_configs": [{"targets": given}]}]
