@@ -92,6 +92,7 @@ class Pump:
 
         self.wait(lambda: bool(tasks) and tasks[0].done(), timeout, first)
         with self._free:
+            self._asleep += 1
             while self._driven:
                 self._free.wait()
             loop.close()
@@ -127,10 +128,8 @@ class Pump:
                     continue
                 self._driven = True
             try:
-                if first is not None:  # no other thread drives, so there is no loop to wake, which costs system calls
-                    loop.call_soon(first)
-                    first = None
-                loop.turn(done, until)
+                now, first = first, None
+                loop.turn(done, until, now)
             finally:
                 with self._lock:
                     self._driven = False
@@ -160,22 +159,24 @@ class _Loop(asyncio.SelectorEventLoop):
     """An event loop that turns for a while, at less cost than `run_forever` and `stop`: a step turns it twice."""
 
     def __init__(self) -> None:
-        self._selector_until = _Selector()
-        super().__init__(self._selector_until)
+        self._bounded = _Selector()
+        super().__init__(self._bounded)
 
-    def turn(self, done: Callable[[], bool], until: float) -> None:
-        """Runs callbacks until done() is true, or until a time on the monotonic clock.
+    def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None) -> None:
+        """Calls `first`, and runs callbacks until done() is true, or until a time on the monotonic clock.
 
         While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's
         frames, which hold the client. Raising an exception without frames around the loop prevents this.
         """
-        self._selector_until.until = until
+        self._bounded.until = until
         asyncio._set_running_loop(self)
         try:
             raise _Turning
         except _Turning as turning:
             turning.__traceback__ = turning.__context__ = None
             try:
+                if first is not None:
+                    self._call(first)
                 while not done() and time.monotonic() < until:
                     self._run_once()  # type: ignore[attr-defined]  # one round; private, but in every version of Python
             except BaseException as error:
@@ -183,6 +184,13 @@ class _Loop(asyncio.SelectorEventLoop):
                 raise
         finally:
             asyncio._set_running_loop(None)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Calls a function at once, as the loop does with its callbacks."""
+        try:
+            function()
+        except Exception as error:
+            self.call_exception_handler({"message": f"Exception in {function!r}", "exception": error})
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
