@@ -16,6 +16,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
+IN_A_ROW = 32
+"""Callbacks that run before the loop looks for input again."""
+
+
 class Pump:
     """A private event loop, driven by the threads that wait for it."""
 
@@ -177,13 +181,28 @@ class _Loop(asyncio.SelectorEventLoop):
             try:
                 if first is not None:
                     self._call(first)
-                while not done() and time.monotonic() < until:
-                    self._run_once()  # type: ignore[attr-defined]  # one round; private, but in every version of Python
+                self._rounds(done, until)
             except BaseException as error:
                 error.__context__ = None
                 raise
         finally:
             asyncio._set_running_loop(None)
+
+    def _rounds(self, done: Callable[[], bool], until: float) -> None:
+        """Runs callbacks; asks the selector only if none is ready, and after IN_A_ROW of them.
+
+        Uses private names of asyncio, which are the same in Python 3.10 to 3.14.
+        """
+        ready, row = self._ready, 0  # type: ignore[attr-defined]
+        while not done() and time.monotonic() < until:
+            if ready and row < IN_A_ROW:
+                row += 1
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+            else:
+                row = 0
+                self._run_once()  # type: ignore[attr-defined]
 
     def _call(self, function: Callable[[], None]) -> None:
         """Calls a function at once, as the loop does with its callbacks."""
