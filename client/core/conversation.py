@@ -27,7 +27,6 @@ from histospec.client.core.session import Commit, Session
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
 
-
 NOTHING: Mapping[int, str] = MappingProxyType({})
 
 

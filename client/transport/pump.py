@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-
 IN_A_ROW = 32
 """Callbacks that run before the loop looks for input again."""
 
