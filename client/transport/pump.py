@@ -180,6 +180,7 @@ class _Loop(asyncio.SelectorEventLoop):
             try:
                 if first is not None:
                     self._call(first)
+                    self._run_once()  # type: ignore[attr-defined]  # takes what has arrived: the caller may wait for nothing
                 self._rounds(done, until)
             except BaseException as error:
                 error.__context__ = None
@@ -188,20 +189,21 @@ class _Loop(asyncio.SelectorEventLoop):
             asyncio._set_running_loop(None)
 
     def _rounds(self, done: Callable[[], bool], until: float) -> None:
-        """Runs callbacks; asks the selector only if none is ready, and after IN_A_ROW of them.
+        """Runs callbacks. Looks for input only if none is ready, and after IN_A_ROW of them.
 
         Uses private names of asyncio, which are the same in Python 3.10 to 3.14.
         """
-        ready, row = self._ready, 0  # type: ignore[attr-defined]
-        while not done() and time.monotonic() < until:
-            if ready and row < IN_A_ROW:
-                row += 1
+        ready = self._ready  # type: ignore[attr-defined]
+        while True:
+            for _ in range(IN_A_ROW):
+                if not ready:
+                    break
                 handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
-            else:
-                row = 0
-                self._run_once()  # type: ignore[attr-defined]
+            if done() or time.monotonic() >= until:
+                return
+            self._run_once()  # type: ignore[attr-defined]
 
     def _call(self, function: Callable[[], None]) -> None:
         """Calls a function at once, as the loop does with its callbacks."""
