@@ -15,13 +15,13 @@ READ: dict[str, dict[str, str]] = {
         "synchronous steps",
         "e9697ff7c764": "counts tokens in flight, and `_free_request` returns two values, which the adapter passes on",
         "0fd57ec8e3bd": "sampling masks and encoder-only engines, without drafts",
-        "36dc0b16b485": "fails requests whose KV transfer failed, as aborted ones: `finish_requests` ends their sessions",
+        "36dc0b16b485": "fails requests whose KV transfer failed, through `finish_requests`, which ends their sessions",
         "e63c4782fa8c": "caches the blocks of accepted tokens at once, from the count that "
         "`_update_request_with_output` corrects, and adds streaming requests to the queue later. Sessions depend on "
         "neither; tests/vllm/test_history.py runs it in a real engine",
     },
     f"{SCHEDULER}._update_request_with_output": {
-        "e77c13040581": "after a stop it takes the trimmed tokens off `num_computed_tokens`. The tokens of the request, "
+        "e77c13040581": "takes the tokens that it trims after a stop off `num_computed_tokens`. The request's tokens, "
         "its status and the list that it trims are as before; tests/vllm/test_history.py runs it in a real engine",
     },
     f"{SCHEDULER}._free_request": {

@@ -208,32 +208,45 @@ class Record:
 
     def text(self) -> str:
         """Returns the tables of docs/vllm-versions.md: the releases, and the bodies that were read."""
-        rows = ["| vLLM | state | without | other bodies | torch | pinned by |", "|---|---|---|---|---|---|"]
-        for version in self.found:
-            verdict = self.verdict(version)
-            without = [f"{NOTES.index(text) + 1}" for text in verdict.without if text in NOTES]
+        verdicts = {version: self.verdict(version) for version in self.found}
+        works = [version for version, verdict in verdicts.items() if not verdict.missing]
+        notes = [note for note in NOTES if any(note in verdicts[version].without for version in works)]
+        rows = [
+            "| vLLM | read in | state | without | other bodies | torch | pinned by |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for version, verdict in verdicts.items():
+            without = [str(number) for number, note in enumerate(notes, 1) if note in verdict.without]
+            bodies = 0 if verdict.missing or version in releases.TESTED else len(verdict.changed)
             row = (
                 version,
+                ", ".join(self.packages[version]),
                 _state(version, verdict),
-                f"missing: {_names(verdict.missing)}" if verdict.missing else ", ".join(sorted(without)),
-                "" if verdict.missing or version in releases.TESTED else str(len(verdict.changed) or ""),
+                f"`{verdict.missing[0]}`" if verdict.missing else ", ".join(without),
+                str(bodies or ""),
                 self.torch[version] or "",
                 PINNED.get(version, ""),
             )
             rows.append(f"| {' | '.join(row)} |")
-        notes = [f"{number}. {text[0].upper()}{text[1:]}." for number, text in enumerate(NOTES, 1)]
-        rows += ["", "In the column *without*:", "", *notes, "", "*Other bodies*:", ""]
-        rows += ["| function | vLLM | what it does otherwise |", "|---|---|---|"]
-        for symbol, bodies in READ.items():
-            for body, said in bodies.items():
-                having = [v for v, found in self.found.items() if (fact := found[symbol]) and fact.body == body]
-                rows.append(f"| {_names([symbol])} | {', '.join(having)} | {said} |")
+        rows += ["", "*Without*:", "", *(f"{n}. {note[0].upper()}{note[1:]}." for n, note in enumerate(notes, 1))]
+        rows += ["", "*Other bodies*:", "", "| function | vLLM | what it does otherwise |", "|---|---|---|"]
+        for symbol, bodies_read in READ.items():
+            for body, said in bodies_read.items():
+                having = [v for v in works if (fact := self.found[v][symbol]) is not None and fact.body == body]
+                rows.append(f"| `{symbol.partition(':')[2]}` | {', '.join(having)} | {said} |")
         return "\n".join(rows)
 
 
 def look(sources: Sources) -> dict[str, Found | None]:
-    """Returns what sources have of each name that the adapter relies on."""
-    return {symbol: sources.look(symbol) for symbol in wanted()}
+    """Returns what sources have of each name that the adapter relies on: of functions, what it relies on."""
+    found = {}
+    for symbol, want in wanted().items():
+        here = sources.look(symbol)
+        if here is not None:
+            parameters = here.parameters if want.begins or want.takes else None
+            here = Found(parameters, here.body if want.body else None)
+        found[symbol] = here
+    return found
 
 
 def written(page: str, text: str) -> str:
@@ -322,10 +335,6 @@ def _state(version: str, verdict: Verdict) -> str:
     if verdict.missing:
         return "not supported"
     return "sources agree" if verdict.agrees else "sources differ, not read yet"
-
-
-def _names(symbols: Iterable[str]) -> str:
-    return ", ".join(f"`{symbol.partition(':')[2]}`" for symbol in symbols)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,8 @@ def check_method(speculative: Any) -> None:
         )
     verifies = getattr(speculative, "rejection_sample_method", "standard")
     if verifies not in EXACT:
-        raise ValueError(
-            f"HistoSpec: rejection_sample_method is {verifies!r}, {LOSSY.get(verifies, 'which HistoSpec does not know')}; "
-            "set it to 'standard'"
-        )
+        why = LOSSY.get(verifies, "which HistoSpec does not know")
+        raise ValueError(f"HistoSpec: rejection_sample_method is {verifies!r}, {why}; set it to 'standard'")
     if getattr(speculative, "num_speculative_tokens_per_batch_size", None):
         raise ValueError(
             "HistoSpec: num_speculative_tokens_per_batch_size is set, but HistoSpec chooses how many tokens the "

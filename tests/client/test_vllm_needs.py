@@ -22,9 +22,9 @@ LISTS = ("interface.py", "needs.py", "releases.py")
 ADAPTER = [path for path in sorted((ROOT / "client/vllm").rglob("*.py")) if path.name not in LISTS]
 OF_VLLM = [*ADAPTER, ROOT / "client/rollouts/sampling.py"]
 PLAIN = frozenset(
-    ("device", "dtype", "shape", "to", "long", "new_empty", "new_zeros", "new_full", "initial_seed", "is_cuda")
-    + ("get", "setdefault", "tolist", "split", "startswith", "endswith", "update", "append", "fullmatch")
-)
+    ["device", "dtype", "initial_seed", "is_cuda", "long", "new_empty", "new_full", "new_zeros", "shape", "to", "tolist",
+     "append", "endswith", "fullmatch", "get", "setdefault", "split", "startswith", "update"]
+)  # fmt: skip
 """Attributes of tensors and of Python's own types, which vLLM's objects hold."""
 
 
@@ -95,6 +95,9 @@ def used(tree: ast.Module) -> Iterator[tuple[int, str]]:
     outside = ast.Module([node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], [])
     around = Names(outside, constants(tree), {})
     known = around.known | {f"{f.name}()": symbol for f in functions if (symbol := around.returned(f))}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":
+            yield from ((node.lineno, f"{node.module}:{alias.name}") for alias in node.names)
     for part in (outside, *functions):
         names = Names(part, around.texts, known)
         for node in ast.walk(part):
@@ -120,8 +123,7 @@ def read(tree: ast.Module) -> Iterator[tuple[int, str]]:
             if isinstance(node, ast.Attribute) and of(node.value, theirs):
                 yield node.lineno, node.attr
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and of(node.args[0], theirs):
-                if isinstance(node.args[1], ast.Constant):
-                    yield node.lineno, str(node.args[1].value)
+                yield from ((node.lineno, str(a.value)) for a in node.args[1:2] if isinstance(a, ast.Constant))
 
 
 def of(node: ast.expr, names: set[str]) -> bool:
@@ -136,7 +138,9 @@ def unlisted(tree: ast.Module, symbols: frozenset[str]) -> Iterator[tuple[int, s
     attributes = {symbol.rpartition(".")[2] for symbol in symbols} | PLAIN
     for line, symbol in used(tree):
         module, _, path = symbol.partition(":")
-        known = [i for i in range(1, 1 + len(path.split("."))) if f"{module}:{'.'.join(path.split('.')[:i])}" in symbols]
+        known = [
+            i for i in range(1, 1 + len(path.split("."))) if f"{module}:{'.'.join(path.split('.')[:i])}" in symbols
+        ]
         rest = path.split(".")[known[-1] :] if known else [path]
         wrong = [name for name in rest if not known or (name not in attributes and not name.startswith("__"))]
         yield from ((line, symbol) for _ in wrong[:1])
