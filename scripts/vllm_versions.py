@@ -204,7 +204,7 @@ class Record:
 
     def verdict(self, version: str) -> Verdict:
         """Returns the verdict on a recorded release."""
-        return judge(self.found[version], [self.found[tested] for tested in releases.TESTED if tested != version])
+        return judge(self.found[version], [self.found[tested] for tested in releases.TESTED])
 
     def text(self) -> str:
         """Returns the tables of docs/vllm-versions.md: the releases, and the bodies that were read."""
@@ -217,7 +217,7 @@ class Record:
         ]
         for version, verdict in verdicts.items():
             without = [str(number) for number, note in enumerate(notes, 1) if note in verdict.without]
-            bodies = 0 if verdict.missing or version in releases.TESTED else len(verdict.changed)
+            bodies = 0 if verdict.missing else len(verdict.changed)
             row = (
                 version,
                 ", ".join(self.packages[version]),

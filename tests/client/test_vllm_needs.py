@@ -22,8 +22,8 @@ LISTS = ("interface.py", "needs.py", "releases.py")
 ADAPTER = [path for path in sorted((ROOT / "client/vllm").rglob("*.py")) if path.name not in LISTS]
 OF_VLLM = [*ADAPTER, ROOT / "client/rollouts/sampling.py"]
 PLAIN = frozenset(
-    ["device", "dtype", "initial_seed", "is_cuda", "long", "new_empty", "new_full", "new_zeros", "shape", "to", "tolist",
-     "append", "endswith", "fullmatch", "get", "setdefault", "split", "startswith", "update"]
+    ["device", "dtype", "initial_seed", "is_cuda", "long", "new_empty", "new_full", "new_zeros", "shape", "to",
+     "tolist", "append", "endswith", "fullmatch", "get", "setdefault", "split", "startswith", "update"]
 )  # fmt: skip
 """Attributes of tensors and of Python's own types, which vLLM's objects hold."""
 
