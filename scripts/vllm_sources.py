@@ -47,10 +47,10 @@ class Sources:
             nodes = self._in_module(module, name)
         else:
             nodes = [
-                node
-                for owner in self._in_module(module, owners[0])
-                if isinstance(owner[1], ast.ClassDef)
-                for node in self._in_class(*owner, name)
+                found
+                for where, owner in self._in_module(module, owners[0])
+                if isinstance(owner, ast.ClassDef)
+                for found in self._in_class(where, owner, name)
             ]
         for _, node in nodes:
             if isinstance(node, Function):

@@ -244,7 +244,7 @@ class Record:
 
 def look(sources: Sources) -> dict[str, Found | None]:
     """Returns what sources have of each name that the adapter relies on: of functions, what it relies on."""
-    found = {}
+    found: dict[str, Found | None] = {}
     for symbol, want in wanted().items():
         here = sources.look(symbol)
         if here is not None:
