@@ -6,6 +6,8 @@ docs/vllm-versions.md shows them with their releases.
 
 from histospec.client.vllm.needs import CORE, DETOKENIZER, REJECTION, RUNNER, SCHEDULER, TOP_K_TOP_P
 
+NO_DRAFTS = "does not read the configuration of speculation; a step without drafts is prepared as without speculation"
+
 READ: dict[str, dict[str, str]] = {
     f"{SCHEDULER}.update_from_output": {
         "fe49d152bf23": "no stale output of preempted requests, and statistics of KV transfers are read earlier; it "
@@ -51,14 +53,16 @@ READ: dict[str, dict[str, str]] = {
         "47f35f947a23": "no option for noise in double precision",
         "7e6427026741": "names the modes of processed logprobs in place; the same two modes",
     },
-    f"{REJECTION}:RejectionSampler.forward": {
-        "556de0bc2bf3": "no option for noise in double precision; samples the token after each draft first, alike",
-        "08df60d080bb": "passes the settings of FLy on; samples the token after each draft first, alike",
-    },
     f"{REJECTION}:rejection_sample": {
         "99ef224c33e4": "no option for noise in double precision",
         "e9586f7ec481": "verifies with FLy, which accepts tokens that the model would not have sampled, if "
         "`rejection_sample_method` is 'fly'. The adapter refuses that setting",
+    },
+    f"{RUNNER}._prepare_inputs": {
+        "2a435aa03d01": NO_DRAFTS,
+        "11be87b84996": NO_DRAFTS,
+        "be7fcd98269f": NO_DRAFTS,
+        "c417a7a1fa51": NO_DRAFTS,
     },
     f"{RUNNER}.propose_draft_token_ids": {
         "332f393d2435": "reads no number of tokens from the step; calls `propose` of `custom_class` alike",

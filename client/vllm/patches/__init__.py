@@ -54,7 +54,7 @@ PATCHES = (
         symbol="vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs",
         room="undrafted",
         installed_by="WorkerBase.__init__",
-        versions="run with 0.27, where it changes nothing, and 0.32; another signature is kept, with a line in the log",
+        versions="0.32 and later, run with 0.32; in older ones it changes nothing; another signature is kept",
         why="a step without drafts costs 5 % more than one without speculation",
         until="vLLM prepares such a step as without speculation; models with recurrent layers keep vLLM's way",
     ),

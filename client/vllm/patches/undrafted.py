@@ -1,9 +1,9 @@
 """Makes steps without drafts cost what they cost without speculation.
 
-vLLM 0.32 prepares the verification of drafts in every step if any speculation is configured. Models with recurrent
-layers need that. For other models, a step without drafts then takes 5 % more time on a CPU: it computes the places of
-no drafted tokens, and runs the rejection sampler around the sampler. vLLM 0.27 prepares such a step as an engine
-without speculation does. With this replacement, later versions do so, too.
+Since 0.32, vLLM prepares the verification of drafts in every step if any speculation is configured. Models with
+recurrent layers need that. For other models, a step without drafts then takes 5 % more time on a CPU: it computes the
+places of no drafted tokens, and runs the rejection sampler around the sampler. Up to 0.31, vLLM prepared such a step as
+an engine without speculation does. With this replacement it does so again.
 """
 
 import functools
