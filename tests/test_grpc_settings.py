@@ -34,9 +34,9 @@ for _ in range(300):
 woken = 0
 for thread in os.listdir("/proc/self/task"):
     with open(f"/proc/self/task/{{thread}}/status") as file:
-        lines = dict(line.rstrip().split(":\\t", 1) for line in file)
-    if lines["Name"] == "event_engine":
-        woken += int(lines["voluntary_ctxt_switches"])
+        facts = dict(line.split(":") for line in file if line.startswith(("Name:", "voluntary_ctxt_switches:")))
+    if facts["Name"].strip() == "event_engine":
+        woken += int(facts["voluntary_ctxt_switches"])
 print(woken)
 os._exit(0)
 """

@@ -35,8 +35,10 @@ class Pump:
         ran = False
 
         def first() -> None:
-            function()
-            loop.call_soon(last)  # after the first turn of every task that the function started
+            try:
+                function()
+            finally:
+                loop.call_soon(last)  # after the first turn of every task that the function started
 
         def last() -> None:
             nonlocal ran
@@ -171,7 +173,6 @@ class _Loop(asyncio.SelectorEventLoop):
         While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's
         frames, which hold the client. Raising an exception without frames around the loop prevents this.
         """
-        self._bounded.until = until
         asyncio._set_running_loop(self)
         try:
             raise _Turning
@@ -180,7 +181,9 @@ class _Loop(asyncio.SelectorEventLoop):
             try:
                 if first is not None:
                     self._call(first)
-                    self._run_once()  # type: ignore[attr-defined]  # takes what has arrived: the caller may wait for nothing
+                    self._bounded.until = 0.0  # takes what has arrived, and does not wait: done() may be true at once
+                    self._run_once()  # type: ignore[attr-defined]
+                self._bounded.until = until
                 self._rounds(done, until)
             except BaseException as error:
                 error.__context__ = None
