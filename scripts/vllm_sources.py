@@ -99,12 +99,12 @@ class Sources:
                 yield module, node
         for method in owner.body:
             if isinstance(method, Function):
-                yield from ((module, node) for node in ast.walk(method) if _is_own(node, name))
+                yield from ((module, inner) for inner in ast.walk(method) if _is_own(inner, name))
         for base in owner.bases:
             text = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
-            for where, node in self._in_module(module, text):
-                if isinstance(node, ast.ClassDef) and node is not owner:
-                    yield from self._in_class(where, node, name)
+            for where, above in self._in_module(module, text):
+                if isinstance(above, ast.ClassDef) and above is not owner:
+                    yield from self._in_class(where, above, name)
 
     def _module(self, module: str) -> ast.Module | None:
         file = self._file(module)

