@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU times. The defaults were fitted on an Intel Xeon with 2 cores; docs/scale.md says how well.
+    """CPU times. The defaults were fitted on two cores of an AMD EPYC; docs/scale.md says how well.
 
     Attributes:
         message, problem, session, drafted: microseconds of a shard for a step: per message, per problem of its
@@ -25,15 +25,15 @@ class Costs:
 
     """
 
-    message: float = 884.0
-    problem: float = 11.9
-    session: float = 3.4
-    drafted: float = 2.8
-    client_step: float = 0.0
-    client_message: float = 755.0
-    client_session: float = 5.0
-    call: float = 2300.0
-    token: float = 188.0
+    message: float = 598.0
+    problem: float = 4.9
+    session: float = 3.2
+    drafted: float = 2.0
+    client_step: float = 748.0
+    client_message: float = 111.0
+    client_session: float = 2.3
+    call: float = 1202.0
+    token: float = 150.0
 
 
 @dataclass(frozen=True)
