@@ -69,6 +69,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("history", {"prompt": [1], "problem": "a", "limit": 3}),
     ("histories", {"prompts": [[1]], "problems": ["a"], "limit": 3}),
     ("predict_length", {"prompt": [1], "problem": "a", "generated": 3, "quantiles": [0.5]}),
+    ("predict_lengths", {"prompts": [[1]], "problems": ["a"], "generated": [3], "quantiles": [0.5]}),
     ("rewind", {"epoch": 1}),
     ("receive", {"pending": None}),
 ]
