@@ -19,6 +19,8 @@ COUNTED = (
 )  # fmt: skip
 """Numbers of `NamespaceFacts` that only grow while a shard runs."""
 
+NAMES = ("accept_rate", "tokens_per_step", "cache_hit_rate", "draft_share", "model_accept_rate")
+
 
 class RolloutMetrics:
     """Metrics of a namespace since the last call, from the counters of the draft server::
@@ -43,40 +45,30 @@ class RolloutMetrics:
         self._paused = False
         self._silent = False
         self._collected = time.monotonic()
-        self._metrics: dict[str, float] = {}
+        self._found: dict[str, float | None] = dict.fromkeys(NAMES)
         self._before = self._read()
 
-    def collect(self, every: float = 0.0) -> dict[str, float]:
+    def collect(self, every: float = 0.0, absent: float | None = None) -> dict[str, float]:
         """Returns the metrics since the last call. Never raises because of the server.
 
-        A metric without observations is absent: without a draft there is no acceptance rate.
-
         Args:
-            every: within this many seconds after a call, returns the result of that call again. For places that do not
+            every: until this many seconds after a call, returns the result of that call again. For places that do not
                 know when a step ends.
+            absent: value of a metric without observations; without a draft there is no acceptance rate. None: such a
+                metric is left out.
 
         Returns:
             By name, after the prefix: `accept_rate`, accepted tokens as a share of the tokens that the server drafted;
                 `tokens_per_step`, generated tokens per forward pass of a request; `cache_hit_rate`, the share of
                 sessions whose problem had history; `draft_share`, the share of forward passes for which the server
-                had a draft; `model_accept_rate`, the acceptance rate of the model's own drafter, if it drafts.
+                had a draft; `model_accept_rate`, the acceptance rate of the model's own drafter.
         """
-        now = time.monotonic()
-        if now - self._collected < every:
-            return self._metrics
-        self._advance()
-        counted, self._counted, self._collected = self._counted, Counter(), now
-        some = gain({**dict.fromkeys(COUNTED, 0), **counted, MODEL_DRAFTED: counted["model_draft_tokens"]}, None)
-        found = {
-            "accept_rate": some.acceptance,
-            "tokens_per_step": some.tokens_per_step,
-            "cache_hit_rate": some.known,
-            "draft_share": counted["drafts_hit"] / some.steps if some.steps else None,
-        }
-        if drafted := counted["model_draft_tokens"]:
-            found["model_accept_rate"] = counted["model_accepted_tokens"] / drafted
-        self._metrics = {f"{self._prefix}{name}": value for name, value in found.items() if value is not None}
-        return self._metrics
+        if time.monotonic() - self._collected >= every:
+            self._advance()
+            counted, self._counted, self._collected = self._counted, Counter(), time.monotonic()
+            self._found = _ratios(counted)
+        found = {name: absent if value is None else value for name, value in self._found.items()}
+        return {f"{self._prefix}{name}": value for name, value in found.items() if value is not None}
 
     def pause(self) -> None:
         """Leaves out what follows until `resume`, such as validation."""
@@ -117,3 +109,11 @@ class RolloutMetrics:
             shard.shard: {name: 0 if shard.namespace is None else getattr(shard.namespace, name) for name in COUNTED}
             for shard in told
         }
+
+
+def _ratios(counted: Counter[str]) -> dict[str, float | None]:
+    drafted = counted["model_draft_tokens"]
+    some = gain({**dict.fromkeys(COUNTED, 0), **counted, MODEL_DRAFTED: drafted}, None)
+    share = counted["drafts_hit"] / some.steps if some.steps else None
+    model = counted["model_accepted_tokens"] / drafted if drafted else None
+    return dict(zip(NAMES, (some.acceptance, some.tokens_per_step, some.known, share, model), strict=True))

@@ -78,9 +78,12 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftClient]:
     """A client whose calls end before the network."""
-    monkeypatch.setattr(
-        "histospec.client.transport.single.BlockingCalls.one", lambda self, call: len(call.request.SerializeToString())
-    )
+
+    def answered(self: Any, call: Any) -> Any:
+        size = len(call.request.SerializeToString())
+        return [size] if call.method == "PredictLengths" else size
+
+    monkeypatch.setattr("histospec.client.transport.single.BlockingCalls.one", answered)
     monkeypatch.setattr("histospec.client.sync.DraftClient.flush", lambda self, timeout=None: None)
     monkeypatch.setattr("histospec.client.transport.stream.Streams.kick", lambda self, shards: written(self._core))
     with DraftClient(NOWHERE, "run", timeouts=Timeouts(step=1e-9, shutdown=0.01)) as client:

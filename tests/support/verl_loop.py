@@ -55,7 +55,7 @@ class Loop(PPOTrainerSync):  # type: ignore[misc]
         fields = ["prompts", "responses", "extra_fields"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         texts = ([row.tolist() for row in data[name].unbind()] for name in fields[:2])
-        self.visits.append(Visit(*texts, list(data["extra_fields"].tolist())))
+        self.visits.append(Visit(*texts, [getattr(value, "data", value) for value in data["extra_fields"]]))
         return batch
 
 

@@ -59,6 +59,7 @@ def test_counters_are_those_of_the_metrics(server: Server) -> None:
         client.step(sessions, [[], []], max_tokens=0)
         (draft, empty) = client.step(sessions, [[10, 11], [7]])
         client.step(sessions, [draft.tokens[:1], [8]], max_tokens=0)
+        client.step(client.open([[3]]), [[7]])  # waits until the server has all of that
         (told,) = client.inspect(60.0)
     facts = told.namespace
     assert facts is not None
@@ -69,11 +70,11 @@ def test_counters_are_those_of_the_metrics(server: Server) -> None:
         keys = [key for key in metrics if key.startswith(f"histospec_{name}_total") and label in key]
         return sum(metrics[key] for key in keys)
 
-    assert (facts.lookups_hit, facts.lookups_miss) == (1, 1)
-    assert (facts.drafts_hit, facts.drafts_empty) == (1, 1) == (total("drafts", "hit"), total("drafts", "empty"))
+    assert (facts.lookups_hit, facts.lookups_miss) == (1, 2)
+    assert (facts.drafts_hit, facts.drafts_empty) == (1, 2) == (total("drafts", "hit"), total("drafts", "empty"))
     assert facts.draft_tokens == len(draft) == total("draft_tokens")
     assert facts.accepted_tokens == 1 == total("accepted_tokens")
-    assert facts.generated_tokens == 5 == total("generated_tokens")
+    assert facts.generated_tokens == 6 == total("generated_tokens")
     assert facts.undrafted_tokens == total("undrafted_tokens")
     assert facts.model_draft_tokens == facts.model_accepted_tokens == 0
 

@@ -87,7 +87,9 @@ REQUESTS = {
         pb.PredictLengthRequest, generated=st.integers(0, 2**32 - 1), quantiles=st.lists(st.floats(), max_size=3), **WHO
     ),
     "PredictLengths": st.builds(
-        pb.PredictLengthsRequest, namespace=WHO["namespace"], quantiles=st.lists(st.floats(), max_size=3),
+        pb.PredictLengthsRequest,
+        namespace=WHO["namespace"],
+        quantiles=st.lists(st.floats(), max_size=3),
         problems=st.lists(
             st.builds(
                 pb.ExpectedResponse, prompt=WHO["prompt"], problem=WHO["problem"], generated=st.integers(0, 2**32 - 1)
