@@ -24,8 +24,8 @@ from histospec.client import DraftClient, Response
 from histospec.client.values import LengthPrediction
 from histospec.replay.recordings import Problem, RecordingError, read
 
-LATE = 0.9
-"""The quantile to sort by: the slowest responses of a group decide when the batch is done."""
+LONGEST = 1.0
+"""The quantile to sort by: one long response keeps the batch waiting, and the mean says little about it."""
 
 
 class Epoch(NamedTuple):
@@ -67,7 +67,7 @@ def follow(client: DraftClient, problems: Sequence[Problem], slots: int) -> list
         texts = [[r.flat() for r in problem.responses if r.epoch == number] for problem in visited]
         prompts = [problem.prompt for problem in visited]
         if number != epochs[0]:
-            expected = longest_first(client.predict_lengths(prompts, quantiles=[LATE]))
+            expected = longest_first(client.predict_lengths(prompts, quantiles=[LONGEST]))
             groups = [[len(text) for text in group] for group in texts]
             orders = groups, [groups[place] for place in expected], sorted(groups, key=max, reverse=True)
             recorded, first, best = (makespan(chain.from_iterable(order), slots) for order in orders)

@@ -22,18 +22,20 @@ class Measuring:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._validating = False
-        self._metrics: RolloutMetrics | None = None
-        try:
-            self._metrics = RolloutMetrics(DraftClient(), PREFIX)
-        except ConfigurationError as error:
-            logger.warning(
-                "HistoSpec: verl logs no metrics of drafts, because its trainer cannot ask the server: %s", error
-            )
-            return
-        log_with_steps(self._metrics.collect)
+        self._metrics = _metrics()
+        log_with_steps(dict if self._metrics is None else self._metrics.collect)
 
     def _begins(self, validation: bool) -> None:
         """Notes that rollouts of training or of a validation begin."""
         if self._metrics is not None and validation != self._validating:
             (self._metrics.pause if validation else self._metrics.resume)()
         self._validating = validation
+
+
+def _metrics() -> RolloutMetrics | None:
+    """Returns metrics from the server that the environment names; None, with a warning, if it names none."""
+    try:
+        return RolloutMetrics(DraftClient(), PREFIX)
+    except ConfigurationError as error:
+        logger.warning("HistoSpec: verl logs no metrics of drafts, because its trainer has no server to ask: %s", error)
+        return None

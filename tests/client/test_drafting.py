@@ -237,8 +237,8 @@ def test_lengths_of_a_batch(client: DraftClient) -> None:
     assert [p and (p.quantiles.tolist(), p.lengths.tolist(), p.observations) for p in found] == [
         ([0.5, 1], [20, 30], 3), ([0.5, 1], [300, 300], 1), ([0.5, 1], [7, 7], 1), ([0.5, 1], [], 0),
     ]  # fmt: skip
-    for prediction, *one in zip(found, prompts, problems, generated, strict=True):
-        alone = client.predict_length(*one, quantiles=[0.5, 1])
+    for prediction, prompt, problem, begun in zip(found, prompts, problems, generated, strict=True):
+        alone = client.predict_length(prompt, problem, begun, [0.5, 1])
         assert prediction is not None
         assert prediction.lengths.tolist() == alone.lengths.tolist()
     assert client.predict_lengths([]) == []

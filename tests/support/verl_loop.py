@@ -54,8 +54,9 @@ class Loop(PPOTrainerSync):  # type: ignore[misc]
     def _update_actor(self, batch: Any, metrics: Any) -> Any:
         fields = ["prompts", "responses", "extra_fields"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        texts = ([row.tolist() for row in data[name].unbind()] for name in fields[:2])
-        self.visits.append(Visit(*texts, [getattr(value, "data", value) for value in data["extra_fields"]]))
+        prompts, responses = ([row.tolist() for row in data[name].unbind()] for name in fields[:2])
+        extra = [getattr(value, "data", value) for value in data["extra_fields"]]
+        self.visits.append(Visit(prompts, responses, extra))
         return batch
 
 

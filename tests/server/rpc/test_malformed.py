@@ -225,14 +225,16 @@ UNARY = {
     ),
     "lengths": (
         lambda stub: stub.PredictLengths(
-            pb.PredictLengthsRequest(namespace="run", problems=[{"prompt": i32(1)}, {"prompt": b""}])
+            pb.PredictLengthsRequest(
+                namespace="run", problems=[pb.ExpectedResponse(prompt=i32(1)), pb.ExpectedResponse()]
+            )
         ),
         INVALID,
         "problems[1].prompt: must not be empty",
     ),
     "too many lengths": (
         lambda stub: stub.PredictLengths(
-            pb.PredictLengthsRequest(namespace="run", problems=[{"prompt": i32(1)}] * 4097)
+            pb.PredictLengthsRequest(namespace="run", problems=[pb.ExpectedResponse(prompt=i32(1))] * 4097)
         ),
         TOO_MUCH,
         "problems: 4097 are more than the limit of 4096",
