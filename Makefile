@@ -6,6 +6,7 @@
 # make study   RL runs by method and seed: exact drafts, SPEC-RL, both; hours
 # make chaos   faults and hostile clients at length: a million messages, ten thousand streams, partitions
 # make manifests   deploy/kubernetes from the chart
+# make vllm-versions   what every release of vLLM has of what the adapter relies on, into docs/vllm-versions.md
 # make lock    the versions and hashes that the image installs; make lock UPGRADE=1 for newer ones
 # make dist    the source distribution and wheels, installed in clean environments and tried; DIST_PYTHON=3.12 for one
 # make wheels  the wheels of a release, in manylinux containers (Docker)
@@ -16,11 +17,13 @@
 PYTHON ?= python3
 VENV := .venv
 VENV_OLD := .venv-vllm-0.27
+VENV_MID := .venv-vllm-0.29
 VENV_VERL := .venv-verl
 VENV_DIST := build/dist-tools
 VERL := 0.9.1
 VLLM_NEW := 0.32.0
 VLLM_OLD := 0.27.0
+VLLM_MID := 0.29.0
 UV := 0.13.9
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
@@ -39,7 +42,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 0
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD)
+.PHONY: demo dist wheels test check check-types check-locks check-style check-docs docs lock bench study chaos fuzz setup clean manifests test-image test-cluster tools test-native test-python test-vllm test-long test-verl test-vllm-$(VLLM_NEW) test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) vllm-versions
 
 setup: $(VENV)/.ready
 
@@ -54,10 +57,13 @@ $(VENV)/.ready: $(VENV)/.vllm pyproject.toml setup.py $(NATIVE_SOURCES) $(wildca
 	$(BIN)/pip install -q -e '.[all]'
 	touch $@
 
-# The oldest vLLM that runs with the same torch. It has the client only, as a trainer's image would.
-$(VENV_OLD)/.ready: $(VENV)/.ready
-	$(PYTHON) -m scripts.install_vllm $(VLLM_OLD) $(VENV_OLD) --over $(VENV)
-	HISTOSPEC_CLIENT_ONLY=1 $(VENV_OLD)/bin/pip install -q -e .
+# The oldest vLLM that runs with the same torch, and one between, which OpenRLHF pins. They have the client only, as a
+# trainer's image would.
+$(VENV_OLD)/.ready: VERSION := $(VLLM_OLD)
+$(VENV_MID)/.ready: VERSION := $(VLLM_MID)
+$(VENV_OLD)/.ready $(VENV_MID)/.ready: $(VENV)/.ready
+	$(PYTHON) -m scripts.install_vllm $(VERSION) $(@D) --over $(VENV)
+	HISTOSPEC_CLIENT_ONLY=1 $(@D)/bin/pip install -q -e .
 	touch $@
 
 demo: setup
@@ -105,15 +111,21 @@ test-vllm-$(VLLM_NEW): setup
 	$(BIN)/pytest -q -n 2 $(BY_FILE) -m "not long" tests/vllm
 
 test-vllm-$(VLLM_OLD): $(VENV_OLD)/.ready
+test-vllm-$(VLLM_MID): $(VENV_MID)/.ready
+test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID):
 	HISTOSPEC_TEST_SERVER=$(abspath $(BIN))/histospec \
-	  $(VENV_OLD)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
+	  $(<D)/bin/python -m pytest -q -n 2 $(BY_FILE) $(OLD_TESTS)
 
 test-long: setup
 	$(BIN)/pytest -q $(LONG) -m long tests
-	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
+	$(MAKE) --no-print-directory test-vllm-$(VLLM_OLD) test-vllm-$(VLLM_MID) OLD_TESTS='$(LONG) -m "not newest" tests/vllm'
 
 # What holds in every version; `make test-long` also runs what may differ.
 OLD_TESTS := tests/vllm/test_interface.py tests/vllm/test_patches.py tests/vllm/test_greedy.py
+
+# Downloads every wheel at the first time, some GB, and keeps their Python files.
+vllm-versions: setup
+	$(BIN)/python -m scripts.vllm_versions --record
 
 # In an environment of its own: verl and the newest vLLM need different versions of transformers.
 $(VENV_VERL)/.ready: scripts/install_verl.py $(VENV)/.ready
@@ -165,11 +177,12 @@ test-image: setup
 # At most two control planes: more are too slow on two cores.
 test-cluster: setup tools
 	scripts/install-control-plane
-	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py
+	HISTOSPEC_TEST_CLUSTER=1 $(BIN)/pytest -q -n 2 $(BY_FILE) tests/deploy/test_cluster.py tests/deploy/test_cluster_lookup.py \
+	  tests/deploy/test_cluster_examples.py
 
 fuzz: setup
 	scripts/fuzz
 
 clean:
-	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_VERL) *.egg-info native/python/*.so
+	rm -rf build dist $(VENV) $(VENV_OLD) $(VENV_MID) $(VENV_VERL) *.egg-info native/python/*.so
 	find . -name '*_pb2*.py*' -not -path './.venv*' -delete

@@ -76,6 +76,12 @@ def printed(module: str, *args: str, environment: Mapping[str, str] | None = Non
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def cpu_seconds(pid: int) -> float:
+    """Returns the CPU time of all threads of a process, with a resolution of nanoseconds."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
 def resident() -> int:
     """Returns the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

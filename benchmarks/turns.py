@@ -5,11 +5,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
 
 
-def by_turns(ways: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
+def by_turns(ways: Mapping[Key, Callable[[], Result]], rounds: int) -> dict[Key, list[Result]]:
     """Calls every alternative once per round. Returns the results of each."""
-    figures: dict[Key, list[float]] = {name: [] for name in ways}
+    figures: dict[Key, list[Result]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
             figures[name].append(way())

@@ -129,7 +129,9 @@ def instance(name: str, value: Any, kind: type, hint: str) -> None:
 
 def listed(name: str, values: Any, kind: Kind) -> None:
     """Raises unless the values are in order, as in a list, a tuple or an array. Checks the first element only."""
-    if type(values) is list and (not kind.one or (values and type(values[0]) is list)):  # fast path for steps
+    if type(values) is list and (
+        not kind.one or (values and (type(values[0]) is list or getattr(values[0], "ndim", 0) == 1))
+    ):  # fast path for steps
         return
     if is_number(values):
         raise ValueError(f"{name}: must be a list of {kind.many}, is {shown(values)}; give [{shown(values)}]")

@@ -1,16 +1,10 @@
 """Imports gRPC before other modules of the client do, with the fork support of its core switched off (see `fork.py`).
 
-It does nothing if the environment sets the variable. The environment stays as it was.
+The core also gets the settings of `protocol/grpc_settings.py`: fewer threads wake for each message.
 """
 
-import os
-import sys
+from histospec.protocol.grpc_settings import import_grpc, one_poller
 
 VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
-if "grpc" not in sys.modules and VARIABLE not in os.environ:
-    os.environ[VARIABLE] = "0"
-    try:
-        import grpc  # noqa: F401
-    finally:
-        del os.environ[VARIABLE]
+import_grpc({VARIABLE: "0", **one_poller()})

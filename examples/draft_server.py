@@ -1,11 +1,12 @@
 """Starts `histospec serve` as a process, and reads its /metrics."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,13 @@ class DraftServer:
 
 
 @contextmanager
-def running(data_dir: Path, log: Path, *flags: str, at: DraftServer | None = None) -> Iterator[DraftServer]:
+def running(
+    data_dir: Path,
+    log: Path,
+    *flags: str,
+    at: DraftServer | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[DraftServer]:
     """Runs a server while the block runs.
 
     Args:
@@ -101,6 +108,7 @@ def running(data_dir: Path, log: Path, *flags: str, at: DraftServer | None = Non
         log: file of its log.
         flags: further flags of `histospec serve`.
         at: use the ports of this server; None: free ports of the loopback interface.
+        environment: variables to add to the present ones.
 
     Raises:
         RuntimeError: the server did not become ready; the message has the end of its log.
@@ -110,7 +118,9 @@ def running(data_dir: Path, log: Path, *flags: str, at: DraftServer | None = Non
     command += ["--http", http, "--data-dir", str(data_dir), *flags]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | dict(environment or {})
+        ) as process,
     ):
         server = DraftServer(endpoint, http, process.pid)
         try:

@@ -20,10 +20,10 @@ VERSION = r"\d+\.\d+\.\d+"
 PLACES = {
     "pyproject.toml": [rf'^version = "({VERSION})"$'],
     "helm/histospec/Chart.yaml": [rf"^version: ({VERSION})$", rf"^appVersion: ({VERSION})$"],
-    "deploy/**/*.yaml": [rf"\bhistospec:({VERSION})\b", rf'^ +app\.kubernetes\.io/version: "({VERSION})"$'],
+    "deploy/**/*.yaml": [rf"\bhistospec(?:-worker)?:({VERSION})\b", rf'^ +app\.kubernetes\.io/version: "({VERSION})"$'],
     "README.md": [rf"\bhistospec:({VERSION})\b"],
     "docs/**/*.md": [
-        rf"\bhistospec:({VERSION})\b",
+        rf"\bhistospec(?:-worker)?:({VERSION})\b",
         rf"\bserver ({VERSION}), client {VERSION}$",
         rf"\bserver {VERSION}, client ({VERSION})$",
         rf"^HistoSpec: connected to \S+ \(({VERSION})\)",

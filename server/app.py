@@ -27,7 +27,13 @@ from histospec.server.history.history import History
 from histospec.server.logs import lines as logs
 from histospec.server.logs.output import drain as drain_log
 from histospec.server.logs.output import log_output
-from histospec.server.machine import cpu_limit, group_memory_limit, memory_limit, raise_descriptor_limit
+from histospec.server.machine import (
+    cpu_limit,
+    drafting_threads,
+    group_memory_limit,
+    memory_limit,
+    raise_descriptor_limit,
+)
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.overview import Overview
 from histospec.server.observability.traces import open_traces
@@ -53,7 +59,6 @@ log = structlog.get_logger()
 # After each call into the engine, a step waits for the GIL. A thread that runs Python code, such as a scrape, releases
 # the GIL after this time, instead of Python's default of 5 ms.
 SWITCH_SECONDS = 0.0005
-MOST_THREADS = 2  # by default; more were not measured
 OTHER_DESCRIPTORS = 128  # for the store, its readers, logs and health checks of peers; 30 were measured
 MOST_CONNECTIONS = (1 << 31) - 1  # the largest number that gRPC takes
 AT_ONCE_SECONDS = 0.5
@@ -111,7 +116,7 @@ class Server:
         ):
             log.warning(warning)
         self._store = store = OpeningStore(partial(open_patiently, config, self._name, location))
-        self._threads = config.threads or min(MOST_THREADS, cpu_limit())
+        self._threads = config.threads or drafting_threads(cpu_limit())
         engine = Engine(
             config.memory,
             history_epochs=config.history_epochs,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+import histospec.server.one_poller  # noqa: F401 - before all others
 from histospec.server import process
 from histospec.server.errors import ConfigError
 

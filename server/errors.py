@@ -11,6 +11,7 @@
     ├── Unavailable          the server is loading or draining: a retry may succeed
     └── StoreError           the store failed
         ├── StoreFull        the store has no room left
+        │   └── StoreBusy    ... in its queue, which the store works off: a retry may succeed
         ├── StoreOpening     the store is not open yet: a retry may succeed
         └── Damaged          stored data differs from what was written
 
@@ -54,6 +55,10 @@ class StoreError(HistoSpecError):
 
 class StoreFull(StoreError):  # noqa: N818
     """The store has no room left, on disk or in its queue."""
+
+
+class StoreBusy(StoreFull):
+    """The queue of the store has no room left; a retry may succeed."""
 
 
 class StoreOpening(StoreError):  # noqa: N818

@@ -10,6 +10,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+MOST_DRAFTING = 4
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
@@ -36,6 +37,15 @@ def cpu_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """Returns how many CPUs the process may keep busy, rounded down, at least 1."""
     machine = len(os.sched_getaffinity(0))
     return max(1, int(min([machine, *_limits("cpu.max", _cpus, cgroups, membership)])))
+
+
+def drafting_threads(cpus: int) -> int:
+    """Returns how many threads draft by default: both of two CPUs, half of more CPUs, at most MOST_DRAFTING.
+
+    The other half is for the engine that shares the machine, the builder, the store, gRPC and other shards. A step of
+    256 sessions spends about a fifth of its time outside the parallel part, so further threads gain little.
+    """
+    return min(cpus, max(2, min(MOST_DRAFTING, cpus // 2)))
 
 
 def raise_descriptor_limit() -> int:

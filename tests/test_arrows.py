@@ -22,6 +22,7 @@ PACKAGES = {
 WIRE = ["histospec.v1", "histospec.specrl", "histospec.protocol"]
 SERVER = [
     "histospec.native",
+    "histospec.server.one_poller",
     "histospec.server.errors",
     "histospec.server.process",
     "histospec.server.machine",

@@ -1,11 +1,11 @@
-"""Measures the gain of a second thread in a step: `python -m benchmarks.engine.threads [--quick]`.
+"""Measures the gain of further threads in a step: `python -m benchmarks.engine.threads [--threads 1 2 4] [--quick]`.
 
-Engines with one and with two worker threads have the same history and step the same sessions, in turns of eight steps.
-The measured time is wall-clock time. benchmarks/README.md explains each number.
+Engines with different numbers of worker threads have the same history and step the same sessions, in turns of eight
+steps. The measured time is wall-clock time. benchmarks/README.md explains each number.
 """
 
 import argparse
-import statistics
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,19 +14,18 @@ from benchmarks.engine.rollouts import SIBLINGS, generated
 from benchmarks.turns import medians
 from histospec.native import Engine
 
-THREADS = (1, 2)
 CONTEXT = 512  # how many tokens of its response each session has at the start
 
 
-def measured(batch: int, length: int, rounds: int) -> dict[int, list[float]]:
+def measured(batch: int, length: int, rounds: int, numbers: Sequence[int]) -> dict[int, list[float]]:
     """Returns the seconds of every step, by number of threads. Raises RuntimeError if their drafts differ."""
     rollouts = generated(max(1, batch // SIBLINGS), 16, length, batch)
-    engines = {threads: Engine(memory_bytes=16 << 30, threads=threads) for threads in THREADS}
+    engines = {threads: Engine(memory_bytes=16 << 30, threads=threads) for threads in numbers}
     for engine in engines.values():
         for prompt, responses in zip(rollouts.prompts, rollouts.history, strict=True):
             engine.ingest("bench", prompt, responses)
     live = [(rollouts.prompts[problem], text) for problem, text in rollouts.live]
-    seconds: dict[int, list[float]] = {threads: [] for threads in THREADS}
+    seconds: dict[int, list[float]] = {threads: [] for threads in numbers}
     for _ in range(rounds):
         replays = {threads: Replay(engine, live, min(CONTEXT, length // 4)) for threads, engine in engines.items()}
         while not any(replay.done for replay in replays.values()):
@@ -56,18 +55,20 @@ def main() -> None:
         "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024], help="sessions of a step (256 1024)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of an engine (1 2)")
     args = parser.parse_args()
     batches, length = ([32], 300) if args.quick else (args.batches, 2000)
     print(
-        f"{'batch':>8}" + "".join(f"{threads:>6} {'thread' if threads == 1 else 'threads':<9}" for threads in THREADS)
+        f"{'batch':>8}"
+        + "".join(f"{threads:>6} {'thread' if threads == 1 else 'threads':<16}" for threads in args.threads)
     )
     for batch in batches:
-        seconds = measured(batch, length, rounds=1)
-        times = medians(seconds)
-        faster = statistics.median(one / two for one, two in zip(*seconds.values(), strict=True))
-        print(
-            f"{batch:8,}" + "".join(f"{time * 1e3:10.2f} ms   " for time in times.values()) + f"{faster:8.2f}x as fast"
+        seconds = measured(batch, length, 1, args.threads)
+        times, first = medians(seconds), seconds[args.threads[0]]
+        faster = medians(
+            {each: [one / more for one, more in zip(first, seconds[each], strict=True)] for each in seconds}
         )
+        print(f"{batch:8,}" + "".join(f"{times[each] * 1e3:10.2f} ms {faster[each]:6.2f}x  " for each in args.threads))
 
 
 if __name__ == "__main__":

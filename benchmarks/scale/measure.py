@@ -117,7 +117,7 @@ def service(shards: int) -> Iterator[dict[str, DraftServer]]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         store = "sqlite" if shards == 1 else stack.enter_context(_redis(folder))
-        flags = ["--log-format", "json", "--store", store, "--threads", "1"]  # one thread: what the model computes with
+        flags = ["--log-format", "json", "--store", store]
         servers: dict[str, DraftServer] = {}
         for name in (f"shard-{i}" for i in range(shards)):
             server = running(folder / name, folder / f"{name}.log", "--shard-name", name, *flags)

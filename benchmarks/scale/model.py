@@ -19,7 +19,8 @@ class Costs:
         message, problem, session, drafted: microseconds of a shard for a step: per message, per problem of its
         sessions,
             per session, and per drafted token.
-        client_message, client_session: microseconds of a worker for a step: per message, and per session.
+        client_step, client_message, client_session: microseconds of a worker for a step: once, per message, and per
+            session.
         call, token: for an ingest on a shard: microseconds per call, and nanoseconds per token.
 
     """
@@ -28,6 +29,7 @@ class Costs:
     problem: float = 11.9
     session: float = 3.4
     drafted: float = 2.8
+    client_step: float = 0.0
     client_message: float = 755.0
     client_session: float = 5.0
     call: float = 2300.0
@@ -57,7 +59,7 @@ def fit(measured: Sequence[Figures]) -> Fit:
     server = [1e3 * (m["server_cpu_ms_per_step"] - i) for m, i in zip(steps, idle, strict=True)]
     step, step_off = _least_squares(rows, server)
     client, client_off = _least_squares(
-        [[m["messages_per_step"], m["batch"]] for m in steps], [1e3 * m["client_cpu_ms_per_step"] for m in steps]
+        [[1.0, m["messages_per_step"], m["batch"]] for m in steps], [1e3 * m["client_cpu_ms_per_step"] for m in steps]
     )
     calls = [[1e3 / (m["length"] * min(m["together"], m["responses"])), 1.0] for m in ingests]
     ingest, ingest_off = _least_squares(calls, [m["ingest_cpu_ns_per_token"] for m in ingests])
@@ -130,7 +132,7 @@ class Plan:
 
     def client_us(self, costs: Costs, shards: int) -> float:
         """Returns the CPU microseconds of the worker for a step."""
-        return self.messages(shards) * costs.client_message + self.sequences * costs.client_session
+        return costs.client_step + self.messages(shards) * costs.client_message + self.sequences * costs.client_session
 
     def responses_per_second(self) -> float:
         """Returns the responses per second that all workers finish."""

@@ -57,8 +57,8 @@ def plot(file: Path, cell: Plan, costs: Costs, around: Surroundings, rows: Itera
     right.set(xlabel=f"shards of a cell of {cell.gpus} GPUs", ylabel="milliseconds", title="What more shards bring")
     right.set_ylim(0, 2.2 * around.deadline_ms)
     cores = right.twinx()
-    cores.plot(SHARDS, [o.busy.sum() for o in outcomes], ":", color="tab:green", label="cores busy (right)")
-    cores.set(ylabel="cores", ylim=(0, 2.2 * max(o.busy.sum() for o in outcomes)))
+    cores.plot(SHARDS, [o.cores for o in outcomes], ":", color="tab:green", label="cores busy (right)")
+    cores.set(ylabel="cores", ylim=(0, 2.2 * max(o.cores for o in outcomes)))
     lines_right = [*right.get_lines(), *cores.get_lines()]
     right.legend(lines_right, [str(line.get_label()) for line in lines_right], fontsize=8, ncols=2, loc="upper right")
     right.grid(alpha=0.25)

@@ -7,6 +7,7 @@ Without options it prints the tables of docs/scale.md. benchmarks/README.md expl
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +18,7 @@ import numpy as np
 from benchmarks.scale.measure import measure
 from benchmarks.scale.model import Costs, Figures, Fit, Plan, fit
 from benchmarks.scale.simulation import Outcome, Surroundings, cheapest_shards, fewest_shards, simulate
+from histospec.server.machine import drafting_threads
 
 GIB = 1 << 30
 PROBLEMS = {10: 1_000, 100: 8_000, 1_000: 32_000, 10_000: 128_000}
@@ -51,15 +53,16 @@ def main() -> None:
         args.measure.write_text(json.dumps(measure(args.rounds, args.quick), indent=1) + "\n")
     if (file := args.costs or args.measure) and not args.quick:
         measured = json.loads(file.read_text())
-        fitted = fit(measured)
+        kept = [m for m in measured if not held_out(m)]
+        fitted = fit(kept)
         costs = fitted.costs
-        _print_fit(fitted, measured)
-        _print_validation(costs, measured)
+        _print_fit(fitted, kept)
+        _print_validation(costs, [m for m in measured if held_out(m)], args.cores)
     costs = Costs(*(value / args.faster for value in dataclasses.astuple(costs)))
     told = {name: value for name in _options() if (value := getattr(args, name)) is not None}
     gpus = [10] if args.quick else args.gpus
     plans = [Plan(gpus=n, **({"problems": PROBLEMS.get(n, 100 * n)} | told)) for n in gpus]
-    around = Surroundings(deadline_ms=args.deadline)
+    around = Surroundings(deadline_ms=args.deadline, threads=args.threads)
     rows = []
     print(
         f"\n{'GPUs':>6}  {'layout':<32}{'shards':>7}{'messages':>9}{'busy':>6}{'hottest':>8}{'p50':>9}{'p99':>9}"
@@ -97,12 +100,16 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of the measurement (3)")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="fit the costs to a file of --measure")
+    parser.add_argument(
+        "--cores", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="of the measured machine (this)"
+    )
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="--threads of the shards in the tables (2)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs matplotlib")
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to check that it runs; the figures mean nothing"
     )
     args = parser.parse_args()
-    for name in (*_options(), "cell", "faster", "gpu_cores", "deadline", "rounds"):
+    for name in (*_options(), "cell", "faster", "gpu_cores", "deadline", "rounds", "cores", "threads"):
         if (value := getattr(args, name)) is not None and value <= 0:
             parser.error(f"--{name.replace('_', '-')}: must be above 0, is {value}")
     if min(args.gpus) < 1:
@@ -137,7 +144,7 @@ def _print_row(row: Row, costs: Costs) -> None:
         f"{plan.gpus:6,}  {row.layout:<32}{shards:7,}{plan.messages(row.shards):9.1f}"
         f"{outcome.busy.mean():6.0%}{outcome.busy.max():8.0%}"
         f"{outcome.percentile(50):6.1f} ms{outcome.percentile(99):6.1f} ms{outcome.late:7.2%}{outcome.waiting:7.1%}"
-        f"{outcome.busy.sum() * row.cells:8,.1f}{plan.ingest_cores(costs):8,.1f}"
+        f"{outcome.cores * row.cells:8,.1f}{plan.ingest_cores(costs):8,.1f}"
         f"{plan.memory() / shards / GIB:8.2f}{up / 1e6:7,.0f} MB{down / 1e6:7,.0f} MB",
         flush=True,
     )
@@ -160,21 +167,26 @@ def _print_fit(fitted: Fit, measured: Sequence[Figures]) -> None:
         )
 
 
-def _print_validation(costs: Costs, measured: Sequence[Figures]) -> None:
-    """Returns a table of simulated and measured results, for batches as large as those of a GPU."""
-    print(f"\n{'shards':>6}{'workers':>9}{'p50':>12}{'simulated':>12}{'CPU':>12}{'simulated':>12}")
-    for m in measured:
-        if m["steps"] > 1 and m["batch"] == 256 and m["siblings"] == 16 and m["max_tokens"] == 16:
-            outcome, plan = simulated(m, costs)
-            steps_per_second = plan.gpus * 1e3 / (plan.step_ms + float(outcome.millis.mean()))
-            print(
-                f"{m['shards']:6}{m['workers']:9}{m['step_p50_ms']:9.2f} ms{outcome.percentile(50):9.2f} ms"
-                f"{m['server_cpu_ms_per_step']:9.2f} ms{1e3 * outcome.busy.sum() / steps_per_second:9.2f} ms"
-            )
+def held_out(m: Figures) -> bool:
+    """Returns whether the model is checked with this measurement and not fitted to it: the full batch of a GPU."""
+    return m["steps"] > 1 and (m["batch"], m["siblings"], m["max_tokens"]) == (256, 16, 16)
 
 
-def simulated(m: Figures, costs: Costs) -> tuple[Outcome, Plan]:
-    """Simulates a measured run."""
+def _print_validation(costs: Costs, measured: Sequence[Figures], cores: int) -> None:
+    """Prints a table of simulated and measured results, for runs that were not fitted."""
+    print(f"\n{'shards':>6}{'workers':>9}{'p50':>12}{'simulated':>12}{'off':>6}{'CPU':>9}{'simulated':>12}{'off':>6}")
+    for m in sorted(measured, key=lambda m: (m["shards"], m["workers"])):
+        outcome, plan = simulated(m, costs, cores)
+        steps_per_second = plan.gpus * 1e3 / (plan.step_ms + float(outcome.millis.mean()))
+        p50, cpu = outcome.percentile(50), 1e3 * outcome.cores / steps_per_second
+        print(
+            f"{m['shards']:6}{m['workers']:9}{m['step_p50_ms']:9.2f} ms{p50:9.2f} ms{p50 / m['step_p50_ms'] - 1:+6.0%}"
+            f"{m['server_cpu_ms_per_step']:6.2f} ms{cpu:9.2f} ms{cpu / m['server_cpu_ms_per_step'] - 1:+6.0%}"
+        )
+
+
+def simulated(m: Figures, costs: Costs, cores: int) -> tuple[Outcome, Plan]:
+    """Simulates a measured run, with workers and shards on the cores of one machine."""
     plan = Plan(
         gpus=round(m["workers"]),
         sequences=round(m["batch"]),
@@ -182,7 +194,9 @@ def simulated(m: Figures, costs: Costs) -> tuple[Outcome, Plan]:
         step_ms=max(1.0, 1e3 / m["worker_steps_per_second"] - m["step_p50_ms"]),
         drafted=m["drafted_per_step"],
     )
-    return simulate(plan, round(m["shards"]), costs, Surroundings(deadline_ms=1e3), 400), plan
+    # The workers of `histospec bench` start together, and each starts a step every `interval`.
+    around = Surroundings(deadline_ms=1e3, lockstep=True, threads=drafting_threads(cores), cores=cores)
+    return simulate(plan, round(m["shards"]), costs, around, 400), plan
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 A worker decodes, sends one message to each shard that owns a problem of its batch, and continues when the slowest shard
 has answered, or at the deadline. A shard is one event loop that serves one message after the other, in order of
-arrival. Therefore the end of a message is known when it arrives, and one event per message is enough: a heap of
-arrivals. simpy needs several events and generators per message, and takes nine times as long.
+arrival. Therefore the end of a message is known when it arrives, and one event per message and step is enough: a heap.
+simpy needs several events and generators per message, and takes nine times as long.
 """
 
 import heapq
@@ -18,6 +18,9 @@ from benchmarks.scale.model import Costs, Plan
 
 NOISE = 1 << 16  # how many random numbers are drawn beforehand; they are used repeatedly
 WARM = 5  # about how many steps of each worker do not count
+SHARED = 32  # sessions of a message from which on a shard drafts with all of its threads
+SENDING = 0.6  # share of a worker's own time before its messages leave
+PARALLEL = 0.78  # share of the sessions' time that threads divide, as benchmarks/engine/threads.py measures it
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Surroundings:
             1.6 times the median, as docs/benchmarks.md has it.
         decode_spread: standard deviation of a decoding step, relative to its mean; a gamma distribution.
         lockstep: whether all workers start their steps together, as the data-parallel ranks of one engine do.
+        threads: with how many threads a shard drafts (`--threads`).
+        cores: how many cores workers and shards share; None: each has enough of its own.
 
     """
 
@@ -40,6 +45,8 @@ class Surroundings:
     service_spread: float = 0.2
     decode_spread: float = 0.05
     lockstep: bool = False
+    threads: int = 2
+    cores: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class Outcome:
         millis: float64[steps of all workers], from sending to the last answer.
         late: share of the steps that missed the deadline.
         waiting: share of the workers' time in which they waited for drafts.
-        busy: float64[shards], share of the time in which each shard was busy.
+        busy: float64[shards], share of the time in which the event loop of each shard was busy.
+        cores: cores that the steps kept busy, of all shards together.
 
     """
 
@@ -58,6 +66,7 @@ class Outcome:
     late: float
     waiting: float
     busy: npt.NDArray[np.float64]
+    cores: float
 
     def percentile(self, percent: float) -> float:
         """Of `millis`."""
@@ -78,36 +87,52 @@ def simulate(
     noise = rng.lognormal(-(around.service_spread**2) / 2, around.service_spread, NOISE).tolist()
     way = (around.network_ms + rng.exponential(around.jitter_ms, NOISE)).tolist()
     decode = _decode(plan.step_ms, around.decode_spread, rng)
-    own = [(plan.sequences * costs.client_session + len(each) * costs.client_message) / 1e3 for each in work]
+    once = costs.client_step + plan.sequences * costs.client_session
+    own = [(once + len(each) * costs.client_message) / 1e3 for each in work]
     at = 0
 
     sent, pending, done = [0.0] * plan.gpus, [0] * plan.gpus, [0.0] * plan.gpus
-    free, served = [0.0] * shards, [0.0] * shards
+    free, served, spent = [0.0] * shards, [0.0] * shards, 0.0
+    cores = [0.0] * (around.cores or 0)  # a heap: when each core is free
     begin, end = WARM * plan.step_ms, (WARM + steps) * plan.step_ms
     waited = decoded = 0.0
     found: list[float] = []
     together: list[float] = []  # in lockstep: when each waiting worker became ready
-    events: list[tuple[float, int, int, float]] = []  # arrival, worker, shard, milliseconds of service
+    # The time, a worker, and a message that arrives: shard, and milliseconds of service and of CPU. The worker sends
+    # its messages if there is no shard.
+    events: list[tuple[float, int, int, float, float]] = []
 
-    def send(worker: int, now: float) -> None:
-        nonlocal at
-        sent[worker], done[worker], pending[worker] = now, now, len(work[worker])
-        for shard, millis in work[worker]:
-            at = (at + 1) % NOISE
-            heapq.heappush(events, (now + way[at], worker, shard, millis * noise[at]))
+    def step(worker: int, now: float) -> None:
+        heapq.heappush(events, (now, worker, -1, 0.0, 0.0))
+
+    def work_from(earliest: float, millis: float) -> float:
+        """Returns when work of `millis` CPU begins, and keeps a core busy with it."""
+        if not cores:
+            return earliest
+        start = max(earliest, cores[0])
+        heapq.heapreplace(cores, start + millis)
+        return start
 
     for worker, start in enumerate((rng.random(plan.gpus) * plan.step_ms * (not around.lockstep)).tolist()):
-        send(worker, start)
+        step(worker, start)
     while events:
-        now, worker, shard, millis = heapq.heappop(events)
-        free[shard] = max(free[shard], now) + millis
+        now, worker, shard, millis, cpu = heapq.heappop(events)
+        if shard < 0:
+            sent[worker], done[worker], pending[worker] = now, now, len(work[worker])
+            leaves = work_from(now, SENDING * own[worker]) + SENDING * own[worker]
+            for shard, millis, cpu in work[worker]:
+                at = (at + 1) % NOISE
+                heapq.heappush(events, (leaves + way[at], worker, shard, millis * noise[at], cpu * noise[at]))
+            continue
+        free[shard] = work_from(max(free[shard], now), cpu) + millis
         served[shard] += max(0.0, min(end, free[shard]) - max(begin, free[shard] - millis))
+        spent += cpu * (begin <= now < end)
         at = (at + 1) % NOISE
         done[worker] = max(done[worker], free[shard] + way[at])
         pending[worker] -= 1
         if pending[worker]:
             continue
-        took = done[worker] + own[worker] - sent[worker]
+        took = done[worker] + (1 - SENDING) * own[worker] - sent[worker]
         if sent[worker] >= begin:
             found.append(took)
         ready = sent[worker] + min(took, around.deadline_ms)
@@ -118,23 +143,27 @@ def simulate(
             start = max(together)
             waited, decoded = waited + start - sent[each], decoded + decode[at]
             if start + decode[at] < end:
-                send(each, start + decode[at])
+                step(each, start + decode[at])
         together.clear()
     millis_found = np.array(found)
     late = float((millis_found > around.deadline_ms).mean())
-    return Outcome(millis_found, late, waited / (waited + decoded), np.array(served) / (end - begin))
+    busy = np.array(served) / (end - begin)
+    return Outcome(millis_found, late, waited / (waited + decoded), busy, spent / (end - begin))
 
 
 def _work(
     plan: Plan, shards: int, costs: Costs, around: Surroundings, rng: np.random.Generator
-) -> list[list[tuple[int, float]]]:
-    """Returns for each worker (shard, milliseconds) of each message of its steps."""
+) -> list[list[tuple[int, float, float]]]:
+    """Returns for each worker (shard, milliseconds of service and of CPU) of each message of its steps."""
     owners = rng.integers(shards, size=(plan.gpus, plan.groups))
+    each = plan.sequences / plan.groups
     work = []
     for row in owners:
         touched, groups = np.unique(row, return_counts=True)
-        millis = (costs.message + groups * plan.group_us(costs)) / 1e3
-        work.append(list(zip(touched.tolist(), millis.tolist(), strict=True)))
+        sessions = groups * plan.group_us(costs)
+        faster = np.where(groups * each >= SHARED, 1 - PARALLEL * (1 - 1 / around.threads), 1.0)
+        service, cpu = (costs.message + sessions * faster) / 1e3, (costs.message + sessions) / 1e3
+        work.append(list(zip(touched.tolist(), service.tolist(), cpu.tolist(), strict=True)))
     return work
 
 

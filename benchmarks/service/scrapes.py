@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from benchmarks.process import Child
+from benchmarks.process import Child, cpu_seconds
 from benchmarks.service.pressure import Stream, Worker, i32, opening, seconds_over, step
 from benchmarks.tables import heading, line
 from examples.draft_server import DraftServer, running
@@ -73,12 +73,6 @@ def fill(endpoint: str, namespaces: int) -> None:
         stream.ask(opens=[opening(session, [1], name)], step=step([session], 0, text[None, :4]))
         stream.send(closes=[pb.CloseSession(session=session)])  # a close has no answer
     stream.end()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time of all threads of a process, with a resolution of nanoseconds."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def answer_cost(server: DraftServer, page: str) -> str:

@@ -21,7 +21,8 @@ from histospec.client.vllm.patches import cpu
 
 def settings(quick: bool) -> Settings:
     """The size of the run."""
-    return replace(Settings(), epochs=3, problems=8) if quick else Settings()
+    size = replace(Settings(), concurrency=16)
+    return replace(size, epochs=3, problems=8) if quick else size
 
 
 def problems(size: Settings) -> list[task.Problem]:

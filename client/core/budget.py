@@ -23,10 +23,12 @@ class Budget(NamedTuple):
 
     def check(self) -> "Budget":
         """Returns itself. Raises ValueError, naming the field that is out of range."""
+        tokens, cost = self
+        if type(tokens) is int and type(cost) is float and 0 <= tokens <= DEFAULT_MAX_DRAFT and 0 <= cost <= 1:
+            return self  # fast path for steps
         arguments.whole("max_tokens", self.max_tokens, 0, DEFAULT_MAX_DRAFT)
         if not arguments.is_number(self.verify_cost) or not 0 <= self.verify_cost <= arguments.LARGEST:
-            cost = arguments.shown(self.verify_cost)
-            raise ValueError(f"verify_cost: {cost} is not a finite number of at least 0")
+            raise ValueError(f"verify_cost: {arguments.shown(self.verify_cost)} is not a finite number of at least 0")
         return self
 
 

@@ -8,8 +8,11 @@ order.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from struct import pack
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +26,8 @@ from histospec.client.core.room import UNLIMITED, Room, ServerLimits
 from histospec.client.core.session import Commit, Session
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.v1 import draft_pb2 as pb
+
+NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 class GarbledReply(Exception):  # noqa: N818 - what it is
@@ -53,15 +58,15 @@ class Reply(NamedTuple):
     """None if the message had no step, or if the caller has stopped waiting."""
     drafts: Drafts | None
     """One for each of the rows."""
-    acknowledged: list[Commit]
-    postponed: list[Commit]
+    acknowledged: Sequence[Commit] = ()
+    postponed: Sequence[Commit] = ()
     """Commits that the store could not take now."""
-    why_postponed: str
-    unknown: list[Commit]
+    why_postponed: str = ""
+    unknown: Sequence[Commit] = ()
     """Commits of sessions that the server does not hold."""
-    turned_down: list[Commit]
+    turned_down: Sequence[Commit] = ()
     """Commits of sessions that the server refused."""
-    refused: dict[int, str]
+    refused: Mapping[int, str] = NOTHING
     """Sessions that will never get drafts, and the reasons."""
 
 
@@ -178,9 +183,9 @@ class Conversation:
         self._steps += 1
         if rows:
             step = message.step
-            step.sessions = np.array(numbers, UINT64).tobytes()
-            step.positions = np.array(positions, INT32).tobytes()
-            step.lengths = np.array(lengths, INT32).tobytes()
+            step.sessions = pack(f"<{len(rows)}Q", *numbers)
+            step.positions = pack(f"<{len(rows)}i", *positions)
+            step.lengths = pack(f"<{len(rows)}i", *lengths)
             step.tokens = tokens
             step.max_tokens, step.verify_cost = budget
             step.late, self.late = self.late, 0
@@ -190,6 +195,8 @@ class Conversation:
 
     def awaits(self, step: int) -> bool:
         """Returns whether the server still owes an answer to a message of this step."""
+        if not self.waiting:
+            return False
         return any(awaited.step == step for awaited in self.waiting.values())
 
     def forget_step(self, step: int) -> int:
@@ -364,12 +371,14 @@ class Conversation:
         awaited = self.waiting.get(sequence)
         drafts = None if awaited is None else _drafts(response, len(awaited.rows))
         unknown = set(_array("unknown", response.unknown, UINT64).tolist())
-        refused = {r.session: r.reason for r in response.refusals if not r.later}
-        later = {r.session: r.reason for r in response.refusals if r.later}
         self.waiting.pop(sequence, None)
         commits = self.commits.pop(sequence, [])
         self.flow.answered(sequence)
         self.heard = now if self.owes else None
+        if not (unknown or commits or response.refusals):  # fast path for steps
+            return Reply(awaited, drafts)
+        refused = {r.session: r.reason for r in response.refusals if not r.later}
+        later = {r.session: r.reason for r in response.refusals if r.later}
         for number in unknown:
             if self._opened.get(number, sequence + 1) <= sequence:  # not opened again in the meantime
                 self._forget(number)
@@ -386,16 +395,17 @@ class Conversation:
 
 
 def _drafts(response: pb.DraftResponse, sessions: int) -> Drafts:
-    lengths = _array("lengths", response.lengths, INT32)
+    lengths = _array("lengths", response.lengths, INT32).tolist()
     tokens = _array("tokens", response.tokens, INT32)
     probs = _array("probs", response.probs, FLOAT32)
     if len(lengths) != sessions:
         raise GarbledReply(f"lengths: {len(lengths)} drafts for {sessions} sessions")
-    if (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(tokens) or len(probs) != len(tokens):
+    offsets = list(accumulate(lengths, initial=0))
+    if min(lengths, default=0) < 0 or offsets[-1] != len(tokens) or len(probs) != len(tokens):
         raise GarbledReply(f"lengths: they do not add up to {len(tokens)} tokens and {len(probs)} probabilities")
-    if (tokens < 0).any():
+    if len(tokens) and np.minimum.reduce(tokens) < 0:
         raise GarbledReply(f"tokens: {tokens.min()} is negative")
-    return Drafts([0, *np.cumsum(lengths).tolist()], tokens, probs)
+    return Drafts(offsets, tokens, probs)
 
 
 def _array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -305,10 +304,13 @@ class Core:
         for part in pending.parts:
             for rows, (offsets, text, probs) in part.drafts:
                 total += len(text)
-                for row, (start, end) in zip(rows, pairwise(offsets), strict=True):
+                places = part.rows
+                start = 0
+                for row, end in zip(rows, offsets[1:], strict=True):
                     if start != end:
-                        drafts[part.rows[row]] = Draft(text[start:end], probs[start:end])
+                        drafts[places[row]] = Draft(text[start:end], probs[start:end])
                         count += 1
+                        start = end
         with self._lock:
             self._stats.drafts += count
             self._stats.draft_tokens += total

@@ -243,7 +243,7 @@ class Exchange:
                     shard.closes.append(number)
             self._refuse(shard, refused)
 
-    def _refuse(self, shard: ShardState, refused: dict[int, str]) -> None:
+    def _refuse(self, shard: ShardState, refused: Mapping[int, str]) -> None:
         number, reason = next(iter(refused.items()))
         others = f" and {len(refused) - 1} more are" if len(refused) > 1 else " is"
         log.warning("HistoSpec: %s: session %d%s refused: %s", shard.name, number, others, reason)

@@ -114,4 +114,7 @@ class Pending:
     @property
     def done(self) -> bool:
         """Whether every shard has answered or was given up."""
-        return all(part.done for part in self.parts)
+        for part in self.parts:  # noqa: SIM110 - the loop asks after each event, and `all` takes three times as long
+            if not part.done:
+                return False
+        return True

@@ -45,7 +45,7 @@ def batch_bytes(name: str, values: Sequence[Tokens]) -> tuple[bytes, list[int]]:
             flat = np.concatenate([_integers(name, v) for v in values])
         if not flat.size:
             flat = flat.astype(INT32)
-        if flat.dtype.kind in "iu" and flat.ndim == 1 and (not flat.size or 0 <= flat.min() <= flat.max() <= MAX_TOKEN):
+        if flat.dtype.kind in "iu" and flat.ndim == 1 and (not flat.size or _largest(flat) <= MAX_TOKEN):
             return flat.astype(INT32, copy=False).tobytes(), list(map(len, values))
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
@@ -142,6 +142,11 @@ def each(name: str, value: Any, size: int) -> list[tuple[str, Any]]:
     arguments.listed(name, value, arguments.VALUES)
     arguments.same_length(name, value, "sessions", size)
     return [(f"{name}[{i}]", v) for i, v in enumerate(value)]
+
+
+def _largest(array: NDArray[np.integer]) -> int:
+    """Returns the largest element; a negative one counts as larger than every token."""
+    return int(np.maximum.reduce(array.view(f"u{array.itemsize}")))
 
 
 def _integers(name: str, value: Tokens) -> NDArray[np.integer]:

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 
 from histospec.client.doctor.facts import Facts
 from histospec.client.doctor.findings import Finding, bad, ok, warn
-
-OLDEST, NEWEST = (0, 22), (0, 32)
-"""Versions of vLLM: the oldest with everything that the adapter needs, and the newest that its tests have run with."""
+from histospec.client.vllm import releases
 
 
 def adapter(facts: Facts) -> Iterator[Finding]:
@@ -21,17 +19,18 @@ def vllm(facts: Facts) -> Iterator[Finding]:
     if facts.vllm is None:
         yield ok("vllm", "vLLM is not installed here; run `python -m histospec.client.doctor` also where it is")
         return
-    number = tuple(map(int, re.findall(r"\d+", facts.vllm.version)[:2]))
-    bounds = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-    if not number:
-        yield warn("vllm", "vLLM is installed, but its version is unknown", f"the adapter needs a version {bounds}")
-    elif number < OLDEST:
-        yield bad("vllm", f"vLLM {facts.vllm.version} is older than the adapter needs", f"install a version {bounds}")
-    elif number > NEWEST:
-        text = f"vLLM {facts.vllm.version} is newer than the adapter was tested with"
-        yield warn("vllm", text, f"if there are no drafts, install a version {bounds}")
+    version = facts.vllm.version
+    advice = f"tested are {', '.join(releases.TESTED)}; docs/vllm-versions.md has the others"
+    if not re.match(r"\d+\.\d+", version):
+        yield warn("vllm", "vLLM is installed, but its version is unknown", advice)
+    elif releases.too_old(version):
+        yield bad("vllm", f"vLLM {version} is older than the adapter needs", advice)
+    elif releases.unknown(version):
+        yield warn("vllm", f"vLLM {version} was neither tested with the adapter nor read", advice)
+    elif releases.doubt(version):
+        yield ok("vllm", f"vLLM {version}: its sources have what the adapter relies on; no test ran with it")
     else:
-        yield ok("vllm", f"vLLM {facts.vllm.version}")
+        yield ok("vllm", f"vLLM {version}")
 
 
 def runner(facts: Facts) -> Iterator[Finding]:

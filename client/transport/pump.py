@@ -9,34 +9,43 @@ and one of them must take over.
 """
 
 import asyncio
+import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+IN_A_ROW = 32
+"""Callbacks that run before the loop looks for input again."""
 
 
 class Pump:
     """A private event loop, driven by the threads that wait for it."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._free = threading.Condition()
+        self._loop: _Loop | None = None
+        self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
         self._driven = False
+        self._asleep = 0  # threads that wait for the driver
 
     def run(self, function: Callable[[], None], timeout: float) -> None:
         """Runs `function` on the loop, and the first turn of the tasks that it starts."""
         loop = self._start()
-        ran = threading.Event()
+        ran = False
 
         def first() -> None:
-            function()
-            loop.call_soon(last)  # after the first turn of every task that the function started
+            try:
+                function()
+            finally:
+                loop.call_soon(last)  # after the first turn of every task that the function started
 
         def last() -> None:
-            ran.set()
+            nonlocal ran
+            ran = True
             self.wake()
 
-        self.wait(ran.is_set, timeout, first)
+        self.wait(lambda: ran, timeout, first)
 
     def wait(self, done: Callable[[], bool], timeout: float, first: Callable[[], None] | None = None) -> None:
         """Turns the loop, or lets another thread turn it, until done() is true or the time is up. Calls `first` first.
@@ -44,9 +53,7 @@ class Pump:
         Code that changes the result of done() must `wake` the pump.
         """
         loop = self._start()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if asyncio._get_running_loop() is None:
             self._wait(loop, done, timeout, first)
             return
         # Two loops cannot run in one thread. The caller blocks its own loop either way, so this costs one more thread.
@@ -57,10 +64,10 @@ class Pump:
         helper.join()
 
     def wake(self) -> None:
-        """Makes all waiting threads check again. Called on the loop."""
-        self._start().stop()
-        with self._free:
-            self._free.notify_all()
+        """Makes all waiting threads check again. Called on the loop; the thread that drives it checks anyway."""
+        if self._asleep:
+            with self._free:
+                self._free.notify_all()
 
     @property
     def used(self) -> bool:
@@ -90,49 +97,49 @@ class Pump:
 
         self.wait(lambda: bool(tasks) and tasks[0].done(), timeout, first)
         with self._free:
+            self._asleep += 1
             while self._driven:
                 self._free.wait()
             loop.close()
 
-    def _start(self) -> asyncio.AbstractEventLoop:
+    def _start(self) -> "_Loop":
         # Only when needed: a process that forks before the first call must not share the loop's file descriptors.
         if self._loop is None:
-            with self._free:
+            with self._lock:
                 if self._loop is None:
-                    loop = asyncio.new_event_loop()
+                    loop = _Loop()
                     loop.set_exception_handler(_quiet)
                     self._loop = loop
         return self._loop
 
     def _wait(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: "_Loop",
         done: Callable[[], bool],
         timeout: float,
         first: Callable[[], None] | None,
     ) -> None:
         until = time.monotonic() + timeout
         while not done() and (left := until - time.monotonic()) > 0:
-            with self._free:
+            with self._lock:
                 if self._driven:
                     if first is not None:
                         loop.call_soon_threadsafe(first)
                         first = None
+                    self._asleep += 1  # before it looks: whoever changes the result later wakes it
                     if not done():
                         self._free.wait(left)
+                    self._asleep -= 1
                     continue
                 self._driven = True
             try:
-                if first is not None:  # no other thread drives, so there is no loop to wake, which costs system calls
-                    loop.call_soon(first)
-                    first = None
-                alarm = loop.call_later(left, loop.stop)
-                _turn(loop)
-                alarm.cancel()
+                now, first = first, None
+                loop.turn(done, until, now)
             finally:
-                with self._free:
+                with self._lock:
                     self._driven = False
-                    self._free.notify_all()
+                    if self._asleep:
+                        self._free.notify_all()
         if first is not None:  # the time is up: the next driver calls it
             loop.call_soon_threadsafe(first)
 
@@ -141,21 +148,72 @@ class _Turning(Exception):  # noqa: N818 - not an error
     """Hides the exception that the caller is handling."""
 
 
-def _turn(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs the loop.
+class _Selector(selectors.DefaultSelector):
+    """Waits until a time at the latest, so that the loop needs no timer for each wait."""
 
-    While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's frames,
-    which hold the client. Raising an exception without frames around the loop prevents this.
-    """
-    try:
-        raise _Turning
-    except _Turning as turning:
-        turning.__traceback__ = turning.__context__ = None
+    until = 0.0
+    """On the monotonic clock."""
+
+    def select(self, timeout: float | None = None) -> Any:
+        """See `selectors`."""
+        left = max(0.0, self.until - time.monotonic())
+        return super().select(left if timeout is None else min(timeout, left))
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that turns for a while, at less cost than `run_forever` and `stop`: a step turns it twice."""
+
+    def __init__(self) -> None:
+        self._bounded = _Selector()
+        super().__init__(self._bounded)
+
+    def turn(self, done: Callable[[], bool], until: float, first: Callable[[], None] | None) -> None:
+        """Calls `first`, and runs callbacks until done() is true, or until a time on the monotonic clock.
+
+        While gRPC's coroutines run, they keep the exception that the caller is handling, and with it the caller's
+        frames, which hold the client. Raising an exception without frames around the loop prevents this.
+        """
+        asyncio._set_running_loop(self)
         try:
-            loop.run_forever()
-        except BaseException as error:
-            error.__context__ = None
-            raise
+            raise _Turning
+        except _Turning as turning:
+            turning.__traceback__ = turning.__context__ = None
+            try:
+                if first is not None:
+                    self._call(first)
+                    self._bounded.until = 0.0  # takes what has arrived, and does not wait: done() may be true at once
+                    self._run_once()  # type: ignore[attr-defined]
+                self._bounded.until = until
+                self._rounds(done, until)
+            except BaseException as error:
+                error.__context__ = None
+                raise
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _rounds(self, done: Callable[[], bool], until: float) -> None:
+        """Runs callbacks. Looks for input only if none is ready, and after IN_A_ROW of them.
+
+        Uses private names of asyncio, which are the same in Python 3.10 to 3.14.
+        """
+        ready = self._ready  # type: ignore[attr-defined]
+        while True:
+            for _ in range(IN_A_ROW):
+                if not ready:
+                    break
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+            if done() or time.monotonic() >= until:
+                return
+            self._run_once()  # type: ignore[attr-defined]
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Calls a function at once, as the loop does with its callbacks."""
+        try:
+            function()
+        except Exception as error:
+            self.call_exception_handler({"message": f"Exception in {function!r}", "exception": error})
 
 
 def _quiet(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

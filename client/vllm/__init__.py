@@ -7,7 +7,8 @@
 Set HISTOSPEC_ENDPOINT and HISTOSPEC_NAMESPACE, too. The scheduler opens a session for every request, gets drafts from
 the server, and commits the finished responses. The proposer drafts nothing; vLLM needs one to verify drafts.
 
-The adapter is tested with vLLM 0.27 and 0.32. The sources of 0.22 and 0.24 have what it needs, but were not run.
+`releases.TESTED` are the releases of vLLM that the adapter is tested with; docs/vllm-versions.md says what is known of
+others.
 
 The adapter replaces some functions of vLLM in memory, without changing its files. `patches` lists them, each with its
 reason.

@@ -1,8 +1,11 @@
-"""The adapter's checks and log lines when an engine starts: which shards answer, and what they know."""
+"""The adapter's checks and log lines when an engine starts: which vLLM it is, which shards answer, what they know."""
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from . import releases
 
 if TYPE_CHECKING:
     from .. import DraftClient, Inspection
@@ -15,6 +18,8 @@ PATIENCE = 2.0  # seconds for each shard; all are asked in parallel
 def greet(client: "DraftClient", max_tokens: int) -> None:
     """Asks every shard for its facts and logs them. For a shard that does not answer, the client logs a warning.
 
+    It also logs what is not known of the release of vLLM in this process, if it was not tested.
+
     Args:
         client: a client that has not called the server yet.
         max_tokens: the longest draft that the engine verifies, in tokens.
@@ -22,6 +27,9 @@ def greet(client: "DraftClient", max_tokens: int) -> None:
     Raises:
         ValueError: max_tokens exceeds the limit of a shard, or a file of the client's settings cannot be read.
     """
+    version = getattr(sys.modules.get("vllm"), "__version__", None)
+    if version is not None and (doubt := releases.doubt(version)):
+        logger.log(logging.WARNING if releases.unknown(version) else logging.INFO, "HistoSpec: %s", doubt)
     try:
         found = client.greet(PATIENCE)
     except ValueError:

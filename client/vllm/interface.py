@@ -1,7 +1,7 @@
 """Everything of vLLM's scheduler that the adapter depends on. vLLM does not declare these names public.
 
-They were checked in the source of vLLM 0.22, 0.24, 0.27 and 0.32, and by running 0.27 and 0.32. Type checkers see these
-declarations and need no vLLM; at run time the names are vLLM's own classes.
+Type checkers see these declarations and need no vLLM; at run time the names are vLLM's own classes. `python -m
+scripts.vllm_versions` looks for every declared name in vLLM's sources; needs.py has the names beyond the scheduler.
 """
 # ruff: noqa: D102 - vLLM documents the methods
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
         def is_finished(self) -> bool: ...
 
-    class NewRequest(Protocol):
+    class NewRequestData(Protocol):
         """A request that a step computes for the first time."""
 
         req_id: str
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     class SchedulerOutput(Protocol):
         """The work of one step."""
 
-        scheduled_new_reqs: list[NewRequest]
+        scheduled_new_reqs: list[NewRequestData]
         num_scheduled_tokens: dict[str, int]
         total_num_scheduled_tokens: int
         scheduled_spec_decode_tokens: dict[str, list[int]]
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
 
 else:
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
@@ -106,6 +106,7 @@ else:
 __all__ = [
     "DraftTokenIds",
     "ModelRunnerOutput",
+    "NewRequestData",
     "Request",
     "RequestStatus",
     "SamplingParams",

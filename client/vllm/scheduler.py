@@ -44,7 +44,7 @@ COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
-TELL_STEPS = 64  # between two messages while drafts cost too much to ask for any
+TELL_SECONDS = 0.25  # between two messages while drafts cost too much to ask for any
 
 
 class HistoSpecScheduler(Scheduler):
@@ -72,6 +72,7 @@ class HistoSpecScheduler(Scheduler):
         self._clock = StepClock(settings.computes_here(vllm_config.parallel_config))
         self._stepped = math.inf  # when the last step ended; infinite if the engine was idle
         self._silent = 0  # steps since drafts were asked for
+        self._told = -math.inf  # the end of the last step whose tokens the server was sent
         self._reported = -math.inf
         self._minute = MinuteReport()
 
@@ -106,10 +107,12 @@ class HistoSpecScheduler(Scheduler):
                 self._sessions.ask(self._certain(model_runner_output), verify_cost)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
-            self._stepped = math.inf  # the engine is idle from here on
+            self._stepped, self._told = math.inf, -math.inf  # the engine is idle from here on
             self._clock.idle()
-        elif verify_cost is None and self._silent % TELL_STEPS and not self._cost.looks_next:
+        elif verify_cost is None and self._stepped - self._told < TELL_SECONDS and not self._cost.looks_next:
             return outputs
+        else:
+            self._told = self._stepped
         with self._harmless("settle", forget=True):
             if verify_cost is None:
                 self._sessions.tell(self._remaining(model_runner_output))
@@ -120,6 +123,8 @@ class HistoSpecScheduler(Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Replaces the workers' drafts, or their empty ones, by the better drafts; vLLM checks these for grammars."""
+        if self._silent > 1 and self._model is None:
+            return  # no drafts were asked for, so vLLM's empty ones stay
         drafts: dict[str, Draft] = {}
         waited = -time.perf_counter()
         with self._harmless("receive", forget=True):

@@ -20,6 +20,14 @@ PLUGIN = "histospec"
 DRAFTERS = "mtp, eagle, eagle3, draft_model, medusa, ngram, suffix"
 """Methods whose own drafts may be combined with the server's."""
 
+EXACT = ("standard", "block")
+"""Methods to verify drafts with which the output has the model's own distribution."""
+
+LOSSY = {
+    "synthetic": "which accepts drafts at random",
+    "fly": "which accepts tokens that the model would not have sampled",
+}
+
 
 def check(vllm_config: Any) -> None:
     """Checks that drafts of a server work with a VllmConfig.
@@ -62,10 +70,10 @@ def check_method(speculative: Any) -> None:
             f"HistoSpec: draft_sample_method is {speculative.draft_sample_method!r}, which needs probabilities that "
             "the server's drafts do not have; set it to 'greedy'"
         )
-    if getattr(speculative, "rejection_sample_method", "standard") == "synthetic":
-        raise ValueError(
-            "HistoSpec: rejection_sample_method is 'synthetic', which accepts drafts at random; set it to 'standard'"
-        )
+    verifies = getattr(speculative, "rejection_sample_method", "standard")
+    if verifies not in EXACT:
+        why = LOSSY.get(verifies, "which HistoSpec does not know")
+        raise ValueError(f"HistoSpec: rejection_sample_method is {verifies!r}, {why}; set it to 'standard'")
     if getattr(speculative, "num_speculative_tokens_per_batch_size", None):
         raise ValueError(
             "HistoSpec: num_speculative_tokens_per_batch_size is set, but HistoSpec chooses how many tokens the "

@@ -1,13 +1,14 @@
 """Keeps the store and the index consistent: the index has what the store has, also after a restart."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from histospec.native import Engine
-from histospec.server.errors import StoreFull, StoreOpening
-from histospec.server.history.back_pressure import CROWDED, BackPressure
+from histospec.server.errors import StoreBusy, StoreFull, StoreOpening
+from histospec.server.history.back_pressure import CROWDED, LONGEST_WAIT, LOOK_SECONDS, BackPressure
 from histospec.server.history.counts import Counts
 from histospec.server.history.epoch_watch import EpochWatch
 from histospec.server.history.epochs import Epochs
@@ -19,7 +20,7 @@ from histospec.server.history.namespaces import Namespaces
 from histospec.server.history.read_through import WAITING, ReadThrough
 from histospec.server.history.stored_lines import StoredLines
 from histospec.server.history.unfinished import Unfinished
-from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store, total_size
+from histospec.server.stores.interface import Problem, Reader, Record, ResponseBatch, Store
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class History:
         self.counts = Counts()
         self.epochs = Epochs({})
         self.namespaces = Namespaces(max_namespaces)
-        self.back_pressure = BackPressure(engine)
+        self.back_pressure = BackPressure(engine, store)
         self._store = store
         self._learning = Learning(engine, store, self.counts)
         self._indexing = Indexing(engine)
@@ -79,13 +80,23 @@ class History:
         """Why nothing can be stored until a person acts; empty if it can."""
         return self._store.trouble
 
-    async def add(self, batch: ResponseBatch) -> None:
-        """Stores responses, then indexes them. Raises StoreError; then nothing of the batch is kept."""
+    async def add(self, batch: ResponseBatch, patience: float = LONGEST_WAIT) -> None:
+        """Stores responses, then indexes them. Waits up to `patience` seconds for room.
+
+        Raises StoreError; then nothing of the batch is kept.
+        """
         self.require_open()
-        if not await self.back_pressure.room():
-            raise StoreFull(CROWDED)
-        self.back_pressure.took(total_size(batch.records))  # before other callers check for room
-        await self._unfinished.run(self._add(batch))
+        until = time.monotonic() + patience
+        while True:
+            if not await self.back_pressure.room(batch.size, until - time.monotonic()):
+                raise StoreFull(CROWDED)
+            self.back_pressure.took(batch.size)  # before other callers check for room
+            try:
+                return await self._unfinished.run(self._add(batch))
+            except StoreBusy:  # commits took the room
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(LOOK_SECONDS)
 
     async def _add(self, batch: ResponseBatch) -> None:
         namespace = batch.problem.namespace
@@ -103,7 +114,7 @@ class History:
                     raise
                 self._gaps.stored(batch.problem, life)
         finally:
-            self.back_pressure.indexed(total_size(batch.records))
+            self.back_pressure.indexed(batch.size)
 
     def want(self, problem: Problem) -> None:
         """Starts to read the problem into the index if the index lacks it. Never waits."""

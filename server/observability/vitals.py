@@ -86,7 +86,7 @@ class Vitals(Collector):
         yield GaugeMetricFamily("histospec_store_waiting_bytes", "Bytes that wait for the store.", store.waiting_bytes)
         yield GaugeMetricFamily(
             "histospec_store_waiting_limit_bytes",
-            "Bytes that may wait before the server refuses ingests and commits (--max-backlog).",
+            "Bytes that may wait before ingests wait and the server refuses commits (--max-backlog).",
             self._config.max_backlog,
         )
         yield GaugeMetricFamily(

@@ -220,28 +220,33 @@ class DraftStream:
             ids, step.tokens, step.offsets, step.positions.astype(np.int64), most,
             step.max_tokens, step.verify_cost, step.report,
         )  # fmt: skip
-        lengths = np.zeros(len(ids), np.int64)
-        rows = np.arange(len(ids))
+        rows = None  # of the step that the engine gets; None: all
         if step.tokens.size and (full := self._full()):
             new = np.diff(step.offsets)
             known = self._engine.lengths(ids) >= step.positions
             grows = known & (new > 0) & (step.positions + new <= most)
-            self._give_up(step, rows[grows], full, answer)
-            rows = rows[~grows]
+            self._give_up(step, np.flatnonzero(grows), full, answer)
+            rows = np.flatnonzero(~grows)
             asked = asked.of(rows)
-        with self._metrics.draft_seconds.time():
-            drafts = await slices.step(self._engine, asked, pacer)
-        lengths[rows] = np.diff(drafts.offsets)
+        started = time.perf_counter()
+        drafts = await slices.step(self._engine, asked, pacer)
+        self._metrics.draft_seconds.observe(time.perf_counter() - started)
+        lengths = (drafts.offsets[1:] - drafts.offsets[:-1]).astype(INT32)
+        if rows is not None:
+            drafted, lengths = lengths, np.zeros(len(ids), INT32)
+            lengths[rows] = drafted
         if drafts.outcomes.any():
+            rows = np.arange(len(ids)) if rows is None else rows
             too_long = f"step: the session is over the limit of {most} tokens"
             self._give_up(step, rows[drafts.outcomes == TOO_LONG], too_long, answer)
             self._give_up(step, rows[drafts.outcomes == UNKNOWN], "", answer)
-        answer.response.lengths = lengths.astype(INT32).tobytes()
+        answer.response.lengths = lengths.tobytes()
         answer.response.tokens = drafts.tokens.tobytes()
         answer.response.probs = drafts.probs.tobytes()
         self._counts["steps"] += 1
         self._counts["late"] += step.late
-        self._metrics.late_steps.inc(step.late)
+        if step.late:
+            self._metrics.late_steps.inc(step.late)
         self._counts["tokens"] += int(step.tokens.size)
         self._counts["drafted"] += int(drafts.tokens.size)
 

@@ -4,6 +4,7 @@ import time
 
 import structlog
 
+from histospec.server.history.back_pressure import LONGEST_WAIT
 from histospec.server.history.history import History
 from histospec.server.logs.lines import Throttle
 from histospec.server.stores.interface import ResponseBatch
@@ -13,8 +14,10 @@ log = structlog.get_logger()
 THROTTLE = Throttle(lines=200)
 
 
-async def ingest(history: History, batch: ResponseBatch, peer: str, explicit_epoch: bool = False) -> None:
-    """Stores and indexes a batch, and logs it.
+async def ingest(
+    history: History, batch: ResponseBatch, peer: str, explicit_epoch: bool = False, patience: float = LONGEST_WAIT
+) -> None:
+    """Stores and indexes a batch, and logs it. Waits up to `patience` seconds for room.
 
     If its epoch is explicit, weight-change counts no longer advance the namespace.
 
@@ -27,7 +30,7 @@ async def ingest(history: History, batch: ResponseBatch, peer: str, explicit_epo
         history.namespaces.admit(batch.problem.namespace)
         if explicit_epoch:
             history.epochs.give(batch.problem.namespace)
-        await history.add(batch)
+        await history.add(batch, patience)
     if (more := THROTTLE.admits("ingested")) is not None:
         log.info(
             "ingested",

@@ -32,7 +32,7 @@ from histospec.server.rpc import encoded, specrl, wire
 from histospec.server.rpc.slices import unless_large
 from histospec.server.rpc.strangers import Strangers
 from histospec.server.rpc.wire import unless_encoded
-from histospec.server.security.access import Access
+from histospec.server.security.access import SET_TOKEN, Access
 from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2
 from histospec.v1 import draft_pb2
@@ -95,7 +95,8 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             return handler
         if service in METHODS:  # health and reflection need no token
             try:
-                self._access.permit(dict(handler_call_details.invocation_metadata or ()))
+                remedy = specrl.NO_TOKEN if service == SPECRL.full_name else SET_TOKEN
+                self._access.permit(dict(handler_call_details.invocation_metadata or ()), remedy)
             except Unauthenticated as error:
                 return self._refusal(handler, service, method, error)
         served = self._served.get(handler_call_details.method)
@@ -112,11 +113,11 @@ class Accounting(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # gener
             make = grpc.stream_stream_rpc_method_handler if both else grpc.unary_stream_rpc_method_handler
             behaviour = self._reported(handler.stream_stream if both else handler.unary_stream, method)  # type: ignore[arg-type]
             return make(self._traced(behaviour, service, method), decode, encode)
-        return grpc.unary_unary_rpc_method_handler(
-            self._traced(self._timed(self._reported(handler.unary_unary, method), method), service, method),  # type: ignore[arg-type]
-            decode,
-            encode,
-        )
+        make = grpc.unary_unary_rpc_method_handler
+        if service == SPECRL.full_name:
+            make = grpc.stream_unary_rpc_method_handler  # its handler receives the message when there is room for it
+        behaviour = self._timed(self._reported(handler.unary_unary, method), method)  # type: ignore[arg-type]
+        return make(self._traced(behaviour, service, method), decode, encode)
 
     def _refusal(self, handler: "Handler", service: str, method: str, error: Unauthenticated) -> "Handler":
         """Answers without reading: gRPC receives the message of a stream only on request."""

@@ -1,20 +1,26 @@
 """`specrl.RolloutCacheService`: stores what SpecRL's updater sends as history.
 
-After every training step, the updater sends each prompt with all its responses in one call, without an epoch. SpecRL's
-own cache keeps only the last visit of a prompt. Here, a visit takes the place of an epoch: it counts for the newest
-epoch of the namespace, and a prompt that already had a visit in that epoch starts the next one. So histories age and
-leave as with a trainer that counts epochs. If a trainer does so in this namespace, its count is followed.
+After every training step, the updater sends each prompt with all its responses in one call, without an epoch, and all
+these calls at once. SpecRL's own cache keeps only the last update of a prompt. Here, an update counts for an epoch of
+`visits`, so histories age and leave as with a trainer that counts epochs. If a trainer does so in this namespace, its
+count is followed.
+
+The updater neither retries nor gives up. So where an `Ingest` is refused for now, an update waits, and its trainer
+waits for it in the end. Only AT_ONCE updates are in memory: the server reads the message of another one when a place is
+free. Until then it stays with the updater, except for the 64 KiB that HTTP/2 lets it send.
 
 Tokens travel as packed numbers of one or more bytes, which become four bytes each. So the lists are counted before they
 are decoded, and decoded piece by piece, so that steps run in between.
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import grpc.aio
 import numpy as np
+import structlog
 import xxhash
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -23,16 +29,25 @@ from histospec.protocol.arrays import INT32
 from histospec.server.errors import InvalidRequest, LimitExceeded
 from histospec.server.history.history import History
 from histospec.server.rpc import encoded, wire
-from histospec.server.rpc.ingest import ingest
+from histospec.server.rpc.ingest import THROTTLE, ingest
+from histospec.server.rpc.visits import Visits
 from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
 from histospec.specrl import rollout_cache_pb2 as pb
 from histospec.specrl import rollout_cache_pb2_grpc as pb_grpc
 from histospec.v1 import draft_pb2
 
-MAX_VISITS = 1 << 20
-"""Prompts of an epoch that visits count, 100 MB of them; one more starts the next epoch."""
+log = structlog.get_logger()
 
+AT_ONCE = 8
+"""Updates that the server reads, stores and indexes at the same time; others wait in the order of their arrival."""
+PATIENCE = 600.0
+"""Seconds from the arrival of an update in which it may wait for room in the store and the index."""
+NO_TOKEN = (
+    "SpecRL's updater cannot send one: send to a server without --tokens in a trusted network, through a proxy that "
+    "adds the header 'authorization: Bearer TOKEN', or call DraftClient.ingest instead of the updater"
+)
+"""What to do about a missing token."""
 
 PIECE = 64 << 10  # bytes decoded at a time
 LAST = 0x80  # the last byte of a number is below, all others are not
@@ -48,27 +63,6 @@ class Update(NamedTuple):
     responses: list[memoryview]
 
 
-class Visits:
-    """The prompts that had a visit in the newest epoch."""
-
-    def __init__(self) -> None:
-        self._epoch = -1
-        self._prompts: set[int] = set()
-
-    def epoch(self, prompt: int, newest: int) -> int:
-        """Returns the epoch of a new visit of the prompt with this hash, if the newest epoch so far is `newest`."""
-        if newest != self._epoch or (prompt not in self._prompts and len(self._prompts) < MAX_VISITS):
-            return newest
-        return newest + 1
-
-    def note(self, prompt: int, epoch: int) -> None:
-        """Records a visit."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._prompts.clear()
-        self._prompts.add(prompt)
-
-
 class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
     """The service. It raises errors; the interceptor turns these into gRPC statuses."""
 
@@ -77,24 +71,40 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         self._config = config
         self._access = access
         self._visits = Visits()
+        self._places = asyncio.Semaphore(AT_ONCE)
 
-    async def UpdateCache(  # type: ignore[override]  # noqa: N802 - gRPC's name; see `read`
-        self, request: Update, context: "grpc.aio.ServicerContext[Any, Any]"
+    async def UpdateCache(  # noqa: N802 - gRPC's name
+        self, unread: object, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.UpdateCacheResponse:
         """See rollout_cache.proto."""
-        namespace = self._config.specrl_namespace
-        self._access.permit(dict(context.invocation_metadata() or ())).require("write", namespace)
-        self._history.require_open()  # before the visit is recorded
-        translated = await self._translated(request)
-        epoch = self._visits.epoch(request.prompt_hash, self._history.epochs.newest(namespace))
-        batch, _ = wire.ingest(translated, self._config, epoch)
-        self._visits.note(request.prompt_hash, epoch)
-        self._history.epochs.saw(batch)  # before it is stored: other prompts of this visit are arriving
-        await ingest(self._history, batch, context.peer())
+        self._access.permit(dict(context.invocation_metadata() or ())).require("write", self._config.specrl_namespace)
+        self._history.require_open()
+        until = time.monotonic() + PATIENCE
+        with self._visits.update() as burst:
+            async with self._places:
+                await self._add(await _received(context), burst, context.peer(), until)
         return pb.UpdateCacheResponse(success=True)
 
+    async def _add(self, update: Update, burst: int, peer: str, until: float) -> None:
+        """Stores and indexes an update. `until`: when it stops waiting for room, by `time.monotonic`."""
+        namespace, prompt_hash = self._config.specrl_namespace, update.prompt_hash
+        translated = await self._translated(update)
+        left_out = len(update.responses) - len(translated.responses)
+        del update  # from here on, only its decoded copy takes memory
+        epoch = self._visits.epoch(prompt_hash, burst, self._history.epochs.newest(namespace))
+        batch, _ = wire.ingest(translated, self._config, epoch)
+        if left_out and (more := THROTTLE.admits("empty")) is not None:
+            log.warning("empty responses left out", peer=peer, empty=left_out, others=len(batch.records), **more)
+        if batch.records:
+            self._visits.note(prompt_hash, burst, epoch)
+            self._history.epochs.saw(batch)  # before it is stored: other prompts of this burst are arriving
+        await ingest(self._history, batch, peer, patience=until - time.monotonic())
+
     async def _translated(self, request: Update) -> draft_pb2.IngestRequest:
-        """Returns the update as an IngestRequest. Raises InvalidRequest, and LimitExceeded before decoding much."""
+        """Returns the update as an IngestRequest, without its empty responses.
+
+        Raises InvalidRequest, and LimitExceeded before decoding much.
+        """
         if not request.responses:
             raise InvalidRequest("responses: must not be empty")
         config = self._config
@@ -105,9 +115,23 @@ class RolloutCacheService(pb_grpc.RolloutCacheServiceServicer):
         encoded.refuse_more("responses", len(request.responses), config.max_batch)
         responses = []
         for i, response in enumerate(request.responses):
-            tokens = await tokens_of(f"responses[{i}].tokens", response, config.max_session_tokens)
-            responses.append(draft_pb2.Response(tokens=tokens))
+            field = f"responses[{i}].tokens"
+            tokens = await tokens_of(field, response, config.max_session_tokens)
+            wire.token_array(field, tokens)  # here: without the empty ones, the number of a response may change
+            if tokens:
+                responses.append(draft_pb2.Response(tokens=tokens))
         return draft_pb2.IngestRequest(namespace=config.specrl_namespace, prompt=prompt, responses=responses)
+
+
+async def _received(context: "grpc.aio.ServicerContext[Any, Any]") -> Update:
+    """Receives the message of a call. Raises InvalidRequest if it is malformed or missing, and LimitExceeded."""
+    message = await context.read()
+    if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+        raise InvalidRequest("message: is missing")
+    if isinstance(message, wire.Undecodable):
+        message.refuse()
+    received: Update = message
+    return received
 
 
 def read(data: bytes, config: Config) -> Update:

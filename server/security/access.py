@@ -33,6 +33,7 @@ else:
 Right = Literal["read", "write", "admin"]
 LOOK_SECONDS = 1.0  # between two checks of the file
 SHORTEST = 16  # characters of a secret
+SET_TOKEN = "set HISTOSPEC_TOKEN"  # what a caller without a token does
 
 
 class _Token(BaseModel):
@@ -107,13 +108,16 @@ class Access:
         """A number that grows when the contents of the file change."""
         return 0 if self.file is None else self.file.version
 
-    def permit(self, metadata: Mapping[str, Any]) -> Permit:
-        """Returns the rights of the caller that sent this metadata. Raises Unauthenticated."""
+    def permit(self, metadata: Mapping[str, Any], remedy: str = SET_TOKEN) -> Permit:
+        """Returns the rights of the caller that sent this metadata. Raises Unauthenticated.
+
+        `remedy` says what to do about a missing token.
+        """
         if self.file is None:
             return Permit(self, "")
         scheme, _, secret = str(metadata.get("authorization", "")).partition(" ")
         if not secret:
-            raise Unauthenticated("authorization: the call has no bearer token; set HISTOSPEC_TOKEN")
+            raise Unauthenticated(f"authorization: the call has no bearer token; {remedy}")
         if scheme.lower() != "bearer":
             raise Unauthenticated("authorization: expected 'Bearer TOKEN'")
         permit = Permit(self, hashlib.sha256(secret.encode()).hexdigest())

@@ -59,8 +59,8 @@ class StoreConfig(BaseSettings):
     )
     max_backlog: Bytes = Field(
         MAX_BACKLOG,
-        description="maximum size of data that waits for the store, for example 256MiB; beyond it, the server refuses "
-        "ingests and commits",
+        description="maximum size of data that waits for the store, for example 256MiB; beyond it, ingests wait and "
+        "the server refuses commits for now",
     )
 
     @field_validator("data_dir", mode="before")
@@ -166,8 +166,8 @@ class Config(StoreConfig):
     # Drafting
     threads: Annotated[int, Field(ge=0, le=64)] = Field(
         0,
-        description="threads that draft for a batch of 32 sessions or more; 0 for two if the process may use two CPUs; "
-        "the drafts do not depend on it",
+        description="threads that draft for a batch of 32 sessions or more; 0 for half of the CPUs that the process "
+        "may use, two to four of them; the drafts do not depend on it",
     )
 
     # Limits of one caller

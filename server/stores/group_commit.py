@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from histospec.server.arguments import shown
-from histospec.server.errors import StoreError, StoreFull
+from histospec.server.errors import StoreBusy, StoreError
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -46,22 +46,23 @@ class GroupCommit(Generic[T]):
         self._close = close
         self._queue: queue.SimpleQueue[Work[T] | None] = queue.SimpleQueue()
         self._backlog = 0
-        self._max_backlog = max_backlog
+        self.max_backlog = max_backlog
+        """The bytes that may wait."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
     def submit(self, what: T, size: int) -> "Future[Any]":
-        """Queues a write. The future fails with StoreFull at once if too much is waiting."""
+        """Queues a write. The future fails with StoreBusy at once if too much is waiting."""
         work = Work(what, size)
         work.done.set_running_or_notify_cancel()  # a caller may leave, but cannot cancel the write
         with self._lock:
-            full = self._backlog > 0 and self._backlog + size > self._max_backlog
+            full = self._backlog > 0 and self._backlog + size > self.max_backlog
             if not full:
                 self._backlog += size
         if full:
-            text = f"store: more than {shown(self._max_backlog)} (--max-backlog) would wait to be written; try later"
-            work.done.set_exception(StoreFull(text))
+            text = f"store: more than {shown(self.max_backlog)} (--max-backlog) would wait to be written; try later"
+            work.done.set_exception(StoreBusy(text))
         else:
             self._queue.put(work)
         return work.done

@@ -61,6 +61,11 @@ class ResponseBatch(NamedTuple):
         """The number of tokens of the responses."""
         return sum(len(record.tokens) for record in self.records) // INT32.itemsize
 
+    @property
+    def size(self) -> int:
+        """The bytes of its arrays and of its prompt."""
+        return total_size(self.records) + len(self.problem.prompt)
+
 
 class StoreSize(NamedTuple):
     """The size and limits of a store, in bytes; None where unknown or absent."""
@@ -150,6 +155,11 @@ class Store(Reader):
         """The bytes of queued writes."""
 
     @property
+    @abstractmethod
+    def waiting_limit(self) -> int:
+        """The maximum of `waiting_bytes` (--max-backlog)."""
+
+    @property
     def size(self) -> StoreSize:
         """Returns the size and limits. Never waits for another machine, and never raises."""
         return StoreSize()
@@ -168,8 +178,8 @@ class Store(Reader):
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """Adds responses; the future is done once they survive a crash, all of them or none.
 
-        Fails with StoreFull or StoreError. The store keeps the newest epochs of the problem, and of these the newest
-        responses.
+        Fails with StoreBusy if the queue is full, otherwise with StoreFull or StoreError. The store keeps the newest
+        epochs of the problem, and of these the newest responses.
         """
 
     @abstractmethod

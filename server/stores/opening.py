@@ -121,6 +121,11 @@ class OpeningStore(Store):
         return 0 if self._store is None else self._store.waiting_bytes
 
     @property
+    def waiting_limit(self) -> int:
+        """See Store."""
+        return 0 if self._store is None else self._store.waiting_limit
+
+    @property
     def trouble(self) -> str:
         """See Store."""
         return "" if self._store is None else self._store.trouble

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks.scale.model import Costs, Plan, fit
-from benchmarks.scale.simulation import Surroundings, cheapest_shards, fewest_shards, simulate, tried
+from benchmarks.scale.simulation import PARALLEL, SENDING, Surroundings, cheapest_shards, fewest_shards, simulate, tried
 from histospec.protocol.placement import place, problem_digest
 
 ROOT = Path(__file__).parents[2]
 NOTHING = Costs(*[0.0] * len(asdict(Costs())))
-EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0)
+EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0, threads=1)
 PLAN = Plan(gpus=8)
 FEW = Plan(gpus=4, sequences=64)
 
@@ -42,6 +42,27 @@ def test_a_step_ends_with_its_slowest_message() -> None:
     took = outcome.millis[0]
     assert 8 <= took < 16
     assert outcome.busy.max() / outcome.busy.sum() == pytest.approx(took / 16, rel=0.02)
+
+
+def test_threads_share_the_sessions_of_a_large_message() -> None:
+    """The CPU time stays. A message of 16 sessions is too small to share."""
+    for sequences, share in ((16, 1.0), (64, 1 - PARALLEL / 2)):
+        plan = Plan(gpus=1, sequences=sequences)
+        outcome = simulate(plan, 1, replace(NOTHING, session=100.0), replace(EXACT, threads=2), steps=50)
+        assert outcome.millis[0] == pytest.approx(0.1 * sequences * share)
+        assert outcome.busy[0] / outcome.cores == pytest.approx(share, rel=0.02)
+
+
+def test_what_shares_a_core_waits_for_it() -> None:
+    """Two workers in lockstep ask two shards each. A message takes 1 ms of its worker and 1 ms of its shard."""
+    plan, costs = Plan(gpus=2, step_ms=100), replace(NOTHING, message=1000.0, client_message=1000.0)
+    alone = simulate(plan, 2, costs, replace(EXACT, lockstep=True), steps=3)
+    assert sorted(alone.millis[:2]) == pytest.approx([3, 4])
+    shared = simulate(plan, 2, costs, replace(EXACT, lockstep=True, cores=1), steps=3)
+    assert max(shared.millis) == pytest.approx(2 * (SENDING * 2 + 2) + (1 - SENDING) * 2)
+    assert simulate(plan, 2, costs, replace(EXACT, lockstep=True, cores=99), steps=3).millis.tolist() == (
+        alone.millis.tolist()
+    )
 
 
 def test_who_waits_too_long_goes_on_at_the_deadline() -> None:
@@ -88,12 +109,12 @@ STEPS = [
 
 
 def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
-    costs = Costs(300, 20, 5, 0.7, 200, 2, 400, 80)
+    costs = Costs(300, 20, 5, 0.7, 150, 200, 2, 400, 80)
     measured: list[dict[str, float]] = []
     for batch, siblings, drafted, messages, together in STEPS:
         plan = Plan(sequences=batch, siblings=min(batch, siblings), drafted=drafted)
         server = (messages * costs.message + plan.groups * plan.group_us(costs)) / 1e3
-        client = (messages * costs.client_message + batch * costs.client_session) / 1e3
+        client = (costs.client_step + messages * costs.client_message + batch * costs.client_session) / 1e3
         step: dict[str, float] = {
             "shards": 3,
             "workers": 2,

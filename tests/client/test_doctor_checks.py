@@ -1,8 +1,6 @@
 """The doctor's checks for facts that real processes cannot produce, such as other versions of vLLM and of servers."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +10,6 @@ from histospec.client.doctor.command import CHECKS, examine
 from histospec.client.doctor.facts import Facts, Failure, ShardFacts, Vllm
 from histospec.client.doctor.findings import Finding, bad, merged, ok
 from histospec.client.values import Inspection, NamespaceFacts
-
-MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 WELL = Inspection(
     shard="a",
@@ -53,9 +49,10 @@ def test_nothing_is_wrong_where_nothing_is() -> None:
     [
         ("0.21.2", "bad"),
         ("0.22.0", "ok"),
-        ("0.27.1.dev3+g12ab", "ok"),
+        ("0.27.1.dev3+g12ab", "warn"),
         ("0.32.0+cpu", "ok"),
-        ("0.33.0", "warn"),
+        ("0.33.0", "ok"),
+        ("0.34.0", "warn"),
         ("1.0", "warn"),
         ("unknown", "warn"),
     ],
@@ -63,12 +60,6 @@ def test_nothing_is_wrong_where_nothing_is() -> None:
 def test_versions_of_vllm(version: str, level: str) -> None:
     (finding,) = worker_checks.vllm(facts(vllm=Vllm(version, None)))
     assert (finding.level, finding.check) == (level, "vllm")
-
-
-def test_the_newest_version_is_the_one_that_tests_run_with() -> None:
-    said = re.search(r"^VLLM_NEW := (\d+)\.(\d+)", MAKEFILE.read_text(), re.MULTILINE)
-    assert said is not None
-    assert (int(said[1]), int(said[2])) == worker_checks.NEWEST
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The adapter's log lines when an engine starts, without vLLM and without a server."""
 
 import logging
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,31 @@ def said(caplog: pytest.LogCaptureFixture) -> Any:
         return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
     return start
+
+
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        ("0.32.0", ""),
+        ("0.32.0+cpu", ""),
+        (
+            "0.33.0",
+            "INFO HistoSpec: the sources of vLLM 0.33.0 have what HistoSpec relies on, but no test ran with it; ",
+        ),
+        (
+            "0.34.0",
+            "WARNING HistoSpec: vLLM 0.34.0 was neither tested nor read; tests ran with 0.27.0, 0.29.0, 0.32.0, ",
+        ),
+        ("0.32.1.dev3+g12ab", "WARNING HistoSpec: vLLM 0.32.1.dev3 was neither tested nor read; "),
+    ],
+)
+def test_a_vllm_that_was_not_tested_is_named(
+    said: Any, monkeypatch: pytest.MonkeyPatch, version: str, line: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    lines = said()
+    assert len(lines) == bool(line)
+    assert "".join(lines).startswith(line)
 
 
 def test_every_shard_that_answers_is_named(said: Any) -> None:

@@ -197,6 +197,17 @@ def test_it_rests_where_its_tokens_are_too_dear_or_worthless() -> None:
     assert usual(Batch(auto()).steps(400, 1.0, 0.02, CHEAP)) == REST
 
 
+def test_a_loss_that_may_be_noise_ends_no_work() -> None:
+    """A rest would spoil the drafts of all running requests."""
+    batch = Batch(auto())
+    batch.steps(100, 1.0, 0.8, CHEAP)
+    asked = []
+    for _ in range(50):
+        asked += batch.steps(8, 1.0, 0.8, DrafterCost(0.1, 0.2)) + batch.steps(8, 1.0, 0.8, DrafterCost(0.45, 0.2))
+    assert asked.count(REST) < 0.02 * len(asked)
+    assert usual(batch.steps(200, 1.0, 0.8, DrafterCost(0.45, 0.2))) == REST
+
+
 def test_a_useless_drafter_runs_rarely() -> None:
     asked = Batch(auto()).steps(20000, 1.0, 0.0, CHEAP)
     assert asked[: TRIAL // 2].count(REST) < TRIAL // 2

@@ -1,9 +1,10 @@
-"""The end of a client's own event loop: its tasks end first, within a time limit."""
+"""A client's own event loop: the threads that wait turn it; at the end its tasks end first, within a time limit."""
 
 import asyncio
 import threading
 
 from histospec.client.transport.pump import Pump
+from tests.support.waiting import eventually
 
 
 async def nothing() -> None:
@@ -46,3 +47,67 @@ def test_a_loop_is_closed_in_time_all_the_same() -> None:
     pump.finish(nothing, 0.1)
     assert tasks[0].get_loop().is_closed()
     assert not tasks[0].done()
+
+
+def test_a_message_takes_what_has_arrived_even_if_nobody_waits() -> None:
+    """A client that only sends still connects: each turn passes reports of gRPC's threads on to the tasks."""
+    pump = Pump()
+    got: list[int] = []
+
+    async def chain() -> None:
+        loop = asyncio.get_running_loop()
+        for number in range(5):
+            arrived = loop.create_future()
+            threading.Thread(target=loop.call_soon_threadsafe, args=(arrived.set_result, None)).start()
+            await arrived
+            got.append(number)
+
+    tasks: list[asyncio.Task[None]] = []
+    pump.run(lambda: tasks.append(asyncio.get_running_loop().create_task(chain())), 60)
+
+    def arrived_by_now() -> bool:
+        pump.run(lambda: None, 60)
+        return got == list(range(5))
+
+    eventually(arrived_by_now)
+    pump.finish(nothing, 60)
+
+
+def test_a_thread_that_waits_is_woken_by_the_thread_that_drives() -> None:
+    pump = Pump()
+    arrived, over = threading.Event(), threading.Event()
+    driver = threading.Thread(target=pump.wait, args=(over.is_set, 60))
+    waiter = threading.Thread(target=pump.wait, args=(arrived.is_set, 60))
+    driver.start()
+    eventually(lambda: pump._driven)
+    waiter.start()
+    eventually(lambda: pump._asleep)
+
+    def change(event: threading.Event) -> None:
+        event.set()
+        pump.wake()
+
+    loop = pump._start()
+    loop.call_soon_threadsafe(change, arrived)
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert driver.is_alive()
+    loop.call_soon_threadsafe(change, over)
+    driver.join(30)
+    assert not driver.is_alive()
+    pump.finish(nothing, 60)
+
+
+def test_a_wait_ends_in_time_and_an_error_of_its_function_is_logged() -> None:
+    pump = Pump()
+    pump.wait(lambda: False, 0.05)
+    logged: list[object] = []
+    pump._start().set_exception_handler(lambda loop, context: logged.append(context["exception"]))
+    wrong = ValueError("wrong")
+
+    def fail() -> None:
+        raise wrong
+
+    pump.wait(lambda: bool(logged), 60, fail)
+    assert logged == [wrong]
+    pump.finish(nothing, 60)

@@ -1,6 +1,7 @@
 """The adapter's warning of settings that vLLM ignores, without vLLM; tests/vllm/test_lines.py has the other lines."""
 
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,3 +18,24 @@ def test_logits_processors_of_plugins_are_named(
     settings.warn_of_processors()
     line = "HistoSpec: with speculation of any kind vLLM does not load logits processors of plug-ins, here bias, cut"
     assert [record.getMessage() for record in caplog.records] == ([line] if names else [])
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("synthetic", "which accepts drafts at random"),
+        ("fly", "which accepts tokens that the model would not have sampled"),
+        ("typical", "which HistoSpec does not know"),
+    ],
+)
+def test_methods_that_change_the_output_are_refused(method: str, why: str) -> None:
+    speculative = SimpleNamespace(method="custom_class", rejection_sample_method=method)
+    with pytest.raises(
+        ValueError, match=f"^HistoSpec: rejection_sample_method is '{method}', {why}; set it to 'standard'"
+    ):
+        settings.check_method(speculative)
+
+
+@pytest.mark.parametrize("exact", [{}, {"rejection_sample_method": "standard"}, {"rejection_sample_method": "block"}])
+def test_methods_that_keep_the_output_are_accepted(exact: dict[str, str]) -> None:
+    settings.check_method(SimpleNamespace(method="custom_class", **exact))

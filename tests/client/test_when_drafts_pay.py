@@ -1,5 +1,6 @@
 """Engines that learn whether drafts pay, compared with an oracle on the same engine."""
 
+import math
 import random
 
 import pytest
@@ -150,6 +151,49 @@ def test_history_that_is_better_alone_is_found_behind_the_models_drafts(seed: in
     engine.steps(LONGEST_PAUSE + 100, rests=True)
     late = engine.steps(600, rests=True)
     assert sum(arm == (True, False) for arm in late) > 0.9 * len(late)
+
+
+def test_the_first_step_of_a_trial_says_nothing_of_its_price() -> None:
+    """Code and data of drafts have left the caches, so it takes longer."""
+    cost, asked = LearnedCost(), [False]
+
+    def steps(count: int, tokens: float, idle: bool = False) -> int:
+        for number in range(count):
+            asked.append(cost.next() is not None)
+            seconds = 0.002 * (3 if asked[-1] else 1) + 0.03 * (asked[-1] and not asked[-2])
+            generated = round(8 * tokens) if asked[-1] else 8
+            cost.observe(math.inf if idle and not number else seconds, 8, 8 + 16 * asked[-1], generated=generated)
+        return sum(asked[-count:])
+
+    assert steps(1500, 1.2) < 200
+    assert steps(200, 3.6, idle=True) > 150
+
+
+def test_an_engine_whose_model_drafts_measures_steps_without_drafts_first() -> None:
+    """Their time is the unit of all prices."""
+    cost, ran, bare = LearnedCost(alone=False), True, 0
+    for _ in range(16):
+        asked, drafted = cost.next() is not None, ran
+        ran = not cost.apart
+        bare += not (asked or drafted or ran)
+        cost.observe(0.002, 8, 8 + 16 * drafted, False, 3 if ran else None, 8 + 8 * drafted)
+    assert bare >= PLAIN
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_trial_ends_although_the_models_drafter_wakes_up_in_it(pays: bool) -> None:
+    """The drafter rests where nothing is asked, and runs in every step of the trial."""
+    cost = LearnedCost(alone=False)
+    both = 6.0 if pays else 2.0
+    asked = []
+    for _ in range(400):
+        asked.append(cost.next() is not None)
+        tokens = both if asked[-1] else 1.0
+        cost.observe(
+            0.006 if asked[-1] else 0.002, 8, 8 + 16 * asked[-1], False, 3 if asked[-1] else None, round(8 * tokens)
+        )
+    assert (sum(asked) > 300) is pays
+    assert (sum(asked) < 60) is not pays
 
 
 def test_drafts_of_the_models_own_drafter_count_on_both_sides() -> None:

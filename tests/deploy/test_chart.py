@@ -1,15 +1,12 @@
 """Kubernetes and the Prometheus operator accept what the chart renders, for every set of values."""
 
-import json
-import shutil
-import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.charts import CHART, TOOLS, Manifest, container, helm, one, render, shard
+from tests.support.charts import CHART, container, helm, one, operator_takes, render, shard
 
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 EVERYTHING = Path(__file__).parent / "values" / "everything.yaml"
@@ -37,25 +34,6 @@ def test_kubernetes_takes_it(values: Path, version: str) -> None:
             kubernetes_validate.validate(manifest, version.rpartition(".")[0], strict=True)
     assert {"ConfigMap", "Service"} < kinds
     assert len(kinds & {"StatefulSet", "DaemonSet"}) == 1
-
-
-VALIDATE = """
-const folder = "file://" + process.argv[1] + "/@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/";
-for (const manifest of JSON.parse(await new Response(process.stdin).text())) {
-  const models = await import(folder + manifest.kind + ".js");
-  new models[manifest.kind](manifest).validate();
-}
-"""
-
-
-def operator_takes(manifests: list[Manifest]) -> "subprocess.CompletedProcess[str]":
-    node = shutil.which("node")
-    if node is None or not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
-        pytest.skip("needs node and @kubernetes-models/prometheus-operator, see scripts/install-tools")
-    return subprocess.run(
-        [node, "--input-type=module", "--eval", VALIDATE, str(TOOLS)],
-        input=json.dumps(manifests), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
 
 
 def test_the_operator_takes_it() -> None:

@@ -1,38 +1,12 @@
 """NOTES.txt: the lines for a release, and its warnings."""
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from tests.support.charts import CHART, one, render
+from tests.support.charts import render
+from tests.support.notes import environment, notes, worker
 
 VALUES = Path(__file__).parent / "values"
-
-
-def notes(tmp_path: Path, *words: object) -> str:
-    """Renders NOTES.txt as a manifest, because helm shows it only after an installation."""
-    chart = tmp_path / "chart"
-    if not chart.exists():
-        shutil.copytree(CHART, chart)
-        text = (chart / "templates" / "NOTES.txt").read_text()
-        (chart / "templates" / "_notes.tpl").write_text(f'{{{{ define "notes" }}}}{text}{{{{ end }}}}')
-        (chart / "templates" / "notes.yaml").write_text(
-            'apiVersion: v1\nkind: Notes\ntext: |-\n  .\n  {{- include "notes" . | nindent 2 }}\n'
-        )
-    return str(one(render(*words, chart=chart), "Notes")["text"])
-
-
-def worker(text: str) -> dict[str, Any]:
-    """Returns the part of the notes about the pods of workers."""
-    block = text.partition("add to their pods:\n")[2].partition("  Start vLLM")[0]
-    return dict(yaml.safe_load(block))
-
-
-def environment(text: str) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in worker(text)["env"]}
 
 
 def test_notes_say_the_lines_for_this_release(tmp_path: Path) -> None:

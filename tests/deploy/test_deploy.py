@@ -1,6 +1,5 @@
 """The files of deploy/: rendered ones are up to date, and tools accept the others."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -11,7 +10,8 @@ import pytest
 import yaml
 
 from histospec.server.settings.options import load
-from tests.support.charts import ROOT, tool
+from tests.support.charts import ROOT, one, tool
+from tests.support.examples import example
 from tests.support.servers import Starter
 
 DEPLOY = ROOT / "deploy"
@@ -38,12 +38,10 @@ def test_kubernetes_takes_the_manifests(path: Path) -> None:
 
 
 def test_the_sidecar_speaks_to_its_neighbour() -> None:
-    worker, shard = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar.yaml").read_text())["spec"]["containers"]
+    worker, shard = one(example("sidecar.yaml"), "Pod")["spec"]["containers"]
     environment = {entry["name"]: entry["value"] for entry in worker["env"]}
     assert shard["args"][0] == "serve"
     assert environment["HISTOSPEC_ENDPOINT"] == str(load(shard["args"][1:]).listen)
-    (speculative,) = [arg for arg in worker["args"] if arg.startswith("--speculative-config=")]
-    assert json.loads(speculative.partition("=")[2])["model"] == "histospec.client.vllm.HistoSpecProposer"
 
 
 def test_prometheus_takes_its_configuration() -> None:

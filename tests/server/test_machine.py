@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from histospec.server.machine import cpu_limit, memory_limit
+from histospec.server.machine import cpu_limit, drafting_threads, memory_limit
 
 
 @pytest.fixture
@@ -55,3 +55,10 @@ print(raise_descriptor_limit(), resource.getrlimit(resource.RLIMIT_NOFILE), rais
 def test_the_limit_of_descriptors_is_raised_to_the_hard_one() -> None:
     done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, timeout=60)
     assert done.stdout == "1024 (1024, 1024) 1024\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3), (8, 4), (9, 4), (128, 4)]
+)
+def test_the_threads_that_draft_follow_the_cpus(cpus: int, threads: int) -> None:
+    assert drafting_threads(cpus) == threads

@@ -1,5 +1,6 @@
 """Renders the Helm chart with the real `helm`, which scripts/install-tools installs into build/tools."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,14 @@ TOOLS = ROOT / "build" / "tools" / "node_modules"
 RELEASE, NAMESPACE = "run", "rl"
 
 Manifest = dict[str, Any]
+
+VALIDATE = """
+const folder = "file://" + process.argv[1] + "/@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1/";
+for (const manifest of JSON.parse(await new Response(process.stdin).text())) {
+  const models = await import(folder + manifest.kind + ".js");
+  new models[manifest.kind](manifest).validate();
+}
+"""
 
 
 def tool(name: str) -> str:
@@ -76,3 +85,14 @@ def one(manifests: list[Manifest], kind: str) -> Manifest:
     mine = [manifest for manifest in manifests if manifest["kind"] == kind]
     (found,) = [m for m in mine if not m.get("metadata", {}).get("name", "").endswith("-dashboard")]
     return found
+
+
+def operator_takes(manifests: list[Manifest]) -> "subprocess.CompletedProcess[str]":
+    """Validates objects by the schemas of the Prometheus operator; also where these refuse one."""
+    node = shutil.which("node")
+    if node is None or not (TOOLS / "@kubernetes-models" / "prometheus-operator").exists():
+        pytest.skip("needs node and @kubernetes-models/prometheus-operator, see scripts/install-tools")
+    return subprocess.run(
+        [node, "--input-type=module", "--eval", VALIDATE, str(TOOLS)],
+        input=json.dumps(manifests), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip

@@ -18,12 +18,13 @@ from tests.support.kubernetes_api import Api, Refused
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
+PLANE = ROOT / "build" / "control-plane"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
 def program(name: str) -> str:
     """The path of a program of the control plane; skips the test where there is none."""
-    folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), str(ROOT / "build" / "control-plane"), os.environ["PATH"]]
+    folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), str(PLANE), os.environ["PATH"]]
     path = shutil.which(name, path=os.pathsep.join(filter(None, folders)))
     if path is None:
         pytest.skip(f"needs {name}, see scripts/install-control-plane")

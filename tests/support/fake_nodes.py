@@ -84,7 +84,7 @@ class FakeNodes:
                 raise
 
     def _live(self, name: str) -> None:
-        capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", "ephemeral-storage": "1Ti"}
+        capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "8"}
         ready = {"type": "Ready", "status": "True", "reason": "Fake", "lastHeartbeatTime": _now()}
         status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
         self._api.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})

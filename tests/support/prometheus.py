@@ -18,6 +18,9 @@ from tests.support.charts import NAMESPACE
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
+Job = dict[str, Any]
+"""A scrape configuration."""
+
 
 def require(program: str, where: str = "scripts/install-tools") -> None:
     """Skips the test where a program is absent."""
@@ -61,17 +64,19 @@ def as_the_operator_does(
 class Prometheus:
     """A process that scrapes and evaluates rules; `close` ends it.
 
-    targets: "host:port" of each server, or a whole scrape configuration. rules: a file of rules.
+    targets: "host:port" of each server, a scrape configuration, or several. rules: a file of rules.
     """
 
-    def __init__(self, directory: Path, targets: Iterable[str] | dict[str, Any], rules: Path) -> None:
+    def __init__(self, directory: Path, targets: Iterable[str | Job] | Job, rules: Path) -> None:
         self._address = f"127.0.0.1:{free_port()}"
-        if not isinstance(targets, dict):
-            targets = {"job_name": "histospec", "static_configs": [{"targets": list(targets)}]}
+        given: list[str | Job] = [targets] if isinstance(targets, dict) else [*targets]
+        jobs = [job for job in given if isinstance(job, dict)]
+        if not jobs:
+            jobs = [{"job_name": "histospec", "static_configs": [{"targets": given}]}]
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)],
-            "scrape_configs": [targets],
+            "scrape_configs": jobs,
         }
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         with (directory / "prometheus.log").open("wb") as log:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.charts import CHART, RELEASE, ROOT, Manifest, render, tool
+from tests.support.charts import CHART, RELEASE, Manifest, render, tool
+from tests.support.control_plane import PLANE
 from tests.support.fake_nodes import references
 from tests.support.kubernetes_api import Object, Refused
 from tests.support.real_cluster import Cluster
@@ -25,7 +26,7 @@ def helm_program(version: str) -> str:
     """The path of a version of helm; skips the test where it is not installed."""
     if version == HELMS[0]:
         return tool("helm")
-    path = ROOT / "build" / "control-plane" / f"helm-{version}"
+    path = PLANE / f"helm-{version}"
     if not path.exists():
         pytest.skip(f"needs {path.name}, see scripts/install-control-plane")
     return str(path)

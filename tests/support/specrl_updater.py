@@ -1,7 +1,7 @@
 """SpecRL's updater as its own protocol has it: nothing of ours, neither the messages nor the stubs."""
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import numpy as np
@@ -43,8 +43,12 @@ def hash_of(prompt: Iterable[int]) -> int:
     return xxhash.xxh64_intdigest(np.array(list(prompt), "<i4").tobytes(), seed=0)
 
 
+Group = tuple[Sequence[int], Sequence[Sequence[int]]]
+"""A prompt and its responses."""
+
+
 class Updater:
-    """Sends as SpecRL's does: a call for each prompt, all of them at once, without a deadline or a token."""
+    """Sends as SpecRL's does: a call for each prompt, all of them at once, with no deadline, token or second try."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._call = channel.unary_unary(
@@ -61,14 +65,26 @@ class Updater:
         metadata: Sequence[tuple[str, str]] = (),
     ) -> bool:
         """One call; the `success` that it is answered with. Raises grpc.RpcError."""
-        request = _request(
-            prompt_hash=hash_of(prompt) if prompt_hash is None else prompt_hash,
-            prompt={"tokens": prompt},
-            responses=[{"tokens": tokens} for tokens in responses],
-        )
-        return bool(self._call(request, metadata=tuple(metadata)).success)
+        return bool(self._call(request(prompt, responses, prompt_hash), metadata=tuple(metadata)).success)
 
-    def visit(self, batch: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]) -> bool:
-        """The prompts of a training step with their responses; whether all of them were successes."""
-        with ThreadPoolExecutor(len(batch)) as pool:
-            return all(pool.map(lambda each: self.update(*each), batch))
+    def burst(self, groups: Iterable[Group]) -> list[str]:
+        """The prompts of a training step with their responses; what it prints about those that failed."""
+        return failures(self.start(groups))
+
+    def start(self, groups: Iterable[Group]) -> list[Any]:
+        """The calls of a burst, which go on by themselves."""
+        return [self._call.future(request(*group)) for group in groups]
+
+
+def failures(calls: Iterable[Any]) -> list[str]:
+    """Waits until all calls are answered; what the updater prints about those that failed."""
+    return [str(call.details()) for call in calls if call.exception() or not call.result().success]
+
+
+def request(prompt: Sequence[int], responses: Sequence[Sequence[int]], prompt_hash: int | None = None) -> Any:
+    """An UpdateCacheRequest."""
+    return _request(
+        prompt_hash=hash_of(prompt) if prompt_hash is None else prompt_hash,
+        prompt={"tokens": prompt},
+        responses=[{"tokens": tokens} for tokens in responses],
+    )

@@ -33,6 +33,19 @@ def lookups(shared_server: Server, namespace: str) -> Callable[..., Any]:
     return lambda: sum(v for sample, v in shared_server.metrics().items() if sample.startswith(name))
 
 
+@pytest.fixture(params=["installed", "AsIn033", "WithTheFunctionOf033"])
+def cutting(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The scheduler of the installed vLLM, and what vLLM 0.33 does otherwise where it cuts the tokens of a request."""
+    pytest.importorskip("vllm", reason="needs a vLLM build in the environment")
+    from tests.support import scheduler_of_033
+
+    if request.param == "installed":
+        return {}
+    if request.param == "WithTheFunctionOf033" and not scheduler_of_033.SOURCES.exists():
+        pytest.skip(f"needs {scheduler_of_033.SOURCES.name}, which `make vllm-versions` keeps")
+    return {"scheduler_cls": f"{scheduler_of_033.__name__}.{request.param}"}
+
+
 def twice(rollouts: Any, prompts: list[list[int]], **sampling: Any) -> Any:
     """Two visits, so that the second has drafts to cut; all responses of both by prompt."""
     visits = [rollouts.generate(prompts, **sampling) for _ in range(2)]
@@ -56,23 +69,33 @@ def test_one_token(
 
 
 def test_stop_tokens(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    check: Callable[..., Any],
+    cutting: dict[str, Any],
 ) -> None:
     """Stop tokens in the middle of an accepted draft, too: the second visit drafts past where it must end."""
-    rollouts = engine(shared_server.endpoint)
+    rollouts = engine(shared_server.endpoint, **cutting)
     long = rollouts.generate(prompts, max_tokens=40)
     stops = sorted({group[0][20] for group in long})[:3]
     short = rollouts.generate(prompts, max_tokens=40, stop_token_ids=stops)
     assert any(len(group[0]) < 40 for group in short)
     assert rollouts.counter("spec_decode_num_accepted_tokens") > 0
+    assert getattr(rollouts.scheduler, "cut", 1) > 0
     check(prompts, [a + b for a, b in zip(long, short, strict=True)])
+    assert rollouts.generate(prompts, max_tokens=40) == long  # the cached blocks of what was cut change nothing
 
 
 def test_stop_strings(
-    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], check: Callable[..., Any]
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    check: Callable[..., Any],
+    cutting: dict[str, Any],
 ) -> None:
     """vLLM finds them in its front end, after the engine core has gone on; the history ends where the text does."""
-    rollouts = engine(shared_server.endpoint, skip_tokenizer_init=False)
+    rollouts = engine(shared_server.endpoint, skip_tokenizer_init=False, **cutting)
     long = rollouts.generate(prompts, max_tokens=40, detokenize=True)
     stops = [text(group[0][18:20]) for group in long[:4]]
     short = rollouts.generate(prompts, max_tokens=40, detokenize=True, stop=stops)
@@ -143,9 +166,11 @@ def test_reset_of_running_requests(
     check(prompts, [a * 3 for a in first])
 
 
-def test_end_of_the_model(engine: Callable[..., Any], shared_server: Server, check: Callable[..., Any]) -> None:
+def test_end_of_the_model(
+    engine: Callable[..., Any], shared_server: Server, check: Callable[..., Any], cutting: dict[str, Any]
+) -> None:
     prompts = [[1, 2, 3] * 30, [4, 5, 6] * 30]
-    responses = twice(engine(shared_server.endpoint, max_model_len=128), prompts, max_tokens=None)
+    responses = twice(engine(shared_server.endpoint, max_model_len=128, **cutting), prompts, max_tokens=None)
     assert all(len(r) == 38 for group in responses for r in group)
     check(prompts, responses)
 

@@ -14,18 +14,17 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture
 def verified(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many drafted tokens each step through vLLM's whole rejection sampler had, in order."""
+    """How many drafted tokens each step through vLLM's rejection sampler had, in order."""
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
 
     forward = rejection_sampler.RejectionSampler.forward
-    forward = getattr(forward, "__wrapped__", forward)
     seen = []
 
     def counted(self: Any, metadata: Any, *args: Any) -> Any:
         seen.append(sum(metadata.num_draft_tokens))
         return forward(self, metadata, *args)
 
-    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", undrafted.shortened(counted))
+    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", counted)
     return seen
 
 
@@ -71,7 +70,7 @@ def test_drafts_are_verified_by_vllm(
     assert all(verified)
 
 
-def test_logprobs_are_left_to_vllm(
+def test_logprobs_are_those_without_speculation(
     engine: Callable[..., Any],
     shared_server: Server,
     prompts: list[list[int]],
@@ -91,26 +90,40 @@ def test_logprobs_are_left_to_vllm(
     assert len(chosen[0]) == len(chosen[1])
     for a, b in zip(*chosen, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
-    assert not any(verified)  # vLLM 0.27 asks its rejection sampler nothing where nothing was drafted, 0.32 does
+    assert verified == []
 
 
-@pytest.mark.parametrize(("drafted", "logprobs"), [(0, None), (0, 2), (3, None), (3, 0)])
-def test_only_what_needs_no_verification_is_left_out(drafted: int, logprobs: int | None) -> None:
-    sampler = SimpleNamespace(sampler=lambda **arguments: ("sampled", arguments["logits"]))
-    sample = undrafted.shortened(lambda self, metadata, draft_probs, logits, sampling: ("verified", logits))
-    metadata, sampling = SimpleNamespace(max_spec_len=drafted), SimpleNamespace(max_num_logprobs=logprobs)
-    how = "sampled" if (drafted, logprobs) == (0, None) else "verified"
-    assert sample(sampler, metadata, None, "logits", sampling) == (how, "logits")
+@pytest.mark.parametrize(
+    ("drafts", "recurrent", "seen"), [({}, False, None), ({}, True, "config"), ({"a": [1]}, False, "config")]
+)
+def test_only_steps_without_drafts_are_shortened(
+    drafts: dict[str, list[int]], recurrent: bool, seen: str | None
+) -> None:
+    runner = SimpleNamespace(speculative_config="config", model_config=SimpleNamespace(has_inner_state=recurrent))
+    prepare = undrafted.undrafted(lambda self, step, counts: (self.speculative_config, counts))
+    assert prepare(runner, SimpleNamespace(scheduled_spec_decode_tokens=drafts), 3) == (seen, 3)
+    assert runner.speculative_config == "config"
+
+
+def test_a_failure_leaves_the_configuration() -> None:
+    runner = SimpleNamespace(speculative_config="config", model_config=SimpleNamespace(has_inner_state=False))
+
+    def fail(self: Any, step: Any) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        undrafted.undrafted(fail)(runner, SimpleNamespace(scheduled_spec_decode_tokens={}))
+    assert runner.speculative_config == "config"
 
 
 def test_another_vllm_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
+    runners = pytest.importorskip("vllm.v1.worker.gpu_model_runner")
 
-    def forward(self: Any, metadata: Any, draft_logits: Any, logits: Any, sampling_metadata: Any) -> None:
+    def prepare(self: Any, step: Any, padded: bool) -> None:
         """As some later version may have it."""
 
-    monkeypatch.setattr(rejection_sampler.RejectionSampler, "forward", forward)
+    monkeypatch.setattr(runners.GPUModelRunner, "_prepare_inputs", prepare)
     undrafted.install()
-    assert rejection_sampler.RejectionSampler.forward is forward
-    monkeypatch.delattr(rejection_sampler, "RejectionSampler")
+    assert runners.GPUModelRunner._prepare_inputs is prepare
+    monkeypatch.delattr(runners, "GPUModelRunner")
     undrafted.install()

@@ -31,7 +31,8 @@ LEAST_SHARE = 0.1  # the most optimistic price is at least this share of the est
 NOTHING = looks_of(False, 0.0, None)
 RAN_MEMORY = 4  # steps
 SOON = 64  # steps after a trial within which an idle time starts no other trial
-FIRST_LOOK = 8  # the step of the first trial, if the model's own drafter drafts before it
+FIRST_PLAIN, FIRST_LOOK = 8, 16  # the steps of the first ones without any drafts, and of the first trial, if the
+# model's own drafter drafts from the start
 WATCHED = 8  # learn from one in 8 of the steps in which nothing is asked, verified or drafted
 
 
@@ -87,8 +88,10 @@ class _Steps:
         self._size = 0
         self._number = 0
         self._asked = False  # whether the current step asks for drafts
+        self._begins = False  # whether it begins a trial, and is slower than later steps, whose code the caches hold
         self._model_tokens: int | None = None  # tokens that the model's own drafter made in the newest step
         self._drafter = False  # whether it ran in the step before, whose drafts the newest one verified
+        self._plain_steps = 0  # that neither asked nor verified, nor ran that drafter
 
     @property
     def drafter(self) -> DrafterCost | None:
@@ -125,13 +128,15 @@ class _Steps:
         if not 0 < seconds < math.inf:
             self._wake()
             return
-        if prefill:
+        drafted = tokens - sequences
+        nothing = not (self._asked or drafted) and model_tokens is None
+        if prefill or (nothing and self._number % WATCHED and self._quiet):
             return
-        here, drafted = self._here, tokens - sequences
+        here = self._here
         looks = looks_of(self._asked, drafted / sequences, model_tokens)
-        if looks == NOTHING and self._quiet and self._number % WATCHED:
-            return
-        here.prices.observe(self._number, seconds, sequences, looks)
+        self._plain_steps += nothing
+        if not self._begins:
+            here.prices.observe(self._number, seconds, sequences, looks)
         here.plain_steps += not self._asked
         # The tokens that the step yielded were drafted in the step before.
         self._drafter = before is not None
@@ -198,13 +203,14 @@ class LearnedCost(_Steps):
 
     def next(self) -> float | None:
         """Returns the cost to ask for the next drafts with; None: take this step without drafts."""
-        here = self._here
+        here, asked = self._here, self._asked
         if here.plain_steps < PLAIN:
             self._asked = False
         elif here.asks:
             self._asked = self._number - here.silent < (EAGER if self._doubtful() else PATIENT)
         else:
             self._asked = self._number >= here.until
+        self._begins = self._asked and not asked and not here.asks and self._look > LOOK_STEPS[0]
         if self._asked:
             if not here.asks:
                 return min(self.value, MODERATE)
@@ -228,12 +234,15 @@ class LearnedCost(_Steps):
 
     @property
     def apart(self) -> bool:
-        """Whether to leave the model's own drafter out of the next step, to try the server's drafts alone.
+        """Whether to leave the model's own drafter out of the next step, to measure what is unknown.
 
-        They may pay without that drafter even if both together do not.
+        That is the unit of all prices, the time of a step without any drafts; and the server's drafts alone, which may
+        pay even if both together do not.
         """
         here = self._here
-        return self._asked and not here.asks and here.model_drafts and here.drafting[True].steps >= self._look
+        if not self._asked:
+            return self._number >= FIRST_PLAIN and self._plain_steps < PLAIN
+        return not here.asks and here.model_drafts and here.drafting[True].steps >= self._look
 
     def _doubtful(self) -> bool:
         """Returns whether a step without drafts would tell much about the price of drafts, or whether they pay."""
@@ -249,14 +258,18 @@ class LearnedCost(_Steps):
         here = self._here
         least, most = LOOK_STEPS
         self._look = min(max(least, LOOK / sequences), most)
-        without = self._drafter if here.asks else here.model_drafts
-        # While that drafter rests during the server's drafts, the rate of both together is not available.
-        seen = [drafter for drafter in {False, without} if here.drafting[drafter].steps >= self._look]
-        if without and not here.asks and len(seen) < 2 and here.drafting[True].steps < 2 * self._look:
-            return  # wait for steps without that drafter; if it cannot be left out, judge both together
-        if not seen:
+        tried = [drafter for drafter in (False, True) if here.drafting[drafter].steps >= self._look]
+        if here.asks:
+            without = self._drafter
+            # While that drafter rests during the server's drafts, the rate of both together is not available.
+            tried = [drafter for drafter in tried if drafter <= without]
+        else:
+            without = here.model_drafts
+            if without and len(tried) < 2 and here.drafting[True].steps < 2 * self._look:
+                return  # wait for steps without that drafter; if it cannot be left out, judge both together
+        if not tried:
             return
-        if max(here.gain(drafter, without)[1] for drafter in seen) >= (1 if here.asks else GAIN):
+        if max(here.gain(drafter, without)[1] for drafter in tried) >= (1 if here.asks else GAIN):
             here.asks, here.pause = True, SHORTEST_PAUSE
             return
         here.pause = SHORTEST_PAUSE if here.asks else min(2 * here.pause, LONGEST_PAUSE)

@@ -7,7 +7,9 @@ has no drafts at all, as in a first epoch, only the gain at the lowest level cou
 
 A resting drafter also skips its first pass, which computes the keys and values that later passes read. Its drafts for
 requests that ran during a rest of many steps would be poor, so these get none any more. It wakes up for new requests. A
-rest ends when the levels promise a gain, or, at growing intervals, to check whether the drafter has become better.
+rest ends when the levels promise a gain, or, at growing intervals, to check whether the drafter has become better. As a
+rest spoils the drafts of all running requests, a gain or loss that may be noise has to add up first (a cumulative sum;
+E. S. Page, "Continuous Inspection Schemes", Biometrika 1954).
 
 Another module learns the cost of the drafter, for which steps have to differ. So the drafter sometimes makes one token
 less or more than it should, or rests for a step.
@@ -30,6 +32,7 @@ SOONEST, LATEST = 1024, 32768  # steps of a rest before the drafter is tried aga
 VARY = 4, 64  # steps between two changes of the number: while the drafter's cost is unknown, and later
 LEAVE_OUT = 16, 128  # steps from one step without the drafter to the next, likewise
 WEIGH = 8  # steps for which a number holds
+ENOUGH = 1.0  # sum of net gains, one per number, at which the drafter wakes up; it rests at minus ENOUGH
 FEW = 16  # steps of a request that the drafter may have missed
 STALE = 32  # steps without the server's drafts after which its levels are counted from zero
 NO_PROMPT = 1 << 20  # a missed prompt counts as this many steps
@@ -62,6 +65,7 @@ class Amount:
         self._step = 0
         self._found = -WEIGH, 0, 0.0, True  # step of the last search, best number, its net gain, `server`
         self._since = 0  # the step in which the drafter last woke up or began to rest
+        self._evidence = 0.0  # sum of the net gains since then, within ENOUGH
         self._resting = fixed == 0 and may_rest
         self._patience = SOONEST
         self._missed: dict[str, int] = {}  # by request: steps without the drafter's first pass
@@ -95,14 +99,15 @@ class Amount:
         if self._step - self._found[0] >= WEIGH or server is not self._found[3]:
             first, token = STARTING_COST if cost is None else cost
             self._found = self._step, *self._best(first * speed_up, token * speed_up, server), server
+            self._evidence = min(max(self._evidence + self._found[2], -ENOUGH), ENOUGH)
         _, most, net, _ = self._found
         age = self._step - self._since
         if self._resting:
-            if net > 0 or age >= self._patience:
+            if self._evidence >= ENOUGH or age >= self._patience:
                 self._turn()
         elif net > 0 and age >= TRIAL:
             self._patience = SOONEST
-        elif net <= 0 and age >= TRIAL and self._may_rest:
+        elif self._evidence <= -ENOUGH and age >= TRIAL and self._may_rest:
             self._patience = min(2 * self._patience, LATEST)
             self._turn()
         if self._resting or (pause and self._may_rest and not prompts):
@@ -167,7 +172,7 @@ class Amount:
         self._missed.pop(request, None)
 
     def _turn(self) -> None:
-        self._resting, self._since = not self._resting, self._step
+        self._resting, self._since, self._evidence = not self._resting, self._step, 0.0
 
     def _best(self, first: float, token: float, server: bool) -> tuple[int, float]:
         """Returns the number of tokens with the highest net gain per request, and that gain. Prices are in tokens."""

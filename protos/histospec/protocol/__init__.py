@@ -1,1 +1,1 @@
-"""What a server and its clients must agree on besides the messages. Without gRPC and without I/O."""
+"""What a server and its clients must agree on besides the messages. Without I/O; only `grpc_settings` knows gRPC."""

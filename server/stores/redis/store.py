@@ -133,6 +133,11 @@ class RedisStore(Store):
         return self._writer.backlog
 
     @property
+    def waiting_limit(self) -> int:
+        """See Store."""
+        return self._writer.max_backlog
+
+    @property
     def size(self) -> StoreSize:
         """See Store. Returns the last known values; asks Redis at most every ten seconds."""
         return StoreSize(*self._memory.look())
@@ -141,7 +146,7 @@ class RedisStore(Store):
         """See Store."""
         with self._names_lock:
             work = _Append(batch, self._names)
-        return self._writer.submit(work, total_size(batch.records) + len(batch.problem.prompt))
+        return self._writer.submit(work, batch.size)
 
     def save_estimator(self, namespace: str, state: bytes) -> "Future[None]":
         """See Store."""

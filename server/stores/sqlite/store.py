@@ -18,7 +18,7 @@ import structlog
 from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
-from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize, total_size
+from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
 from histospec.server.stores.opening import Progress
 from histospec.server.stores.sqlite.copies import say_kept
 from histospec.server.stores.sqlite.file import (
@@ -112,6 +112,11 @@ class SQLiteStore(SQLiteReader, Store):
         return self._writer.backlog
 
     @property
+    def waiting_limit(self) -> int:
+        """See Store."""
+        return self._writer.max_backlog
+
+    @property
     def size(self) -> StoreSize:
         """See Store."""
         volume = room(self._path.parent)
@@ -131,8 +136,7 @@ class SQLiteStore(SQLiteReader, Store):
 
     def append(self, batch: ResponseBatch) -> "Future[None]":
         """See Store."""
-        size = total_size(batch.records) + len(batch.problem.prompt)
-        return self._writer.submit(partial(self._appender.append, batch=batch), size)
+        return self._writer.submit(partial(self._appender.append, batch=batch), batch.size)
 
     def drop(self, namespace: str) -> "Future[int]":
         """See Store."""

@@ -1,6 +1,7 @@
 """Workers that do not know the epoch count weight changes; the server turns the counts into one epoch."""
 
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import xxhash
 
 from histospec.protocol.limits import MAX_EPOCH
+from histospec.server.rpc.visits import PAUSE_SECONDS
 from histospec.server.stores.interface import LAST_EPOCH
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.specrl import rollout_cache_pb2, rollout_cache_pb2_grpc
@@ -177,6 +179,7 @@ def test_a_count_ends_at_the_last_epoch(start_server: Starter, connect: Connecto
     prompt = rollout_cache_pb2.TokenList(tokens=[1, 2])
     named = xxhash.xxh64_intdigest(wire.i32([1, 2]), seed=0)
     for text in ([3], [4]):
+        time.sleep(1.1 * PAUSE_SECONDS)  # otherwise both are one visit of the prompt
         responses = [rollout_cache_pb2.TokenList(tokens=text)]
         request = rollout_cache_pb2.UpdateCacheRequest(prompt_hash=named, prompt=prompt, responses=responses)
         assert updates.UpdateCache(request, timeout=30).success

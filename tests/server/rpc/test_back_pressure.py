@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from histospec.native import Engine
+from histospec.server.errors import StoreFull
 from histospec.server.history import back_pressure
 from histospec.server.history.history import History
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
@@ -97,6 +99,69 @@ class SlowEngine:
     def ingest(self, *args: Any, **options: Any) -> None:
         self.may.wait()
         self.engine.ingest(*args, **options)
+
+
+def batch(tokens: int, prompt: bytes) -> ResponseBatch:
+    return ResponseBatch(Problem("run", prompt), [Record(bytes(4 * tokens), 0)])
+
+
+def blocked(store: SQLiteStore) -> Latch:
+    """Keeps the store from writing until the latch is set."""
+    gate = Latch()
+    store._writer.submit(lambda connection: gate.wait(), 0)
+    return gate
+
+
+def test_ingests_wait_while_commits_fill_the_queue_of_the_store(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = SQLiteStore(tmp_path, 8, max_backlog=1 << 20)
+        mine = History(Engine(1 << 24), store, 10)
+        await mine.load()
+        gate = blocked(store)
+        commit = asyncio.create_task(mine.store(batch(250_000, b"one."), mine.life("run")))
+        try:
+            await until(lambda: store.waiting_bytes > 0)
+            with pytest.raises(StoreFull, match="faster than the store and the index can take them; try later"):
+                await mine.add(batch(25_000, b"two."), patience=0.0)
+            adding = [asyncio.create_task(mine.add(batch(tokens, b"two."), patience=60.0)) for tokens in (25_000, 1)]
+            larger = asyncio.create_task(mine.add(batch(500_000, b"two."), patience=60.0))  # than the whole queue
+            await asyncio.wait([*adding, larger], timeout=10 * back_pressure.LOOK_SECONDS)
+            assert [task.done() for task in (*adding, larger)] == [False] * 3
+        finally:
+            gate.set()
+        await asyncio.gather(commit, *adding, larger)
+        assert store.count() == 4
+        await mine.close()
+
+    asyncio.run(run())
+
+
+def test_an_ingest_waits_again_if_commits_take_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        store = SQLiteStore(tmp_path, 8, max_backlog=1 << 20)
+        mine = History(Engine(1 << 24), store, 10)
+        await mine.load()
+        gate = blocked(store)
+        append = store.append
+        commits: list[Future[None]] = []
+
+        def overtaken(given: ResponseBatch) -> "Future[None]":
+            if not commits:
+                commits.append(append(batch(250_000, b"one.")))
+            return append(given)
+
+        monkeypatch.setattr(store, "append", overtaken)
+        adding = asyncio.create_task(mine.add(batch(25_000, b"two."), patience=60.0))
+        try:
+            await until(lambda: mine.counts.store_errors == 1)
+            assert not adding.done()
+        finally:
+            gate.set()
+        await adding
+        assert store.count() == 2
+        await mine.close()
+
+    asyncio.run(run())
 
 
 def test_ingests_wait_for_the_index_before_they_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """SpecRL's updater, unchanged: the server drafts from, stores and checks what it sends like other data."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from histospec.client import DraftClient
 from histospec.server.errors import InvalidRequest, LimitExceeded
-from histospec.server.rpc.specrl import Visits, tokens_of
+from histospec.server.rpc.specrl import tokens_of
+from histospec.server.rpc.visits import PAUSE_SECONDS
 from histospec.specrl import rollout_cache_pb2 as specrl_pb2
 from histospec.v1 import draft_pb2 as pb
 from tests.support.servers import Server, Starter
@@ -43,6 +45,11 @@ def epochs(wire: Wire, prompt: Sequence[int] = PROMPT) -> list[int]:
     return [response.epoch for response in answer.responses]
 
 
+def pause() -> None:
+    """Ends a burst."""
+    time.sleep(1.1 * PAUSE_SECONDS)
+
+
 def refused(call: Callable[[], object]) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
@@ -55,7 +62,7 @@ def test_the_hash_is_that_of_the_xxhash_library() -> None:
 
 
 def test_what_it_sends_is_drafted_from(server: Server, updater: Updater) -> None:
-    assert updater.visit([(PROMPT, [RESPONSE, RESPONSE[:5]]), ([7], [[8, 9]])])
+    assert updater.burst([(PROMPT, [RESPONSE, RESPONSE[:5]]), ([7], [[8, 9]])]) == []
     with DraftClient(server.endpoint, namespace="specrl", deadline=60) as client:
         (session,) = client.open([PROMPT])
         (draft,) = client.step([session], [RESPONSE[:6]], max_tokens=8, verify_cost=0.0)
@@ -76,12 +83,36 @@ def test_what_was_a_success_survives_a_crash(server: Server, wire: Wire, updater
     assert wire.history(PROMPT, "specrl", wait=True) == [RESPONSE]
 
 
-def test_a_prompt_that_comes_again_begins_the_next_epoch(server: Server, wire: Wire, updater: Updater) -> None:
-    for visit in range(10):
-        assert updater.visit([([prompt], [[visit, prompt, i] for i in range(2)]) for prompt in range(1, 9)])
-    for prompt in range(1, 9):  # the newest eight of ten
-        assert epochs(wire, [prompt]) == [epoch for epoch in range(2, 10) for _ in range(2)]
-    assert wire.history([5], "specrl", limit=1) == [[9, 5, 1]]
+def test_a_prompt_that_comes_again_begins_the_next_epoch(start_server: Starter, connect: Connector) -> None:
+    wire = connect(start_server("--history-epochs", "2").endpoint)
+    updater = Updater(wire.channel)
+    for step in range(4):
+        pause()
+        assert updater.burst([([prompt], [[step, prompt, i] for i in range(2)]) for prompt in range(1, 9)]) == []
+    for prompt in range(1, 9):  # the newest two of four
+        assert epochs(wire, [prompt]) == [2, 2, 3, 3]
+    assert wire.history([5], "specrl", limit=1) == [[3, 5, 1]]
+
+
+def test_copies_of_a_prompt_in_one_burst_are_one_epoch(server: Server, wire: Wire, updater: Updater) -> None:
+    """Such as a validation set that holds each problem 30 times."""
+    for step in range(2):
+        pause()
+        copies = [([prompt], [[step, prompt, copy]]) for copy in range(30) for prompt in range(1, 9)]
+        assert updater.burst(copies) == []
+    for prompt in range(1, 9):
+        assert epochs(wire, [prompt]) == [0] * 30 + [1] * 30
+
+
+def test_an_empty_response_costs_no_other(server: Server, wire: Wire, updater: Updater) -> None:
+    assert updater.burst([(PROMPT, [RESPONSE, [], RESPONSE[:5], []]), ([7], [[]])]) == []
+    assert wire.history(PROMPT, "specrl") == [RESPONSE, RESPONSE[:5]]
+    assert wire.history([7], "specrl") == []
+    lines = [line for line in server.log if line.get("event") == "empty responses left out"]
+    assert sorted((line["level"], line["empty"], line["others"]) for line in lines) == [
+        ("warning", 1, 0),
+        ("warning", 2, 2),
+    ]
 
 
 def test_who_counts_epochs_is_followed(wire: Wire, updater: Updater) -> None:
@@ -89,22 +120,12 @@ def test_who_counts_epochs_is_followed(wire: Wire, updater: Updater) -> None:
     wire.ingest([9], [[9]], "specrl", epoch=40)
     updater.update(PROMPT, [[2]])
     updater.update([8], [[8]])
+    pause()
     updater.update(PROMPT, [[3]])
     wire.stub.Rewind(pb.RewindRequest(namespace="specrl", epoch=40))
     updater.update(PROMPT, [[4]])
     assert epochs(wire) == [0, 40, 40]
     assert epochs(wire, [8]) == [40]
-
-
-def test_visits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("histospec.server.rpc.specrl.MAX_VISITS", 3)
-    visits, newest = Visits(), 0
-    seen = []
-    for prompt in range(7):
-        newest = visits.epoch(prompt, newest)
-        visits.note(prompt, newest)
-        seen.append(newest)
-    assert seen == [0, 0, 0, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +135,9 @@ def test_visits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (PROMPT[::-1], [RESPONSE], hash_of(PROMPT), "INVALID_ARGUMENT", "prompt_hash: "),
         ([], [RESPONSE], None, "INVALID_ARGUMENT", "prompt: must not be empty"),
         (PROMPT, [], None, "INVALID_ARGUMENT", "responses: must not be empty"),
-        (PROMPT, [RESPONSE, []], None, "INVALID_ARGUMENT", "responses[1].tokens: must not be empty"),
         ([1, -1], [RESPONSE], None, "INVALID_ARGUMENT", "prompt: token -1 at position 1 is negative"),
         (PROMPT, [[1, 2, -7]], None, "INVALID_ARGUMENT", "responses[0].tokens: token -7 at position 2 is negative"),
+        (PROMPT, [[], [1], [-7]], None, "INVALID_ARGUMENT", "responses[2].tokens: token -7 at position 0 is negative"),
         ([1] * 21, [RESPONSE], None, "RESOURCE_EXHAUSTED", "prompt: 21 tokens are more than the limit of 20"),
         (PROMPT, [[1], [1] * 51], None, "RESOURCE_EXHAUSTED", "responses[1].tokens: 51 tokens are more than the limit"),
         (PROMPT, [[1]] * 9, None, "RESOURCE_EXHAUSTED", "responses: 9 are more than the limit of 8"),
@@ -145,6 +166,8 @@ def test_bytes_that_are_no_message_are_refused(wire: Wire) -> None:
         "INVALID_ARGUMENT",
         "message: its 2 bytes are not a UpdateCacheRequest",
     )
+    none = wire.channel.stream_unary(f"/{SERVICE}/UpdateCache", bytes, bytes)
+    assert refused(lambda: none(iter(()))) == ("INVALID_ARGUMENT", "message: is missing")
 
 
 def test_only_who_may_write_there_is_served(start_server: Starter, connect: Connector, tmp_path: Path) -> None:
@@ -153,7 +176,12 @@ def test_only_who_may_write_there_is_served(start_server: Starter, connect: Conn
     (tmp_path / "tokens.toml").write_text("".join(text))
     server = start_server("--tokens", str(tmp_path / "tokens.toml"), "--specrl-namespace", "specrl-7")
     updater = Updater(connect(server.endpoint).channel)
-    assert refused(lambda: updater.update(PROMPT, [RESPONSE]))[0] == "UNAUTHENTICATED"
+    code, words = refused(lambda: updater.update(PROMPT, [RESPONSE]))
+    assert (code, "SpecRL's updater cannot send one: send to a server without --tokens" in words) == (
+        "UNAUTHENTICATED",
+        True,
+    ), words
+    assert "HISTOSPEC_TOKEN" not in words  # which the updater does not read
     stranger = [("authorization", f"Bearer {secrets['run']}")]
     code, words = refused(lambda: updater.update(PROMPT, [RESPONSE], metadata=stranger))
     assert (code, "no right to write in namespace 'specrl-7'" in words) == ("PERMISSION_DENIED", True)

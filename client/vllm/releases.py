@@ -1,0 +1,45 @@
+"""The releases of vLLM that the adapter knows. `python -m scripts.vllm_versions` reads their sources.
+
+A release is tested if the tests of tests/vllm run with it. It agrees if its sources have everything that the adapter
+relies on (`needs.py`), and if every function whose body matters is as in a tested release, or was read.
+docs/vllm-versions.md has the table. A test compares these lists with what the check recorded.
+"""
+
+import re
+
+TESTED = ("0.27.0", "0.29.0", "0.32.0")
+AGREE = (
+    "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.30.0", "0.31.0",
+    "0.33.0",
+)  # fmt: skip
+
+
+def too_old(version: str) -> bool:
+    """Returns whether a release, such as "0.21.0", is older than all that the adapter works with."""
+    return _numbers(version) < min(map(_numbers, (*TESTED, *AGREE)))
+
+
+def unknown(version: str) -> bool:
+    """Returns whether a release was neither tested nor read. What follows a `+` does not count, as in "0.32.0+cpu"."""
+    return _release(version) not in (*TESTED, *AGREE)
+
+
+def doubt(version: str) -> str:
+    """Returns what is not known of a release, as a sentence; an empty text for a tested one."""
+    release, tested = _release(version), f"tests ran with {', '.join(TESTED)}"
+    if release in TESTED:
+        return ""
+    if release in AGREE:
+        return f"the sources of vLLM {release} have what HistoSpec relies on, but no test ran with it; {tested}"
+    return (
+        f"vLLM {release} was neither tested nor read; {tested}, and the sources of {', '.join(AGREE)} were read. "
+        "If drafts are missing or an error names HistoSpec, use one of these"
+    )
+
+
+def _release(version: str) -> str:
+    return version.partition("+")[0]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", _release(version))[:2]]

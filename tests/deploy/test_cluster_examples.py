@@ -1,0 +1,89 @@
+"""The examples in a real control plane, beside a release of the chart: `make test-cluster`."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.support.charts import NAMESPACE, ROOT, one
+from tests.support.control_plane import PLANE
+from tests.support.examples import FOLDER, NAMED, example, ray_pods
+from tests.support.kubernetes_api import Object, Refused
+from tests.support.real_cluster import Cluster, asked_for, running
+from tests.support.releases import Release
+from tests.support.waiting import eventually
+
+RAY_JOB = PLANE / "ray.io_rayjobs.yaml"
+"""KubeRay's definition of RayJob, as scripts/install-control-plane downloads it."""
+RAY_JOBS = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs"
+
+pytestmark = [asked_for, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("control-plane")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Release:
+    """The release that the examples name, installed; its namespace admits the workers' images, which run as root."""
+    release = Release(cluster, NAMESPACE, *NAMED, level="baseline")
+    release.install()
+    return release
+
+
+def apply(release: Release, manifest: Object) -> None:
+    """Creates an object; unknown fields are refused."""
+    release.api.call("POST", release.api.collection(manifest, NAMESPACE), manifest, fieldValidation="Strict")
+
+
+def test_the_workers_start_with_the_secret_of_the_release(cluster: Cluster, release: Release) -> None:
+    """Its pods start only if the Secret and the key that they mount are there."""
+    for manifest in example("vllm.yaml"):
+        apply(release, manifest)
+    wanted = one(example("vllm.yaml"), "Deployment")["spec"]["replicas"]
+
+    def ready() -> int:
+        (found,) = release.objects("apps/deployments")
+        return int(found["status"].get("readyReplicas", 0))
+
+    eventually(lambda: ready() == wanted, f"the workers are not ready: {cluster.nodes.waiting}")
+    elsewhere = copy.deepcopy(one(example("vllm.yaml"), "Deployment"))
+    elsewhere["metadata"]["name"] = "elsewhere"
+    for volume in elsewhere["spec"]["template"]["spec"]["volumes"]:
+        if "secret" in volume:
+            volume["secret"]["items"] = [{"key": "absent", "path": "worker-token"}]
+    elsewhere["spec"]["replicas"] = 1
+    apply(release, elsewhere)
+    eventually(lambda: "histospec-tokens in secrets has no absent" in cluster.nodes.waiting.values(), "no pod waits")
+
+
+def test_the_api_server_takes_the_other_examples(release: Release) -> None:
+    pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, **pod} for name, pod in ray_pods()]
+    for manifest in [*example("sidecar.yaml"), *example("podmonitor.yaml"), *pods]:
+        release.api.try_out(manifest, NAMESPACE)
+    for manifest in release.rendered(
+        "--values", FOLDER / "values-autoscaling.yaml", "--set", "fullnameOverride=scaled"
+    ):
+        release.api.try_out(manifest, NAMESPACE)
+
+
+def test_kuberay_s_definition_takes_the_job(release: Release) -> None:
+    if not RAY_JOB.exists():
+        pytest.skip(f"needs {RAY_JOB.relative_to(ROOT)}, see scripts/install-control-plane")
+    definition = yaml.load(RAY_JOB.read_text(), Loader=yaml.CSafeLoader)
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    release.api.call("POST", definitions, definition)
+    served = ("/apis/ray.io/v1", RAY_JOBS)
+    eventually(lambda: all(release.api.exists(path) for path in served), "RayJob is not served")
+    (job,) = example("verl-rayjob.yaml")
+    release.api.try_out(job, NAMESPACE)
+    apply(release, job)
+    (made,) = release.api.items(RAY_JOBS)
+    assert made["spec"]["rayClusterSpec"]["workerGroupSpecs"] == job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["environment"] = []
+    with pytest.raises(Refused, match=r"unknown field .*environment"):
+        release.api.try_out(job, NAMESPACE)

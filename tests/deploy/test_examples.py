@@ -1,0 +1,176 @@
+"""Kubernetes, KubeRay and Prometheus accept the examples, and the examples name what the chart makes."""
+
+import copy
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from subprocess import list2cmdline
+from typing import Any
+
+import pytest
+import yaml
+
+from histospec.client import DraftClient, Response
+from tests.support.charts import NAMESPACE, ROOT, one, operator_takes, render
+from tests.support.examples import (
+    FOLDER,
+    NAMED,
+    example,
+    ray_pods,
+    rayjob,
+    scrape_targets,
+    verl_overrides,
+    worker_pods,
+)  # fmt: skip
+from tests.support.prometheus import Prometheus, require
+from tests.support.ray_job import RAY_JOB
+from tests.support.servers import Server
+from tests.support.waiting import eventually
+
+KUBERNETES = ("1.28", "1.30", "1.33")
+MANIFESTS = ("sidecar.yaml", "vllm.yaml", "verl-rayjob.yaml", "podmonitor.yaml")
+SCALED = ("--values", FOLDER / "values-autoscaling.yaml")
+SCRAPE = ROOT / "deploy" / "prometheus" / "kubernetes.yaml"
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {*MANIFESTS, SCALED[1].name}
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_takes_the_examples(version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    manifests = [*example("sidecar.yaml"), *example("vllm.yaml")]
+    for name, template in ray_pods():  # KubeRay makes pods of them
+        manifests.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, **template})
+    assert [manifest["kind"] for manifest in manifests] == ["Pod", "Deployment", "Service", "Pod", "Pod"]
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    one(manifests, "Deployment")["spec"]["replica"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(one(manifests, "Deployment"), version, strict=True)
+
+
+def test_kuberay_takes_the_job() -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")
+    (job,) = example("verl-rayjob.yaml")
+    jsonschema.validate(job, RAY_JOB)
+    for path, value in ((("rayClusterSpec", "headGroup"), {}), (("ttlSecondsAfterFinished",), "600")):
+        wrong = copy.deepcopy(job)
+        at = wrong["spec"]
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, RAY_JOB)
+
+
+def test_kuberay_and_ray_pass_the_command_on_as_it_is() -> None:
+    """KubeRay puts the text into a shell command; Ray joins the words that it gets, and gives them to another shell."""
+
+    def words(text: str) -> list[str]:
+        printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, text=True, check=True)
+        return printed.stdout.split("\0")[:-1]
+
+    text = rayjob()["entrypoint"]
+    assert words(list2cmdline(words(text))) == words(text) == shlex.split(text)
+    assert all(word.lstrip("+").count("=") >= 1 for word in words(text)[3:]), "a word without a value"
+
+
+def test_the_nodes_of_the_job_are_those_of_its_pods() -> None:
+    settings = dict(word.split("=", 1) for word in verl_overrides())
+    (group,) = rayjob()["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert int(settings["trainer.nnodes"]) == group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    assert settings["trainer.n_gpus_per_node"] == container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_examples_name_the_service_and_the_secret_of_the_chart() -> None:
+    manifests = render(*NAMED)
+    services = {
+        manifest["metadata"]["name"]: manifest["spec"] for manifest in manifests if manifest["kind"] == "Service"
+    }
+    secret = one(manifests, "Secret")
+    for name, spec in worker_pods():
+        (container,) = spec["containers"]
+        (endpoint,) = [entry["value"] for entry in container["env"] if entry["name"] == "HISTOSPEC_ENDPOINT"]
+        address, _, port = endpoint.removeprefix("discover://").partition(":")
+        service, namespace, _ = address.split(".")
+        assert namespace == NAMESPACE, name
+        assert int(port) in [entry["port"] for entry in services[service]["ports"]]
+        assert services[service]["clusterIP"] == "None", "discovery needs the address of each shard"
+        (volume,) = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
+        assert volume["secretName"] == secret["metadata"]["name"]
+        assert {item["key"] for item in volume["items"]} <= secret["data"].keys()
+
+
+def test_what_selects_the_workers_finds_them() -> None:
+    deployment, service = example("vllm.yaml")
+    (monitor,) = example("podmonitor.yaml")
+    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert service["spec"]["selector"].items() <= labels
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
+    assert all(container[probe]["httpGet"]["port"] in ports for probe in container if probe.endswith("Probe"))
+
+
+def test_the_operator_takes_the_monitor() -> None:
+    (monitor,) = example("podmonitor.yaml")
+    done = operator_takes([monitor])
+    assert done.returncode == 0, done.stderr
+    monitor["spec"]["podMetricsEndpoints"] = "http"
+    assert "podMetricsEndpoints" in operator_takes([monitor]).stderr, "the schemas let everything through"
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_values_scale_the_shards_by_their_load(version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    manifests = render(*NAMED, *SCALED, version=f"{version}.0")
+    scaler = one(manifests, "HorizontalPodAutoscaler")
+    kubernetes_validate.validate(scaler, version, strict=True)
+    assert scaler["spec"]["scaleTargetRef"]["name"] == one(manifests, "StatefulSet")["metadata"]["name"]
+    (rule,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "adapter.yaml").read_text())["rules"]["custom"]
+    (metric,) = scaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    assert one(manifests, "ServiceMonitor"), "the adapter has no load without a scrape"
+
+
+def jobs_for(targets: dict[str, list[dict[str, str]]], address: str, folder: Path) -> list[dict[str, Any]]:
+    """The jobs of deploy/prometheus/kubernetes.yaml, with these targets instead of what Kubernetes would name."""
+    groups = [{"targets": [address], "labels": labels} for ports in targets.values() for labels in ports]
+    (folder / "targets.json").write_text(json.dumps(groups))
+    jobs: list[dict[str, Any]] = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
+    for job in jobs:
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": [NAMESPACE]}}]
+        job["file_sd_configs"] = [{"files": [str(folder / "targets.json")]}]
+    return jobs
+
+
+def test_prometheus_scrapes_shards_and_workers_by_their_pods(server: Server, tmp_path: Path) -> None:
+    """One server stands for all pods. Debian's Prometheus has no discovery of Kubernetes, so a file has its labels."""
+    require("prometheus")
+    targets = scrape_targets()
+    assert {pod: len(ports) for pod, ports in targets.items()} == {"histospec-0": 2, "rollout-worker-0": 1}
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("groups: []")
+    with DraftClient(server.endpoint, "a-run", deadline=10.0) as client:
+        client.ingest([1, 2], [Response([3, 4])], epoch=0)
+    prometheus = Prometheus(tmp_path, jobs_for(targets, server.http, tmp_path), rules)
+    try:
+
+        def found(expression: str) -> set[tuple[str, str, str]]:
+            series = [sample["metric"] for sample in prometheus.query(expression)]
+            return {(labels["job"], labels["namespace"], labels["pod"]) for labels in series}
+
+        shard, worker = (f"{NAMESPACE}/histospec", "histospec-0"), (f"{NAMESPACE}/rollout-worker", "rollout-worker-0")
+        expected = {(job, NAMESPACE, pod) for job, pod in (shard, worker)}
+        eventually(lambda: found("up == 1") == expected, "not each pod is scraped once")
+        run = f'histospec_namespace_bytes{{job="{shard[0]}"}}'
+        eventually(lambda: found(run) == {(shard[0], "a-run", shard[1])}, "the label of a run is not the server's")
+        load = f'histospec_event_loop_cpu_seconds_total{{namespace="{NAMESPACE}",pod="{shard[1]}"}}'
+        assert found(load) == {(shard[0], NAMESPACE, shard[1])}, "the adapter cannot find the load of the pod"
+    finally:
+        prometheus.close()
