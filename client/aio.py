@@ -183,6 +183,18 @@ class AsyncDraftClient:
         """See `DraftClient.predict_length`."""
         return (await self._calls.do(calls.predict_length, prompt, problem, generated, quantiles))[0]
 
+    async def predict_lengths(
+        self,
+        prompts: Sequence[Tokens],
+        problems: Sequence[str | None] | None = None,
+        generated: Sequence[int] | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> list[LengthPrediction | None]:
+        """See `DraftClient.predict_lengths`."""
+        await self._calls.find()
+        asked = calls.predict_lengths(self._core, prompts, problems, generated, quantiles)
+        return asked.in_order(await carry_out_async(asked.calls, self._calls.one))
+
     async def topology(self) -> list[Shard]:
         """See `DraftClient.topology`."""
         await self._calls.find()

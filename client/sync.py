@@ -368,6 +368,32 @@ class DraftClient:
         """
         return self._calls.do(calls.predict_length, prompt, problem, generated, quantiles)[0]
 
+    def predict_lengths(
+        self,
+        prompts: Sequence[Tokens],
+        problems: Sequence[str | None] | None = None,
+        generated: Sequence[int] | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> list[LengthPrediction | None]:
+        """Predicts the lengths of responses to many problems, in one call to each shard.
+
+        Args:
+            prompts: one prompt for each problem.
+            problems: None, or for each prompt an explicit problem id or None.
+            generated: None, or for each prompt the tokens generated so far.
+            quantiles: as for `predict_length`, the same for all.
+
+        Returns:
+            The prediction for each problem; None if its shard cannot be reached.
+
+        Raises:
+            ValueError: an argument is malformed; nothing was sent.
+            HistoSpecError: as for `predict_length`, but not Unavailable.
+        """
+        self._calls.find()
+        asked = calls.predict_lengths(self._core, prompts, problems, generated, quantiles)
+        return asked.in_order(carry_out(asked.calls, self._calls.one))
+
     def topology(self) -> list[Shard]:
         """Returns the shards of the service: the discovered ones, or those that the first endpoint knows."""
         self._calls.find()

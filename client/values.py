@@ -162,6 +162,18 @@ class NamespaceFacts:
     """Sessions opened on a problem with history."""
     lookups_miss: int
     """Sessions opened on a problem without history."""
+    drafts_hit: int = 0
+    """Drafts with tokens that workers asked for. A server older than 0.3 reports 0 for this counter and the next."""
+    drafts_empty: int = 0
+    undrafted_tokens: int = 0
+    """Steps for which workers asked for no draft."""
+    draft_tokens: int = 0
+    """Tokens that the server drafted; of a worker with a drafter of its own, those that it verified."""
+    accepted_tokens: int = 0
+    generated_tokens: int = 0
+    model_draft_tokens: int = 0
+    """Tokens of the workers' own drafters."""
+    model_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

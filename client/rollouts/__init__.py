@@ -1,4 +1,6 @@
-"""SPEC-RL with vLLM: new rollouts start with the prefix of an old response that the current policy accepts.
+"""For trainers: SPEC-RL with vLLM, and metrics of drafts.
+
+In SPEC-RL, new rollouts start with the prefix of an old response that the current policy accepts.
 
 ::
 
@@ -9,12 +11,14 @@
     rollouts = speculative.generate(prompts, SamplingParams(n=8, max_tokens=4096), epoch=3, ingest=False)
     speculative.commit(rollouts, rewards)
 
-It imports nothing of vLLM. docs/spec-rl.md says what is exact and what is not.
+It imports nothing of vLLM. docs/spec-rl.md says what is exact and what is not. `RolloutMetrics` says what the drafts of
+a training step gave; docs/frameworks has its lines for each trainer.
 """
 
 from histospec.client.rollouts.acceptance import accept_prefix
 from histospec.client.rollouts.lenience import Geometric, Lenience
+from histospec.client.rollouts.metrics import RolloutMetrics
 from histospec.client.rollouts.speculative import SpeculativeRollout
 from histospec.client.rollouts.values import Report, Rollout
 
-__all__ = ["Geometric", "Lenience", "Report", "Rollout", "SpeculativeRollout", "accept_prefix"]
+__all__ = ["Geometric", "Lenience", "Report", "Rollout", "RolloutMetrics", "SpeculativeRollout", "accept_prefix"]

@@ -6,6 +6,7 @@ Each of the two clients carries them out in its own way; nothing here waits.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -24,6 +25,9 @@ from histospec.v1 import draft_pb2 as pb
 
 T = TypeVar("T")
 
+MANY = {"Ingest": "responses", "PredictLengths": "problems"}
+"""The repeated field at which a method's requests are cut."""
+
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
@@ -36,6 +40,8 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
     record: Callable[[Any], None] | None = None
     """Records the request after the shard has answered it."""
+    join: Callable[[list[T]], T] = lambda parts: parts[-1]
+    """Returns the value of the call from the values of the calls that `cut` returned."""
 
     def finish(self, answer: Any) -> T:
         """Records the request, and returns the value of the answer."""
@@ -57,27 +63,27 @@ class Call(Generic[T]):
 
     def cut(self, own: Limits) -> "list[Call[T]]":
         """Cuts the call into calls within the client's limits and the known limits of the shard."""
-        if not isinstance(self.request, pb.IngestRequest) or len(self.request.responses) < 2:
+        name = MANY.get(self.method)
+        if name is None or len(getattr(self.request, name)) < 2:
             return [self]
         room = Room.of(own, self.shard.limits)
-        responses = list(self.request.responses)
-        head = pb.IngestRequest()
+        head = type(self.request)()
         head.CopyFrom(self.request)
-        del head.responses[:]
+        head.ClearField(name)
         start = size = head.ByteSize()
-        groups: list[list[pb.Response]] = [[]]
-        for response in responses:
-            more = response.ByteSize() + PART
+        groups: list[list[Any]] = [[]]
+        for part in getattr(self.request, name):
+            more = part.ByteSize() + PART
             if groups[-1] and (size + more > room.size or len(groups[-1]) >= room.batch):
                 groups.append([])
                 size = start
-            groups[-1].append(response)
+            groups[-1].append(part)
             size += more
         requests = []
         for group in groups:
-            request = pb.IngestRequest()
+            request = type(self.request)()
             request.CopyFrom(head)
-            request.responses.extend(group)
+            getattr(request, name).extend(group)
             requests.append(request)
         return [replace(self, request=request) for request in requests]
 
@@ -221,18 +227,82 @@ def predict_length(
 ) -> list[Call[values.LengthPrediction]]:
     """Returns a call for quantiles of the length of a response."""
     text, name = _problem(prompt, problem)
-    length = arguments.whole("generated", generated, 0, (1 << 31) - 1, "[0, 2^31)")
+    length = _generated("generated", generated)
+    request = pb.PredictLengthRequest(
+        namespace=core.config.namespace, prompt=text, problem=name, generated=length, quantiles=_quantiles(quantiles)
+    )
+    timeout = core.config.timeouts.call
+    return [Call("PredictLength", core.shard_of(text, name), request, timeout, lambda r: _prediction(r, r.quantiles))]
+
+
+@dataclass(frozen=True)
+class ByShard(Generic[T]):
+    """Calls about many problems, those of a shard together."""
+
+    calls: list[list[Call[list[T]]]]
+    """For each shard its calls. The value of a call has an element for each problem."""
+    places: list[list[int]]
+    """For each shard the places of its problems in the caller's list."""
+
+    def in_order(self, answers: Sequence[list[list[T]] | None]) -> list[T | None]:
+        """Returns the values in the caller's order, from the answers of `carry_out`; None where a shard has none."""
+        ordered: list[T | None] = [None] * sum(map(len, self.places))
+        for places, parts in zip(self.places, answers, strict=True):
+            for place, value in zip(places, chain.from_iterable(parts or ()), strict=False):
+                ordered[place] = value
+        return ordered
+
+
+def predict_lengths(
+    core: Core,
+    prompts: Sequence[values.Tokens],
+    problems: Sequence[str | None] | None,
+    generated: Sequence[int] | None,
+    quantiles: Sequence[float] | None,
+) -> ByShard[values.LengthPrediction]:
+    """Returns calls for quantiles of the lengths of responses: one for each shard, or as many as their sizes need."""
+    arguments.listed("prompts", prompts, arguments.PROMPTS)
+    names = arguments.for_each("problems", problems, arguments.PROBLEMS, "prompts", len(prompts))
+    lengths = arguments.for_each("generated", generated, arguments.GENERATED, "prompts", len(prompts))
+    wanted = _quantiles(quantiles)
+    owned: dict[ShardState, tuple[list[int], pb.PredictLengthsRequest]] = {}
+    for i, (prompt, problem, length) in enumerate(zip(prompts, names, lengths, strict=True)):
+        text, name = _problem(prompt, problem, f"[{i}]")
+        begun = 0 if length is None else _generated(f"generated[{i}]", length)
+        shard = core.shard_of(text, name)
+        if shard not in owned:
+            owned[shard] = [], pb.PredictLengthsRequest(namespace=core.config.namespace, quantiles=wanted)
+        places, request = owned[shard]
+        places.append(i)
+        request.problems.append(pb.ExpectedResponse(prompt=text, problem=name, generated=begun))
+    timeout, limits = core.config.timeouts.call, core.config.limits
+    calls = [
+        Call("PredictLengths", shard, request, timeout, _read_predictions, join=_joined).cut(limits)
+        for shard, (_, request) in owned.items()
+    ]
+    return ByShard(calls, [places for places, _ in owned.values()])
+
+
+def _generated(name: str, value: int) -> int:
+    return arguments.whole(name, value, 0, (1 << 31) - 1, "[0, 2^31)")
+
+
+def _quantiles(quantiles: Sequence[float] | None) -> list[float]:
     asked: Sequence[float] = () if quantiles is None else quantiles
     arguments.listed("quantiles", asked, arguments.QUANTILES)
-    wanted = [arguments.number(f"quantiles[{i}]", quantile, 0, 1) for i, quantile in enumerate(asked)]
-    request = pb.PredictLengthRequest(
-        namespace=core.config.namespace, prompt=text, problem=name, generated=length, quantiles=wanted
-    )
-    return [Call("PredictLength", core.shard_of(text, name), request, core.config.timeouts.call, _read_prediction)]
+    return [arguments.number(f"quantiles[{i}]", quantile, 0, 1) for i, quantile in enumerate(asked)]
 
 
-def _read_prediction(answer: pb.PredictLengthResponse) -> values.LengthPrediction:
-    return values.LengthPrediction(np.array(answer.quantiles), np.array(answer.lengths), answer.observations)
+def _prediction(answer: pb.PredictLengthResponse, quantiles: Sequence[float]) -> values.LengthPrediction:
+    return values.LengthPrediction(np.array(quantiles), np.array(answer.lengths), answer.observations)
+
+
+def _read_predictions(answer: pb.PredictLengthsResponse) -> list[values.LengthPrediction]:
+    return [_prediction(one, answer.quantiles) for one in answer.predictions]
+
+
+def _joined(parts: list[list[T]]) -> list[T]:
+    return list(chain.from_iterable(parts))
 
 
 def members(core: Core) -> list[values.Shard]:

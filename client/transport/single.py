@@ -73,7 +73,7 @@ class BlockingCalls:
                         del self._channels[endpoint]
                 self._core.looked = -math.inf  # the shard may have moved
             pieces = _pieces(call, error, self._core)
-        return [self.one(piece) for piece in pieces][-1]
+        return call.join([self.one(piece) for piece in pieces])
 
 
 class LoopCalls:
@@ -123,7 +123,7 @@ class LoopCalls:
                 del self._channels[endpoint]  # see BlockingCalls
                 self._core.looked = -math.inf
             pieces = _pieces(call, error, self._core)
-        return [await self.one(piece) for piece in pieces][-1]
+        return call.join([await self.one(piece) for piece in pieces])
 
 
 def _shut_down(call: Call[Any]) -> Unavailable:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .interface import AgentLoopManager, AgentLoopWorker, remote
+from .measuring import Measuring
 from .worker import Remembering
 
 
@@ -10,9 +11,14 @@ class Worker(Remembering, AgentLoopWorker):
     """verl's worker, with the additions of `Remembering`. The class of a Ray actor."""
 
 
-class Manager(AgentLoopManager):
-    """verl's manager with these workers."""
+class Manager(Measuring, AgentLoopManager):
+    """verl's manager with these workers, and the additions of `Measuring`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = remote(Worker)
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        """See verl. `prompts`: a DataProto."""
+        self._begins(validation=bool(prompts.meta_info.get("validate", False)))
+        return super().generate_sequences(prompts)

@@ -27,12 +27,13 @@ def client() -> AsyncDraftClient:
     return AsyncDraftClient()
 
 
-def keep(output: Any, problem: str) -> None:
+def keep(output: Any, problem: str, seed: int | None) -> None:
     """Starts to add a finished rollout to the history of its problem.
 
     Args:
         output: verl's `AgentLoopOutput`. Its `max_global_steps`, if set, is the version of the policy.
         problem: the problem id that its requests to vLLM have, too.
+        seed: their seed; None if unknown.
     """
     if not output.response_ids:  # aborted before the first token
         return
@@ -41,6 +42,7 @@ def keep(output: Any, problem: str) -> None:
         logprobs=output.response_logprobs or None,
         reward=output.reward_score,
         generated=[bool(wrote) for wrote in output.response_mask],
+        seed=seed,
     )
     task = asyncio.get_running_loop().create_task(
         _ingest(output.prompt_ids, response, output.extra_fields.get("max_global_steps"), problem)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
+        def generate_sequences(self, prompts: Any) -> Any:
+            """Generates rollouts of a batch."""
+
     class SingleTurnAgentLoop:
         """An agent loop with one prompt and one response."""
 
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
         server_manager: Any
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    class Tracking:
+        """What all trainers log through."""
+
+        log: Callable[..., None]
 
     @dataclass
     class TokenOutput:
@@ -53,6 +61,7 @@ else:
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.utils.fs import copy_to_local
     from verl.utils.model import get_generation_config
+    from verl.utils.tracking import Tracking
     from verl.workers.rollout.replica import TokenOutput
 
 __all__ = [
@@ -60,6 +69,7 @@ __all__ = [
     "AgentLoopWorker",
     "SingleTurnAgentLoop",
     "TokenOutput",
+    "Tracking",
     "copy_to_local",
     "get_generation_config",
     "remote",

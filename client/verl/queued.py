@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .interface import remote
+from .measuring import Measuring
 from .worker import Remembering
 
 if TYPE_CHECKING:
@@ -22,9 +23,14 @@ class Worker(Remembering, AgentLoopWorkerTQ):
     """verl's worker, with the additions of `Remembering`. The class of a Ray actor."""
 
 
-class Manager(AgentLoopManagerTQ):
-    """verl's manager with these workers."""
+class Manager(Measuring, AgentLoopManagerTQ):
+    """verl's manager with these workers, and the additions of `Measuring`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = remote(Worker)
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        """See verl. `prompts`: a TensorDict."""
+        self._begins(validation="validate" in prompts and bool(prompts["validate"]))
+        return super().generate_sequences(prompts)

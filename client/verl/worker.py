@@ -1,8 +1,9 @@
 """The additions to verl's agent loop workers of both kinds.
 
 A worker runs the agent loops of some prompts. Each loop is a conversation with vLLM, of one turn or many, with a reward
-at its end. The additions give every request its problem id and tell the vLLM adapter not to commit its response. They
-store the result of each loop as one response, with the reward, logprobs and epoch that only verl knows.
+at its end. The additions give every request its problem id, with coupled sampling its seed, and tell the vLLM adapter
+not to commit its response. They store the result of each loop as one response, with the reward, logprobs and epoch that
+only verl knows.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from .coupled import draw, drawn
 from .history import keep
 from .visits import begin
 
@@ -21,16 +23,19 @@ class Remembering:
         self, sampling_params: Mapping[str, Any], trajectory: Mapping[str, Any], **kwargs: Any
     ) -> Any:
         begin(bool(trajectory["validate"]))
-        told = {"histospec": {"problem": problem_of(kwargs["raw_prompt"]), "commit": False}}
-        extra_args = {**(sampling_params.get("extra_args") or {}), **told}
-        run = super()._run_agent_loop  # type: ignore[misc]
-        return await run({**sampling_params, "extra_args": extra_args}, trajectory, **kwargs)
+        problem = problem_of(kwargs["raw_prompt"])
+        told = {"histospec": {"problem": problem, "commit": False}}
+        parameters = {**sampling_params, "extra_args": {**(sampling_params.get("extra_args") or {}), **told}}
+        seed = draw(sampling_params.get("seed"), problem, trajectory, kwargs.get("session_id"))
+        if seed is not None:
+            parameters["seed"] = seed
+        return await super()._run_agent_loop(parameters, trajectory, **kwargs)  # type: ignore[misc]
 
     async def _agent_loop_postprocess(self, output: Any, *args: Any, **kwargs: Any) -> Any:
         """Stores the output after verl's own processing, which may compute the rewards."""
         done = await super()._agent_loop_postprocess(output, *args, **kwargs)  # type: ignore[misc]
         for one in output if isinstance(output, list) else [output]:
-            keep(one, problem_of(kwargs["raw_prompt"]))
+            keep(one, problem_of(kwargs["raw_prompt"]), drawn())
         return done
 
 

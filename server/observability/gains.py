@@ -1,56 +1,10 @@
-"""Computes from counters what a run gains from drafts, and what limits the gain."""
+"""Says in words what limits the gain of a run from drafts."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
-from histospec.protocol.costs import NOTHING_PAYS, speedup
-
-STEPS = ("drafts_hit", "drafts_empty", "undrafted_tokens")
-"""Counters whose sum is the number of steps, one per session and forward pass."""
-
-MODEL_DRAFTED = "model.draft_tokens"
-"""Counters of draft tokens. They include the workers' own drafter: verification costs the same, its time is unknown."""
+from histospec.protocol.costs import NOTHING_PAYS
+from histospec.protocol.gains import Gain
 
 ENOUGH = 20  # sessions or steps; with fewer, no reason is given
 MOST = 0.5  # a share from which it counts as the main reason
-
-
-class Gain(NamedTuple):
-    """Ratios; None where the divisor is 0."""
-
-    steps: float
-    generated: float
-    """Generated tokens per step."""
-    tokens_per_step: float | None
-    """1 without drafts."""
-    speedup: float | None
-    """The speed-up by `protocol.costs`; also None if the verify cost is unknown."""
-    acceptance: float | None
-    """Accepted tokens as a share of the server's draft tokens."""
-    empty: float | None
-    """Empty drafts as a share of all drafts."""
-    undrafted: float | None
-    """Steps for which no draft was asked as a share of all steps."""
-    known: float | None
-    """The cache hit rate: sessions on a problem with history as a share of all sessions."""
-
-
-def gain(counters: Mapping[str, float], verify_cost: float | None) -> Gain:
-    """Returns the gain over a period. `counters`: the engine's counters of that period, by name."""
-    steps = sum(counters[name] for name in STEPS)
-    drafts = counters["drafts_hit"] + counters["drafts_empty"]
-    generated, drafted = counters["generated_tokens"], counters["draft_tokens"]
-    verified = drafted + counters[MODEL_DRAFTED]
-    return Gain(
-        steps,
-        generated,
-        _ratio(generated, steps),
-        None if verify_cost is None or not steps else speedup(generated, steps, verified, verify_cost),
-        _ratio(counters["accepted_tokens"], drafted),
-        _ratio(counters["drafts_empty"], drafts),
-        _ratio(counters["undrafted_tokens"], steps),
-        _ratio(counters["lookups_hit"], counters["lookups_hit"] + counters["lookups_miss"]),
-    )
 
 
 def why_not_more(some: Gain, lookups: float, verify_cost: float | None) -> str:
@@ -71,7 +25,3 @@ def why_not_more(some: Gain, lookups: float, verify_cost: float | None) -> str:
     if some.acceptance is not None and some.acceptance < MOST:
         return f"{some.acceptance:.0%} of the draft tokens are accepted: the policy writes other text than before"
     return ""
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -15,9 +15,9 @@ from typing import Any
 from prometheus_client import Metric
 
 from histospec.native import SOURCES
+from histospec.protocol.gains import gain
 from histospec.server.errors import StoreError
 from histospec.server.logs.recent import RecentLines
-from histospec.server.observability.gains import gain
 from histospec.server.observability.health_hints import Facts, hints
 from histospec.server.observability.metrics import Metrics
 from histospec.server.observability.runs import Runs

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from histospec.protocol.gains import MODEL_DRAFTED, gain
 from histospec.server.observability.engine_counters import EngineCounters
-from histospec.server.observability.gains import ENOUGH, MODEL_DRAFTED, gain, why_not_more
+from histospec.server.observability.gains import ENOUGH, why_not_more
 from histospec.server.observability.health_hints import NamespaceFacts
 from histospec.server.observability.samples import RECENT
 

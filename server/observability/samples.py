@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from histospec.native import SOURCES
-from histospec.server.observability.gains import STEPS
+from histospec.protocol.gains import STEPS
 from histospec.server.observability.metrics import SECONDS
 
 EVERY = 5.0  # seconds between samples

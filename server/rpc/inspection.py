@@ -10,6 +10,11 @@ from histospec.server.security.access import Permit, Right
 from histospec.v1 import draft_pb2 as pb
 
 MOST_SIMILAR = MOST_SHARED = 8
+COUNTED = (
+    "lookups_hit", "lookups_miss", "drafts_hit", "drafts_empty", "undrafted_tokens", "draft_tokens", "accepted_tokens",
+    "generated_tokens",
+)  # fmt: skip
+"""Counters of the engine that the answer has under the same names."""
 
 
 def inspect(engine: Engine, history: History, permit: Permit, namespace: str) -> pb.InspectResponse:
@@ -32,8 +37,9 @@ def inspect(engine: Engine, history: History, permit: Permit, namespace: str) ->
                 responses=row["history_responses"],
                 sessions=row["sessions"],
                 newest_epoch=history.epochs.newest(namespace),
-                lookups_hit=row["lookups_hit"],
-                lookups_miss=row["lookups_miss"],
+                model_draft_tokens=row["model.draft_tokens"],
+                model_accepted_tokens=row["model.accepted_tokens"],
+                **{name: row[name] for name in COUNTED},
             )
         )
         answer.shared.extend(_shared(engine, permit, namespace))

@@ -53,6 +53,7 @@ def checks(config: Config) -> dict[str, Callable[[bytes], None]]:
     """Returns, by request name, a check that refuses a request which would decode to more than this server accepts."""
     limits = {
         "PredictLengthRequest.quantiles": MAX_QUANTILES,
+        "PredictLengthsRequest.quantiles": MAX_QUANTILES,
         "TokenList.tokens": config.max_message,  # `specrl` counts them itself
     }
     requests = [method.input_type for methods in METHODS.values() for method in methods.values()]

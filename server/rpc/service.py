@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import numpy as np
+from numpy.typing import NDArray
 
 from histospec.native import Engine
 from histospec.protocol.names import LIMITS
@@ -20,9 +21,11 @@ from histospec.server.rpc.draft_stream import DraftStream
 from histospec.server.rpc.export import Exports
 from histospec.server.rpc.ingest import ingest
 from histospec.server.rpc.inspection import inspect
+from histospec.server.rpc.slices import SESSION_WORK, Pacer
 from histospec.server.security.access import Access, Permit
 from histospec.server.settings.addresses import ShardAddress
 from histospec.server.settings.config import Config
+from histospec.server.stores.interface import Problem
 from histospec.v1 import draft_pb2 as pb
 from histospec.v1 import draft_pb2_grpc as pb_grpc
 
@@ -100,10 +103,31 @@ class DraftService(pb_grpc.DraftServiceServicer):
         self._permit(context).require("read", request.namespace)
         problem, prompt = wire.problem("", request)
         quantiles = wire.quantiles(request)
+        answer = self._prediction(problem, prompt, request.generated, np.array(quantiles))
+        answer.quantiles.extend(quantiles)
+        return answer
+
+    async def PredictLengths(  # noqa: N802
+        self, request: pb.PredictLengthsRequest, context: Context
+    ) -> pb.PredictLengthsResponse:
+        """See draft.proto."""
+        self._permit(context).require("read", request.namespace)
+        problems = await asyncio.to_thread(wire.expected, request, self._config)
+        quantiles = wire.quantiles(request)
+        asked, pacer = np.array(quantiles), Pacer()
+        answer = pb.PredictLengthsResponse(quantiles=quantiles)
+        for problem, prompt, generated in problems:
+            answer.predictions.append(self._prediction(problem, prompt, generated, asked))
+            await pacer.after(SESSION_WORK + prompt.size)
+        return answer
+
+    def _prediction(
+        self, problem: Problem, prompt: NDArray[np.int32], generated: int, quantiles: NDArray[np.float64]
+    ) -> pb.PredictLengthResponse:
         lengths, observations = self._engine.predict_length(
-            problem.namespace, prompt, request.generated, np.array(quantiles), problem=problem.name or None
+            problem.namespace, prompt, generated, quantiles, problem=problem.name or None
         )
-        return pb.PredictLengthResponse(quantiles=quantiles, lengths=lengths.tolist(), observations=observations)
+        return pb.PredictLengthResponse(lengths=lengths.tolist(), observations=observations)
 
     async def Topology(self, request: pb.TopologyRequest, context: Context) -> pb.TopologyResponse:  # noqa: N802
         """See draft.proto. Also tells the limits of messages, so that a client cuts its messages to fit."""

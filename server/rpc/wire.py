@@ -183,7 +183,12 @@ def problem(
 def _problem(
     field: str,
     run: str,
-    request: pb.OpenSession | pb.IngestRequest | pb.HistoryRequest | pb.PredictLengthRequest | pb.StoredProblem,
+    request: pb.OpenSession
+    | pb.IngestRequest
+    | pb.HistoryRequest
+    | pb.PredictLengthRequest
+    | pb.StoredProblem
+    | pb.ExpectedResponse,
 ) -> tuple[Problem, NDArray[np.int32]]:
     if len(request.problem) > MAX_PROBLEM:
         raise InvalidRequest(f"{field}problem: {len(request.problem)} characters are over the limit of {MAX_PROBLEM}")
@@ -370,7 +375,16 @@ def _check_per_token(field: str, data: bytes, dtype: np.dtype[np.generic], token
         raise InvalidRequest(f"{field}: {len(data) // dtype.itemsize} values for {tokens} tokens")
 
 
-def quantiles(request: pb.PredictLengthRequest) -> list[float]:
+def expected(request: pb.PredictLengthsRequest, config: Config) -> list[tuple[Problem, NDArray[np.int32], int]]:
+    """Returns the problem, the prompt and the generated tokens of each expected response."""
+    namespace("namespace", request.namespace)
+    _check_number("problems", len(request.problems), config)
+    return [
+        (*_problem(f"problems[{i}].", request.namespace, one), one.generated) for i, one in enumerate(request.problems)
+    ]
+
+
+def quantiles(request: pb.PredictLengthRequest | pb.PredictLengthsRequest) -> list[float]:
     """Returns the requested quantiles, or the default ones."""
     if len(request.quantiles) > MAX_QUANTILES:
         raise LimitExceeded(f"quantiles: {len(request.quantiles)} are more than the limit of {MAX_QUANTILES}")

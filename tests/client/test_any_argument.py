@@ -69,6 +69,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("history", {"prompt": [1], "problem": "a", "limit": 3}),
     ("histories", {"prompts": [[1]], "problems": ["a"], "limit": 3}),
     ("predict_length", {"prompt": [1], "problem": "a", "generated": 3, "quantiles": [0.5]}),
+    ("predict_lengths", {"prompts": [[1]], "problems": ["a"], "generated": [3], "quantiles": [0.5]}),
     ("rewind", {"epoch": 1}),
     ("receive", {"pending": None}),
 ]
@@ -77,9 +78,12 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[DraftClient]:
     """A client whose calls end before the network."""
-    monkeypatch.setattr(
-        "histospec.client.transport.single.BlockingCalls.one", lambda self, call: len(call.request.SerializeToString())
-    )
+
+    def answered(self: Any, call: Any) -> Any:
+        size = len(call.request.SerializeToString())
+        return [size] if call.method == "PredictLengths" else size
+
+    monkeypatch.setattr("histospec.client.transport.single.BlockingCalls.one", answered)
     monkeypatch.setattr("histospec.client.sync.DraftClient.flush", lambda self, timeout=None: None)
     monkeypatch.setattr("histospec.client.transport.stream.Streams.kick", lambda self, shards: written(self._core))
     with DraftClient(NOWHERE, "run", timeouts=Timeouts(step=1e-9, shutdown=0.01)) as client:

@@ -226,6 +226,27 @@ def test_length_topology_and_drop(client: DraftClient, shared_server: Server) ->
     assert client.history(PROMPT) == []
 
 
+def test_lengths_of_a_batch(client: DraftClient) -> None:
+    """As one by one: problems by prompt and by name, each with its own start."""
+    other, named = [*PROMPT, 1], "a name"
+    client.ingest(PROMPT, [Response(range(n)) for n in (10, 20, 30)])
+    client.ingest(other, [Response(range(n)) for n in (100, 300)])
+    client.ingest(PROMPT, [Response(range(7))], problem=named)
+    prompts, problems, generated = [PROMPT, other, PROMPT, PROMPT], [None, None, named, None], [0, 150, 0, 1000]
+    found = client.predict_lengths(prompts, problems, generated, [0.5, 1])
+    assert [p and (p.quantiles.tolist(), p.lengths.tolist(), p.observations) for p in found] == [
+        ([0.5, 1], [20, 30], 3), ([0.5, 1], [300, 300], 1), ([0.5, 1], [7, 7], 1), ([0.5, 1], [], 0),
+    ]  # fmt: skip
+    for prediction, prompt, problem, begun in zip(found, prompts, problems, generated, strict=True):
+        alone = client.predict_length(prompt, problem, begun, [0.5, 1])
+        assert prediction is not None
+        assert prediction.lengths.tolist() == alone.lengths.tolist()
+    assert client.predict_lengths([]) == []
+    (defaults,) = client.predict_lengths([PROMPT])
+    assert defaults is not None
+    assert defaults.quantiles.tolist() == [0.1, 0.5, 0.9, 0.99]
+
+
 def test_inside_a_running_loop(client: DraftClient) -> None:
     """The blocking client in a thread with a running event loop, as in a notebook or an async trainer."""
 
@@ -248,6 +269,8 @@ async def test_async_face(shared_server: Server) -> None:
         await client.close(sessions)
         assert sorted(r.seed or 0 for r in await client.history(PROMPT)) == [1, 2, 3, 4, 5]
         assert (await client.predict_length(PROMPT)).observations == 5
+        both = await client.predict_lengths([PROMPT, [99]])
+        assert [p and p.observations for p in both] == [5, 5]  # the second problem is unknown: from the namespace
         assert await client.topology()
         assert await client.drop_namespace() == 5
         assert client.stats().late == 0

@@ -206,6 +206,7 @@ if not (pid := os.fork()):
             "close": [sessions], "finish": [sessions], "flush": [], "stats": [], "inspect": [],
             "ingest": [prompt, [Response(text)]], "history": [prompt],
             "histories": [[prompt]], "ingest_many": [[prompt], [[Response(text)]]], "predict_length": [prompt],
+            "predict_lengths": [[prompt]],
             "topology": [], "drop_namespace": [], "rewind": [1], "__enter__": [],
         }.items():
             try:

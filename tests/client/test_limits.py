@@ -50,6 +50,9 @@ def test_any_number_of_sessions_opens_steps_and_closes_in_one_go(
         assert (stats.commits, stats.pending_commits, stats.dropped_commits) == (count // 2, 0, 0)
         assert set(stats.breakers.values()) == {"closed"}
         assert len(client.predict_length([7, 0]).lengths)  # after all messages
+        lengths = client.predict_lengths([[7, n] for n in range(count)], quantiles=[0])
+        assert [int(p.lengths[0]) for p in lengths[:3] if p] == [2, 2, 2]
+        assert [p.observations for p in lengths[: count // 2] if p] == [2] + [1] * (count // 2 - 1)
     eventually(lambda: server.metrics()["histospec_sessions"] == 0, "sessions are left")
     assert stored(server, 200)[1:] == [[[0, 1]] if n < count // 2 else [] for n in range(1, 200)]
 

@@ -98,6 +98,12 @@ WRONG: list[tuple[Use, str]] = [
     (lambda c: c.open([[1]], seeds=7), "seeds: must be a list of seeds, is 7; give [7]"),
     (lambda c: c.ingest([1], [Response([2])], seeds=7), "seeds: must be a list of seeds, is 7; give [7]"),
     (lambda c: c.predict_length([1], quantiles=0.5), "quantiles: must be a list of quantiles, is 0.5; give [0.5]"),
+    (
+        lambda c: c.predict_lengths([[1]], generated=3),
+        "generated: must be a list of numbers of generated tokens, one for each prompt, is 3; give [3]",
+    ),
+    (lambda c: c.predict_lengths([[1]], generated=[0, 1]), "generated: 2 values for 1 prompts"),
+    (lambda c: c.predict_lengths([[1], [2]], generated=[0, -1]), "generated[1]: -1 is outside [0, 2^31)"),
     (lambda c: c.open([[1], 2]), "prompts[1]: must be a flat list of token ids, is 2"),
     # text
     (lambda c: c.open([[1], [2]], problems="ab"), "problems: must be a list of problem ids, is 'ab'"),

@@ -142,7 +142,8 @@ def test_a_shard_that_is_gone_costs_its_own_problems(start_server: Starter, capl
     async def ask() -> Any:
         async with AsyncDraftClient(endpoint, "run") as client:
             histories = await client.histories(prompts)
-            return histories, await client.ingest_many(prompts, [[response([7])] for _ in prompts])
+            lengths = [p is not None for p in await client.predict_lengths(prompts)]
+            return histories, await client.ingest_many(prompts, [[response([7])] for _ in prompts]), lengths
 
     with DraftClient(endpoint, "run") as client:
         assert all(client.ingest_many(prompts, [[response([5])] for _ in prompts]))
@@ -152,8 +153,9 @@ def test_a_shard_that_is_gone_costs_its_own_problems(start_server: Starter, capl
         assert sum("not asked again" in r.getMessage() for r in caplog.records) == 1
         stored = client.ingest_many(prompts, [[response([6])] for _ in prompts])
         assert stored == [h is not None for h in histories]
-        seen, done = asyncio.run(ask())
-        assert [h is not None for h in seen] == done == stored
+        assert [p and p.observations for p in client.predict_lengths(prompts)] == [2 if ok else None for ok in stored]
+        seen, done, lengths = asyncio.run(ask())
+        assert [h is not None for h in seen] == done == stored == lengths
         assert [None if h is None else texts(h) for h in client.histories(prompts)] == [
             [[5], [6], [7]] if ok else None for ok in stored
         ]

@@ -27,6 +27,7 @@ BOMBS = {
     f"{DRAFTS}/Ingest": (INGEST + b"\x22\x00" * (SIZE // 2), "responses: 4097 are more than the limit of 4096"),
     f"{DRAFTS}/History": (INGEST + b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/PredictLength": (INGEST + (b"\x29" + bytes(8)) * (SIZE // 9), "quantiles: 65 are more"),
+    f"{DRAFTS}/PredictLengths": (b"\x12\x00" * (SIZE // 2), "problems: 4097 are more than the limit of 4096"),
     f"{DRAFTS}/Topology": (b"\x08\x01" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/DropNamespace": (b"\x0a\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),
     f"{DRAFTS}/Rewind": (b"\x10\x00" * (SIZE // 2), "fields: 65537 are more than the limit of 65536"),

@@ -16,7 +16,7 @@ import numpy as np
 
 from histospec.v1 import draft_pb2 as pb
 
-METHODS = ("Ingest", "History", "PredictLength", "Draft")
+METHODS = ("Ingest", "History", "PredictLength", "PredictLengths", "Draft")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PATIENCE = 20.0  # seconds of a stream
 ANSWER_SECONDS = 60.0  # of a message: on a busy machine the server comes to it later
@@ -37,6 +37,9 @@ def sound(method: str, chance: random.Random) -> bytes:
         return pb.HistoryRequest(**who).SerializeToString()
     if method == "PredictLength":
         return pb.PredictLengthRequest(**who, quantiles=[0.5]).SerializeToString()
+    if method == "PredictLengths":
+        problems = [pb.ExpectedResponse(prompt=i32(chance.randrange(50), 2), generated=chance.randrange(9))] * 3
+        return pb.PredictLengthsRequest(namespace=who["namespace"], problems=problems).SerializeToString()
     step = pb.Step(
         sessions=struct.pack("<Q", 1), positions=i32(0), lengths=i32(3), tokens=i32(4, 5, 6),
         max_tokens=chance.choice([0, 16, 2**32 - 1]), verify_cost=chance.choice([0.0, 0.05, float("nan")]),

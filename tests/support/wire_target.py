@@ -25,7 +25,7 @@ from histospec.server.security.access import Access
 from histospec.server.settings.config import Config
 from histospec.v1 import draft_pb2 as pb
 
-UNARY = ("Ingest", "History", "PredictLength", "DropNamespace", "Rewind")
+UNARY = ("Ingest", "History", "PredictLength", "PredictLengths", "DropNamespace", "Rewind")
 _DECODERS = {name: getattr(pb, method.input_type.name) for name, method in METHODS[DRAFT_SERVICE].items()}
 
 _CHECKS = checks(Config(max_batch=8))
@@ -97,6 +97,10 @@ class Shard:
             assert all(len(_ints(r.tokens)) > 0 and _ints(r.tokens).min() >= 0 for r in answer.responses)
         elif method == "PredictLength":
             assert len(answer.lengths) == (len(answer.quantiles) if answer.observations else 0)
+        elif method == "PredictLengths":
+            assert len(answer.predictions) == len(request.problems)
+            for one in answer.predictions:
+                assert len(one.lengths) == (len(answer.quantiles) if one.observations else 0)
         return ""
 
     def draft(self, messages: Sequence[bytes]) -> str:

@@ -188,7 +188,7 @@ class Run:
 
         self.ray = ray
         self.config = config
-        self._rewards = ray.remote(RewardLoopWorker).remote(config, None)
+        self.rewards = [ray.remote(RewardLoopWorker).remote(config, None)]
         server = ray.remote(server_class(starts=True)).options(max_concurrency=100)
         self.server = server.remote(**server_settings(config))
         ray.get(self.server.launch_server.remote(), timeout=SECONDS)
@@ -199,27 +199,40 @@ class Run:
         self.ray.get(self.server.set_global_steps.remote(step))
 
     def manager(self, *overrides: str) -> Any:
+        """The manager of the run's configuration, with overrides."""
+        config = self.config.copy()
+        config.merge_with_dotlist(list(overrides))
+        return self.manager_of(config)
+
+    def manager_of(self, config: Any) -> Any:
         """What verl's own loader finds under the name in the configuration, made as its trainers make it."""
         from verl.utils.import_utils import load_class_from_fqn
 
-        config = self.config.copy()
-        config.merge_with_dotlist(list(overrides))
         manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
         return manager.create(
-            config=config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=[self._rewards]
+            config=config, llm_client=self._client, teacher_client=None, reward_loop_worker_handles=self.rewards
         )
 
 
 @pytest.fixture(scope="module")
-def ray(verl: Any, shared_server: Server) -> Iterator[Any]:
-    """Ray, whose workers talk to a draft server of this module."""
+def variables() -> dict[str, str]:
+    """Further variables of Ray's workers; a module overrides it."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def ray(verl: Any, shared_server: Server, variables: dict[str, str]) -> Iterator[Any]:
+    """Ray, whose workers talk to a draft server of this module. The trainer, which is this process, finds it, too."""
     import ray
 
     told = {"HISTOSPEC_ENDPOINT": shared_server.endpoint, "HISTOSPEC_NAMESPACE": NAMESPACE}
     # The tests are about what is drafted and kept, not about how fast a busy machine answers or computes.
-    told |= {"HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05"}
+    told |= {"HISTOSPEC_DEADLINE": "5", "HISTOSPEC_VERIFY_COST": "0.05", **variables}
     ray.init(num_cpus=32, num_gpus=0, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": told})
-    yield ray
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HISTOSPEC_ENDPOINT", "HISTOSPEC_NAMESPACE"):
+            patch.setenv(name, told[name])
+        yield ray
     ray.shutdown()
 
 
@@ -248,6 +261,32 @@ def start_run(ray: Any, compose: Callable[..., Any]) -> Callable[..., Run]:
 def run(start_run: Callable[..., Run], settings: list[str]) -> Run:
     """A run with all that the page tells."""
     return start_run(*settings)
+
+
+@pytest.fixture
+def loop(
+    compose: Callable[..., Any], settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """loop(run, train, validation, epochs, *overrides) -> verl's trainer after its loop, and what it logged per step.
+
+    It samples with the server of the run.
+    """
+    import transfer_queue as tq
+
+    from tests.support import verl_loop
+
+    file = tmp_path / "logged.jsonl"
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(file))
+
+    def fitted(run: Run, train: Any, validation: Any, epochs: int, *overrides: str) -> Any:
+        config = compose(*settings, *verl_loop.settings(tmp_path, train, validation, epochs), *overrides)
+        tq.init(config.transfer_queue)
+        trainer = verl_loop.Loop(config, run.updated, run.rewards)
+        trainer.fit(run.manager_of(config))
+        return trainer, verl_loop.logged(file)
+
+    yield fitted
+    tq.close()
 
 
 @pytest.fixture(scope="module")

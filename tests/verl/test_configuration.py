@@ -16,6 +16,38 @@ def test_the_lines_for_drafts_compose(compose: Callable[..., Any], lines: Callab
     assert config.ray_kwargs.ray_init.runtime_env.env_vars.HISTOSPEC_NAMESPACE == "run-1"
 
 
+def test_the_variables_of_coupled_sampling_compose(
+    compose: Callable[..., Any], lines: Callable[..., list[str]]
+) -> None:
+    drafts = [line for line in lines("Drafts") if "env_vars" not in line]
+    variables = compose(*drafts, *lines("Coupled sampling")).ray_kwargs.ray_init.runtime_env.env_vars
+    assert variables.HISTOSPEC_SAMPLING == "coupled"
+    assert variables.HISTOSPEC_SEED_EVERY == "100"  # text, which is all that Ray takes
+
+
+def test_siblings_and_validation_share_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed stays for HISTOSPEC_SEED_EVERY steps; what verl gives stays, too."""
+    from histospec.client.verl import coupled
+
+    monkeypatch.setenv("HISTOSPEC_ENDPOINT", "127.0.0.1:9")
+    monkeypatch.setenv("HISTOSPEC_NAMESPACE", "run")
+    for name, value in (("SAMPLING", "coupled"), ("SEED_REFRESH", "1"), ("SEED_EVERY", "10")):
+        monkeypatch.setenv(f"HISTOSPEC_{name}", value)
+    coupled._policy.cache_clear()
+
+    def drawn(step: int, sibling: int | None, validate: bool = False, given: int | None = None) -> int | None:
+        seed = coupled.draw(given, "problem", {"step": step, "validate": validate}, sibling)
+        assert coupled.drawn() == seed
+        return seed
+
+    assert drawn(20, 0) == drawn(29, 0) is not None
+    assert len({drawn(20, 0), drawn(30, 0), drawn(20, 1), drawn(30, 1)}) == 4
+    assert [drawn(20, 0, validate=True), drawn(20, None), drawn(20, 0, given=7)] == [None, None, 7]
+    monkeypatch.delenv("HISTOSPEC_SAMPLING")
+    coupled._policy.cache_clear()
+    assert drawn(20, 0) is None
+
+
 def test_the_manager_is_for_vllm_alone(compose: Callable[..., Any], settings: list[str]) -> None:
     from verl.utils.import_utils import load_class_from_fqn
 

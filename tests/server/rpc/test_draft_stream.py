@@ -276,6 +276,21 @@ def test_predict_length(wire: Wire) -> None:
     assert not wire.stub.PredictLength(pb.PredictLengthRequest(namespace="none", prompt=wire.i32([1]))).lengths
 
 
+def test_predict_lengths_of_many_problems_and_a_stranger(wire: Wire) -> None:
+    wire.ingest([1], [range(10), range(30)])
+    wire.ingest([2], [range(100)])
+    who = [pb.ExpectedResponse(prompt=wire.i32([1])), pb.ExpectedResponse(prompt=wire.i32([2])),
+           pb.ExpectedResponse(prompt=wire.i32([1]), generated=10)]  # fmt: skip
+    answer = wire.stub.PredictLengths(pb.PredictLengthsRequest(namespace="run", problems=who, quantiles=[0.5]))
+    assert list(answer.quantiles) == [0.5]
+    assert [(list(p.quantiles), list(p.lengths), p.observations) for p in answer.predictions] == [
+        ([], [20], 2), ([], [100], 1), ([], [30], 1),
+    ]  # fmt: skip
+    none = wire.stub.PredictLengths(pb.PredictLengthsRequest(namespace="none", problems=who))
+    assert [list(p.lengths) for p in none.predictions] == [[], [], []]
+    assert len(none.quantiles) == 4
+
+
 def test_history_limit_takes_the_newest(wire: Wire) -> None:
     for epoch in range(3):
         wire.ingest([1], [[epoch, 1], [epoch, 2]], epoch=epoch)

@@ -31,6 +31,8 @@ GROUP = b"\x7b\x7c"
         ("IngestRequest", EMPTY_RESPONSE, "responses: 4097 are more than the limit of 4096"),
         ("UpdateCacheRequest", EMPTY_STEP, "responses: 4097 are more than the limit of 4096"),
         ("PredictLengthRequest", QUANTILE, "quantiles: 65 are more than the limit of 64"),
+        ("PredictLengthsRequest", EMPTY_OPEN, "problems: 4097 are more than the limit of 4096"),
+        ("PredictLengthsRequest", b"\x19" + bytes(8), "quantiles: 65 are more than the limit of 64"),
         ("TopologyRequest", SEQUENCE, "fields: 65537 are more than the limit of 65536"),
     ],
 )

@@ -52,6 +52,33 @@ def test_namespaces_that_share_prompts_the_most_first(server: Server) -> None:
     assert (told.namespace.problems, told.namespace.responses, told.namespace.newest_epoch) == (10, 10, 3)
 
 
+def test_counters_are_those_of_the_metrics(server: Server) -> None:
+    with DraftClient(server.endpoint, "run-1", deadline=60.0) as client:
+        client.ingest([1], [Response(range(10, 40))])
+        sessions = client.open([[1], [2]])
+        client.step(sessions, [[], []], max_tokens=0)
+        (draft, empty) = client.step(sessions, [[10, 11], [7]])
+        client.step(sessions, [draft.tokens[:1], [8]], max_tokens=0)
+        client.step(client.open([[3]]), [[7]])  # waits until the server has all of that
+        (told,) = client.inspect(60.0)
+    facts = told.namespace
+    assert facts is not None
+    assert len(draft) > len(empty) == 0
+    metrics = {name: value for name, value in server.metrics().items() if 'namespace="run-1"' in name}
+
+    def total(name: str, label: str = "") -> float:
+        keys = [key for key in metrics if key.startswith(f"histospec_{name}_total") and label in key]
+        return sum(metrics[key] for key in keys)
+
+    assert (facts.lookups_hit, facts.lookups_miss) == (1, 2)
+    assert (facts.drafts_hit, facts.drafts_empty) == (1, 2) == (total("drafts", "hit"), total("drafts", "empty"))
+    assert facts.draft_tokens == len(draft) == total("draft_tokens")
+    assert facts.accepted_tokens == 1 == total("accepted_tokens")
+    assert facts.generated_tokens == 6 == total("generated_tokens")
+    assert facts.undrafted_tokens == total("undrafted_tokens")
+    assert facts.model_draft_tokens == facts.model_accepted_tokens == 0
+
+
 def test_at_most_eight_of_them(server: Server) -> None:
     for number in range(12):
         fill(server, f"day-{number:02}", range(3))

@@ -223,6 +223,27 @@ UNARY = {
         TOO_MUCH,
         "quantiles: 65 are more",
     ),
+    "lengths": (
+        lambda stub: stub.PredictLengths(
+            pb.PredictLengthsRequest(
+                namespace="run", problems=[pb.ExpectedResponse(prompt=i32(1)), pb.ExpectedResponse()]
+            )
+        ),
+        INVALID,
+        "problems[1].prompt: must not be empty",
+    ),
+    "too many lengths": (
+        lambda stub: stub.PredictLengths(
+            pb.PredictLengthsRequest(namespace="run", problems=[pb.ExpectedResponse(prompt=i32(1))] * 4097)
+        ),
+        TOO_MUCH,
+        "problems: 4097 are more than the limit of 4096",
+    ),
+    "quantiles of lengths": (
+        lambda stub: stub.PredictLengths(pb.PredictLengthsRequest(namespace="run", quantiles=[float("nan")])),
+        INVALID,
+        "quantiles: nan must be from 0 to 1",
+    ),
     "drop": (lambda stub: stub.DropNamespace(pb.DropNamespaceRequest()), INVALID, "namespace: must not be empty"),
     "too many responses": (ingest(responses=[RESPONSE] * 4097), TOO_MUCH, "responses: 4097 are more than the limit"),
     "message too long": (

@@ -86,6 +86,17 @@ REQUESTS = {
     "PredictLength": st.builds(
         pb.PredictLengthRequest, generated=st.integers(0, 2**32 - 1), quantiles=st.lists(st.floats(), max_size=3), **WHO
     ),
+    "PredictLengths": st.builds(
+        pb.PredictLengthsRequest,
+        namespace=WHO["namespace"],
+        quantiles=st.lists(st.floats(), max_size=3),
+        problems=st.lists(
+            st.builds(
+                pb.ExpectedResponse, prompt=WHO["prompt"], problem=WHO["problem"], generated=st.integers(0, 2**32 - 1)
+            ),
+            max_size=10,
+        ),
+    ),
     "DropNamespace": st.builds(pb.DropNamespaceRequest, namespace=WHO["namespace"]),
     "Rewind": st.builds(pb.RewindRequest, namespace=WHO["namespace"], epoch=st.integers(-1, 3)),
 }
