@@ -1,7 +1,7 @@
 """Computes how many shards N GPUs need: `python -m benchmarks.scale.run [--gpus N ...] [--measure FILE] [--costs
 FILE]`.
 
-Without options it prints the tables of docs/scale.md. benchmarks/README.md explains each column.
+docs/scale.md has its tables. benchmarks/README.md explains each column.
 """
 
 import argparse
