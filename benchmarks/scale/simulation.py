@@ -35,6 +35,8 @@ class Surroundings:
         decode_spread: standard deviation of a decoding step, relative to its mean; a gamma distribution.
         lockstep: whether all workers start their steps together, as the data-parallel ranks of one engine do.
         threads: with how many threads a shard drafts (`--threads`).
+        warm: how much of a message's fixed cost is left if it arrives while the shard is busy, whose caches then hold
+            what a message needs; benchmarks/service/messages.py measures it.
         cores: how many cores workers and shards share; None: each has enough of its own.
 
     """
@@ -46,6 +48,7 @@ class Surroundings:
     decode_spread: float = 0.05
     lockstep: bool = False
     threads: int = 2
+    warm: float = 0.35
     cores: int | None = None
 
 
@@ -93,6 +96,7 @@ def simulate(
 
     sent, pending, done = [0.0] * plan.gpus, [0] * plan.gpus, [0.0] * plan.gpus
     free, served, spent = [0.0] * shards, [0.0] * shards, 0.0
+    saved = (1 - around.warm) * costs.message / 1e3
     cores = [0.0] * (around.cores or 0)  # a heap: when each core is free
     begin, end = WARM * plan.step_ms, (WARM + steps) * plan.step_ms
     waited = decoded = 0.0
@@ -124,6 +128,8 @@ def simulate(
                 at = (at + 1) % NOISE
                 heapq.heappush(events, (leaves + way[at], worker, shard, millis * noise[at], cpu * noise[at]))
             continue
+        if free[shard] > now:
+            millis, cpu = millis - saved, cpu - saved
         free[shard] = work_from(max(free[shard], now), cpu) + millis
         served[shard] += max(0.0, min(end, free[shard]) - max(begin, free[shard] - millis))
         spent += cpu * (begin <= now < end)

@@ -15,7 +15,7 @@ from histospec.protocol.placement import place, problem_digest
 
 ROOT = Path(__file__).parents[2]
 NOTHING = Costs(*[0.0] * len(asdict(Costs())))
-EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0, threads=1)
+EXACT = Surroundings(deadline_ms=1e6, network_ms=0, jitter_ms=0, service_spread=0, decode_spread=0, threads=1, warm=1)
 PLAN = Plan(gpus=8)
 FEW = Plan(gpus=4, sequences=64)
 
@@ -134,7 +134,7 @@ def test_the_fit_finds_the_costs_that_made_the_measurements() -> None:
 
 
 def test_the_fewest_shards_are_enough_and_fewer_are_not() -> None:
-    costs = replace(NOTHING, message=1000.0, session=200.0)
+    costs = replace(NOTHING, message=1000.0, session=400.0)
     shards, outcome = fewest_shards(FEW, costs)
     assert outcome.late < 0.01
     assert shards > 1
