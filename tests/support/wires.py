@@ -28,7 +28,7 @@ class Stream:
     def __init__(self, stub: pb_grpc.DraftServiceStub) -> None:
         self._requests: queue.SimpleQueue[pb.DraftRequest | None] = queue.SimpleQueue()
         self._sequence = 0
-        self.call: Any = stub.Draft(iter(self._requests.get, None), timeout=120)
+        self.call: Any = stub.Draft(iter(self._requests.get, None), timeout=600)
 
     def send(self, **fields: Any) -> int:
         """Sends a DraftRequest of these fields; its sequence."""

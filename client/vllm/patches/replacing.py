@@ -1,7 +1,8 @@
-"""Replaces a function of vLLM by one of HistoSpec."""
+"""Replaces functions and values of vLLM. No other module of HistoSpec assigns to attributes of vLLM."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _REPLACED = "_histospec_replaced"
@@ -11,6 +12,17 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     """Makes `function` the attribute `name` of a module, class or instance of vLLM. It keeps the old one."""
     setattr(function, _REPLACED, getattr(owner, name))
     setattr(owner, name, function)
+
+
+@contextmanager
+def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives an attribute of an object of vLLM another value while the block runs."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def is_replaced(owner: Any, name: str) -> bool:

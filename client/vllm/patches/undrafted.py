@@ -11,7 +11,7 @@ import importlib
 import logging
 from typing import Any
 
-from .replacing import is_replaced, parameters, replace
+from .replacing import changed, is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")
 
@@ -35,10 +35,7 @@ def undrafted(prepare: Any) -> Any:
     def prepared(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if scheduler_output.scheduled_spec_decode_tokens or self.model_config.has_inner_state:
             return prepare(self, scheduler_output, *args, **kwargs)
-        speculative, self.speculative_config = self.speculative_config, None
-        try:
+        with changed(self, "speculative_config", None):
             return prepare(self, scheduler_output, *args, **kwargs)
-        finally:
-            self.speculative_config = speculative
 
     return prepared
