@@ -132,7 +132,7 @@ class Verdict:
     changed: list[str] = field(default_factory=list)
     """Functions whose body is that of no tested release."""
     unread: list[str] = field(default_factory=list)
-    """Those of them whose body nobody has compared with a tested one (scripts/vllm_bodies.py)."""
+    """The differing bodies that were not compared with a tested one (scripts/vllm_bodies.py)."""
 
     @property
     def agrees(self) -> bool:

@@ -126,7 +126,7 @@ class Pump:
                     if first is not None:
                         loop.call_soon_threadsafe(first)
                         first = None
-                    self._asleep += 1  # before it looks: whoever changes the result later wakes it
+                    self._asleep += 1  # before done(): a thread that changes its result later wakes this one
                     if not done():
                         self._free.wait(left)
                     self._asleep -= 1

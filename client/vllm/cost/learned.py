@@ -31,8 +31,8 @@ LEAST_SHARE = 0.1  # the most optimistic price is at least this share of the est
 NOTHING = looks_of(False, 0.0, None)
 RAN_MEMORY = 4  # steps
 SOON = 64  # steps after a trial within which an idle time starts no other trial
-FIRST_PLAIN, FIRST_LOOK = 8, 16  # the steps of the first ones without any drafts, and of the first trial, if the
-# model's own drafter drafts from the start
+# If the model's own drafter drafts from the start: the first step without any drafts, and the first step of a trial.
+FIRST_BARE, FIRST_LOOK = 8, 16
 WATCHED = 8  # learn from one in 8 of the steps in which nothing is asked, verified or drafted
 
 
@@ -91,7 +91,7 @@ class _Steps:
         self._begins = False  # whether it begins a trial, and is slower than later steps, whose code the caches hold
         self._model_tokens: int | None = None  # tokens that the model's own drafter made in the newest step
         self._drafter = False  # whether it ran in the step before, whose drafts the newest one verified
-        self._plain_steps = 0  # that neither asked nor verified, nor ran that drafter
+        self._bare_steps = 0  # that neither asked nor verified, nor ran that drafter
 
     @property
     def drafter(self) -> DrafterCost | None:
@@ -134,7 +134,7 @@ class _Steps:
             return
         here = self._here
         looks = looks_of(self._asked, drafted / sequences, model_tokens)
-        self._plain_steps += nothing
+        self._bare_steps += nothing
         if not self._begins:
             here.prices.observe(self._number, seconds, sequences, looks)
         here.plain_steps += not self._asked
@@ -241,7 +241,7 @@ class LearnedCost(_Steps):
         """
         here = self._here
         if not self._asked:
-            return self._number >= FIRST_PLAIN and self._plain_steps < PLAIN
+            return self._number >= FIRST_BARE and self._bare_steps < PLAIN
         return not here.asks and here.model_drafts and here.drafting[True].steps >= self._look
 
     def _doubtful(self) -> bool:
