@@ -324,7 +324,9 @@ class LearnedCost(_Steps):
         if not tried:
             return
         if max(here.gain(drafter, without)[1] for drafter in tried) >= (1 if here.asks else GAIN):
-            here.asks = True
+            if not here.asks:
+                here.asks = True
+                here.prices.loosen()
             return
         here.pause = min(LONGER_PAUSE * here.pause, LONGEST_PAUSE)
         here.asks, here.judged_at = False, self._size
