@@ -189,7 +189,7 @@ class RequestSessions:
     ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, list[int]]]:
         """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts.
 
-        `report`: say what was verified even if all drafts were.
+        `report`: as for `_told`.
         """
         requests, sessions, tokens, advanced = [], [], [], []
         for request_id, new_tokens in rows:
@@ -203,7 +203,10 @@ class RequestSessions:
         return requests, sessions, tokens, self._told(advanced, report)
 
     def _told(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, list[int]]:
-        """Returns what was verified of the sessions' drafts, as arguments of `send`; {} if all were, without `report`."""
+        """Returns what was verified of the sessions' drafts, as arguments of `send`; {}: all of it, as the server assumes.
+
+        `report`: say so even then.
+        """
         if not (report or any(session.noted for session in sessions)):
             return {}
         told = {name: [getattr(session, name) for session in sessions] for name in ("model_drafted", "model_accepted")}

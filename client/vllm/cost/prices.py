@@ -141,7 +141,7 @@ class StepPrices:
         self.noise = max(self.noise, LEAST_NOISE)
 
     def loosen(self) -> None:
-        """Forgets part of what steps with drafts cost: the first ones after a pause are slower, and those after them not.
+        """Forgets part of what steps with drafts cost: the first ones after a pause are slower than those that follow.
 
         Without this, the filter would explain the difference by the price of a drafted token.
         """
