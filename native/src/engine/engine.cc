@@ -46,6 +46,8 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
       throw std::invalid_argument(field + ": its mask has " + std::to_string(responses[i].generated.size()) +
                                   " entries for " + std::to_string(responses[i].tokens.size()) + " tokens");
     }
+    require_alternatives("alternatives[" + std::to_string(i) + "]", responses[i].alternatives,
+                         responses[i].tokens.size());
     if (responses[i].tokens.empty()) continue;
     views.push_back(responses[i]);
     views.back().head = prompt;
@@ -125,18 +127,21 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   return number;
 }
 
-void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch) {
+void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
+                   std::span<const std::uint8_t> alternatives) {
+  std::vector<std::uint8_t> kept(alternatives.begin(), alternatives.end());  // before the lock
   Monitor::Lock lock(state_->monitor);
   Session& session = state_->registry.session(id);
   const std::shared_ptr<Problem> problem = session.problem;
   const std::int64_t version = epoch.value_or(session.namespace_->counters.newest_epoch);
   const Tokens said = problem->live->generated(session.text);
+  if (commit) require_alternatives("alternatives", alternatives, said.size());
   const std::optional<Twins::Key> name = session.name_of_twin;
   auto twin = commit && name ? Twins::of({{}, said, {}, version, name->seed}) : nullptr;
   if (commit && !said.empty()) session.namespace_->saw_response(said.size(), version);
   state_->contents.change_live(*problem, [&](LiveText& live) {
     if (commit && !said.empty()) {
-      live.finish(session.text, version);
+      live.finish(session.text, version, std::move(kept));
     } else {
       live.drop(session.text);
     }
