@@ -78,7 +78,9 @@ def alternative_bytes(name: str, value: Any, size: int) -> bytes:
     if value is None:
         return b""
     if not isinstance(value, bytes):
-        raise ValueError(f"{name}: must be bytes that histospec.protocol.alternatives.pack made, is {type(value).__name__}")
+        raise ValueError(
+            f"{name}: must be bytes that histospec.protocol.alternatives.pack made, is {type(value).__name__}"
+        )
     if fault := alternatives.fault(value, size):
         raise ValueError(f"{name}: {fault}")
     return value
