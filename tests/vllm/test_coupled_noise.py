@@ -16,7 +16,17 @@ pytest.importorskip("triton", reason="the kernel is written in Triton")
 
 
 from histospec.client.vllm.coupled import noise  # noqa: E402
+from histospec.client.vllm.coupled.alternatives import words  # noqa: E402
 from histospec.client.vllm.coupled.places import WORD, Texts  # noqa: E402
+from histospec.protocol.alternatives import (  # noqa: E402
+    HIGHEST,
+    LEAST,
+    LEVELS_PER_NAT,
+    MOST,
+    groups_of,
+    joined,
+    unpack,
+)
 
 CHECK = Path(__file__).with_name("coupled_kernel_check.py")
 
@@ -137,8 +147,44 @@ def test_the_kernel_chooses_alike() -> None:
     assert result["noise"] == result["alike noise"] > 4000
 
 
+def test_the_kernel_finds_the_same_alternatives() -> None:
+    """Run by Triton's interpreter; also where several of the most probable tokens belong to one lane."""
+    result = check("alternatives", TRITON_INTERPRET="1")
+    assert result["rows"] == result["alike"] > 60
+    assert result["some"] > 30
+
+
 def test_the_kernel_compiles_and_rounds_as_the_cpu_does() -> None:
     """For an H100, without one. A fused multiply-add rounds once where the CPU rounds twice."""
     kinds = check("ptx")
     assert kinds.pop("fma", 0) == 0
     assert set(kinds) == {"add.rn", "mul.rn", "sub.rn"}
+    assert check("weighing_ptx").get("fma", 0) == 0
+
+
+def test_alternatives_are_the_most_probable_other_tokens() -> None:
+    """Against probabilities in float64, sorted; and packed as the protocol's plain writer packs them."""
+    torch.manual_seed(0)
+    logits = torch.randn(400, 60) * torch.linspace(0.1, 6, 400)[:, None]
+    logits[::7, ::2] = float("-inf")
+    rows, zero = torch.arange(400), torch.zeros(400, dtype=torch.int64)
+    weighed = noise.weigh(logits, rows, rows, zero, zero)
+    assert torch.equal(weighed.tokens, noise.choose(logits, rows, rows, zero, zero))
+    table = words(weighed).numpy()
+    counts, groups = groups_of(table[:, 0].astype(np.uint8), table[:, 1:].astype(np.uint32))
+    places = unpack(joined(counts, groups), 400)
+    probabilities = logits.double().softmax(-1).numpy()
+    compared = 0
+    for p, token, place in zip(probabilities, weighed.tokens.tolist(), places, strict=True):
+        likely = [other for other in np.argsort(-p).tolist() if other != token and p[other] >= LEAST][:MOST]
+        if not likely:
+            assert place is None
+            continue
+        assert place is not None
+        assert [other for other, _ in place.others] == likely
+        found = [place.sampled, *(kept for _, kept in place.others)]
+        expected = p[[token, *likely]]
+        near = np.abs(np.log(found) - np.log(expected)) <= 0.5 / LEVELS_PER_NAT + 1e-5
+        assert (near | (expected < np.exp(-HIGHEST / LEVELS_PER_NAT))).all()
+        compared += 1
+    assert 100 < compared < 400  # some rows have none

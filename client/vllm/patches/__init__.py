@@ -104,7 +104,7 @@ PATCHES = (
         room="sampling",
         installed_by="the plug-in, with HISTOSPEC_SAMPLING=coupled",
         versions="run with 0.32; another signature is refused at the start",
-        why="its output has no field for the alternatives of a sampled token unless the user asks for log-probabilities",
+        why="its output has no field for probable tokens, unless the user asks for log-probabilities",
         until="vLLM returns probable tokens to its scheduler, whatever the user asks for",
     ),
 )

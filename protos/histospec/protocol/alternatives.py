@@ -105,7 +105,7 @@ def pack(places: Sequence[Place | None]) -> bytes:
 
 
 def unpack(packed: bytes, tokens: int) -> list[Place | None]:
-    """Returns the alternatives at each of the tokens; None where there are none. Raises ValueError if they do not fit."""
+    """Returns the alternatives of each token, or None for a token without. Raises ValueError if they do not fit."""
     if wrong := fault(packed, tokens):
         raise ValueError(f"alternatives: {wrong}")
     if not packed:

@@ -87,7 +87,7 @@ def test_a_store_of_an_older_version_is_not_read(
         connection.execute("PRAGMA user_version = 2")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
     assert code == 2
-    assert "was written by an older HistoSpec (schema 2, this one needs 5); start" in text
+    assert "was written by an older HistoSpec (schema 2, this one needs 6); start" in text
 
 
 def test_namespaces_are_chosen_by_a_pattern(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:
