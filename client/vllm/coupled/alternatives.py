@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # type checkers would take minutes for torch; the scheduler's
     Tensor = Any
 
 ATTRIBUTE = "_histospec_alternatives"
-"""Of a ModelRunnerOutput: {request id: Step}, of requests whose tokens in this step have alternatives."""
+"""Of a ModelRunnerOutput: {request id: Step}, of the requests with a seed."""
 
 
 class Step(NamedTuple):

@@ -104,9 +104,7 @@ class CoupledRows:
         ends = np.concatenate([[0], np.cumsum(np.where(counts, 1 + 4 * counts.astype(np.int64), 0))])
         found, at = {}, 0
         for row, tokens in zip(self.rows, kept, strict=True):
-            begin, end = ends[at], ends[at + tokens]
-            if begin < end:
-                found[requests[row]] = Step(counts[at : at + tokens].tobytes(), groups[begin:end])
+            found[requests[row]] = Step(counts[at : at + tokens].tobytes(), groups[ends[at] : ends[at + tokens]])
             at += tokens
         return found
 
