@@ -149,6 +149,24 @@ void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch)
   state_->builder.schedule(problem);
 }
 
+std::vector<Engine::Explained> Engine::explain(SessionId id) const {
+  Monitor::Lock lock(state_->monitor);
+  std::vector<Explained> all;
+  for (const Prediction& prediction : state_->registry.session(id).draft.predictions) {
+    const auto& features = prediction.features;
+    const auto size = static_cast<std::size_t>(features.size);
+    Explained& one = all.emplace_back();
+    one.position = prediction.position;
+    one.tokens.assign(prediction.tokens.begin(), prediction.tokens.begin() + size);
+    one.probabilities.assign(prediction.probabilities.begin(), prediction.probabilities.begin() + size);
+    one.rows.assign(features.rows.begin(), features.rows.end());
+    for (std::size_t c = 0; c < size; ++c) {
+      one.inputs.insert(one.inputs.end(), features.x[c].begin(), features.x[c].end());
+    }
+  }
+  return all;
+}
+
 void Engine::step(const StepRequest& request, StepResult& result) {
   check_step(request);
   Monitor::Lock lock(state_->monitor);
