@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "draft/noise.h"
 #include "casts.h"
+#include "draft/noise.h"
 #include "histospec/engine.h"
 
 namespace py = pybind11;
