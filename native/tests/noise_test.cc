@@ -20,7 +20,8 @@ TEST_CASE("The places of a text count the tokens that follow each pair") {
     const auto token = [&](std::size_t i, std::size_t back) { return i < back ? -1 : text[i - back]; };
     PlaceCounter counter;
     for (std::size_t i = 0; i < known; ++i) counter.push(text[i]);
-    PlacesAhead ahead(counter);
+    PlacesAhead ahead;
+    ahead.start(7, counter);
     for (std::size_t i = known; i <= text.size(); ++i) {
       std::uint32_t times = 0;
       for (std::size_t j = 0; j < i; ++j) times += token(j, 2) == token(i, 2) && token(j, 1) == token(i, 1);

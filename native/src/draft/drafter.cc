@@ -32,6 +32,12 @@ struct Choice {
   Origin origin = {};
 };
 
+// The first of the most probable candidates.
+std::uint8_t best_of(const std::array<float, kMaxCandidates>& probabilities, std::size_t size) {
+  return static_cast<std::uint8_t>(std::max_element(probabilities.begin(), probabilities.begin() + size) -
+                                   probabilities.begin());
+}
+
 // Replaces the choice by the best candidate of the evidence if that is more probable.
 void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
   const Evidence evidence = gather(context, live);
@@ -41,12 +47,25 @@ void weigh(DraftContext& context, const LiveSource& live, const Estimator& estim
   prediction.position = draft.tokens.size();
   Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
   estimator.estimate(prediction.features, prediction.probabilities);
-  prediction.best = 0;
   for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
     prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
-    if (prediction.probabilities[c] > prediction.probabilities[prediction.best]) prediction.best = c;
   }
-  const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  float probability;
+  prediction.foreseen = context.places.known();
+  if (prediction.foreseen) {
+    const std::span<const float> alone{prediction.probabilities.data(), size};
+    std::array<float, kMaxCandidates> noise;
+    gumbel_noise(context.places.seed(), context.places.next(), {prediction.tokens.data(), size}, noise);
+    Foresight::describe(alone, noise, prediction.noise_inputs);
+    estimator.foresight.estimate(prediction.features.rows, prediction.noise_inputs,
+                                 {prediction.with_noise.data(), size});
+    prediction.best = best_of(prediction.with_noise, size);
+    probability = estimator.foresight.correction.corrected(prediction.with_noise[prediction.best]);
+  } else {
+    prediction.best = best_of(prediction.probabilities, size);
+    probability = estimator.calibrated(prediction.probabilities[prediction.best]);
+  }
   if (probability <= choice.probability) return;
   const Tally& tally = evidence[evidence.candidates()[prediction.best]];
   const Source source = tally.best.source();
@@ -98,7 +117,8 @@ bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
 void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft) {
   draft.clear();
-  const float speed_up = estimator.speed_up(limits.verify_cost, context.twin.empty() ? kMostSpeedUp : kMostOfTwins);
+  const float speed_up = estimator.speed_up(
+      limits.verify_cost, context.twin.empty() && !context.places.known() ? kMostSpeedUp : kMostOfTwins);
   const float least = limits.verify_cost * kMargin * speed_up;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
@@ -137,10 +157,19 @@ int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& c
     }
     foreseen = came[i] == (drafted ? draft.tokens[i] : prediction->token());
     if (estimated) {
+      const auto& rows = prediction->features.rows;
+      const auto right = [&](int c) { return prediction->tokens[c] == came[i]; };
       for (int c = 0; c < prediction->features.size; ++c) {
-        estimator.learn(prediction->features, c, prediction->probabilities[c], prediction->tokens[c] == came[i]);
+        estimator.learn(prediction->features, c, prediction->probabilities[c], right(c));
+        if (prediction->foreseen) {
+          estimator.foresight.learn(rows, prediction->noise_inputs[c], prediction->with_noise[c], right(c));
+        }
       }
-      estimator.saw_best(prediction->probabilities[prediction->best], prediction->token() == came[i]);
+      if (prediction->foreseen) {
+        estimator.foresight.correction.saw(prediction->with_noise[prediction->best], right(prediction->best));
+      }
+      const auto alone = best_of(prediction->probabilities, static_cast<std::size_t>(prediction->features.size));
+      estimator.saw_best(prediction->probabilities[alone], right(alone));
       ++prediction;
     }
     context.run = foreseen ? context.run + 1 : 0;

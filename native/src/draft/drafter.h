@@ -17,6 +17,9 @@ struct Prediction {
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
   std::uint8_t best;  // of the candidates
+  bool foreseen;      // whether the noise of the candidates is known
+  std::array<float, kMaxCandidates> with_noise;
+  Foresight::Inputs noise_inputs;
 
   Token token() const { return tokens[best]; }
 };
@@ -63,6 +66,7 @@ struct DraftContext {
   Tokens twin;                           // empty: the session has none
   std::int64_t shift = 0;                // position in the twin minus position in the session
   Agreement agreement;                   // with the twin
+  PlacesAhead places;                    // along the draft, if the noise is known
 
   // Moves the sources that the next token needs to the end of the context. Returns the longest match length in the
   // history.
@@ -71,6 +75,7 @@ struct DraftContext {
   void push(Token token) {
     if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
     tail.push(token);
+    places.push(token);
     ++generated;
     if (agreement.streak < kInStep && !twin.empty()) synchronise();
   }

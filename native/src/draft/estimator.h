@@ -26,8 +26,8 @@
 #include <string>
 #include <string_view>
 
-#include "draft/eight.h"
 #include "draft/evidence.h"
+#include "draft/foresight.h"
 
 namespace histospec {
 
@@ -60,8 +60,11 @@ class Estimator {
 
   // The best of several candidates is right a little more or less often than estimated. The estimator learns a
   // correction for each tenth of the probability and applies it here. `probability` is the result of estimate().
-  float calibrated(float probability) const;
-  void saw_best(float probability, bool right);
+  float calibrated(float probability) const { return correction_.corrected(probability); }
+  void saw_best(float probability, bool right) { correction_.saw(probability, right); }
+
+  // Of sessions with a seed: what the noise adds.
+  Foresight foresight;
 
   // The speed-up of the latest steps: tokens for the price of a plain step if a drafted token costs `verify_cost` of
   // it; at least 1 and at most `most`. A drafted token has to yield more than this.
@@ -74,8 +77,9 @@ class Estimator {
     net_.reset();
     yield_ = Yield();
     correction_ = Correction();
+    foresight.reset();
   }
-  std::size_t bytes() const { return net_ ? sizeof(Net) : 0; }
+  std::size_t bytes() const { return (net_ ? sizeof(Net) : 0) + foresight.bytes(); }
 
   // The learned state, for restore() in this or another process; empty if there is none yet. restore() throws
   // std::invalid_argument and changes nothing if it cannot use the state.
@@ -83,21 +87,10 @@ class Estimator {
   void restore(std::string_view state);
 
  private:
-  struct Weights {
-    std::array<Eight, kInputs> inputs;
-    std::array<Eight, kRows> rows;
-    Eight output;
-    std::array<float, kRows> row_odds;
-    std::array<float, kInputs> direct;
-  };
+  using Weights = Network<kInputs, kRows>;
   struct Net {
     Weights weights;
     std::array<std::array<float, 1 << kBiasBits>, 2> biases{};
-  };
-  static constexpr int kTenths = 10;
-  struct Correction {
-    std::array<float, kTenths> offset{};
-    std::array<float, kTenths> seen{};
   };
   // Sums over the latest steps.
   struct Yield {
@@ -106,8 +99,6 @@ class Estimator {
     float drafted = 100;
   };
 
-  template <typename AnyWeights, typename Visit>
-  static void each_part(AnyWeights& weights, Visit visit);
   static const Weights& starting();
   const Weights& weights() const { return net_ ? net_->weights : starting(); }
 

@@ -52,12 +52,20 @@ class PlaceCounter {
 // The places along a draft, which begins where the text of a counter ends. The text must not change meanwhile.
 class PlacesAhead {
  public:
-  explicit PlacesAhead(const PlaceCounter& text) : text_(text), next_(text.next()) {}
-
+  void start(std::int64_t seed, const PlaceCounter& text) {
+    text_ = &text;
+    seed_ = seed;
+    next_ = text.next();
+    passed_.clear();
+  }
+  // Whether it was started, so that the noise is known.
+  bool known() const { return text_ != nullptr; }
+  std::int64_t seed() const { return seed_; }
   const NoisePlace& next() const { return next_; }
   void push(Token token) {
+    if (!known()) return;
     passed_.push_back({next_.before, next_.last});
-    next_ = {next_.last, token, text_.times(next_.last, token)};
+    next_ = {next_.last, token, text_->times(next_.last, token)};
     for (const Pair& pair : passed_) next_.times += pair.before == next_.before && pair.last == next_.last;
   }
 
@@ -65,7 +73,8 @@ class PlacesAhead {
   struct Pair {
     Token before, last;
   };
-  const PlaceCounter& text_;
+  const PlaceCounter* text_ = nullptr;
+  std::int64_t seed_ = 0;
   NoisePlace next_;
   std::vector<Pair> passed_;
 };

@@ -68,15 +68,14 @@ void SegmentSource::collect_matches(Source source, std::int64_t offset, Evidence
     const Segment& segment = *(*segments_)[s];
     evidence.note_match_length(source, static_cast<std::uint8_t>(places_[s].depth()));
     const auto first = static_cast<std::uint16_t>(s * Rows::kEpochs);
-    segment.each_near(
-        places_[s], near_rows(rows_, places_[s]), [&](const Neighbour& row, int nearness) {
-          const auto name =
-              row.next_rank == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next_rank));
-          const float vote = Evidence::vote(row.match_length, nearness);
-          const float aligned = nearness < aligned_rows ? vote * Evidence::alignment(row.offset - at) : 0.0f;
-          const Match match(row.match_length, source, static_cast<std::uint16_t>(first + row.epoch));
-          evidence.add_match(name, match, vote, aligned);
-        });
+    segment.each_near(places_[s], near_rows(rows_, places_[s]), [&](const Neighbour& row, int nearness) {
+      const auto name =
+          row.next_rank == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next_rank));
+      const float vote = Evidence::vote(row.match_length, nearness);
+      const float aligned = nearness < aligned_rows ? vote * Evidence::alignment(row.offset - at) : 0.0f;
+      const Match match(row.match_length, source, static_cast<std::uint16_t>(first + row.epoch));
+      evidence.add_match(name, match, vote, aligned);
+    });
   }
 }
 

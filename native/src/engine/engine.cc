@@ -108,6 +108,10 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
+    for (std::size_t at = 0; seed && at < prompt.size() + generated.size(); ++at) {
+      if (at > 0 && at % LiveText::kSlice == 0) Monitor::breathe(lock);
+      session->places.push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
+    }
     for (Token token : tail(prompt)) session->context.tail.push(token);
     for (Token token : generated) session->context.push(token);
     session->context.history_source.reset(*problem->segments, session->context.tail.tokens());

@@ -148,6 +148,7 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
   session.asked = false;
   for (Token token : came) {
     if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
+    if (session.name_of_twin) session.places.push(token);
     context.push(token);
   }
   context.history_source.advance(came.size(), spent.draft.history_trail, came_true);
@@ -179,6 +180,7 @@ void StepRunner::draft_one(Session& session, DraftLimits limits, DraftContext& a
   if (!twin_alone(context, namespace_.trust)) context.catch_up();
   ahead = context;
   ahead.newest = namespace_.counters.newest_epoch;
+  if (session.name_of_twin) ahead.places.start(session.name_of_twin->seed, session.places);
   draft(ahead, LiveSource(*session.problem->live, session.text), namespace_.estimator, namespace_.trust, limits,
         session.draft);
 }

@@ -20,6 +20,7 @@ struct Session {
   bool asked = false;                      // whether the worker asked for a draft since the last new tokens
   std::optional<Twins::Key> name_of_twin;  // the key of its twin, and later of its own response
   std::weak_ptr<const Twin> twin;          // weak: eviction may free it at any time
+  PlaceCounter places;                     // of its text, if it has a seed
   DraftContext context;
   Draft draft;             // the last draft, which the worker verifies now
   bool counted = true;     // whether its tokens are counted as drafted; else the next report says how many to count
