@@ -20,16 +20,6 @@ constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
 constexpr float kMostWeight = 1e6f;
 constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens; restore() refuses larger sums
 
-// log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
-Eight log2(const Eight& x) {
-  return halves(x, [](Eight::Half half) {
-    const auto bits = reinterpret_cast<Eight::Bits>(half);
-    const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
-    const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
-    return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
-  });
-}
-
 // The log-odds of `n` of `total`; 0 if `total` is 0.
 Eight stretch(const Eight& n, const Eight& total) {
   constexpr float kLn2 = 0.6931472f;

@@ -34,26 +34,32 @@ const Foresight::Weights& Foresight::starting() {
 
 void Foresight::describe(std::span<const float> probabilities, std::span<const float, kMaxCandidates> noise,
                          Inputs& inputs) {
+  constexpr float kLn2 = 0.6931472f;
   const std::size_t size = probabilities.size();
-  std::array<float, kMaxCandidates> logs, sums, alone, margin;
+  std::array<float, 2 * kMaxCandidates> chances;  // of the candidates, and against them
+  chances.fill(0.5f);
   float others = 1;
   for (std::size_t c = 0; c < size; ++c) {
     others -= probabilities[c];
-    logs[c] = std::log(std::clamp(probabilities[c], 1e-4f, 1 - 1e-4f));
-    sums[c] = logs[c] + noise[c];
+    chances[c] = std::clamp(probabilities[c], 1e-4f, 1 - 1e-4f);
+    chances[kMaxCandidates + c] = 1 - chances[c];
   }
+  store(chances.data(), kLn2 * log2(load(chances.data())));
   const float rest = std::log(std::max(others, kLeastOthers));
-  margins({logs.data(), size}, alone);
+  std::array<float, kMaxCandidates> sums, alone, margin;
+  for (std::size_t c = 0; c < size; ++c) sums[c] = chances[c] + noise[c];
+  margins({chances.data(), size}, alone);
   margins({sums.data(), size}, margin);
+  const auto bent = [](float x) { return x / (1 + std::abs(x)); };
   for (std::size_t c = 0; c < size; ++c) {
     const float over = std::clamp(sums[c] - rest, -kMostMargin, kMostMargin);
-    inputs[c] = {logs[c] - std::log1p(-std::exp(logs[c])),
+    inputs[c] = {chances[c] - chances[kMaxCandidates + c],
                  alone[c],
                  margin[c],
-                 std::tanh(margin[c]),
+                 bent(margin[c]),
                  over,
-                 std::exp(-std::exp(-over)),
-                 std::tanh(over),
+                 bent(over),
+                 bent(over - 1),
                  noise[c]};
   }
 }

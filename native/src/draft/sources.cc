@@ -9,15 +9,6 @@ namespace {
 // Only the votes of the nearest rows count as aligned.
 constexpr int kAlignedRows = 4;
 
-// EXPERIMENT: HISTOSPEC_NEAR overrides how many rows are read on either side in the history.
-int near_rows(int rows, const Place& place) {
-  static const int near = [] {
-    const char* value = std::getenv("HISTOSPEC_NEAR");
-    return value ? std::atoi(value) : 0;
-  }();
-  return near > 0 && rows == Segment::kNear ? near : std::min(rows, Segment::most_near(place));
-}
-
 }  // namespace
 
 void SegmentSource::reset(const Segments& segments, Tokens context) {
@@ -68,14 +59,15 @@ void SegmentSource::collect_matches(Source source, std::int64_t offset, Evidence
     const Segment& segment = *(*segments_)[s];
     evidence.note_match_length(source, static_cast<std::uint8_t>(places_[s].depth()));
     const auto first = static_cast<std::uint16_t>(s * Rows::kEpochs);
-    segment.each_near(places_[s], near_rows(rows_, places_[s]), [&](const Neighbour& row, int nearness) {
-      const auto name =
-          row.next_rank == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next_rank));
-      const float vote = Evidence::vote(row.match_length, nearness);
-      const float aligned = nearness < aligned_rows ? vote * Evidence::alignment(row.offset - at) : 0.0f;
-      const Match match(row.match_length, source, static_cast<std::uint16_t>(first + row.epoch));
-      evidence.add_match(name, match, vote, aligned);
-    });
+    segment.each_near(
+        places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int nearness) {
+          const auto name =
+              row.next_rank == Segment::kSeparator ? Evidence::kNoToken : evidence.name(segment.token(row.next_rank));
+          const float vote = Evidence::vote(row.match_length, nearness);
+          const float aligned = nearness < aligned_rows ? vote * Evidence::alignment(row.offset - at) : 0.0f;
+          const Match match(row.match_length, source, static_cast<std::uint16_t>(first + row.epoch));
+          evidence.add_match(name, match, vote, aligned);
+        });
   }
 }
 
