@@ -52,4 +52,3 @@ def test_a_repeated_pair_has_other_noise() -> None:
         margin = float(values[seed, LEFT] - values[seed, RIGHT])
         if abs(margin) > 1:
             assert drafted(engine, said, seed)[0] == (LEFT if margin > 0 else RIGHT)
-
