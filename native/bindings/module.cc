@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "casts.h"
-#include "draft/noise.h"
 #include "histospec/engine.h"
 
 namespace py = pybind11;
@@ -270,12 +269,6 @@ PYBIND11_MODULE(_core, m) {
   m.attr("SOURCES") = py::tuple(py::cast(histospec::kSourceNames));
   m.attr("AGES") = py::tuple(py::cast(histospec::kAgeNames));
 
-  m.def("gumbel", [](std::int64_t seed, std::int32_t before, std::int32_t last, std::uint32_t times,
-                     const std::vector<std::int32_t>& tokens) {
-    std::array<float, histospec::kMaxCandidates> noise;
-    histospec::gumbel_noise(seed, {before, last, times}, tokens, noise);
-    return std::vector<float>(noise.begin(), noise.end());
-  });
   py::class_<Engine>(m, "Engine")
       .def(py::init([](std::size_t memory_bytes, int history_epochs, int threads, std::size_t namespace_tokens,
                        std::size_t history_responses) {
@@ -308,17 +301,6 @@ PYBIND11_MODULE(_core, m) {
            "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "verified"_a = py::none(),
            "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
       .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
-      .def(
-          "explain",
-          [](const Engine& engine, std::int64_t session) {
-            py::list all;
-            for (const auto& one : without_gil([&] { return engine.explain(session); })) {
-              all.append(py::make_tuple(one.position, one.tokens, one.probabilities,
-                                        std::vector<int>(one.rows.begin(), one.rows.end()), one.inputs));
-            }
-            return all;
-          },
-          "session"_a)
       .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(
           "lengths",

@@ -279,17 +279,6 @@ class Engine {
   // 0 for an unknown namespace.
   std::int64_t newest_epoch(const std::string& name) const;
 
-  // For experiments: the candidates of one position, as the estimator saw them.
-  struct Explained {
-    std::size_t position;  // in the draft
-    std::vector<Token> tokens;
-    std::vector<float> probabilities;
-    std::vector<std::uint8_t> rows;
-    std::vector<float> inputs;  // of one candidate after the other
-  };
-  // The predictions of the session's last draft. Throws UnknownSession.
-  std::vector<Explained> explain(SessionId session) const;
-
   // What the namespace's estimator has learned, for restore_estimator(); empty if it has learned nothing yet.
   std::string estimator(const std::string& name) const;
   // Throws std::invalid_argument and changes nothing if `state` is not such a state.

@@ -42,30 +42,9 @@ std::uint8_t best_of(const std::array<float, kMaxCandidates>& probabilities, std
 void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
   const Evidence evidence = gather(context, live);
   if (evidence.candidates().empty()) return;
-  const Tokens tail = context.tail.tokens();
   Prediction& prediction = draft.predictions.emplace_back();
   prediction.position = draft.tokens.size();
-  Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
-  estimator.estimate(prediction.features, prediction.probabilities);
-  for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
-    prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
-  }
-  const auto size = static_cast<std::size_t>(prediction.features.size);
-  float probability;
-  prediction.foreseen = context.places.known();
-  if (prediction.foreseen) {
-    const std::span<const float> alone{prediction.probabilities.data(), size};
-    std::array<float, kMaxCandidates> noise;
-    gumbel_noise(context.places.seed(), context.places.next(), {prediction.tokens.data(), size}, noise);
-    Foresight::describe(alone, noise, prediction.noise_inputs);
-    estimator.foresight.estimate(prediction.features.rows, prediction.noise_inputs,
-                                 {prediction.with_noise.data(), size});
-    prediction.best = best_of(prediction.with_noise, size);
-    probability = estimator.foresight.correction.corrected(prediction.with_noise[prediction.best]);
-  } else {
-    prediction.best = best_of(prediction.probabilities, size);
-    probability = estimator.calibrated(prediction.probabilities[prediction.best]);
-  }
+  const float probability = predict(evidence, context, estimator, prediction);
   if (probability <= choice.probability) return;
   const Tally& tally = evidence[evidence.candidates()[prediction.best]];
   const Source source = tally.best.source();
@@ -108,6 +87,50 @@ Evidence gather(DraftContext& context, const LiveSource& live) {
   if (depth < kSureOrder) context.namespace_source.collect_matches(kNamespace, context.generated, evidence);
   evidence.pick_candidates(kUnlikelyShare);
   return evidence;
+}
+
+void describe(const Prediction& prediction, Foresight::Inputs& inputs) {
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  std::array<std::array<float, 2>, kMaxCandidates> shares;
+  for (std::size_t c = 0; c < size; ++c) shares[c] = Estimator::shares(prediction.features, c);
+  Foresight::describe({prediction.probabilities.data(), size}, prediction.noise, {shares.data(), size}, inputs);
+}
+
+float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
+              Prediction& prediction) {
+  const Tokens tail = context.tail.tokens();
+  Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
+  estimator.estimate(prediction.features, prediction.probabilities);
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  for (std::size_t c = 0; c < size; ++c) prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
+  prediction.best = best_of(prediction.probabilities, size);
+  const float alone = prediction.probabilities[prediction.best];
+  prediction.foreseen = context.places.known() && alone < Foresight::kSureAlone;
+  if (!prediction.foreseen) return estimator.calibrated(alone);
+  gumbel_noise(context.places.seed(), context.places.next(), {prediction.tokens.data(), size}, prediction.noise);
+  Foresight::Inputs inputs;
+  describe(prediction, inputs);
+  estimator.foresight.estimate(prediction.features.rows, inputs, {prediction.with_noise.data(), size});
+  prediction.best = best_of(prediction.with_noise, size);
+  return estimator.foresight.calibrated(prediction.with_noise[prediction.best]);
+}
+
+void learn(Estimator& estimator, const Prediction& prediction, Token came) {
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  const std::span<const Token> tokens{prediction.tokens.data(), size};
+  const auto right = static_cast<std::size_t>(std::ranges::find(tokens, came) - tokens.begin());
+  for (std::size_t c = 0; c < size; ++c) {
+    estimator.learn(prediction.features, static_cast<int>(c), prediction.probabilities[c], c == right);
+  }
+  std::size_t alone = prediction.best;  // the best without the noise
+  if (prediction.foreseen) {
+    Foresight::Inputs inputs;
+    describe(prediction, inputs);
+    estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
+    estimator.foresight.saw_best(prediction.with_noise[prediction.best], prediction.best == right);
+    alone = best_of(prediction.probabilities, size);
+  }
+  estimator.saw_best(prediction.probabilities[alone], alone == right);
 }
 
 bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
@@ -157,19 +180,7 @@ int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& c
     }
     foreseen = came[i] == (drafted ? draft.tokens[i] : prediction->token());
     if (estimated) {
-      const auto& rows = prediction->features.rows;
-      const auto right = [&](int c) { return prediction->tokens[c] == came[i]; };
-      for (int c = 0; c < prediction->features.size; ++c) {
-        estimator.learn(prediction->features, c, prediction->probabilities[c], right(c));
-        if (prediction->foreseen) {
-          estimator.foresight.learn(rows, prediction->noise_inputs[c], prediction->with_noise[c], right(c));
-        }
-      }
-      if (prediction->foreseen) {
-        estimator.foresight.correction.saw(prediction->with_noise[prediction->best], right(prediction->best));
-      }
-      const auto alone = best_of(prediction->probabilities, static_cast<std::size_t>(prediction->features.size));
-      estimator.saw_best(prediction->probabilities[alone], right(alone));
+      learn(estimator, *prediction, came[i]);
       ++prediction;
     }
     context.run = foreseen ? context.run + 1 : 0;

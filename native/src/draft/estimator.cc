@@ -14,9 +14,8 @@ namespace {
 constexpr float kRate = 0.002f;
 constexpr float kBiasRate = 0.1f;
 constexpr float kRemembered = 1000;  // steps that count for the yield
-// Observations with which the correction of a tenth starts, and the most that it counts.
-constexpr float kDoubt = 100, kMostSeen = 2000;
-constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
+// A state of the second version ends with what foresight has learned.
+constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n", kForesightVersion = "HistoSpec estimator 2\n";
 constexpr float kMostWeight = 1e6f;
 constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens; restore() refuses larger sums
 
@@ -97,18 +96,6 @@ void Estimator::learn(const Features& features, int candidate, float probability
   for (int b = 0; b < 2; ++b) net_->biases[b][features.slots[candidate][b]] += kBiasRate * error;
 }
 
-float Correction::corrected(float probability) const {
-  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
-  return std::clamp(probability + offset[tenth], 1e-6f, 1 - 1e-6f);
-}
-
-void Correction::saw(float probability, bool right) {
-  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
-  const float error = (right ? 1.0f : 0.0f) - corrected(probability);
-  offset[tenth] += error / (kDoubt + seen[tenth]);
-  seen[tenth] = std::min(seen[tenth] + 1, kMostSeen);
-}
-
 float Estimator::speed_up(float verify_cost, float most) const {
   return std::clamp(yield_.tokens / (yield_.steps + verify_cost * yield_.drafted), 1.0f, most);
 }
@@ -122,22 +109,25 @@ void Estimator::saw_step(float tokens, float drafted) {
 
 std::string Estimator::state() const {
   if (!net_) return {};
-  std::string state(kStateVersion);
+  std::string state(foresight.learned() ? kForesightVersion : kStateVersion);
   const auto write = [&state](const auto& part) { state.append(reinterpret_cast<const char*>(&part), sizeof(part)); };
   write(yield_);
   write(correction_);
   Weights::each_part(net_->weights, write);
   write(net_->biases);
+  if (foresight.learned()) Foresight::each_part(foresight, write);
   return state;
 }
 
 void Estimator::restore(std::string_view state) {
-  if (!state.starts_with(kStateVersion)) {
+  const bool foresees = state.starts_with(kForesightVersion);
+  if (!foresees && !state.starts_with(kStateVersion)) {
     throw std::invalid_argument("state: is not a state of this version of the estimator");
   }
   auto net = std::make_unique<Net>();
   Yield yield;
   Correction correction;
+  Foresight with_noise;
   std::string_view left = state.substr(kStateVersion.size());
   const auto read = [&left](auto& part) {
     if (left.size() < sizeof(part)) throw std::invalid_argument("state: is too short");
@@ -153,14 +143,18 @@ void Estimator::restore(std::string_view state) {
   read(correction);
   Weights::each_part(net->weights, read);
   read(net->biases);
+  if (foresees) {
+    Foresight::each_part(with_noise, read);
+    with_noise.set_learned();
+  }
   if (!left.empty()) throw std::invalid_argument("state: is too long");
-  const bool counted = std::ranges::all_of(correction.seen, [](float n) { return n >= 0; });
-  if (!(counted && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
+  if (!(correction.valid() && with_noise.valid() && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
     throw std::invalid_argument("state: holds a number out of range");
   }
   net_ = std::move(net);
   yield_ = yield;
   correction_ = correction;
+  foresight = with_noise;
 }
 
 }  // namespace histospec

@@ -26,8 +26,10 @@
 #include <string>
 #include <string_view>
 
+#include "draft/correction.h"
 #include "draft/evidence.h"
 #include "draft/foresight.h"
+#include "draft/network.h"
 
 namespace histospec {
 
@@ -53,6 +55,10 @@ class Estimator {
 
   // `previous`: the newest token of the context, -1 if there is none; `run`: how many tokens in a row were predicted.
   static void describe(const Evidence& evidence, Token previous, int run, Features& features);
+  // The log-odds of the candidate's share of all matches, and of the longest ones.
+  static std::array<float, 2> shares(const Features& features, std::size_t candidate) {
+    return {features.x[candidate][6], features.x[candidate][7]};
+  }
   // The probability of each candidate to be the next token.
   void estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const;
   // `right`: whether the candidate, estimated at `probability`, was the next token.
@@ -63,7 +69,7 @@ class Estimator {
   float calibrated(float probability) const { return correction_.corrected(probability); }
   void saw_best(float probability, bool right) { correction_.saw(probability, right); }
 
-  // Of sessions with a seed: what the noise adds.
+  // The estimates of sessions whose noise is known.
   Foresight foresight;
 
   // The speed-up of the latest steps: tokens for the price of a plain step if a drafted token costs `verify_cost` of
@@ -77,9 +83,9 @@ class Estimator {
     net_.reset();
     yield_ = Yield();
     correction_ = Correction();
-    foresight.reset();
+    foresight = Foresight();
   }
-  std::size_t bytes() const { return (net_ ? sizeof(Net) : 0) + foresight.bytes(); }
+  std::size_t bytes() const { return net_ ? sizeof(Net) : 0; }
 
   // The learned state, for restore() in this or another process; empty if there is none yet. restore() throws
   // std::invalid_argument and changes nothing if it cannot use the state.

@@ -8,21 +8,28 @@
 namespace histospec {
 namespace {
 
-constexpr float kRate = 0.002f;
+constexpr float kForesightRate = 0.002f;
 constexpr float kMostMargin = 5;
-// Of a position without a second candidate, and the least probability of other tokens.
+// The sum of a missing candidate, and the least probability of other tokens.
 constexpr float kNothing = -30, kLeastOthers = 0.02f;
 
-// By how much each number is larger than the largest of the others.
-void margins(std::span<const float> sums, std::span<float> out) {
+// By how much each sum is larger than the largest of the others.
+Eight::Half margins(const Eight::Half& sums) {
   float first = kNothing, second = kNothing;
-  for (float sum : sums) {
-    second = std::max(second, std::min(first, sum));
-    first = std::max(first, sum);
+  for (int c = 0; c < kMaxCandidates; ++c) {
+    second = std::max(second, std::min(first, sums[c]));
+    first = std::max(first, sums[c]);
   }
-  for (std::size_t c = 0; c < sums.size(); ++c) {
+  Eight::Half out;
+  for (int c = 0; c < kMaxCandidates; ++c) {
     out[c] = std::clamp(sums[c] - (sums[c] == first ? second : first), -kMostMargin, kMostMargin);
   }
+  return out;
+}
+
+// x / (1 + |x|)
+Eight::Half bent(const Eight::Half& x) {
+  return x / (1.0f + reinterpret_cast<Eight::Half>(reinterpret_cast<Eight::Bits>(x) & 0x7fffffff));
 }
 
 }  // namespace
@@ -32,51 +39,46 @@ const Foresight::Weights& Foresight::starting() {
   return weights;
 }
 
-void Foresight::describe(std::span<const float> probabilities, std::span<const float, kMaxCandidates> noise,
-                         Inputs& inputs) {
+void Foresight::describe(std::span<const float> probabilities, const PerCandidate& noise,
+                         std::span<const std::array<float, 2>> shares, Inputs& inputs) {
   constexpr float kLn2 = 0.6931472f;
-  const std::size_t size = probabilities.size();
-  std::array<float, 2 * kMaxCandidates> chances;  // of the candidates, and against them
-  chances.fill(0.5f);
+  static_assert(kMaxCandidates == 4);  // a Half has one number per candidate
+  const auto size = static_cast<int>(probabilities.size());
+  Eight chances = Eight::all(0.5f);  // of the candidates, and against them
   float others = 1;
-  for (std::size_t c = 0; c < size; ++c) {
+  for (int c = 0; c < size; ++c) {
     others -= probabilities[c];
-    chances[c] = std::clamp(probabilities[c], 1e-4f, 1 - 1e-4f);
-    chances[kMaxCandidates + c] = 1 - chances[c];
+    chances.low[c] = std::clamp(probabilities[c], 1e-4f, 1 - 1e-4f);
+    chances.high[c] = 1 - chances.low[c];
   }
-  store(chances.data(), kLn2 * log2(load(chances.data())));
-  const float rest = std::log(std::max(others, kLeastOthers));
-  std::array<float, kMaxCandidates> sums, alone, margin;
-  for (std::size_t c = 0; c < size; ++c) sums[c] = chances[c] + noise[c];
-  margins({chances.data(), size}, alone);
-  margins({sums.data(), size}, margin);
-  const auto bent = [](float x) { return x / (1 + std::abs(x)); };
-  for (std::size_t c = 0; c < size; ++c) {
-    const float over = std::clamp(sums[c] - rest, -kMostMargin, kMostMargin);
-    inputs[c] = {chances[c] - chances[kMaxCandidates + c],
-                 alone[c],
-                 margin[c],
-                 bent(margin[c]),
-                 over,
-                 bent(over),
-                 bent(over - 1),
-                 noise[c]};
+  const Eight logs = kLn2 * log2(chances);
+  const float rest = kLn2 * log2(Eight::all(std::max(others, kLeastOthers))).low[0];
+  Eight::Half alone = logs.low, sums = logs.low + Eight::Half{noise[0], noise[1], noise[2], noise[3]};
+  for (int c = size; c < kMaxCandidates; ++c) alone[c] = sums[c] = kNothing;
+  const Eight::Half margin = margins(sums), apart = margins(alone), odds = logs.low - logs.high;
+  Eight::Half over;
+  for (int c = 0; c < kMaxCandidates; ++c) over[c] = std::clamp(sums[c] - rest, -kMostMargin, kMostMargin);
+  const Eight::Half bent_margin = bent(margin), bent_over = bent(over), bent_later = bent(over - 1.0f);
+  for (int c = 0; c < size; ++c) {
+    inputs[c] = {odds[c],      apart[c],      margin[c], bent_margin[c], over[c],
+                 bent_over[c], bent_later[c], noise[c],  shares[c][0],   shares[c][1]};
   }
 }
 
 void Foresight::estimate(std::span<const std::uint8_t> rows, const Inputs& inputs,
                          std::span<float> probabilities) const {
-  const Weights& w = weights();
-  const auto position = w.at(rows);
+  const auto position = weights_.at(rows);
   for (std::size_t c = 0; c < probabilities.size(); ++c) {
-    probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(w.log_odds(position, inputs[c]), -12.0f, 12.0f)));
+    probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(weights_.log_odds(position, inputs[c]), -12.0f, 12.0f)));
   }
 }
 
-void Foresight::learn(std::span<const std::uint8_t> rows, const Weights::Inputs& inputs, float probability,
-                      bool right) {
-  if (!learned_) learned_ = std::make_unique<Weights>(starting());
-  learned_->learn(rows, inputs, kRate * ((right ? 1.0f : 0.0f) - probability));
+void Foresight::learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,
+                      std::size_t right) {
+  learned_ = true;
+  for (std::size_t c = 0; c < probabilities.size(); ++c) {
+    weights_.learn(rows, inputs[c], kForesightRate * ((c == right ? 1.0f : 0.0f) - probabilities[c]));
+  }
 }
 
 }  // namespace histospec

@@ -4,42 +4,67 @@
 // seed, the engine knows the noise of every candidate. A candidate of probability p then comes if its sum is larger
 // than those of the other candidates, and larger than that of any other token. The largest sum of tokens of probability
 // r together is log r plus Gumbel noise. The probabilities are estimates, so a small network learns how far to trust
-// each of the two margins, by the length of the match.
+// each of the two margins.
+//
+//     10 inputs of the candidate ---+--> 8 hidden (relu) --+--> log-odds --> p
+//      5 rows of the position ------+----------------------+
+//
+// The rows are those of the estimator. The network starts from weights trained offline (foresight_weights.h, made by
+// scripts/train-foresight). The estimator itself never sees noise, so it learns the same with and without seeds.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <span>
 
+#include "draft/correction.h"
+#include "draft/evidence.h"
 #include "draft/network.h"
-#include "draft/noise.h"
 
 namespace histospec {
 
 class Foresight {
  public:
-  static constexpr int kInputs = 8;
+  static constexpr int kInputs = 10;
   static constexpr int kRows = 50;  // those of the estimator
   using Weights = Network<kInputs, kRows>;
   using Inputs = std::array<Weights::Inputs, kMaxCandidates>;
+  using PerCandidate = std::array<float, kMaxCandidates>;
 
-  // `probabilities`: of the candidates, by the estimator; `noise`: of their tokens.
-  static void describe(std::span<const float> probabilities, std::span<const float, kMaxCandidates> noise,
-                       Inputs& inputs);
+  // If a candidate is this probable without the noise, the noise changes too little to be worth its time.
+  static constexpr float kSureAlone = 0.95f;
+
+  // `probabilities`: of the candidates, by the estimator; `noise`: of their tokens; `shares`: of each candidate, the
+  // log-odds of its share of all matches, and of the longest ones.
+  static void describe(std::span<const float> probabilities, const PerCandidate& noise,
+                       std::span<const std::array<float, 2>> shares, Inputs& inputs);
   // The probability of each candidate to be the next token. `rows`: of the position.
   void estimate(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<float> probabilities) const;
-  void learn(std::span<const std::uint8_t> rows, const Weights::Inputs& inputs, float probability, bool right);
+  // `probabilities`: what estimate() gave; `right`: the candidate that was the next token, any other number if none was.
+  void learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,
+             std::size_t right);
 
-  Correction correction;
-  std::size_t bytes() const { return learned_ ? sizeof(Weights) : 0; }
-  void reset() { learned_.reset(), correction = Correction(); }
+  float calibrated(float probability) const { return correction_.corrected(probability); }
+  void saw_best(float probability, bool right) { correction_.saw(probability, right); }
+
+  bool learned() const { return learned_; }
+  // Visits the correction and the weights in the order of the saved state.
+  template <typename AnyForesight, typename Visit>
+  static void each_part(AnyForesight& foresight, Visit visit) {
+    visit(foresight.correction_);
+    Weights::each_part(foresight.weights_, visit);
+  }
+  // Whether numbers that were read make sense.
+  bool valid() const { return correction_.valid(); }
+  // Notes that its numbers were learned elsewhere.
+  void set_learned() { learned_ = true; }
 
  private:
   static const Weights& starting();
-  const Weights& weights() const { return learned_ ? *learned_ : starting(); }
 
-  std::unique_ptr<Weights> learned_;  // null until it learns
+  Weights weights_ = starting();
+  Correction correction_;
+  bool learned_ = false;
 };
 
 }  // namespace histospec

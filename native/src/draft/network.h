@@ -87,18 +87,4 @@ struct Network {
   }
 };
 
-// The best of several candidates is right a little more or less often than estimated. This learns a correction for each
-// tenth of the probability.
-class Correction {
- public:
-  float corrected(float probability) const;
-  void saw(float probability, bool right);
-
- private:
-  friend class Estimator;  // saves it
-  static constexpr int kTenths = 10;
-  std::array<float, kTenths> offset{};
-  std::array<float, kTenths> seen{};
-};
-
 }  // namespace histospec

@@ -49,8 +49,11 @@ Floats log(const Split& x) {
   return x.f + y + x.exponent * kLn2High;
 }
 
+// A word of each of four counters.
+using Words = std::array<std::uint32_t, kMaxCandidates>;
+
 // -log(-log(1 - u)) with u = (word + 1/2) / 2^32.
-Floats gumbel(const std::array<std::uint32_t, 4>& words) {
+Floats gumbel(const Words& words) {
   Floats u, rest;
   for (int i = 0; i < 4; ++i) {
     u[i] = (static_cast<float>(words[i]) + 0.5f) * 0x1p-32f;
@@ -61,31 +64,40 @@ Floats gumbel(const std::array<std::uint32_t, 4>& words) {
   return -log(split(-log({choose(near, -u, far.f), choose(near, Floats{}, far.exponent)})));
 }
 
-// A word of Philox4x32-10.
-std::uint32_t philox(std::array<std::uint32_t, 4> c, std::int64_t seed, std::uint32_t word) {
+// Philox4x32-10 of four counters.
+void philox(std::array<Words, 4>& c, std::int64_t seed) {
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
   for (int round = 0; round < kRounds; ++round) {
-    const std::uint64_t first = 0xd2511f53ull * c[0], second = 0xcd9e8d57ull * c[2];
-    c = {static_cast<std::uint32_t>(second >> 32) ^ c[1] ^ k0, static_cast<std::uint32_t>(second),
-         static_cast<std::uint32_t>(first >> 32) ^ c[3] ^ k1, static_cast<std::uint32_t>(first)};
+    for (std::size_t i = 0; i < kMaxCandidates; ++i) {
+      const std::uint64_t first = 0xd2511f53ull * c[0][i], second = 0xcd9e8d57ull * c[2][i];
+      c[0][i] = static_cast<std::uint32_t>(second >> 32) ^ c[1][i] ^ k0;
+      c[1][i] = static_cast<std::uint32_t>(second);
+      c[2][i] = static_cast<std::uint32_t>(first >> 32) ^ c[3][i] ^ k1;
+      c[3][i] = static_cast<std::uint32_t>(first);
+    }
     k0 += 0x9e3779b9u;
     k1 += 0xbb67ae85u;
   }
-  return c[word];
 }
 
 }  // namespace
 
 void gumbel_noise(std::int64_t seed, const NoisePlace& place, std::span<const Token> tokens,
                   std::span<float, kMaxCandidates> noise) {
-  std::array<std::uint32_t, kMaxCandidates> words{};
+  std::array<Words, 4> counters;
+  counters[0].fill(0);
+  counters[1].fill(static_cast<std::uint32_t>(place.last));
+  counters[2].fill(static_cast<std::uint32_t>(place.before));
+  counters[3].fill(place.times);
+  Words which{}, words;
   for (std::size_t i = 0; i < std::min<std::size_t>(tokens.size(), kMaxCandidates); ++i) {
     const auto token = static_cast<std::uint32_t>(tokens[i]);
     const std::uint32_t tile = token / (4 * kQuarter), within = token % (4 * kQuarter);
-    words[i] = philox({tile * kQuarter + within % kQuarter, static_cast<std::uint32_t>(place.last),
-                       static_cast<std::uint32_t>(place.before), place.times},
-                      seed, within / kQuarter);
+    counters[0][i] = tile * kQuarter + within % kQuarter;
+    which[i] = within / kQuarter;
   }
+  philox(counters, seed);
+  for (std::size_t i = 0; i < kMaxCandidates; ++i) words[i] = counters[which[i]][i];
   const Floats all = gumbel(words);
   std::memcpy(noise.data(), &all, sizeof(all));
 }

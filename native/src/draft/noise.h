@@ -32,8 +32,9 @@ void gumbel_noise(std::int64_t seed, const NoisePlace& place, std::span<const To
 // Counts how many tokens of a text follow each pair. A text begins with its prompt.
 class PlaceCounter {
  public:
-  // The place of the next token.
-  NoisePlace next() const { return {before_, last_, times(before_, last_)}; }
+  // The two newest tokens of the text; -1 where there is none.
+  Token before() const { return before_; }
+  Token last() const { return last_; }
   // How many tokens follow this pair.
   std::uint32_t times(Token before, Token last) const { return seen_.find(before, last); }
   // May throw std::bad_alloc; then the token is not counted.
@@ -55,28 +56,26 @@ class PlacesAhead {
   void start(std::int64_t seed, const PlaceCounter& text) {
     text_ = &text;
     seed_ = seed;
-    next_ = text.next();
-    passed_.clear();
+    tokens_.assign({text.before(), text.last()});
   }
   // Whether it was started, so that the noise is known.
   bool known() const { return text_ != nullptr; }
   std::int64_t seed() const { return seed_; }
-  const NoisePlace& next() const { return next_; }
+  // The place of the next token.
+  NoisePlace next() const {
+    const Token before = tokens_.end()[-2], last = tokens_.end()[-1];
+    std::uint32_t times = text_->times(before, last);
+    for (std::size_t i = 2; i < tokens_.size(); ++i) times += tokens_[i - 2] == before && tokens_[i - 1] == last;
+    return {before, last, times};
+  }
   void push(Token token) {
-    if (!known()) return;
-    passed_.push_back({next_.before, next_.last});
-    next_ = {next_.last, token, text_->times(next_.last, token)};
-    for (const Pair& pair : passed_) next_.times += pair.before == next_.before && pair.last == next_.last;
+    if (known()) tokens_.push_back(token);
   }
 
  private:
-  struct Pair {
-    Token before, last;
-  };
   const PlaceCounter* text_ = nullptr;
   std::int64_t seed_ = 0;
-  NoisePlace next_;
-  std::vector<Pair> passed_;
+  std::vector<Token> tokens_;  // the two newest of the text, and those of the draft
 };
 
 }  // namespace histospec

@@ -108,15 +108,18 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
+    if (seed) session->places.emplace();
     for (std::size_t at = 0; seed && at < prompt.size() + generated.size(); ++at) {
       if (at > 0 && at % LiveText::kSlice == 0) Monitor::breathe(lock);
-      session->places.push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
+      session->places->push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
     }
     for (Token token : tail(prompt)) session->context.tail.push(token);
     for (Token token : generated) session->context.push(token);
     session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
     session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
+    const std::size_t places = session->place_bytes();
     number = state_->registry.add(std::move(session));
+    state_->ledger.change_places(0, places);
   } catch (...) {  // std::bad_alloc
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
     state_->builder.schedule(problem);
@@ -145,30 +148,13 @@ void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch)
       live.drop(session.text);
     }
   });
+  state_->ledger.change_places(session.place_bytes(), 0);
   state_->registry.remove(id);
   if (twin) {
     state_->contents.add_twin(*problem, *name, version, std::move(twin));
     state_->evictor.relieve();
   }
   state_->builder.schedule(problem);
-}
-
-std::vector<Engine::Explained> Engine::explain(SessionId id) const {
-  Monitor::Lock lock(state_->monitor);
-  std::vector<Explained> all;
-  for (const Prediction& prediction : state_->registry.session(id).draft.predictions) {
-    const auto& features = prediction.features;
-    const auto size = static_cast<std::size_t>(features.size);
-    Explained& one = all.emplace_back();
-    one.position = prediction.position;
-    one.tokens.assign(prediction.tokens.begin(), prediction.tokens.begin() + size);
-    one.probabilities.assign(prediction.probabilities.begin(), prediction.probabilities.begin() + size);
-    one.rows.assign(features.rows.begin(), features.rows.end());
-    for (std::size_t c = 0; c < size; ++c) {
-      one.inputs.insert(one.inputs.end(), features.x[c].begin(), features.x[c].end());
-    }
-  }
-  return all;
 }
 
 void Engine::step(const StepRequest& request, StepResult& result) {
