@@ -1,5 +1,6 @@
-// Makes examples for the training of the estimator and of its foresight: replays recorded responses and writes, for each
-// candidate, its inputs and whether it was the next token. scripts/train-estimator and scripts/train-foresight run it.
+// Makes examples for the training of the estimator and of its foresight: replays recorded responses and writes, for
+// each candidate, its inputs and whether it was the next token. scripts/train-estimator and scripts/train-foresight run
+// it.
 //
 // It reads commands from stdin, as int32 numbers in the machine's byte order:
 //
@@ -14,8 +15,8 @@
 //     generated = 0 | 1
 //
 // Replayed responses do not join the history. The estimator learns from those with seeds only, because a foresight sees
-// the estimates of an estimator that learns. Responses that are replayed side by side advance in steps, as the engine's sessions do if a draft costs nothing: up to kMaxStep tokens, as long
-// as the candidate with the most votes is right.
+// the estimates of an estimator that learns. Responses that are replayed side by side advance in steps, as the engine's
+// sessions do if a draft costs nothing: up to kMaxStep tokens, as long as the candidate with the most votes is right.
 #include <algorithm>
 #include <array>
 #include <cstdio>

@@ -111,6 +111,7 @@ float predict(const Evidence& evidence, const DraftContext& context, const Estim
   Foresight::Inputs inputs;
   describe(prediction, inputs);
   estimator.foresight.estimate(prediction.features.rows, inputs, {prediction.with_noise.data(), size});
+  if (!estimator.foresight.trusted()) return estimator.calibrated(alone);
   prediction.best = best_of(prediction.with_noise, size);
   return estimator.foresight.calibrated(prediction.with_noise[prediction.best]);
 }
@@ -127,8 +128,10 @@ void learn(Estimator& estimator, const Prediction& prediction, Token came) {
     Foresight::Inputs inputs;
     describe(prediction, inputs);
     estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
-    estimator.foresight.saw_best(prediction.with_noise[prediction.best], prediction.best == right);
+    const std::size_t with_noise = best_of(prediction.with_noise, size);
     alone = best_of(prediction.probabilities, size);
+    estimator.foresight.saw_best(prediction.with_noise[with_noise], with_noise == right);
+    if (with_noise != alone) estimator.foresight.compare(with_noise == right, alone == right);
   }
   estimator.saw_best(prediction.probabilities[alone], alone == right);
 }

@@ -17,8 +17,8 @@ struct Prediction {
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
-  std::uint8_t best;  // of the candidates
-  bool foreseen;      // whether the noise decided which is best
+  std::uint8_t best;                          // of the candidates
+  bool foreseen;                              // whether the noise of the candidates is known
   Foresight::PerCandidate noise, with_noise;  // of each candidate, if foreseen: its noise, its probability
 
   Token token() const { return tokens[best]; }
@@ -95,8 +95,8 @@ struct DraftContext {
 // Collects the matches of the context, and picks the candidates for its next token.
 Evidence gather(DraftContext& context, const LiveSource& live);
 
-// Estimates the candidates of the context's next token; `evidence` has at least one. Returns the calibrated probability of
-// the best.
+// Estimates the candidates of the context's next token; `evidence` has at least one. Returns the calibrated probability
+// of the best.
 float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
               Prediction& prediction);
 

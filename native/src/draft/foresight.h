@@ -11,8 +11,12 @@
 //
 // The rows are those of the estimator. The network starts from weights trained offline (foresight_weights.h, made by
 // scripts/train-foresight). The estimator itself never sees noise, so it learns the same with and without seeds.
+//
+// A seed says nothing where a worker samples in another way. So foresight counts how often the noise corrects the
+// estimator and how often it misleads it, and drafts follow it as long as it corrects.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -40,18 +44,27 @@ class Foresight {
                        std::span<const std::array<float, 2>> shares, Inputs& inputs);
   // The probability of each candidate to be the next token. `rows`: of the position.
   void estimate(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<float> probabilities) const;
-  // `probabilities`: what estimate() gave; `right`: the candidate that was the next token, any other number if none was.
+  // `probabilities`: what estimate() gave; `right`: the candidate that was the next token, any other number if none
+  // was.
   void learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,
              std::size_t right);
 
   float calibrated(float probability) const { return correction_.corrected(probability); }
   void saw_best(float probability, bool right) { correction_.saw(probability, right); }
 
+  // Whether drafts should follow the noise.
+  bool trusted() const { return score_ > kLeastScore; }
+  // Notes which choice was right where the choices with and without the noise differed.
+  void compare(bool with_noise, bool alone) {
+    score_ = std::clamp(score_ + static_cast<float>(with_noise) - static_cast<float>(alone), 2 * kLeastScore, 0.0f);
+  }
+
   bool learned() const { return learned_; }
-  // Visits the correction and the weights in the order of the saved state.
+  // Visits the learned numbers in the order of the saved state.
   template <typename AnyForesight, typename Visit>
   static void each_part(AnyForesight& foresight, Visit visit) {
     visit(foresight.correction_);
+    visit(foresight.score_);
     Weights::each_part(foresight.weights_, visit);
   }
   // Whether numbers that were read make sense.
@@ -62,8 +75,11 @@ class Foresight {
  private:
   static const Weights& starting();
 
+  static constexpr float kLeastScore = -20;
+
   Weights weights_ = starting();
   Correction correction_;
+  float score_ = 0;  // corrected minus misled, at most 0
   bool learned_ = false;
 };
 
