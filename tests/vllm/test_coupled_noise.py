@@ -56,6 +56,22 @@ def test_gumbel_is_minus_log_of_minus_log() -> None:
     assert np.abs(noise.gumbel(words).numpy() - true).max() < 1.5e-6
 
 
+@pytest.mark.parametrize(
+    ("seed", "before", "last", "times", "tokens", "bits"),
+    [  # native/tests/noise_test.cc has the same table
+        (0, -1, -1, 0, [0, 1, 255, 256], "3ed0dc70 3f1f7b1d 408c3adb be81af39"),
+        (1, 5, 7, 0, [3, 511, 512, 1023], "bdac3b4f 3fa5604c 3fafd6d9 3fb4a0d0"),
+        (-1, 2**31 - 1, 0, 3, [1024, 1280, 151935, 7], "4006e441 3f9bd528 3f97fd8d 3f8f32d8"),
+        (2**62 + 12345, 40, 41, 1000, [767, 768, 2047, 50000], "bdc9ad2f 4008f39d bfa4b57d 3e250c52"),
+        (-(2**63), 9, 9, 2**32 - 1, [1, 2, 3, 4], "3ed2454f 3c31c3fd bf6a03b3 400d66d7"),
+    ],
+)
+def test_noise_of_known_places(seed: int, before: int, last: int, times: int, tokens: list[int], bits: str) -> None:
+    place = (torch.tensor([number]) for number in (seed, before << 32 | last & WORD, times))
+    found = noise.noise(*place, max(tokens) + 1)[0, tokens]
+    assert " ".join(f"{int(value) & WORD:08x}" for value in found.view(torch.int32)) == bits
+
+
 @pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 1024, 3000])
 def test_noise_is_of_seed_place_and_token_alone(vocabulary: int) -> None:
     where = torch.tensor([[3, 3, 4, -3, 3], [9, 10, 9, 2**40, 9], [0, 0, 0, 0, 1]])

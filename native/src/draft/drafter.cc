@@ -32,21 +32,19 @@ struct Choice {
   Origin origin = {};
 };
 
+// The first of the most probable candidates.
+std::uint8_t best_of(const std::array<float, kMaxCandidates>& probabilities, std::size_t size) {
+  return static_cast<std::uint8_t>(std::max_element(probabilities.begin(), probabilities.begin() + size) -
+                                   probabilities.begin());
+}
+
 // Replaces the choice by the best candidate of the evidence if that is more probable.
 void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
   const Evidence evidence = gather(context, live);
   if (evidence.candidates().empty()) return;
-  const Tokens tail = context.tail.tokens();
   Prediction& prediction = draft.predictions.emplace_back();
   prediction.position = draft.tokens.size();
-  Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
-  estimator.estimate(prediction.features, prediction.probabilities);
-  prediction.best = 0;
-  for (std::uint8_t c = 0; c < prediction.features.size; ++c) {
-    prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
-    if (prediction.probabilities[c] > prediction.probabilities[prediction.best]) prediction.best = c;
-  }
-  const float probability = estimator.calibrated(prediction.probabilities[prediction.best]);
+  const float probability = predict(evidence, context, estimator, prediction);
   if (probability <= choice.probability) return;
   const Tally& tally = evidence[evidence.candidates()[prediction.best]];
   const Source source = tally.best.source();
@@ -91,6 +89,53 @@ Evidence gather(DraftContext& context, const LiveSource& live) {
   return evidence;
 }
 
+void describe(const Prediction& prediction, Foresight::Inputs& inputs) {
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  std::array<std::array<float, 2>, kMaxCandidates> shares;
+  for (std::size_t c = 0; c < size; ++c) shares[c] = Estimator::shares(prediction.features, c);
+  Foresight::describe({prediction.probabilities.data(), size}, prediction.noise, {shares.data(), size}, inputs);
+}
+
+float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
+              Prediction& prediction) {
+  const Tokens tail = context.tail.tokens();
+  Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
+  estimator.estimate(prediction.features, prediction.probabilities);
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  for (std::size_t c = 0; c < size; ++c) prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
+  prediction.best = best_of(prediction.probabilities, size);
+  const float alone = prediction.probabilities[prediction.best];
+  prediction.foreseen = context.places.known() && alone < Foresight::kSureAlone;
+  if (!prediction.foreseen) return estimator.calibrated(alone);
+  gumbel_noise(context.places.seed(), context.places.next(), {prediction.tokens.data(), size}, prediction.noise);
+  Foresight::Inputs inputs;
+  describe(prediction, inputs);
+  estimator.foresight.estimate(prediction.features.rows, inputs, {prediction.with_noise.data(), size});
+  if (!estimator.foresight.trusted()) return estimator.calibrated(alone);
+  prediction.best = best_of(prediction.with_noise, size);
+  return estimator.foresight.calibrated(prediction.with_noise[prediction.best]);
+}
+
+void learn(Estimator& estimator, const Prediction& prediction, Token came) {
+  const auto size = static_cast<std::size_t>(prediction.features.size);
+  const std::span<const Token> tokens{prediction.tokens.data(), size};
+  const auto right = static_cast<std::size_t>(std::ranges::find(tokens, came) - tokens.begin());
+  for (std::size_t c = 0; c < size; ++c) {
+    estimator.learn(prediction.features, static_cast<int>(c), prediction.probabilities[c], c == right);
+  }
+  std::size_t alone = prediction.best;  // the best without the noise
+  if (prediction.foreseen) {
+    Foresight::Inputs inputs;
+    describe(prediction, inputs);
+    estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
+    const std::size_t with_noise = best_of(prediction.with_noise, size);
+    alone = best_of(prediction.probabilities, size);
+    estimator.foresight.saw_best(prediction.with_noise[with_noise], with_noise == right);
+    if (with_noise != alone) estimator.foresight.compare(with_noise == right, alone == right);
+  }
+  estimator.saw_best(prediction.probabilities[alone], alone == right);
+}
+
 bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
   return context.next_of_twin() && trust.of(context.agreement) >= kSure;
 }
@@ -98,7 +143,8 @@ bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
 void draft(DraftContext& context, const LiveSource& live, const Estimator& estimator, const TwinTrust& trust,
            DraftLimits limits, Draft& draft) {
   draft.clear();
-  const float speed_up = estimator.speed_up(limits.verify_cost, context.twin.empty() ? kMostSpeedUp : kMostOfTwins);
+  const float speed_up = estimator.speed_up(
+      limits.verify_cost, context.twin.empty() && !context.places.known() ? kMostSpeedUp : kMostOfTwins);
   const float least = limits.verify_cost * kMargin * speed_up;
   float survival = 1.0f;
   for (int drafted = 0; drafted < limits.max_tokens; ++drafted) {
@@ -137,10 +183,7 @@ int learn(Estimator& estimator, const Draft& draft, Tokens came, DraftContext& c
     }
     foreseen = came[i] == (drafted ? draft.tokens[i] : prediction->token());
     if (estimated) {
-      for (int c = 0; c < prediction->features.size; ++c) {
-        estimator.learn(prediction->features, c, prediction->probabilities[c], prediction->tokens[c] == came[i]);
-      }
-      estimator.saw_best(prediction->probabilities[prediction->best], prediction->token() == came[i]);
+      learn(estimator, *prediction, came[i]);
       ++prediction;
     }
     context.run = foreseen ? context.run + 1 : 0;

@@ -110,11 +110,18 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
+    if (seed) session->places.emplace();
+    for (std::size_t at = 0; seed && at < prompt.size() + generated.size(); ++at) {
+      if (at > 0 && at % LiveText::kSlice == 0) Monitor::breathe(lock);
+      session->places->push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
+    }
     for (Token token : tail(prompt)) session->context.tail.push(token);
     for (Token token : generated) session->context.push(token);
     session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
     session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
+    const std::size_t places = session->place_bytes();
     number = state_->registry.add(std::move(session));
+    state_->ledger.change_places(0, places);
   } catch (...) {  // std::bad_alloc
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
     state_->builder.schedule(problem);
@@ -146,6 +153,7 @@ void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
       live.drop(session.text);
     }
   });
+  state_->ledger.change_places(session.place_bytes(), 0);
   state_->registry.remove(id);
   if (twin) {
     state_->contents.add_twin(*problem, *name, version, std::move(twin));
