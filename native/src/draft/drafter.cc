@@ -1,6 +1,8 @@
 #include "draft/drafter.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 
 namespace histospec {
 namespace {
@@ -21,6 +23,14 @@ constexpr float kUnlikelyShare = 0.1f;
 
 // A twin that is right this often drafts alone, because evidence would cost more than it adds.
 constexpr float kSure = 0.8f;
+
+// The weight of the policy's probabilities at the matches against the estimate; and the least probability of an
+// alternative that becomes a candidate.
+const float kTrust = std::getenv("KTRUST") ? std::stof(std::getenv("KTRUST")) : 0.7f;
+constexpr float kLeastAlternative = 0.03f;
+
+// The log-odds of the shares of a token that followed no match.
+constexpr std::array<float, 2> kNoShares = {-5, -5};
 
 // Upper bounds of the speed-up that the drafter assumes, without and with a twin.
 constexpr float kMostSpeedUp = 4, kMostOfTwins = 32;
@@ -46,10 +56,11 @@ void weigh(DraftContext& context, const LiveSource& live, const Estimator& estim
   prediction.position = draft.tokens.size();
   const float probability = predict(evidence, context, estimator, prediction);
   if (probability <= choice.probability) return;
-  const Tally& tally = evidence[evidence.candidates()[prediction.best]];
-  const Source source = tally.best.source();
-  const std::uint8_t age = source == kHistory ? context.history_source.age(tally.best, context.newest) : 0;
-  choice = {tally.token, probability, {source, age}};
+  choice = {prediction.token(), probability, {kHistory, 0}};
+  if (prediction.best >= evidence.candidates().size()) return;  // an alternative that followed no match
+  const Match best = evidence[evidence.candidates()[prediction.best]].best;
+  const std::uint8_t age = best.source() == kHistory ? context.history_source.age(best, context.newest) : 0;
+  choice.origin = {best.source(), age};
 }
 
 }  // namespace
@@ -90,10 +101,42 @@ Evidence gather(DraftContext& context, const LiveSource& live) {
 }
 
 void describe(const Prediction& prediction, Foresight::Inputs& inputs) {
-  const auto size = static_cast<std::size_t>(prediction.features.size);
+  const auto matched = static_cast<std::size_t>(prediction.features.size);
   std::array<std::array<float, 2>, kMaxCandidates> shares;
-  for (std::size_t c = 0; c < size; ++c) shares[c] = Estimator::shares(prediction.features, c);
-  Foresight::describe({prediction.probabilities.data(), size}, prediction.noise, {shares.data(), size}, inputs);
+  for (std::size_t c = 0; c < prediction.size; ++c) {
+    shares[c] = c < matched ? Estimator::shares(prediction.features, c) : kNoShares;
+  }
+  Foresight::describe({prediction.weighed.data(), prediction.size}, prediction.noise, {shares.data(), prediction.size},
+                      inputs);
+}
+
+// Weighs the estimates with the policy's probabilities at the matches, and adds its alternatives as candidates.
+void weigh_alternatives(const DraftContext& context, Prediction& prediction) {
+  std::ranges::copy(prediction.probabilities, prediction.weighed.begin());
+  Likelihood likelihood;
+  context.history_source.weigh_matches(context.newest, likelihood);
+  if (likelihood.empty()) return;
+  const std::size_t matched = prediction.size;
+  for (std::size_t c = 0; c < matched; ++c) {
+    prediction.weighed[c] += kTrust * (likelihood.of(prediction.tokens[c]) - prediction.weighed[c]);
+  }
+  const auto end = prediction.tokens.begin() + static_cast<std::ptrdiff_t>(matched);
+  for (const Token token : likelihood.tokens()) {
+    const float probability = kTrust * likelihood.of(token);
+    if (probability < kLeastAlternative || std::find(prediction.tokens.begin(), end, token) != end) continue;
+    std::size_t at = prediction.size;
+    if (at < kMaxCandidates) {
+      ++prediction.size;
+    } else if (--at < matched || prediction.weighed[at] >= probability) {
+      continue;
+    }
+    for (; at > matched && prediction.weighed[at - 1] < probability; --at) {
+      prediction.tokens[at] = prediction.tokens[at - 1];
+      prediction.weighed[at] = prediction.weighed[at - 1];
+    }
+    prediction.tokens[at] = token;
+    prediction.weighed[at] = probability;
+  }
 }
 
 float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
@@ -101,12 +144,14 @@ float predict(const Evidence& evidence, const DraftContext& context, const Estim
   const Tokens tail = context.tail.tokens();
   Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
   estimator.estimate(prediction.features, prediction.probabilities);
-  const auto size = static_cast<std::size_t>(prediction.features.size);
-  for (std::size_t c = 0; c < size; ++c) prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
-  prediction.best = best_of(prediction.probabilities, size);
+  prediction.size = static_cast<std::uint8_t>(prediction.features.size);
+  for (std::size_t c = 0; c < prediction.size; ++c) prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
+  prediction.best = best_of(prediction.probabilities, prediction.size);
   const float alone = prediction.probabilities[prediction.best];
   prediction.foreseen = context.places.known() && alone < Foresight::kSureAlone;
   if (!prediction.foreseen) return estimator.calibrated(alone);
+  weigh_alternatives(context, prediction);
+  const std::size_t size = prediction.size;
   gumbel_noise(context.places.seed(), context.places.next(), {prediction.tokens.data(), size}, prediction.noise);
   Foresight::Inputs inputs;
   describe(prediction, inputs);
@@ -117,10 +162,10 @@ float predict(const Evidence& evidence, const DraftContext& context, const Estim
 }
 
 void learn(Estimator& estimator, const Prediction& prediction, Token came) {
-  const auto size = static_cast<std::size_t>(prediction.features.size);
+  const std::size_t size = prediction.size, matched = static_cast<std::size_t>(prediction.features.size);
   const std::span<const Token> tokens{prediction.tokens.data(), size};
   const auto right = static_cast<std::size_t>(std::ranges::find(tokens, came) - tokens.begin());
-  for (std::size_t c = 0; c < size; ++c) {
+  for (std::size_t c = 0; c < matched; ++c) {
     estimator.learn(prediction.features, static_cast<int>(c), prediction.probabilities[c], c == right);
   }
   std::size_t alone = prediction.best;  // the best without the noise
@@ -129,7 +174,7 @@ void learn(Estimator& estimator, const Prediction& prediction, Token came) {
     describe(prediction, inputs);
     estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
     const std::size_t with_noise = best_of(prediction.with_noise, size);
-    alone = best_of(prediction.probabilities, size);
+    alone = best_of(prediction.probabilities, matched);
     estimator.foresight.saw_best(prediction.with_noise[with_noise], with_noise == right);
     if (with_noise != alone) estimator.foresight.compare(with_noise == right, alone == right);
   }

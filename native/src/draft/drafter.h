@@ -17,9 +17,11 @@ struct Prediction {
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
+  std::uint8_t size;                          // how many candidates there are; the estimator's come first
   std::uint8_t best;                          // of the candidates
   bool foreseen;                              // whether the noise of the candidates is known
-  Foresight::PerCandidate noise, with_noise;  // of each candidate, if foreseen: its noise, its probability
+  // Of each candidate, if foreseen: its noise, its probability without the noise and with it.
+  Foresight::PerCandidate noise, weighed, with_noise;
 
   Token token() const { return tokens[best]; }
 };

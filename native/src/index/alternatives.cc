@@ -1,8 +1,15 @@
 #include "index/alternatives.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace histospec {
+
+const std::array<float, 256> Alternatives::kProbabilities = [] {
+  std::array<float, 256> t;
+  for (std::size_t level = 0; level < t.size(); ++level) t[level] = std::exp(-static_cast<float>(level) / kLevelsPerNat);
+  return t;
+}();
 
 std::string PackedAlternatives::fault(std::span<const std::uint8_t> packed, std::size_t tokens) {
   if (packed.empty()) return {};

@@ -46,12 +46,17 @@ class Alternatives {
   // The i-th alternative, and its ln p.
   Token token(int i) const { return static_cast<Token>(entry(i) >> 8); }
   float log_probability(int i) const { return log_probability_of(static_cast<std::uint8_t>(entry(i))); }
+  // The same as probabilities.
+  float sampled_probability() const { return kProbabilities[group_[0]]; }
+  float probability(int i) const { return kProbabilities[entry(i) & 0xff]; }
 
   // The bytes of a group with this many alternatives.
   static std::size_t bytes(int count) { return count == 0 ? 0 : 1 + 4 * static_cast<std::size_t>(count); }
   std::span<const std::uint8_t> group() const { return {group_, bytes(count_)}; }
 
  private:
+  static const std::array<float, 256> kProbabilities;  // by level
+
   static float log_probability_of(std::uint8_t level) { return -static_cast<float>(level) / kLevelsPerNat; }
   std::uint32_t entry(int i) const {
     std::uint32_t value;

@@ -137,6 +137,8 @@ class Segment {
     });
   }
 
+  // Whether any of its responses came with alternatives.
+  bool has_alternatives() const { return !alternatives_.empty(); }
   // What the policy found most probable at the place of this row, beside the token that followed.
   Alternatives alternatives(std::uint32_t row) const { return alternatives_[row]; }
 

@@ -90,7 +90,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[P
 def test_a_file_of_a_newer_version_is_left_alone(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 6")
+        connection.execute("PRAGMA user_version = 7")
     with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 7, this one knows 6, and the file needs 7\)"):
         SQLiteStore(tmp_path, 8)
 
