@@ -1,8 +1,6 @@
 #include "draft/drafter.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string>
 
 namespace histospec {
 namespace {
@@ -26,7 +24,7 @@ constexpr float kSure = 0.8f;
 
 // The weight of the policy's probabilities at the matches against the estimate; and the least probability of an
 // alternative that becomes a candidate.
-const float kTrust = std::getenv("KTRUST") ? std::stof(std::getenv("KTRUST")) : 0.7f;
+constexpr float kTrust = 0.7f;
 constexpr float kLeastAlternative = 0.03f;
 
 // The log-odds of the shares of a token that followed no match.

@@ -17,9 +17,9 @@ struct Prediction {
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
-  std::uint8_t size;                          // how many candidates there are; the estimator's come first
-  std::uint8_t best;                          // of the candidates
-  bool foreseen;                              // whether the noise of the candidates is known
+  std::uint8_t size;  // how many candidates there are; the estimator's come first
+  std::uint8_t best;  // of the candidates
+  bool foreseen;      // whether the noise of the candidates is known
   // Of each candidate, if foreseen: its noise, its probability without the noise and with it.
   Foresight::PerCandidate noise, weighed, with_noise;
 

@@ -1,9 +1,9 @@
 // What the policy's own probabilities at the matches say of the next token.
 //
-// A response of coupled sampling comes with the alternatives of its tokens (index/alternatives.h). So a match tells more
-// than the token that followed there: it tells how probable that token was, and what else was probable. Here the matches
-// of a context are averaged. A match counts three times as much as one of the next lower level of match length, and each
-// epoch takes a fifth of its weight, because the policy moves.
+// A response of coupled sampling comes with the alternatives of its tokens (index/alternatives.h). So a match tells
+// more than the token that followed there: it tells how probable that token was, and what else was probable. Here the
+// matches of a context are averaged. A match counts nine times as much as one of the next lower level of match length,
+// because shorter matches mislead, and each epoch takes a fifth of its weight, because the policy moves.
 #pragma once
 
 #include <array>
@@ -46,7 +46,7 @@ class Likelihood {
   static constexpr std::array<float, kLevels> kOfLevel = [] {
     std::array<float, kLevels> t{};
     float weight = 1;
-    for (float& of : t) of = weight, weight *= 3;
+    for (float& of : t) of = weight, weight *= 9;
     return t;
   }();
   static constexpr std::array<float, kOldest + 1> kOfAge = {1.0f, 0.8f, 0.64f, 0.512f, 0.41f};

@@ -7,7 +7,8 @@ namespace histospec {
 
 const std::array<float, 256> Alternatives::kProbabilities = [] {
   std::array<float, 256> t;
-  for (std::size_t level = 0; level < t.size(); ++level) t[level] = std::exp(-static_cast<float>(level) / kLevelsPerNat);
+  for (std::size_t level = 0; level < t.size(); ++level)
+    t[level] = std::exp(-static_cast<float>(level) / kLevelsPerNat);
   return t;
 }();
 
