@@ -82,7 +82,9 @@ def step(side: Side, running: list[Running], same: bool) -> None:
         one.known += len(news[i])
         draft = tokens[offsets[i] : offsets[i + 1]].tolist()
         left = one.response[one.known :]
-        right = next((n for n, (a, b) in enumerate(zip(draft, left, strict=False)) if a != b), min(len(draft), len(left)))
+        right = next(
+            (n for n, (a, b) in enumerate(zip(draft, left, strict=False)) if a != b), min(len(draft), len(left))
+        )
         one.new = ADVANCE if same else right + 1
 
 

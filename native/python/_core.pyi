@@ -319,9 +319,7 @@ class Engine:
             KeyError: the session is not open.
         """
 
-    def alternatives(
-        self, namespace: str, prompt: _Tokens, *, problem: str | None = None
-    ) -> list[bytes]:
+    def alternatives(self, namespace: str, prompt: _Tokens, *, problem: str | None = None) -> list[bytes]:
         """Returns the alternatives of each response of `history`, in the same order; empty for a response without.
 
         Raises:

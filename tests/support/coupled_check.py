@@ -45,6 +45,21 @@ def engine(model: str, **options: Any) -> Any:
     )  # fmt: skip
 
 
+def with_server(model: str, drafted: int) -> Any:
+    """An engine with drafts of the server that the environment names, of at most so many tokens."""
+    return engine(
+        model, speculative_config=proposing(drafted), scheduler_cls="histospec.client.vllm.HistoSpecScheduler"
+    )
+
+
+def proposing(drafted: int) -> dict[str, Any]:
+    return {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": drafted,
+    }
+
+
 def drafting(model: str) -> tuple[Any, Any]:
     """An engine whose drafts a test decides on: `drafts.propose(request)`."""
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -58,12 +73,7 @@ def drafting(model: str) -> tuple[Any, Any]:
             rows = [list(Drafts.propose(request)) if request else [] for request in requests]
             super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
-    speculative = {
-        "method": "custom_class",
-        "model": "histospec.client.vllm.HistoSpecProposer",
-        "num_speculative_tokens": DRAFTED,
-    }
-    return engine(model, speculative_config=speculative, scheduler_cls=Drafts), Drafts
+    return engine(model, speculative_config=proposing(DRAFTED), scheduler_cls=Drafts), Drafts
 
 
 def accepted(llm: Any) -> int:
@@ -154,13 +164,7 @@ def distribution(model: str, size: int) -> dict[str, float]:
 def visits(model: str, size: int) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    speculative = {
-        "method": "custom_class",
-        "model": "histospec.client.vllm.HistoSpecProposer",
-        "num_speculative_tokens": 64,
-    }
-    scheduler = "histospec.client.vllm.HistoSpecScheduler"
-    llm = engine(model, speculative_config=speculative, scheduler_cls=scheduler)
+    llm = with_server(model, 64)
     prompts = [{"prompt_token_ids": [i % 32, i // 32, 5]} for i in range(size)]
     found, steps = [], []
     for epoch in range(3):
@@ -222,13 +226,7 @@ def alternatives(model: str, size: int) -> dict[str, Any]:
         return [output.outputs[0] for output in llm.generate(prompts, sampling, use_tqdm=False)]
 
     truth = roll(engine(model), 1)
-    speculative = {
-        "method": "custom_class",
-        "model": "histospec.client.vllm.HistoSpecProposer",
-        "num_speculative_tokens": 16,
-    }
-    scheduler = "histospec.client.vllm.HistoSpecScheduler"
-    llm = engine(model, speculative_config=speculative, scheduler_cls=scheduler)
+    llm = with_server(model, 16)
     result: dict[str, Any] = {"tokens": 0, "same": 0, "logprobs": 0, "places": 0, "none": 0, "wrong": [], "bytes": 0}
     for epoch in range(3):
         for output, true in zip(roll(llm, 2, epoch), truth, strict=True):
