@@ -25,7 +25,7 @@ from histospec.protocol.costs import DEFAULT_VERIFY_COST
 from .. import Draft, DraftClient
 from . import logs, settings
 from .config import AdapterConfig
-from .cost import FixedCost, LearnedCost, StepClock
+from .cost import FixedCost, LearnedCost, StepClock, promise_of
 from .coupled import alternatives
 from .coupled.seeding import RequestSeeds
 from .greeting import greet
@@ -45,7 +45,7 @@ COMMITTED = frozenset(
     (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
 )
 QUIET_SECONDS = 60.0  # between two reports of failures
-TELL_SECONDS = 0.25  # between two messages while drafts cost too much to ask for any
+TELL_SECONDS = 1.0  # between two messages while drafts cost too much to verify any
 
 
 class HistoSpecScheduler(Scheduler):
@@ -74,6 +74,7 @@ class HistoSpecScheduler(Scheduler):
         self._stepped = math.inf  # when the last step ended; infinite if the engine was idle
         self._silent = 0  # steps since drafts were asked for
         self._told = -math.inf  # the end of the last step whose tokens the server was sent
+        self._probed = False  # whether the drafts of a probe arrived in the newest step
         self._reported = -math.inf
         self._minute = MinuteReport()
 
@@ -113,15 +114,18 @@ class HistoSpecScheduler(Scheduler):
         if not self.requests:
             self._stepped, self._told = math.inf, -math.inf  # the engine is idle from here on
             self._clock.idle()
-        elif verify_cost is None and self._stepped - self._told < TELL_SECONDS and not self._cost.looks_next:
+        elif verify_cost is None and not self._probed and not self._reports():
             return outputs
         else:
             self._told = self._stepped
         with self._harmless("settle", forget=True):
-            if verify_cost is None:
-                self._sessions.tell(self._remaining(model_runner_output))
-            else:
-                self._sessions.ask(self._remaining(model_runner_output), verify_cost)
+            remaining = self._remaining(model_runner_output)
+            if verify_cost is not None:
+                self._sessions.ask(remaining, verify_cost)
+            elif self._cost.curious and self.requests and not self._probed:
+                self._sessions.probe(remaining, self._cost.moderate)
+            else:  # also after each probe, because the server shows the cost of the last step
+                self._sessions.tell(remaining)
             self._sessions.settle()
         return outputs
 
@@ -182,10 +186,23 @@ class HistoSpecScheduler(Scheduler):
             self._sessions.shut_down()
         super().shutdown()
 
+    def _reports(self) -> bool:
+        """Returns whether a step that asks for no drafts to verify sends its tokens."""
+        return self._stepped - self._told >= TELL_SECONDS or self._cost.looks_next
+
     def _learn(self, step: SchedulerOutput, output: ModelRunnerOutput) -> float | None:
         """Gives the step that ends now to the cost model. Returns the cost to ask for the next drafts with."""
         now = time.perf_counter()
         seconds, self._stepped = now - self._stepped, now
+        probed = self._sessions.probed()
+        self._probed = len(probed) > 0
+        if self._probed:
+            self._cost.promised(promise_of(probed))
+        nothing = self._model is None and not step.scheduled_spec_decode_tokens and math.isfinite(seconds)
+        if nothing and self._cost.passes():
+            self._minute.stepped(seconds, output.sampled_token_ids, 0)
+            self._silent += 1
+            return None
         sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
         drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
         generated = sum(map(len, output.sampled_token_ids))

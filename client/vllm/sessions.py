@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .model_drafter.beside import Verified
 
 
+WHOLE = 1024  # as the number of verified tokens: the whole draft, however long
+
+
 @dataclass(slots=True)
 class _RequestSession:
     id: int
@@ -46,6 +49,7 @@ class RequestSessions:
         self._sessions: dict[str, _RequestSession] = {}
         self._new: set[int] = set()  # sessions that no message has opened yet
         self._pending: list[tuple[list[str], Pending]] = []
+        self._probe: Pending | None = None  # a step whose drafts nothing verifies
         # Sessions of finished requests: those to commit with their last tokens, and those to close without.
         self._commits: list[tuple[_RequestSession, Sequence[int], Version]] = []
         self._drops: list[_RequestSession] = []
@@ -96,6 +100,19 @@ class RequestSessions:
         _, sessions, tokens, verified = self._advance(rows)
         if sessions:
             self._tell(sessions, tokens, verified)
+
+    def probe(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
+        """As `ask`, for drafts that no step verifies. The next message of these sessions reports that."""
+        requests, sessions, tokens, verified = self._advance(rows, report=True)  # or the server counts them as verified
+        if sessions:
+            self._probe = self.client.send(sessions, tokens, self.max_tokens, verify_cost, **verified)
+            for request in requests:
+                self._sessions[request].noted = True
+
+    def probed(self) -> "Sequence[Draft]":
+        """Returns the drafts of the last probe, once; empty: there is none. Waits at most the client's deadline."""
+        probe, self._probe = self._probe, None
+        return () if probe is None else self.client.receive(probe)
 
     def collect(self) -> "dict[str, Draft]":
         """Returns the drafts asked for since the last call, by request id. Waits at most the client's deadline."""
@@ -166,6 +183,7 @@ class RequestSessions:
         lost = [*self._sessions.values(), *self._drops, *(session for session, _, _ in self._commits)]
         self._sessions.clear()
         self._pending.clear()
+        self._probe = None
         self._commits.clear()
         self._drops.clear()
         self._new.clear()
@@ -178,9 +196,12 @@ class RequestSessions:
         self.client.shutdown()
 
     def _advance(
-        self, rows: Iterable[tuple[str, Sequence[int]]]
+        self, rows: Iterable[tuple[str, Sequence[int]]], report: bool = False
     ) -> tuple[list[str], list[int], list[Sequence[int]], dict[str, list[int]]]:
-        """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts."""
+        """Counts tokens as sent. Returns request ids, sessions, their tokens, and what was verified of their drafts.
+
+        `report`: say what was verified even if all drafts were.
+        """
         requests, sessions, tokens, advanced = [], [], [], []
         for request_id, new_tokens in rows:
             session = self._sessions[request_id]
@@ -190,14 +211,14 @@ class RequestSessions:
             tokens.append(new_tokens)
             advanced.append(session)
         self._new.difference_update(sessions)
-        return requests, sessions, tokens, self._told(advanced)
+        return requests, sessions, tokens, self._told(advanced, report)
 
-    def _told(self, sessions: Sequence[_RequestSession]) -> dict[str, list[int]]:
-        """Returns what was verified of the sessions' drafts, as arguments of `send`; {} if only the server drafted."""
-        if not any(session.noted for session in sessions):
+    def _told(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, list[int]]:
+        """Returns what was verified of the sessions' drafts, as arguments of `send`; {} if all were, without `report`."""
+        if not (report or any(session.noted for session in sessions)):
             return {}
-        counts = ("verified", "model_drafted", "model_accepted")
-        told = {name: [getattr(session, name) for session in sessions] for name in counts}
+        told = {name: [getattr(session, name) for session in sessions] for name in ("model_drafted", "model_accepted")}
+        told["verified"] = [session.verified if session.noted else WHOLE for session in sessions]
         for session in sessions:
             session.noted = False
             session.verified = session.model_drafted = session.model_accepted = 0

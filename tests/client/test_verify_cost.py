@@ -8,7 +8,7 @@ import pytest
 
 from histospec.client.vllm.cost import FixedCost, LearnedCost
 from histospec.client.vllm.cost.learned import HIGHEST, LONGEST_PAUSE, LOWEST, MODERATE
-from histospec.protocol.costs import HOPELESS_VERIFY_COST, STARTING_SPEED_UP
+from histospec.protocol.costs import HOPELESS_VERIFY_COST, NOTHING_PAYS, STARTING_SPEED_UP
 
 LONGEST = 16
 
@@ -122,7 +122,7 @@ def test_drafts_vanish_at_saturation_and_curiosity_is_cheap(seed: int) -> None:
     rollout.run(256, 300)
     rollout.seconds = rollout.tokens = rollout.plain_seconds = 0.0
     drafted = rollout.run(256, 4000)
-    assert cost.value > 0.7
+    assert cost.value > NOTHING_PAYS
     assert sum(d > 0 for d in drafted) <= 4000 / 100
     without = rollout.plain_seconds / (256 * len(drafted))
     assert rollout.seconds / rollout.tokens < 1.005 * without
@@ -149,7 +149,8 @@ def test_follows_the_drain_of_a_rollout_and_the_next_one(seed: int) -> None:
     assert cost.value > 0.5
     for sequences in (192, 128, 64, 32, 16, 8, 4, 2):  # and each size is where it belongs
         rollout.run(sequences, 60)
-        assert cost.value == pytest.approx(min(machine.cost(sequences, 4), 1), abs=0.25)
+        true = min(machine.cost(sequences, 4), 1)
+        assert cost.value == pytest.approx(true, abs=0.25) or min(true, cost.value) > NOTHING_PAYS  # nothing is drafted
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from histospec.client.vllm.cost import LearnedCost
+from histospec.client.vllm.cost import LearnedCost, Promise
 from histospec.client.vllm.cost.learned import LONGEST_PAUSE, PLAIN
 from tests.support.step_times import Always, Engine, Machine, busy
 
@@ -62,7 +62,7 @@ def test_an_epoch_without_history_costs_little_and_the_next_one_drafts(seed: int
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_that_begin_to_pay_are_found_without_idling(seed: int) -> None:
-    """An engine that is never idle tries drafts again after at most LONGEST_PAUSE steps."""
+    """An engine that is never idle tries drafts again when they promise to pay, or after LONGEST_PAUSE steps."""
     machine = Machine(ask=1.2, token=0.1)
     engine = Engine(machine, LearnedCost(), seed, UNLIKELY)
     engine.run(16, 3000)
@@ -95,13 +95,30 @@ def test_steps_that_say_nothing_of_their_tokens_never_stop_drafts() -> None:
 def test_says_when_a_trial_begins_after_the_next_step() -> None:
     """The tokens since the last report are sent before, so the first message of the trial is like the others."""
     cost, asked, said = LearnedCost(), [], []
-    for _ in range(1000):
+    for _ in range(6000):
         asked.append(cost.next() is not None)
         cost.observe(0.03 if asked[-1] else 0.01, 8, 8, generated=8)
         said.append(cost.looks_next)
-    begins = [i for i in range(50, 1000) if asked[i] and not asked[i - 1]]
+    begins = [i for i in range(50, 6000) if asked[i] and not asked[i - 1]]
     assert len(begins) >= 3
-    assert [i + 2 for i in range(48, 998) if said[i]] == begins
+    assert [i + 2 for i in range(48, 5998) if said[i]] == begins
+
+
+def test_steps_that_pass_teach_nothing() -> None:
+    """The time of the next step is unknown, because the clock was last read before them."""
+    cost, told = LearnedCost(), []
+    here, observe = cost._here, cost._here.prices.observe
+    here.prices.observe = lambda *a: told.append(a[1]) or observe(*a)  # type: ignore[method-assign]
+    asked, since, passed = False, 0.0, 0
+    for _ in range(3000):
+        since += 0.03 if asked else 0.01
+        if not asked and cost.passes():
+            passed += 1
+            continue
+        cost.observe(since, 8, 8, generated=8)
+        asked, since = cost.next() is not None, 0.0
+    assert passed > 2000
+    assert {round(seconds, 4) for seconds in told} == {0.01, 0.03}
 
 
 class Overlaid:
@@ -163,6 +180,8 @@ def test_the_first_step_of_a_trial_says_nothing_of_its_price() -> None:
             seconds = 0.002 * (3 if asked[-1] else 1) + 0.03 * (asked[-1] and not asked[-2])
             generated = round(8 * tokens) if asked[-1] else 8
             cost.observe(math.inf if idle and not number else seconds, 8, 8 + 16 * asked[-1], generated=generated)
+            if idle and not number:
+                cost.promised(Promise(tokens, 2.0))
         return sum(asked[-count:])
 
     assert steps(1500, 1.2) < 200
@@ -186,7 +205,7 @@ def test_a_trial_ends_although_the_models_drafter_wakes_up_in_it(pays: bool) -> 
     cost = LearnedCost(alone=False)
     both = 6.0 if pays else 2.0
     asked = []
-    for _ in range(400):
+    for _ in range(450):
         asked.append(cost.next() is not None)
         tokens = both if asked[-1] else 1.0
         cost.observe(

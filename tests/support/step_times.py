@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from histospec.client.vllm.cost import LearnedCost, Promise
 from histospec.protocol.costs import STARTING_SPEED_UP, speedup
 
 LONGEST = 16  # tokens of a draft
+PROBED = 64  # every 64th step, drafts are asked for that no step verifies
 
 Noise = Callable[[random.Random, float], float]
 """(random numbers, true seconds) -> measured seconds."""
@@ -93,38 +95,61 @@ class Engine:
     """True ones."""
     tokens: int = 0
     asked: int = 0
+    _steps: int = -1
+    """Since the engine was idle."""
     _random: random.Random = field(init=False)
+    _cost: float | None = field(init=False)
+    """To ask with in the next step."""
     _yield: tuple[float, float, float] = (100 * STARTING_SPEED_UP, 100.0, 0.0)
     """Tokens, steps and drafted tokens, lately: what the server knows of its drafts."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._cost = self.cost.next()
 
     def step(self, sequences: int, context: float = 1.0, model_tokens: int | None = None, idle: bool = False) -> None:
         """One step; contexts make all of it `context` times as long."""
-        told, cost = self._random, self.cost.next()
+        told, cost = self._random, self._cost
         drafted = accepted = 0
-        least = (cost or 0.0) * 1.1 * min(max(speedup(*self._yield, cost or 0.0), 1.0), 4.0)
-        for _ in range(sequences if cost is not None else 0):
-            chance, survival, right = told.uniform(*self.predictable), 1.0, True
-            for _ in range(LONGEST):
-                survival *= chance
-                if survival < least:
-                    break
-                drafted += 1
-                right = right and told.random() < chance
-                accepted += right
+        self._steps = -1 if idle else self._steps + 1
+        if isinstance(self.cost, LearnedCost) and self.cost.curious and self._steps % PROBED == 0:
+            drafted, _, expected = self._drafts(sequences, self.cost.moderate)
+            self.cost.promised(Promise(1 + expected / sequences, drafted / sequences))
+            drafted = 0
+        if cost is not None:
+            drafted, accepted, _ = self._drafts(sequences, cost)
         true = context * self.machine.plain(sequences)
         true *= self.machine.price(cost is not None, drafted / sequences, model_tokens)
         measured = float("inf") if idle else self.machine.noise(told, true)
         generated = sequences + accepted
-        self.cost.observe(measured, sequences, sequences + drafted, False, model_tokens, generated)
+        nothing = cost is None and model_tokens is None and not idle
+        if nothing and isinstance(self.cost, LearnedCost) and self.cost.passes():
+            self._cost = None
+        else:
+            self.cost.observe(measured, sequences, sequences + drafted, False, model_tokens, generated)
+            self._cost = self.cost.next()
         if cost is not None:
             before = self._yield
             self._yield = (0.99 * before[0] + generated, 0.99 * before[1] + sequences, 0.99 * before[2] + drafted)
         self.seconds += true
         self.tokens += generated
         self.asked += cost is not None
+
+    def _drafts(self, sequences: int, cost: float) -> tuple[int, int, float]:
+        """Tokens that are drafted, accepted, and expected to be."""
+        told, drafted, accepted, expected = self._random, 0, 0, 0.0
+        least = cost * 1.1 * min(max(speedup(*self._yield, cost), 1.0), 4.0)
+        for _ in range(sequences):
+            chance, survival, right = told.uniform(*self.predictable), 1.0, True
+            for _ in range(LONGEST):
+                survival *= chance
+                if survival < least:
+                    break
+                drafted += 1
+                expected += survival
+                right = right and told.random() < chance
+                accepted += right
+        return drafted, accepted, expected
 
     def run(self, sequences: int, steps: int) -> float:
         """Seconds a token of so many steps."""

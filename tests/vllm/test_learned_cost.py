@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from histospec.client import DraftClient
+from histospec.client.vllm.cost.learned import PLAIN
+from histospec.protocol.costs import NOTHING_PAYS
 from tests.support.clients import texts
 from tests.support.servers import Server
 
@@ -116,3 +118,52 @@ def test_drafts_come_and_go(
     client = make_client(shared_server.endpoint)
     for prompt, group in zip(prompts, expected, strict=True):
         assert texts(client.history(prompt)) == group * 3
+
+
+def silence(cost: Any) -> None:
+    """Makes drafts seem not to pay, with the next trial far away."""
+    for size in cost._sizes.values():
+        size.asks, size.judged_at = False, cost._size
+        size.until, size.plain_steps = cost._number + 10**6, PLAIN
+
+
+def test_drafts_that_nothing_verifies_say_that_drafts_pay(
+    engine: Callable[..., Any], shared_server: Server, prompts: list[list[int]], expected: list[list[list[int]]]
+) -> None:
+    rollouts = engine(shared_server.endpoint)
+    assert rollouts.generate(prompts) == expected  # from now on its history knows everything
+    cost, before = rollouts.scheduler._cost, rollouts.counter("spec_decode_num_draft_tokens")
+    silence(cost)
+    assert rollouts.generate(prompts) == expected
+    assert cost._promise.tokens > 3
+    assert rollouts.counter("spec_decode_num_draft_tokens") > before
+
+
+def test_drafts_that_nothing_verifies_are_counted_as_such(
+    engine: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    expected: list[list[list[int]]],
+    make_client: Callable[[str], DraftClient],
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server counts none of them as drafted, shows the cost at which none is, and loses no token."""
+    monkeypatch.setattr("histospec.client.vllm.scheduler.TELL_SECONDS", 0.0)  # a message with each step
+    rollouts = engine(shared_server.endpoint)
+    assert rollouts.generate(prompts) == expected
+    promised: list[Any] = []
+    silence(rollouts.scheduler._cost)
+    rollouts.scheduler._cost.promised = promised.append
+    of = f'{{namespace="{namespace}"}}'
+    before = shared_server.metrics()
+    assert rollouts.generate(prompts) == expected
+    after = shared_server.metrics()
+    assert max(promise.tokens for promise in promised) > 3
+    assert after[f"histospec_draft_tokens_total{of}"] == before[f"histospec_draft_tokens_total{of}"]
+    assert after[f"histospec_generated_tokens_total{of}"] > before[f"histospec_generated_tokens_total{of}"]
+    assert after[f"histospec_verify_cost{of}"] >= NOTHING_PAYS
+    rollouts.close()
+    client = make_client(shared_server.endpoint)
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert texts(client.history(prompt)) == group * 2

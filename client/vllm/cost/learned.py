@@ -1,15 +1,17 @@
 """Decides with which `verify_cost` to ask for the next drafts, and whether to ask at all.
 
 The measure is the time per token with drafts against the time without. So the engine takes steps of both kinds. While
-drafts pay, it takes a single step without them at intervals. While they do not pay, it takes a few steps with drafts at
-growing intervals.
+drafts pay, it takes a single step without them at intervals. While they do not pay, it takes a few steps with drafts, a
+trial, when the server's drafts promise to nearly pay, and at growing intervals. For the promise, the scheduler asks for
+drafts now and then that no step verifies: most of the price of a draft is its verification.
 """
 
 import math
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST
 
-from .prices import DrafterCost, StepPrices, looks_of
+from .prices import DrafterCost, Looks, StepPrices, looks_of
+from .promise import Promise
 from .rates import Rate
 
 LOWEST, HIGHEST = 0.01, 1.0
@@ -20,20 +22,23 @@ SETTLED = 0.05  # doubt about the price of a step that is small enough, as a sha
 VARIED, SHORTER = 4, 3.0  # while the cost is uncertain, every 4th step asks at 3 times the cost, for shorter drafts
 PLAIN = 3  # steps without drafts before any with them: their time is the unit of all prices
 LOOK = 48  # sequences times steps of a trial of drafts,
-LOOK_STEPS = 2, 8  # which takes from 2 to 8 steps
+LOOK_STEPS = 2, 16  # which takes from 2 to 16 steps
 OPTIMISM = 1.0  # assume steps with drafts cheaper by this many standard deviations, so that they are tried
 GAIN = 1.02  # drafts must be faster by this factor before the engine asks again
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 512  # steps between two trials
+SHORTEST_PAUSE, LONGEST_PAUSE = 64, 1024  # steps between two trials,
+LONGER_PAUSE = 4  # each time this many times as many
+PROMISING = 0.95  # drafts are tried if they promise this gain at best
+SOONER = 8  # such a trial begins after an eighth of the pause
+PROMISE_MEMORY = 4  # promises
 
 OTHER_BATCH = 2  # half octaves: for a batch size that differs by more, an earlier result says little
 LEAST_SHARE = 0.1  # the most optimistic price is at least this share of the estimate
 
 NOTHING = looks_of(False, 0.0, None)
 RAN_MEMORY = 4  # steps
-SOON = 64  # steps after a trial within which an idle time starts no other trial
 # If the model's own drafter drafts from the start: the first step without any drafts, and the first step of a trial.
-FIRST_BARE, FIRST_LOOK = 8, 16
-WATCHED = 8  # learn from one in 8 of the steps in which nothing is asked, verified or drafted
+FIRST_BARE, FIRST_LOOK = 8, 64
+WATCHED = 16  # learn from one in 16 of the steps in which nothing is asked, verified or drafted
 
 
 class _Size:
@@ -47,8 +52,9 @@ class _Size:
         self.asks: bool = other is None or other.asks
         self.pause = SHORTEST_PAUSE
         self.until = 0  # while drafts do not pay: the step of the next trial
-        self.judged = 0  # the step in which drafts were last found not to pay
-        self.judged_at: int | None = None if other is None else other.judged_at  # the batch size in that step
+        self.soonest = 0  # the step from which on a promise starts one
+        # The batch size in the step in which drafts were last found not to pay.
+        self.judged_at: int | None = None if other is None else other.judged_at
         self.silent = 0  # the newest step without drafts
         self.plain_steps = 0 if other is None else PLAIN
 
@@ -63,19 +69,30 @@ class _Size:
             rate.clear()
 
     def gain(self, drafter: bool, without: bool) -> tuple[float, float]:
-        """Returns how many times faster drafts are: by the estimated price, and if it is too high by OPTIMISM
-        standard deviations. At least one step must have had drafts.
+        """Returns how many times faster drafts are, as `gain_of`. At least one step must have had drafts.
 
         Args:
             drafter: the model's own drafter runs in the steps with drafts.
             without: it runs in the steps without drafts of the server.
         """
-        drafting, plain = self.drafting[drafter], self.plain[without]
-        others, generated = (plain.looks, plain.generated) if plain.steps else (NOTHING, 1.0)
-        speed = generated / self.prices.price(others)
-        price = self.prices.price(drafting.looks)
-        at_best = max(price - OPTIMISM * self.prices.doubt(drafting.looks, others), LEAST_SHARE * price)
-        return drafting.generated / price / speed, drafting.generated / at_best / speed
+        drafting = self.drafting[drafter]
+        return self.gain_of(drafting.generated, drafting.looks, without)
+
+    def gain_of(self, generated: float, looks: Looks, without: bool) -> tuple[float, float]:
+        """Returns how many times faster steps are than those without drafts of the server: by the estimated price, and
+        if it is too high by OPTIMISM standard deviations.
+
+        Args:
+            generated: tokens per sequence of such a step.
+            looks: its work.
+            without: whether the model's own drafter runs in the steps without drafts of the server.
+        """
+        plain = self.plain[without]
+        others, usual = (plain.looks, plain.generated) if plain.steps else (NOTHING, 1.0)
+        speed = usual / self.prices.price(others)
+        price = self.prices.price(looks)
+        at_best = max(price - OPTIMISM * self.prices.doubt(looks, others), LEAST_SHARE * price)
+        return generated / price / speed, generated / at_best / speed
 
 
 class _Steps:
@@ -88,10 +105,12 @@ class _Steps:
         self._size = 0
         self._number = 0
         self._asked = False  # whether the current step asks for drafts
+        self._passed = False  # whether the newest step passed
         self._begins = False  # whether it begins a trial, and is slower than later steps, whose code the caches hold
         self._model_tokens: int | None = None  # tokens that the model's own drafter made in the newest step
         self._drafter = False  # whether it ran in the step before, whose drafts the newest one verified
         self._bare_steps = 0  # that neither asked nor verified, nor ran that drafter
+        self._promise: Promise | None = None  # mean of the latest ones since the engine was idle
 
     @property
     def drafter(self) -> DrafterCost | None:
@@ -122,6 +141,7 @@ class _Steps:
         """
         self._number += 1
         before, self._model_tokens = self._model_tokens, model_tokens
+        passed, self._passed = self._passed, False
         if sequences < 1:
             return
         self._move(round(2 * math.log2(sequences)))
@@ -130,7 +150,7 @@ class _Steps:
             return
         drafted = tokens - sequences
         nothing = not (self._asked or drafted) and model_tokens is None
-        if prefill or (nothing and self._number % WATCHED and self._quiet):
+        if prefill or passed or (nothing and self._number % WATCHED and self._quiet):
             return
         here = self._here
         looks = looks_of(self._asked, drafted / sequences, model_tokens)
@@ -146,6 +166,25 @@ class _Steps:
             looks = looks_of(self._asked, drafted / sequences, before)
             (here.drafting if self._asked else here.plain)[self._drafter].add(sequences, generated, looks)
             self._judge(sequences)
+
+    def _wake(self) -> None:
+        """Lets the next promise start a trial: after an idle time the problems may have more history."""
+        self._promise = None
+        for size in self._sizes.values():
+            size.pause, size.soonest = SHORTEST_PAUSE, 0
+
+    def passes(self) -> bool:
+        """Counts a step if it teaches nothing: then the caller leaves out `observe` and `next`, and asks for no drafts.
+
+        Call it only for a step that verified no drafts, and in which no drafter of the model's ran. The caller need not
+        measure the time at its end: the first step after it teaches nothing of the price of steps.
+        """
+        number = self._number + 1
+        if self._asked or not self._quiet or number % WATCHED in (0, WATCHED - 1):
+            return False
+        self._number = self._here.silent = number
+        self._passed = True
+        return True
 
     @property
     def _quiet(self) -> bool:
@@ -165,12 +204,6 @@ class _Steps:
             self._sizes[size] = new
         self._here = self._sizes[size]
         self._size = size
-
-    def _wake(self) -> None:
-        """Starts a trial at once after an idle time: the next requests may be of another epoch, with more history."""
-        for size in self._sizes.values():
-            if self._number - size.judged >= SOON:
-                size.pause, size.until = SHORTEST_PAUSE, self._number
 
     def _judge(self, sequences: int) -> None:
         """Decides again whether drafts pay, after a step was added to the rates."""
@@ -213,11 +246,32 @@ class LearnedCost(_Steps):
         self._begins = self._asked and not asked and not here.asks and self._look > LOOK_STEPS[0]
         if self._asked:
             if not here.asks:
-                return min(self.value, MODERATE)
+                return self.moderate
             vary = self._number % VARIED == 0 and not here.prices.verify_cost_sure
             return max(self.value, min(SHORTER * self.value, MODERATE)) if vary else self.value
         here.silent = self._number
         return None
+
+    @property
+    def curious(self) -> bool:
+        """Whether to ask for drafts now and then that no step verifies, for `promised`."""
+        return not self._here.asks
+
+    @property
+    def moderate(self) -> float:
+        """The cost to ask with for drafts that may not pay."""
+        return min(self.value, MODERATE)
+
+    def promised(self, promise: Promise) -> None:
+        """Takes what such drafts promise, asked for at the cost `moderate`. Starts a trial if that nearly pays."""
+        before = self._promise or promise
+        self._promise = Promise(*(a + (b - a) / PROMISE_MEMORY for a, b in zip(before, promise, strict=True)))
+        here = self._here
+        if here.asks or self._number < here.soonest:
+            return
+        tokens, drafted = self._promise
+        if here.gain_of(tokens, looks_of(True, drafted, None), here.model_drafts)[1] >= PROMISING:
+            here.until = min(here.until, self._number)
 
     @property
     def asks(self) -> bool:
@@ -270,25 +324,28 @@ class LearnedCost(_Steps):
         if not tried:
             return
         if max(here.gain(drafter, without)[1] for drafter in tried) >= (1 if here.asks else GAIN):
-            here.asks, here.pause = True, SHORTEST_PAUSE
+            if not here.asks:
+                here.asks = True
+                here.prices.loosen()
             return
-        here.pause = SHORTEST_PAUSE if here.asks else min(2 * here.pause, LONGEST_PAUSE)
-        here.asks, here.judged, here.until = False, self._number, self._number + here.pause
-        here.judged_at = self._size
+        here.pause = min(LONGER_PAUSE * here.pause, LONGEST_PAUSE)
+        here.asks, here.judged_at = False, self._size
+        here.until, here.soonest = self._number + here.pause, self._number + here.pause // SOONER
         here.forget_drafting()
 
 
 class FixedCost(_Steps):
     """A `verify_cost` that the user has set. Learns only the cost of the model's own drafter."""
 
-    learned = False
-
-    apart = looks_next = False
+    learned = apart = looks_next = curious = False
 
     def __init__(self, value: float) -> None:
         super().__init__(value)
-        self.value = self.told = value
+        self.value = self.told = self.moderate = value
         self.asks = value < HOPELESS_VERIFY_COST
+
+    def promised(self, promise: Promise) -> None:
+        """Learns nothing from it."""
 
     def next(self) -> float | None:
         """Returns the value; None if nothing would be drafted at it."""

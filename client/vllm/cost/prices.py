@@ -36,6 +36,8 @@ OTHER_SIZE = (0.0, 0.05, 0.05, 0.05, 0.1, 0.05)  # difference of prices to those
 OTHER_SHARE = 0.2  # plus this share of the prices
 FARTHEST = 4.0  # sizes; beyond this distance the difference grows no more
 
+LOOSER = 0.1  # standard deviation
+
 FIRST_NOISE = 1.5  # standard deviation of a step's time, relative
 LEAST_NOISE = 0.01
 NOISE_MEMORY = 4, 32  # steps: at first, and later
@@ -137,6 +139,14 @@ class StepPrices:
         first, later = NOISE_MEMORY
         self.noise += (1.25 * abs(error) / deviation - 1) * self.noise / min(first + self._steps, later)
         self.noise = max(self.noise, LEAST_NOISE)
+
+    def loosen(self) -> None:
+        """Forgets part of what steps with drafts cost: the first ones after a pause are slower, and those after them not.
+
+        Without this, the filter would explain the difference by the price of a drafted token.
+        """
+        for i in (ASK, VERIFY):
+            self._spread[i][i] += LOOSER**2
 
     def price(self, looks: Looks) -> float:
         """Returns the price of a step, in units of a step without drafts."""
