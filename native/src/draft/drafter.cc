@@ -168,9 +168,11 @@ void learn(Estimator& estimator, const Prediction& prediction, Token came) {
   }
   std::size_t alone = prediction.best;  // the best without the noise
   if (prediction.foreseen) {
-    Foresight::Inputs inputs;
-    describe(prediction, inputs);
-    estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
+    if (estimator.foresight.wants_to_learn()) {
+      Foresight::Inputs inputs;
+      describe(prediction, inputs);
+      estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
+    }
     const std::size_t with_noise = best_of(prediction.with_noise, size);
     alone = best_of(prediction.probabilities, matched);
     estimator.foresight.saw_best(prediction.with_noise[with_noise], with_noise == right);

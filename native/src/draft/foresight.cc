@@ -1,7 +1,6 @@
 #include "draft/foresight.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "draft/foresight_weights.h"
 
@@ -30,6 +29,16 @@ Eight::Half margins(const Eight::Half& sums) {
 // x / (1 + |x|)
 Eight::Half bent(const Eight::Half& x) {
   return x / (1.0f + reinterpret_cast<Eight::Half>(reinterpret_cast<Eight::Bits>(x) & 0x7fffffff));
+}
+
+// 1 / (1 + e^-x) within 0.00001, for |x| up to 80.
+Eight::Half sigmoid(const Eight::Half& x) {
+  const Eight::Half power = 127.0f - 1.4426950f * x;  // e^-x = 2^(power - 127)
+  const Eight::Bits whole = __builtin_convertvector(power, Eight::Bits);
+  const Eight::Half f = power - __builtin_convertvector(whole, Eight::Half);
+  const Eight::Half root =
+      1.0f + (0.6931472f + (0.2402265f + (0.0555041f + (0.0096181f + 0.0013334f * f) * f) * f) * f) * f;  // 2^f
+  return 1.0f / (1.0f + reinterpret_cast<Eight::Half>(whole << 23) * root);
 }
 
 }  // namespace
@@ -68,9 +77,12 @@ void Foresight::describe(std::span<const float> probabilities, const PerCandidat
 void Foresight::estimate(std::span<const std::uint8_t> rows, const Inputs& inputs,
                          std::span<float> probabilities) const {
   const auto position = weights_.at(rows);
+  Eight::Half odds{};
   for (std::size_t c = 0; c < probabilities.size(); ++c) {
-    probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(weights_.log_odds(position, inputs[c]), -12.0f, 12.0f)));
+    odds[c] = std::clamp(weights_.log_odds(position, inputs[c]), -12.0f, 12.0f);
   }
+  const Eight::Half all = sigmoid(odds);
+  for (std::size_t c = 0; c < probabilities.size(); ++c) probabilities[c] = all[c];
 }
 
 void Foresight::learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,

@@ -36,7 +36,7 @@ class Foresight {
   using PerCandidate = std::array<float, kMaxCandidates>;
 
   // If a candidate is this probable without the noise, the noise changes too little to be worth its time.
-  static constexpr float kSureAlone = 0.95f;
+  static constexpr float kSureAlone = 0.85f;
 
   // `probabilities`: of the candidates, by the estimator; `noise`: of their tokens; `shares`: of each candidate, the
   // log-odds of its share of all matches, and of the longest ones.
@@ -59,6 +59,9 @@ class Foresight {
     score_ = std::clamp(score_ + static_cast<float>(with_noise) - static_cast<float>(alone), 2 * kLeastScore, 0.0f);
   }
 
+  // Whether to learn from this position. A part of them is enough, because the starting weights fit most texts.
+  bool wants_to_learn() { return positions_++ % kLearnsEvery == 0; }
+
   bool learned() const { return learned_; }
   // Visits the learned numbers in the order of the saved state.
   template <typename AnyForesight, typename Visit>
@@ -76,11 +79,13 @@ class Foresight {
   static const Weights& starting();
 
   static constexpr float kLeastScore = -20;
+  static constexpr unsigned kLearnsEvery = 4;
 
   Weights weights_ = starting();
   Correction correction_;
   float score_ = 0;  // corrected minus misled, at most 0
   bool learned_ = false;
+  unsigned positions_ = 0;
 };
 
 }  // namespace histospec
