@@ -110,7 +110,7 @@ void describe(const Prediction& prediction, Foresight::Inputs& inputs) {
 
 // Weighs the estimates with the policy's probabilities at the matches, and adds its alternatives as candidates.
 void weigh_alternatives(const DraftContext& context, Prediction& prediction) {
-  std::ranges::copy(prediction.probabilities, prediction.weighed.begin());
+  std::copy_n(prediction.probabilities.begin(), prediction.size, prediction.weighed.begin());
   Likelihood likelihood;
   context.history_source.weigh_matches(context.newest, likelihood);
   if (likelihood.empty()) return;
