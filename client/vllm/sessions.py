@@ -171,7 +171,7 @@ class RequestSessions:
                 commit=True,
                 epochs=[v.epoch if epoch is None else epoch for epoch, (_, _, v) in zip(said, commits, strict=True)],
                 changes=[version.changes for _, _, version in commits],
-                **_alternatives(commits),
+                alternatives=_alternatives(commits),
             )
         if drops:
             self.client.finish([session.id for session in drops], commit=False)
@@ -231,11 +231,11 @@ class RequestSessions:
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))
 
 
-def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> dict[str, list[bytes | None]]:
-    """Returns the alternatives of finished responses as an argument of `finish`; {} if no response has any."""
+def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> list[bytes | None] | None:
+    """Returns the alternatives of finished responses for `finish`; None if no response has any."""
     packed: list[bytes | None] = []
     for session, tail, _ in commits:
         before = session.options.generated or 0
-        gathered = session.alternatives
-        packed.append(gathered and gathered.packed(before, before + session.sent + len(tail)))
-    return {"alternatives": packed} if any(packed) else {}
+        tokens = before + session.sent + len(tail)
+        packed.append(None if session.alternatives is None else session.alternatives.packed(before, tokens))
+    return packed if any(packed) else None

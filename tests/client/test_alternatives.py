@@ -71,7 +71,8 @@ def test_gathered_steps_are_those_of_the_tokens_that_were_kept() -> None:
     """Against a list with an entry per token; vLLM discards tokens now and then."""
     rng = random.Random(0)
     for _ in range(300):
-        gathered, kept, before = Gathered(), [], rng.randrange(3)
+        gathered, before = Gathered(), rng.randrange(3)
+        kept: list[bytes] = []
         for _ in range(rng.randrange(12)):
             del kept[rng.randrange(len(kept) + 1) if rng.random() < 0.2 else len(kept) :]
             groups = [bytes([rng.randrange(256)] * (1 + 4 * n)) if n else b"" for n in rng.choices(range(4), k=5)]

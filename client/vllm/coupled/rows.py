@@ -92,7 +92,8 @@ class CoupledRows:
             requests: the id of each row of the batch.
             sampled: the tokens that each row got: accepted drafted tokens, and the one after them.
         """
-        flat, kept = [], []
+        flat: list[int] = []
+        kept = []
         first, behind = 0, sum(self._drafted)
         for i, (row, drafted) in enumerate(zip(self.rows, self._drafted, strict=True)):
             kept.append(len(sampled[row]))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..coupled.alternatives import ATTRIBUTE
 from ..coupled.places import Texts
 from ..coupled.rows import CoupledRows
-from .replacing import is_replaced, parameters, replace
+from .replacing import attach, is_replaced, parameters, replace
 
 if TYPE_CHECKING:
     torch: Any
@@ -33,10 +33,8 @@ VERIFYING = [
     "bonus_token_ids", "sampling_metadata",
 ]  # fmt: skip
 
-_ROWS = "_histospec_rows"
-"""Attribute of a model runner: the coupled rows that it has just sampled."""
-
 _coupled: CoupledRows | None = None  # of the present batch; a worker samples in one thread
+_sampled: CoupledRows | None = None  # those of the batch whose output vLLM is making
 
 
 def install() -> None:
@@ -68,7 +66,7 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(sample)
     def remember(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-        global _coupled
+        global _coupled, _sampled
         batch = self.input_batch
         if not batch.generators:
             return sample(self, logits, spec_decode_metadata)
@@ -83,7 +81,7 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
         _coupled = CoupledRows(batch, drafted, texts)
         try:
             output = sample(self, logits, spec_decode_metadata)
-            setattr(self, _ROWS, _coupled)
+            _sampled = _coupled
             return output
         finally:
             _coupled = None
@@ -96,10 +94,12 @@ def _giving(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(sample_tokens)
     def give(self: Any, *arguments: Any, **named: Any) -> Any:
+        global _sampled
+        _sampled = None
         output = sample_tokens(self, *arguments, **named)
-        coupled = self.__dict__.pop(_ROWS, None)
+        coupled, _sampled = _sampled, None
         if coupled is not None:
-            setattr(output, ATTRIBUTE, coupled.alternatives(output.req_ids, output.sampled_token_ids))
+            attach(output, ATTRIBUTE, coupled.alternatives(output.req_ids, output.sampled_token_ids))
         return output
 
     return give

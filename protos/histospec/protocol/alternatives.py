@@ -29,7 +29,7 @@ HIGHEST = 255
 ABSENT = 0xFFFFFFFF
 """In an array of alternatives: none."""
 _WORD = np.dtype("<u4")
-_SHIFTS = np.arange(0, 8, 2)
+_SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
 
 
 class Place(NamedTuple):
@@ -63,7 +63,8 @@ def joined(counts: NDArray[np.uint8], groups: bytes) -> bytes:
         return b""
     padded = np.zeros(-(-len(counts) // 4) * 4, np.uint8)
     padded[: len(counts)] = counts
-    return (padded.reshape(-1, 4) << _SHIFTS).sum(1, dtype=np.uint8).tobytes() + groups
+    bits: NDArray[np.uint8] = (padded.reshape(-1, 4) << _SHIFTS).sum(1, dtype=np.uint8)
+    return bits.tobytes() + groups
 
 
 def fault(packed: bytes, tokens: int) -> str:
@@ -125,7 +126,7 @@ def unpack(packed: bytes, tokens: int) -> list[Place | None]:
 def _counts(packed: bytes, tokens: int) -> NDArray[np.uint8]:
     """Returns the counts, uint8; their number is the next multiple of 4."""
     bits = np.frombuffer(packed, np.uint8, -(-tokens // 4))
-    counts: NDArray[np.uint8] = (bits[:, None] >> _SHIFTS).astype(np.uint8).ravel() & 3
+    counts: NDArray[np.uint8] = ((bits[:, None] >> _SHIFTS) & 3).astype(np.uint8).ravel()
     return counts
 
 
