@@ -6,8 +6,9 @@ replaces the functions in PATCHES in memory, in the processes that load its plug
 HistoSpec assigns to attributes of vLLM.
 
 With coupled sampling the plug-in also sets VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because vLLM's
-model runner V2 has another sampler. Each of vLLM's model runners then has one more attribute, `_histospec_texts`, and each output
-of a step `_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests without one.
+model runner V2 has another sampler. Each of vLLM's model runners then has one more attribute, `_histospec_texts`, and
+each output of a step `_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests
+without one.
 """
 
 from typing import NamedTuple
