@@ -120,9 +120,10 @@ class AsyncDraftClient:
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
+        alternatives: Sequence[bytes | None] | None = None,
     ) -> None:
         """See `DraftClient.finish`."""
-        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
+        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes, alternatives)
 
     async def flush(self, timeout: float | None = None) -> None:
         """See `DraftClient.flush`."""
@@ -241,6 +242,7 @@ class AsyncDraftClient:
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
+        alternatives: Sequence[bytes | None] | None = None,
     ) -> None: ...
     async def close(self, *args: Any, **kwargs: Any) -> None:
         """See `DraftClient.close`."""

@@ -213,6 +213,7 @@ class DraftClient:
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
+        alternatives: Sequence[bytes | None] | None = None,
     ) -> None:
         """Ends sessions. Returns at once; the next message, or `flush`, tells the server.
 
@@ -224,12 +225,14 @@ class DraftClient:
             logprobs: None, or for each session None or float32[n], one for each generated token.
             changes: for a worker that does not know the epoch: how often its weights have changed, one for all sessions
                 or one for each. The server adds it to the newest epoch, unless a client gives explicit epochs.
+            alternatives: None, or for each session None or the most probable other tokens at its generated tokens, as
+                `histospec.protocol.alternatives.pack` makes them.
 
         Raises:
             ValueError: an argument is malformed; no session was closed.
             UnknownSession: a session is not open; no session was closed.
         """
-        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes)
+        self._core.end_sessions(sessions, commit, epochs, rewards, logprobs, changes, alternatives)
 
     def flush(self, timeout: float | None = None) -> None:
         """Sends waiting opens and closes, and waits until the server has acknowledged the commits.
@@ -460,6 +463,7 @@ class DraftClient:
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
+        alternatives: Sequence[bytes | None] | None = None,
     ) -> None: ...
     def close(self, *args: Any, **kwargs: Any) -> None:
         """Calls `shutdown` without arguments, and `finish` with arguments, as earlier versions did."""

@@ -40,6 +40,8 @@ class Response:
     all tokens."""
     seed: int | None = None
     """int64: the sampling seed that it was drawn with. None: unknown."""
+    alternatives: bytes | None = None
+    """The most probable other tokens at its places, as `histospec.protocol.alternatives` packs them. None: unknown."""
 
     def __repr__(self) -> str:
         said = {each.name: getattr(self, each.name) for each in fields(self)[1:]}

@@ -30,7 +30,10 @@ LONGEST_SIBLING = 600
 
 EXAMPLE = np.dtype([("rows", "u1", 5), ("right", "u1"), ("tag", "<u2"), ("x", "<f4", 10)])  # as the tool writes it
 
-_NEW_NAMESPACE, _INGEST, _EXPLAIN = range(3)  # commands of the tool
+NEW_NAMESPACE, INGEST, EXPLAIN, PLAY = range(4)  # commands of the tool
+
+# A command is a list of integers and arrays of tokens.
+Words = list["int | npt.NDArray[np.int32]"]
 
 
 @dataclass(frozen=True)
@@ -71,26 +74,27 @@ def _shuffled(numbers: Sequence[int]) -> list[int]:
 
 def examples(tool: Path, problems: Iterable[Problem], targets: int = TARGETS) -> npt.NDArray[np.void]:
     """Returns the examples from replaying these problems, as EXAMPLE[n]; tags are indices of SITUATIONS."""
-    with tempfile.TemporaryFile() as commands, tempfile.TemporaryFile() as out:
-        _write(commands, _commands(tuple(problems), targets))
-        commands.seek(0)
-        subprocess.run([tool], stdin=commands, stdout=out, check=True)
+    return replay(tool, _commands(tuple(problems), targets))
+
+
+def replay(tool: Path, commands: Iterable[Words]) -> npt.NDArray[np.void]:
+    """Returns the examples that the tool writes for these commands, as EXAMPLE[n]."""
+    with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as out:
+        _write(file, commands)
+        file.seek(0)
+        subprocess.run([tool], stdin=file, stdout=out, check=True)
         out.seek(0)
         return np.fromfile(out, EXAMPLE)
 
 
-# A command is a list of integers and arrays of tokens.
-_Words = list["int | npt.NDArray[np.int32]"]
-
-
-def _write(file: BinaryIO, commands: Iterable[_Words]) -> None:
+def _write(file: BinaryIO, commands: Iterable[Words]) -> None:
     for words in commands:
         file.writelines(np.atleast_1d(np.asarray(word, np.int32)).tobytes() for word in words)
 
 
-def _commands(problems: tuple[Problem, ...], targets: int) -> Iterator[_Words]:
+def _commands(problems: tuple[Problem, ...], targets: int) -> Iterator[Words]:
     history, siblings, first_visit = range(len(SITUATIONS))
-    yield [_NEW_NAMESPACE]
+    yield [NEW_NAMESPACE]
     for number, problem in enumerate(problems):
         for epoch in problem.epochs()[:-1]:
             yield _ingest(number, problem, epoch)
@@ -101,7 +105,7 @@ def _commands(problems: tuple[Problem, ...], targets: int) -> Iterator[_Words]:
         for group in _groups(last):
             if len(group) > 1:
                 yield _explain(number, problem, siblings, [response.cut(LONGEST_SIBLING) for response in group])
-    yield [_NEW_NAMESPACE]
+    yield [NEW_NAMESPACE]
     for number, problem in enumerate(problems):
         epoch = problem.epochs()[0]
         for group in _groups(_visit(problem, epoch)[:GROUP]):
@@ -117,20 +121,20 @@ def _groups(responses: list[RecordedResponse]) -> Iterator[list[RecordedResponse
     return (responses[i : i + GROUP] for i in range(0, len(responses), GROUP))
 
 
-def _ingest(number: int, problem: Problem, epoch: int) -> _Words:
+def _ingest(number: int, problem: Problem, epoch: int) -> Words:
     visit = _visit(problem, epoch)
     # The tool needs the order of epochs only.
     texts = itertools.chain.from_iterable([problem.epochs().index(epoch), *_text(response.turns)] for response in visit)
-    return [_INGEST, number, len(problem.prompt), problem.prompt, len(visit), *texts]
+    return [INGEST, number, len(problem.prompt), problem.prompt, len(visit), *texts]
 
 
-def _explain(number: int, problem: Problem, tag: int, targets: list[tuple[Turn, ...]]) -> _Words:
+def _explain(number: int, problem: Problem, tag: int, targets: list[tuple[Turn, ...]]) -> Words:
     texts = itertools.chain.from_iterable(_text(turns) for turns in targets)
-    return [_EXPLAIN, number, len(problem.prompt), problem.prompt, len(targets), tag, *texts]
+    return [EXPLAIN, number, len(problem.prompt), problem.prompt, len(targets), tag, *texts]
 
 
-def _text(turns: tuple[Turn, ...]) -> _Words:
-    words: _Words = [len(turns)]
+def _text(turns: tuple[Turn, ...]) -> Words:
+    words: Words = [len(turns)]
     for turn in turns:
         words += [int(turn.generated), len(turn.tokens), turn.tokens]
     return words

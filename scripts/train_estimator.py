@@ -101,17 +101,21 @@ def log_loss(net: Network, examples: npt.NDArray[np.void]) -> float:
 def weigh(kinds: list[npt.NDArray[np.void]]) -> Floats:
     """Returns the weight of each example, kind after kind: the same for all kinds, and 1 on average."""
     of_tag = np.array([WEIGHTS[situation] for situation in data.SITUATIONS])
-    parts = [of_tag[kind["tag"]] for kind in kinds]
+    return equal([of_tag[kind["tag"]] for kind in kinds])
+
+
+def equal(parts: list[Floats]) -> Floats:
+    """Returns these weights, part after part, scaled so that each part weighs the same and the mean is 1."""
     weight = np.concatenate([part / part.sum() for part in parts])
     return np.asarray(weight / weight.mean(), np.float32)
 
 
-def header(net: Network, how: str) -> str:
-    """Returns the C++ header with the network, in the order of Estimator::each_part."""
+def header(net: Network, purpose: str, script: str, name: str, how: str) -> str:
+    """Returns the C++ header with the network, in the order of Network::each_part."""
     numbers = [f"{value:.3f}f" for part in net.values() for value in part.ravel()]
     lines = "\n".join(f"    {', '.join(numbers[i : i + 10])}," for i in range(0, len(numbers), 10))
     return f"""\
-// The weights that an estimator starts from: made by scripts/train-estimator, not by hand.
+// The weights that {purpose}: made by scripts/{script}, not by hand.
 //
 {how}
 #pragma once
@@ -122,7 +126,7 @@ namespace histospec {{
 
 // clang-format off
 // inputs, rows, output, row odds, direct
-inline constexpr std::array<float, {len(numbers)}> kStartingWeights = {{
+inline constexpr std::array<float, {len(numbers)}> {name} = {{
 {lines}
 }};
 // clang-format on
@@ -187,7 +191,8 @@ def main() -> None:
             console.print(f"log-loss {name}, {kind}: {log_loss(net, part):.4f} ({', '.join(losses)})")
     lines = [f"// {kind}: {len(part):,} examples from {problems[kind]} problems" for kind, part in kinds.items()]
     lines.append(f"// Held out: {arguments.held_out} problems of each file. Every kind weighs the same.")
-    replace(arguments.out, header(net, "\n".join(lines)))
+    text = header(net, "an estimator starts from", "train-estimator", "kStartingWeights", "\n".join(lines))
+    replace(arguments.out, text)
 
 
 if __name__ == "__main__":

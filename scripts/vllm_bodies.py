@@ -68,4 +68,10 @@ READ: dict[str, dict[str, str]] = {
         "332f393d2435": "reads no number of tokens from the step; calls `propose` of `custom_class` alike",
         "a0e2e574d7c9": "no Medusa; calls `propose` of `custom_class` alike",
     },
+    f"{RUNNER}.sample_tokens": {
+        "76a41bcef1b6": "decides in other words whether the drafter drafts; calls `_sample` and returns its "
+        "output alike",
+        "4a8979f341c9": "no passes of the drafter beside other data-parallel ranks; calls `_sample` and returns its "
+        "output alike",
+    },
 }

@@ -50,7 +50,7 @@ METHODS = {
         Method("HistoSpec + drafter", drafts=True, drafter=DRAFTED, environment=THREE),
         Method("HistoSpec + drafter auto", drafts=True, drafter=DRAFTED, environment=LEARNED),
         *(Method(f"SPEC-RL {name}", lenience=lenience) for name, lenience in LENIENCES.items()),
-        *(Method(f"coupled {refresh}", drafts=True, refresh=refresh) for refresh in (0, 0.25, 0.5, 0.75)),
+        *(Method(f"coupled {refresh}", drafts=True, refresh=refresh) for refresh in (0, 0.25, 0.5, 0.75, 1)),
         *(Method(f"both {name}", drafts=True, lenience=LENIENCES[name]) for name in ("1", "e^0.5")),
     )
 }

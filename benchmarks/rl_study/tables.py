@@ -12,6 +12,7 @@ LAST = 3  # how many last epochs give the reward at the end
 REWARDS = ("reward, all epochs", "at the end", "held out")
 BESIDE_COUPLED = ("HistoSpec", "SPEC-RL 1", "SPEC-RL e^0.5")
 BESIDE_DRAFTER = ("none", "HistoSpec", "HistoSpec auto")
+FRESH = "coupled 1"  # the method whose seeds are all new in each epoch
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 
 
@@ -24,7 +25,7 @@ def insert(tables: str, page: Path) -> None:
 
 def text(found: dict[str, list[Run]]) -> str:
     """Returns all tables."""
-    tables = (work, time, repetition, drafters) if "drafter" in found else (work, time, repetition)
+    tables = (work, time, repetition, by_epoch) if {"drafter", FRESH} & set(found) else (work, time, repetition)
     return "\n".join(of(found) for of in tables)
 
 
@@ -86,13 +87,13 @@ def repetition(found: dict[str, list[Run]]) -> str:
     return table(("method", "decoding steps, k", "fewer than HistoSpec", *repeated, *REWARDS), rows)
 
 
-def drafters(found: dict[str, list[Run]]) -> str:
-    """Returns the table of history, a draft model and both, by epoch: tokens per step, and CPU time per token."""
+def by_epoch(found: dict[str, list[Run]]) -> str:
+    """Returns the table of tokens per step and CPU time per token, by epoch: history, a draft model, fresh seeds."""
     epochs = len(next(iter(found.values()))[0].epochs)
     shown = [number for number in BY_EPOCH if number <= epochs]
     rows = []
     for method, runs in found.items():
-        if method not in BESIDE_DRAFTER and "drafter" not in method:
+        if method not in (*BESIDE_DRAFTER, FRESH) and "drafter" not in method:
             continue
         cells = [method]
         for name, digits in (("tokens_per_step", 2), ("microseconds", 0)):

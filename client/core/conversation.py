@@ -247,6 +247,7 @@ class Conversation:
                 logprobs=commit.logprobs,
                 generated=session.length,
                 changes=commit.changes,
+                alternatives=commit.alternatives,
             )
             self._forget(session.number)
             batch.append(commit)

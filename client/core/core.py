@@ -207,6 +207,7 @@ class Core:
         rewards: float | Sequence[float | None] | None = None,
         logprobs: Sequence[Any] | None = None,
         changes: int | Sequence[int] | None = None,
+        alternatives: Sequence[bytes | None] | None = None,
     ) -> None:
         """Ends sessions; the server learns of it with the next message."""
         fork.refuse()
@@ -223,6 +224,11 @@ class Core:
                 tokens.float_bytes(f"logprobs[{i}]", score, session.length)
                 for i, (score, session) in enumerate(zip(given, chosen, strict=True))
             ]
+            packed = arguments.for_each("alternatives", alternatives, arguments.ALTERNATIVES, "sessions", count)
+            others = [
+                tokens.alternative_bytes(f"alternatives[{i}]", some, session.length)
+                for i, (some, session) in enumerate(zip(packed, chosen, strict=True))
+            ]
             for i, session in enumerate(chosen):
                 del self._sessions[session.number]
                 shard = self._owners.pop(session.number)
@@ -231,7 +237,7 @@ class Core:
                     continue
                 shard.opens.pop(session.number, None)
                 self._record(session, epoch[i], change[i], reward[i])
-                kept = Commit(session, epoch[i], reward[i], scores[i], change[i])
+                kept = Commit(session, epoch[i], reward[i], scores[i], change[i], others[i])
                 if session.refused:
                     shard.forget(session)
                     self._commits.refuse(shard, kept, "its session was refused")

@@ -51,6 +51,7 @@ class Commit:
     reward: float | None
     logprobs: bytes
     changes: int = 0
+    alternatives: bytes = b""
     attempts: int = 0
     """How often a server turned it down."""
     number: int = 0
@@ -59,7 +60,7 @@ class Commit:
     @property
     def bytes(self) -> int:
         """Its bytes in memory, and approximately on the wire."""
-        return self.session.bytes + len(self.logprobs)
+        return self.session.bytes + len(self.logprobs) + len(self.alternatives)
 
 
 def find(open_sessions: Mapping[int, Session], numbers: Sequence[Any]) -> list[Session]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from histospec.client import arguments
 from histospec.client.values import Tokens
+from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_EPOCH, MAX_PROBLEM, MAX_TOKEN
 
@@ -70,6 +71,19 @@ def float_bytes(name: str, value: Any, size: int) -> bytes:
     if np.isnan(array).any():
         raise ValueError(f"{name}: value {int(np.isnan(array).argmax())} is not a number")
     return array.tobytes()
+
+
+def alternative_bytes(name: str, value: Any, size: int) -> bytes:
+    """Returns packed alternatives for so many tokens; no bytes for None."""
+    if value is None:
+        return b""
+    if not isinstance(value, bytes):
+        raise ValueError(
+            f"{name}: must be bytes that histospec.protocol.alternatives.pack made, is {type(value).__name__}"
+        )
+    if fault := alternatives.fault(value, size):
+        raise ValueError(f"{name}: {fault}")
+    return value
 
 
 def mask_bytes(name: str, value: Any, size: int) -> bytes:

@@ -161,6 +161,7 @@ def _response(name: str, response: values.Response) -> pb.Response:
         reward=tokens.reward_number(f"{name}.reward", response.reward),
         generated=tokens.mask_bytes(f"{name}.generated", response.generated, size),
         seed=tokens.seed_number(f"{name}.seed", response.seed),
+        alternatives=tokens.alternative_bytes(f"{name}.alternatives", response.alternatives, size),
     )
 
 
@@ -217,6 +218,7 @@ def _read_history(answer: pb.HistoryResponse) -> list[values.Response]:
             epoch=r.epoch,
             generated=np.frombuffer(r.generated, np.bool_) if r.generated else None,
             seed=r.seed if r.HasField("seed") else None,
+            alternatives=r.alternatives or None,
         )
         for r in answer.responses
     ]

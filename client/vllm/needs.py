@@ -70,6 +70,7 @@ NEEDS = (
          without="steps without drafts cost 5 % more"),
     Need(f"{RUNNER}.speculative_config"),
     Need(f"{RUNNER}._sample", begins=("self", "logits", "spec_decode_metadata"), body=True),
+    Need(f"{RUNNER}.sample_tokens", begins=("self", "grammar_output")),
     Need("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", body=True),
     Need("vllm.v1.worker.gpu_input_batch:InputBatch",
          has=("req_ids", "generators", "token_ids_cpu", "num_tokens_no_spec")),

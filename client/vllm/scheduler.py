@@ -26,6 +26,7 @@ from .. import Draft, DraftClient
 from . import logs, settings
 from .config import AdapterConfig
 from .cost import FixedCost, LearnedCost, StepClock, promise_of
+from .coupled import alternatives
 from .coupled.seeding import RequestSeeds
 from .greeting import greet
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
@@ -106,6 +107,9 @@ class HistoSpecScheduler(Scheduler):
         if verify_cost is not None:
             with self._harmless("send", forget=True):
                 self._sessions.ask(self._certain(model_runner_output), verify_cost)
+        if found := alternatives.of(model_runner_output):
+            with self._harmless("keep alternatives"):
+                self._keep(found)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if not self.requests:
             self._stepped, self._told = math.inf, -math.inf  # the engine is idle from here on
@@ -215,6 +219,12 @@ class HistoSpecScheduler(Scheduler):
         verify_cost = self._cost.next()
         self._silent = self._silent + 1 if verify_cost is None else 0
         return verify_cost
+
+    def _keep(self, found: Mapping[str, alternatives.Step]) -> None:
+        """Keeps the alternatives of this step's tokens, which the requests do not have yet."""
+        for request_id, step in found.items():
+            if (request := self.requests.get(request_id)) is not None:
+                self._sessions.keep(request_id, request.num_output_tokens, step)
 
     def _open(self, request: Request) -> None:
         """Opens a session for a request that generates text from tokens; other requests get none."""

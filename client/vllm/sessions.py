@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
+from .coupled.alternatives import Gathered
 from .options import RequestOptions
 from .versions import Version
 
 if TYPE_CHECKING:
     from .. import Draft, DraftClient, Pending
+    from .coupled.alternatives import Step
     from .model_drafter.beside import Verified
 
 
@@ -33,6 +35,7 @@ class _RequestSession:
     verified: int = 0  # tokens of the last draft, verified since the last report to the server
     model_drafted: int = 0  # tokens of the model's own drafter, verified since then
     model_accepted: int = 0
+    alternatives: Gathered | None = None  # of its sampled tokens, if coupled sampling gives any
 
 
 class RequestSessions:
@@ -79,6 +82,12 @@ class RequestSessions:
                 session.model_drafted += step.drafted
                 session.model_accepted += step.accepted
 
+    def keep(self, request_id: str, start: int, step: "Step") -> None:
+        """Keeps the alternatives of the tokens that the request got from its output token `start` on."""
+        if (session := self._sessions.get(request_id)) is not None:
+            session.alternatives = session.alternatives or Gathered()
+            session.alternatives.put(start, step)
+
     def ask(self, rows: Iterable[tuple[str, Sequence[int]]], verify_cost: float) -> None:
         """Sends (request id, new tokens) of one step and asks for drafts, which `collect` returns. Never waits."""
         requests, sessions, tokens, verified = self._advance(rows)
@@ -118,6 +127,7 @@ class RequestSessions:
         session = self._sessions.pop(request_id)
         self._drops.append(session)
         self.begin(request_id, session.prompt, session.options)
+        self._sessions[request_id].alternatives = session.alternatives
 
     def finish(self, request_id: str, output: Sequence[int] | None, version: Version) -> None:
         """Ends the request's session.
@@ -161,6 +171,7 @@ class RequestSessions:
                 commit=True,
                 epochs=[v.epoch if epoch is None else epoch for epoch, (_, _, v) in zip(said, commits, strict=True)],
                 changes=[version.changes for _, _, version in commits],
+                alternatives=_alternatives(commits),
             )
         if drops:
             self.client.finish([session.id for session in drops], commit=False)
@@ -221,3 +232,13 @@ class RequestSessions:
     ) -> None:
         # No caller receives this step.
         self.client.send(sessions, tokens, max_tokens=0, verify_cost=self.verify_cost, **(verified or {}))
+
+
+def _alternatives(commits: "Sequence[tuple[_RequestSession, Sequence[int], Version]]") -> list[bytes | None] | None:
+    """Returns the alternatives of finished responses for `finish`; None if no response has any."""
+    packed: list[bytes | None] = []
+    for session, tail, _ in commits:
+        before = session.options.generated or 0
+        tokens = before + session.sent + len(tail)
+        packed.append(None if session.alternatives is None else session.alternatives.packed(before, tokens))
+    return packed if any(packed) else None

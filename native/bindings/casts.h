@@ -96,6 +96,17 @@ inline Mask mask_of(const std::string& field, py::handle value) {
   return array_of<std::uint8_t>(field, value);
 }
 
+// The bytes of a bytes object, which the caller keeps alive. None: no bytes.
+inline std::span<const std::uint8_t> bytes_of(const std::string& field, py::handle value) {
+  if (value.is_none()) return {};
+  if (!py::isinstance<py::bytes>(value)) {
+    throw py::value_error(field + ": must be bytes or None, is a " +
+                          std::string(py::str(py::type::of(value).attr("__name__"))));
+  }
+  return {reinterpret_cast<const std::uint8_t*>(PyBytes_AS_STRING(value.ptr())),
+          static_cast<std::size_t>(PyBytes_GET_SIZE(value.ptr()))};
+}
+
 template <typename T>
 py::array_t<T> to_numpy(std::vector<T> values) {
   auto* owned = new std::vector<T>(std::move(values));

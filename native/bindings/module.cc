@@ -13,6 +13,7 @@ namespace py = pybind11;
 using namespace py::literals;
 using histospec::Engine;
 using histospec::bindings::array_of;
+using histospec::bindings::bytes_of;
 using histospec::bindings::int_or_none;
 using histospec::bindings::mask_of;
 using histospec::bindings::Tokens;
@@ -36,7 +37,8 @@ std::string id_of(const std::optional<std::string>& problem) {
 void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::sequence& responses, std::int64_t epoch,
             const std::optional<py::sequence>& rewards, const std::optional<std::string>& problem,
             const std::optional<py::sequence>& generated, const std::optional<py::sequence>& seeds,
-            const std::optional<py::sequence>& epochs, bool stored, bool ahead) {
+            const std::optional<py::sequence>& epochs, bool stored, bool ahead,
+            const std::optional<py::sequence>& alternatives) {
   const Tokens head = tokens_of("prompt", prompt);
   const std::size_t n = py::len(responses);
   const auto require_one_each = [n](const char* field, const std::optional<py::sequence>& values) {
@@ -49,19 +51,23 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   require_one_each("generated", generated);
   require_one_each("seeds", seeds);
   require_one_each("epochs", epochs);
+  require_one_each("alternatives", alternatives);
   if (ahead && !stored)
     throw py::value_error("ahead: is True but stored is False; only stored responses can be read ahead");
   using histospec::Arrival;
   const auto arrival = ahead ? Arrival::kAhead : stored ? Arrival::kStored : Arrival::kNew;
   std::vector<Tokens> tokens;
   std::vector<histospec::bindings::Mask> masks;
+  std::vector<py::object> packed;
   std::vector<histospec::ResponseView> views;
   for (std::size_t i = 0; i < n; ++i) {
     const std::string index = "[" + std::to_string(i) + "]";
     tokens.push_back(tokens_of("responses" + index, responses[i]));
     masks.push_back(generated ? mask_of("generated" + index, (*generated)[i]) : histospec::bindings::Mask());
     const auto seed = seeds ? int_or_none("seeds" + index, (*seeds)[i]) : std::nullopt;
-    views.push_back({{}, tokens.back().span(), masks.back().span(), epoch, seed});
+    packed.push_back(alternatives ? py::object((*alternatives)[i]) : py::none());
+    views.push_back(
+        {{}, tokens.back().span(), masks.back().span(), epoch, seed, bytes_of("alternatives" + index, packed.back())});
     if (!epochs) continue;
     const auto its = int_or_none("epochs" + index, (*epochs)[i]);
     if (!its) throw py::value_error("epochs" + index + ": must be an integer, is None");
@@ -134,17 +140,27 @@ py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, p
                         histospec::bindings::to_numpy(std::move(outcomes)));
 }
 
-py::list history(const Engine& engine, const std::string& name, py::handle prompt,
-                 const std::optional<std::string>& problem) {
+std::vector<histospec::Response> responses_of(const Engine& engine, const std::string& name, py::handle prompt,
+                                              const std::optional<std::string>& problem) {
   const Tokens head = tokens_of("prompt", prompt);
   const std::string id = id_of(problem);
-  std::vector<histospec::Response> responses;
-  {
-    py::gil_scoped_release release;
-    responses = engine.history(name, head.span(), id);
-  }
+  return without_gil([&] { return engine.history(name, head.span(), id); });
+}
+
+py::list history(const Engine& engine, const std::string& name, py::handle prompt,
+                 const std::optional<std::string>& problem) {
   py::list out;
-  for (auto& r : responses) out.append(py::make_tuple(histospec::bindings::to_numpy(std::move(r.tokens)), r.epoch));
+  for (auto& r : responses_of(engine, name, prompt, problem))
+    out.append(py::make_tuple(histospec::bindings::to_numpy(std::move(r.tokens)), r.epoch));
+  return out;
+}
+
+py::list alternatives(const Engine& engine, const std::string& name, py::handle prompt,
+                      const std::optional<std::string>& problem) {
+  py::list out;
+  for (const auto& r : responses_of(engine, name, prompt, problem)) {
+    out.append(py::bytes(reinterpret_cast<const char*>(r.alternatives.data()), r.alternatives.size()));
+  }
   return out;
 }
 
@@ -280,7 +296,7 @@ PYBIND11_MODULE(_core, m) {
            "history_responses"_a = kDefaults.history_responses)
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none(),
-           "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false)
+           "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false, "alternatives"_a = py::none())
       .def(
           "open",
           [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
@@ -300,7 +316,15 @@ PYBIND11_MODULE(_core, m) {
       .def("try_step", &try_step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, py::kw_only(), "positions"_a,
            "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "verified"_a = py::none(),
            "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
-      .def("close", &Engine::close, "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), released)
+      .def(
+          "close",
+          [](Engine& engine, histospec::SessionId session, bool commit, std::optional<std::int64_t> epoch,
+             py::handle alternatives) {
+            const auto packed = bytes_of("alternatives", alternatives);
+            const py::gil_scoped_release release;
+            engine.close(session, commit, epoch, packed);
+          },
+          "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), "alternatives"_a = py::none())
       .def("prompt_length", &Engine::prompt_length, "session"_a, released)
       .def(
           "lengths",
@@ -316,6 +340,7 @@ PYBIND11_MODULE(_core, m) {
           },
           "session"_a)
       .def("history", &history, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
+      .def("alternatives", &alternatives, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def(
           "predict_length",
           [](const Engine& engine, const std::string& name, py::handle prompt, std::int64_t generated,

@@ -116,6 +116,7 @@ class Engine:
         epochs: Sequence[int] | None = None,
         stored: bool = False,
         ahead: bool = False,
+        alternatives: Sequence[bytes | None] | None = None,
     ) -> None:
         """Adds finished responses to the history of a problem. When it returns, they yield drafts.
 
@@ -137,11 +138,13 @@ class Engine:
             ahead: the server reads these stored responses before a session asks for the problem. A problem that is new
                 becomes the least recently used one, so a store is read from the most wanted problem to the least
                 wanted.
+            alternatives: one for each response, or None: the most probable other tokens at its places, as
+                `histospec.protocol.alternatives.pack` writes them.
 
         Raises:
             ValueError: an argument has a wrong dtype, shape, length or token; namespace, prompt or problem is empty; a
-                seed or an epoch is not a 64-bit integer; the epochs of stored responses descend; or `ahead` is given
-                without `stored`. The message names the argument.
+                seed or an epoch is not a 64-bit integer; the epochs of stored responses descend; `ahead` is given
+                without `stored`; or alternatives do not fit their response. The message names the argument.
         """
 
     def open(
@@ -274,16 +277,20 @@ class Engine:
             ValueError: as for `step`.
         """
 
-    def close(self, session: int, commit: bool = True, *, epoch: int | None = None) -> None:
+    def close(
+        self, session: int, commit: bool = True, *, epoch: int | None = None, alternatives: bytes | None = None
+    ) -> None:
         """Ends a session. With `commit`, the tokens that it generated join the history of its problem at once.
 
         Args:
             session: its id.
             commit: whether its response joins the history.
             epoch: version of the policy that sampled it; None: the newest epoch of the namespace.
+            alternatives: the most probable other tokens at its places, as in `ingest`.
 
         Raises:
             KeyError: the session is not open.
+            ValueError: the alternatives do not fit the response, which stays open.
         """
 
     def prompt_length(self, session: int) -> int:
@@ -310,6 +317,13 @@ class Engine:
 
         Raises:
             KeyError: the session is not open.
+        """
+
+    def alternatives(self, namespace: str, prompt: _Tokens, *, problem: str | None = None) -> list[bytes]:
+        """Returns the alternatives of each response of `history`, in the same order; empty for a response without.
+
+        Raises:
+            ValueError: as `history`.
         """
 
     def history(

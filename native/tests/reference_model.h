@@ -52,7 +52,8 @@ inline std::vector<Occurrence> occurrences(const std::vector<Response>& response
 }
 
 inline bool operator==(const Response& a, const Response& b) {
-  return a.head == b.head && a.tokens == b.tokens && a.generated == b.generated && a.epoch == b.epoch;
+  return a.head == b.head && a.tokens == b.tokens && a.generated == b.generated && a.epoch == b.epoch &&
+         a.alternatives == b.alternatives;
 }
 
 // What an index gives back for a response: the end of the head, and no mask where all was generated.

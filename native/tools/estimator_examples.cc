@@ -1,25 +1,30 @@
-// Makes examples for the training of the estimator: replays recorded responses and writes, for each candidate, its
-// features and whether it was the next token. scripts/train-estimator runs it.
+// Makes examples for the training of the estimator and of its foresight: replays recorded responses and writes, for
+// each candidate, its inputs and whether it was the next token. scripts/train-estimator and scripts/train-foresight run
+// it.
 //
 // It reads commands from stdin, as int32 numbers in the machine's byte order:
 //
 //     0                                                a new namespace; forgets everything
 //     1 problem prompt n (epoch text) * n              n finished responses of one visit join the history
 //     2 problem prompt n tag text * n                  replays n responses side by side, and writes examples
+//     3 problem prompt n tag text * n seed * n         the same with coupled sampling: examples of the foresight
 //
+//     seed      = its upper and its lower 31 bits
 //     prompt    = length token*
 //     text      = turns (generated length token*) * turns
 //     generated = 0 | 1
 //
-// The estimator learns nothing from replayed responses, and they do not join the history. Responses that are replayed
-// side by side advance in steps, as the engine's sessions do if a draft costs nothing: up to kMaxStep tokens, as long
-// as the candidate with the most votes is right.
+// Replayed responses do not join the history. The estimator learns from those with seeds only, because a foresight sees
+// the estimates of an estimator that learns. Responses that are replayed side by side advance in steps, as the engine's
+// sessions do if a draft costs nothing: up to kMaxStep tokens, as long as the candidate with the most votes is right.
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "draft/drafter.h"
@@ -41,6 +46,7 @@ struct Example {
   std::array<float, Estimator::kInputs> x;
 };
 static_assert(sizeof(Example) == Estimator::kContexts + 3 + 4 * Estimator::kInputs);
+static_assert(Foresight::kInputs == Estimator::kInputs);
 
 [[noreturn]] void fail(const char* why) {
   std::fprintf(stderr, "estimator_examples: %s\n", why);
@@ -84,6 +90,7 @@ class Writer {
          const std::shared_ptr<const Segments>& namespace_segments)
       : text_(text), live_(live), id_(live.open(prompt)) {
     for (Token token : tail(prompt)) context_.tail.push(token);
+    for (Token token : prompt) places_.push(token);
     context_.history_source.reset(*history, context_.tail.tokens());
     context_.namespace_source.reset(*namespace_segments, context_.tail.tokens());
     append_environment();
@@ -91,16 +98,17 @@ class Writer {
 
   bool done() const { return at_ == text_.tokens.size(); }
 
-  // Writes examples for the tokens of the next step.
-  void explain(std::uint16_t tag) {
+  // Writes examples for the tokens of the next step. With a seed, the estimator learns from them.
+  void explain(std::uint16_t tag, std::optional<std::int64_t> seed, Estimator& estimator) {
     context_.history_source.catch_up(context_.tail.tokens());
     DraftContext ahead = context_;
+    if (seed) ahead.places.start(*seed, places_);
     const LiveSource live(live_, id_);
     next_ = at_;
     bool foreseen = true;
     while (foreseen && next_ < text_.tokens.size() && text_.generated[next_] && next_ - at_ < kMaxStep) {
       const Token came = text_.tokens[next_++];
-      foreseen = explain(ahead, live, came, tag);
+      foreseen = seed ? explain(ahead, live, came, tag, estimator) : explain(ahead, live, came, tag);
       push(ahead, came);
       ahead.run = foreseen ? ahead.run + 1 : 0;
     }
@@ -125,16 +133,35 @@ class Writer {
     return features.size > 0 && evidence[evidence.candidates()[0]].token == came;
   }
 
+  static bool explain(DraftContext& context, const LiveSource& live, Token came, std::uint16_t tag,
+                      Estimator& estimator) {
+    const Evidence evidence = gather(context, live);
+    if (evidence.candidates().empty()) return false;
+    Prediction prediction;
+    predict(evidence, context, estimator, prediction);
+    if (prediction.foreseen) {
+      Foresight::Inputs inputs;
+      describe(prediction, inputs);
+      for (int c = 0; c < prediction.features.size; ++c) {
+        write({prediction.features.rows, prediction.tokens[c] == came, tag, inputs[c]});
+      }
+    }
+    learn(estimator, prediction, came);
+    return prediction.token() == came;
+  }
+
   static void push(DraftContext& context, Token token) {
-    context.tail.push(token);
+    context.push(token);
     context.history_source.advance(1);
     context.namespace_source.advance(1);
-    ++context.generated;
   }
 
   void append_until(std::size_t end) {
     live_.append(id_, Tokens(text_.tokens).subspan(at_, end - at_));
-    for (; at_ < end; ++at_) push(context_, text_.tokens[at_]);
+    for (; at_ < end; ++at_) {
+      push(context_, text_.tokens[at_]);
+      places_.push(text_.tokens[at_]);
+    }
   }
 
   void append_environment() {
@@ -149,6 +176,7 @@ class Writer {
   LiveText& live_;
   LiveText::TextId id_;
   DraftContext context_;
+  PlaceCounter places_;
   std::size_t at_ = 0;    // tokens appended so far
   std::size_t next_ = 0;  // tokens appended after this step
 };
@@ -176,7 +204,7 @@ class Namespace {
     index_.publish(batch, index_.merge(batch));
   }
 
-  void explain() {
+  void explain(bool seeded) {
     const auto& history = history_of(word());
     std::vector<Token> prompt;
     read_tokens(prompt);
@@ -184,12 +212,18 @@ class Namespace {
     const auto tag = static_cast<std::uint16_t>(word());
     std::vector<Response> texts;
     for (std::int32_t n = count; n > 0; --n) texts.push_back(read_text());
+    std::vector<std::optional<std::int64_t>> seeds(texts.size());
+    for (auto& seed : seeds) {
+      if (!seeded) break;
+      seed = static_cast<std::int64_t>(word()) << 31;
+      *seed |= word();
+    }
     LiveText live;
-    std::vector<Writer> writers;
+    std::deque<Writer> writers;
     for (const Response& text : texts) writers.emplace_back(text, prompt, live, history, index_.segments());
     // First all writers explain, from the same live text; then all append.
     while (!std::ranges::all_of(writers, &Writer::done)) {
-      for (Writer& writer : writers) writer.explain(tag);
+      for (std::size_t i = 0; i < writers.size(); ++i) writers[i].explain(tag, seeds[i], estimator_);
       for (Writer& writer : writers) writer.append();
     }
   }
@@ -203,6 +237,7 @@ class Namespace {
 
   std::map<std::int32_t, std::shared_ptr<const Segments>> histories_;
   NamespaceIndex index_{kNamespaceTokens};
+  Estimator estimator_;
 };
 
 }  // namespace
@@ -218,10 +253,13 @@ int main() {
         namespace_->ingest();
         break;
       case 2:
-        namespace_->explain();
+        namespace_->explain(false);
+        break;
+      case 3:
+        namespace_->explain(true);
         break;
       default:
-        fail("the input has an unknown command; must be 0, 1 or 2");
+        fail("the input has an unknown command; must be 0, 1, 2 or 3");
     }
   }
   if (std::fflush(stdout) != 0) fail("cannot write");

@@ -124,4 +124,5 @@ def _record(response: pb.Response) -> Record:
         response.logprobs,
         response.generated,
         response.seed if response.HasField("seed") else None,
+        response.alternatives,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from histospec.protocol.alternatives import fault
 from histospec.protocol.arrays import FLOAT32, INT32
 from histospec.protocol.limits import MAX_NAMESPACE, MAX_PROBLEM
 from histospec.replay.recordings import Line, LineResponse, read_as
@@ -89,29 +90,12 @@ def _response(record: Record) -> dict[str, Any]:
     if record.logprobs:
         # As float64: its shortest decimals convert back to the same float32.
         response["logprobs"] = np.frombuffer(record.logprobs, FLOAT32).astype(float).tolist()
+    if record.alternatives:
+        response["alternatives"] = base64.b64encode(record.alternatives).decode()
     return response
 
 
 # Reading
-
-
-class _StoredResponse(LineResponse):
-    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    logprobs: list[float] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-
-    @model_validator(mode="after")
-    def _one_a_token(self) -> "_StoredResponse":
-        tokens = sum(len(part) for part, _ in self.parts())
-        if self.logprobs and len(self.logprobs) != tokens:
-            raise PydanticCustomError("text", f"has {len(self.logprobs)} logprobs for {tokens} tokens")
-        return self
-
-    def record(self) -> Record:
-        tokens = [token for part, _ in self.parts() for token in part]
-        generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
-        logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
-        return Record(np.array(tokens, INT32).tobytes(), self.epoch, self.reward, logprobs, mask(generated), self.seed)
 
 
 def _base64(text: object) -> bytes:
@@ -119,6 +103,29 @@ def _base64(text: object) -> bytes:
         return base64.b64decode(str(text), validate=True)
     except ValueError:
         raise PydanticCustomError("text", "should be base64") from None
+
+
+class _StoredResponse(LineResponse):
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    logprobs: list[float] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    alternatives: Annotated[bytes, BeforeValidator(_base64)] = b""
+
+    @model_validator(mode="after")
+    def _one_a_token(self) -> "_StoredResponse":
+        tokens = sum(len(part) for part, _ in self.parts())
+        if self.logprobs and len(self.logprobs) != tokens:
+            raise PydanticCustomError("text", f"has {len(self.logprobs)} logprobs for {tokens} tokens")
+        if wrong := fault(self.alternatives, tokens):
+            raise PydanticCustomError("text", f"has alternatives that do not fit: {wrong}")
+        return self
+
+    def record(self) -> Record:
+        tokens = [token for part, _ in self.parts() for token in part]
+        generated = b"".join(bytes([written]) * len(part) for part, written in self.parts())
+        logprobs = np.array(self.logprobs or [], FLOAT32).tobytes()
+        text = np.array(tokens, INT32).tobytes()
+        return Record(text, self.epoch, self.reward, logprobs, mask(generated), self.seed, self.alternatives)
 
 
 class _StoredLine(Line):

@@ -88,6 +88,7 @@ class Indexing:
             seeds=[record.seed for record in records],
             stored=stored,
             ahead=ahead,
+            alternatives=[record.alternatives for record in records],
         )
 
     def held(self, problem: Problem) -> Held:

@@ -96,10 +96,10 @@ class OpenSessions:
         """Closes an open session. Afterwards the index has its response, the store does not yet."""
         number, origin = self._ids[close.session], self._origins[close.session]
         tokens = self._engine.generated(number).tobytes()
-        record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed)
+        record = Record(tokens, epoch, close.reward, close.logprobs, seed=origin.seed, alternatives=close.alternatives)
         batch = ResponseBatch(origin.problem, [record])
         self._history.epochs.saw(batch)
-        self._engine.close(number, commit=True, epoch=epoch)
+        self._engine.close(number, commit=True, epoch=epoch, alternatives=close.alternatives)
         del self._ids[close.session], self._origins[close.session]
         return Commit(close.session, batch, origin.life)
 

@@ -12,6 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from histospec.protocol import alternatives
 from histospec.protocol.arrays import FLOAT32, INT32, UINT64
 from histospec.protocol.limits import MAX_DRAFT, MAX_EPOCH, MAX_NAMESPACE, MAX_PROBLEM, MAX_QUANTILES
 from histospec.protocol.refusals import draft_too_long, too_many
@@ -76,6 +77,7 @@ class Close(NamedTuple):
     logprobs: bytes
     generated: int
     changes: int
+    alternatives: bytes
 
 
 class Undecodable(NamedTuple):
@@ -135,6 +137,7 @@ def stored(record: Record) -> pb.Response:
         epoch=record.epoch,
         generated=record.generated,
         seed=record.seed,
+        alternatives=record.alternatives,
     )
 
 
@@ -291,7 +294,17 @@ def _close(field: str, request: pb.CloseSession) -> Close:
     _check_reward(f"{field}reward", reward)
     if request.commit:
         _check_per_token(f"{field}logprobs", request.logprobs, FLOAT32, request.generated)
-    return Close(request.session, request.commit, epoch, reward, request.logprobs, request.generated, request.changes)
+        _check_alternatives(f"{field}alternatives", request.alternatives, request.generated)
+    return Close(
+        request.session,
+        request.commit,
+        epoch,
+        reward,
+        request.logprobs,
+        request.generated,
+        request.changes,
+        request.alternatives,
+    )
 
 
 def ingest(request: pb.IngestRequest, config: Config, newest_epoch: int) -> tuple[ResponseBatch, NDArray[np.int32]]:
@@ -338,7 +351,21 @@ def _record(field: str, response: pb.Response, epoch: int, config: Config) -> Re
         raise InvalidRequest(f"{field}generated: each value must be 0 or 1")
     reward = response.reward if response.HasField("reward") else None
     _check_reward(f"{field}reward", reward)
-    return Record(response.tokens, epoch, reward, response.logprobs, response.generated, _seed(response))
+    _check_alternatives(f"{field}alternatives", response.alternatives, tokens.size)
+    return Record(
+        response.tokens,
+        epoch,
+        reward,
+        response.logprobs,
+        response.generated,
+        _seed(response),
+        response.alternatives,
+    )
+
+
+def _check_alternatives(field: str, packed: bytes, tokens: int) -> None:
+    if fault := alternatives.fault(packed, tokens):
+        raise InvalidRequest(f"{field}: {fault}")
 
 
 def _check_prompt(field: str, prompt: NDArray[np.int32], config: Config) -> None:

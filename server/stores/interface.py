@@ -43,11 +43,13 @@ class Record(NamedTuple):
     """uint8, empty (all generated) or [n]."""
     seed: int | None = None
     """The sampling seed of the response, int64."""
+    alternatives: bytes = b""
+    """The most probable other tokens, as in `protocol.alternatives`; empty if unknown."""
 
     @property
     def size(self) -> int:
         """The bytes of its arrays."""
-        return len(self.tokens) + len(self.logprobs) + len(self.generated)
+        return len(self.tokens) + len(self.logprobs) + len(self.generated) + len(self.alternatives)
 
 
 class ResponseBatch(NamedTuple):

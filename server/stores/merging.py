@@ -34,7 +34,10 @@ def without(records: Iterable[Record], held: "Counter[K]", key: Callable[[Record
 
 
 def _compared(record: Record) -> Record:
-    """Returns the parts of a record that are equal in every copy. A reward may have travelled as float32."""
+    """Returns the parts of a record that are equal in every copy.
+
+    A reward may have travelled as float32, and a copy that passed through an older server has lost its alternatives.
+    """
     with np.errstate(over="ignore"):
         reward = None if record.reward is None else float(np.float32(record.reward))
-    return record._replace(generated=mask(record.generated), reward=reward)
+    return record._replace(generated=mask(record.generated), reward=reward, alternatives=b"")

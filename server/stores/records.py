@@ -2,11 +2,12 @@
 
 Little-endian: version, flags, width of a token, epoch, reward, number of tokens; then the tokens in 2, 3 or 4 bytes
 each, as the largest one needs; then, if the flags say so, float32 log-probabilities, one bit per token for what the
-policy generated, and the int64 seed; then 32 bits of the XXH3 hash of everything before. With a vocabulary of 150,000,
-a token takes 3 bytes.
+policy generated, the int64 seed, and the length of the alternatives with their bytes; then 32 bits of the XXH3 hash of
+everything before. With a vocabulary of 150,000, a token takes 3 bytes.
 
-Responses of versions 1 (without a seed) and 2 (with a seed) have no hash and can still be read. Older servers refuse
-version 3 by its number.
+Responses of versions 1 (without a seed) and 2 (with a seed) have no hash and can still be read. Only responses with
+alternatives have version 4, so older servers read all others. They refuse versions that they do not know by their
+number.
 """
 
 import struct
@@ -14,14 +15,16 @@ import struct
 import numpy as np
 import xxhash
 
+from histospec.protocol.alternatives import fault
 from histospec.protocol.arrays import INT32
 from histospec.server.errors import Damaged
 from histospec.server.stores.interface import LAST_EPOCH, Record
 
-PLAIN, SEEDED, CHECKED = 1, 2, 3  # the versions
-REWARD, LOGPROBS, GENERATED, SEED = 1, 2, 4, 8
+PLAIN, SEEDED, CHECKED, WEIGHED = 1, 2, 3, 4  # the versions
+REWARD, LOGPROBS, GENERATED, SEED, ALTERNATIVES = 1, 2, 4, 8, 16
 _HEAD = struct.Struct("<BBBqdI")
 _SEED = struct.Struct("<q")
+_LENGTH = struct.Struct("<I")
 _HASH = struct.Struct("<I")
 _HASHED = (1 << 32) - 1  # the bits of the hash that are stored
 _WRAP = 1 << 64
@@ -36,10 +39,13 @@ def pack(record: Record) -> bytes:
     flags = REWARD * (record.reward is not None) | LOGPROBS * bool(record.logprobs) | GENERATED * bool(record.generated)
     seed = b"" if record.seed is None else _SEED.pack(record.seed)
     flags |= SEED * bool(seed)
-    head = _HEAD.pack(CHECKED, flags, width, record.epoch, record.reward or 0.0, tokens.size)
+    flags |= ALTERNATIVES * bool(record.alternatives)
+    version = WEIGHED if record.alternatives else CHECKED
+    head = _HEAD.pack(version, flags, width, record.epoch, record.reward or 0.0, tokens.size)
     narrow = tokens.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
     mask = np.packbits(np.frombuffer(record.generated, np.uint8)).tobytes() if record.generated else b""
-    packed = head + narrow + record.logprobs + mask + seed
+    others = _LENGTH.pack(len(record.alternatives)) + record.alternatives if record.alternatives else b""
+    packed = head + narrow + record.logprobs + mask + seed + others
     return packed + _HASH.pack(_hash(packed))
 
 
@@ -49,15 +55,18 @@ def unpack(data: bytes) -> Record:
         version, flags, width, epoch, reward, size = _HEAD.unpack_from(data)
     except struct.error:
         raise Damaged(f"store: a response of {len(data)} bytes is cut short") from None
-    if version not in (PLAIN, SEEDED, CHECKED):
-        raise Damaged(f"store: a response has version {version}; this server knows {PLAIN} to {CHECKED}")
+    if version not in (PLAIN, SEEDED, CHECKED, WEIGHED):
+        raise Damaged(f"store: a response has version {version}; this server knows {PLAIN} to {WEIGHED}")
     scored, masked, seeded = (bool(flags & flag) for flag in (LOGPROBS, GENERATED, SEED))
     parts = (_HEAD.size, width * size, 4 * size * scored, -(-size // 8) * masked, _SEED.size * seeded)
     ends = np.cumsum(parts).tolist()
-    length = ends[-1] + _HASH.size * (version == CHECKED)
+    if flags & ALTERNATIVES and ends[-1] + _LENGTH.size <= len(data):
+        ends.append(ends[-1] + _LENGTH.size + _LENGTH.unpack_from(data, ends[-1])[0])
+    hashed = version >= CHECKED
+    length = ends[-1] + _HASH.size * hashed
     if width not in (2, 3, 4) or length != len(data):
         raise Damaged(f"store: a response of {len(data)} bytes should have {length}")
-    if version == CHECKED and _HASH.unpack_from(data, ends[-1])[0] != _hash(data[: ends[-1]]):
+    if hashed and _HASH.unpack_from(data, ends[-1])[0] != _hash(data[: ends[-1]]):
         raise Damaged(f"store: a response of {len(data)} bytes does not match its checksum")
     wide = np.zeros((size, 4), np.uint8)
     wide[:, :width] = np.frombuffer(data, np.uint8, width * size, ends[0]).reshape(size, width)
@@ -69,8 +78,9 @@ def unpack(data: bytes) -> Record:
         data[ends[1] : ends[2]],
         mask,
         _SEED.unpack_from(data, ends[3])[0] if seeded else None,
+        data[ends[4] + _LENGTH.size : ends[5]] if flags & ALTERNATIVES else b"",
     )
-    return record if version == CHECKED else sound(record)
+    return record if hashed else sound(record)
 
 
 def _hash(data: bytes) -> int:
@@ -103,3 +113,19 @@ def checksum(record: Record, prompt: int) -> int:
     for part in (record.tokens, record.logprobs, record.generated):
         hashed.update(part)
     return hashed.intdigest() & _HASHED
+
+
+def guarded(alternatives: bytes) -> bytes | None:
+    """Returns alternatives with a checksum of their own, for a column that older servers do not know; None for none."""
+    return alternatives + _HASH.pack(_hash(alternatives)) if alternatives else None
+
+
+def unguarded(data: object, tokens: int) -> bytes:
+    """Returns the alternatives that `guarded` wrote for a response of so many tokens.
+
+    Returns none if they are damaged: without them drafts are shorter, and the response itself is whole.
+    """
+    if not isinstance(data, bytes) or len(data) <= _HASH.size:
+        return b""
+    alternatives, hashed = data[: -_HASH.size], _HASH.unpack(data[-_HASH.size :])[0]
+    return b"" if hashed != _hash(alternatives) or fault(alternatives, tokens) else alternatives

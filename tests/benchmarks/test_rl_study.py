@@ -75,14 +75,14 @@ def test_drafters_are_compared_epoch_by_epoch(tmp_path: Path) -> None:
     for name, rows in made.items():
         write(tmp_path, name, [epoch(number, *row) for number, row in enumerate(rows, 1)])
     found = runs.load(tmp_path, METHODS)
-    head, _, plain, drafter = tables.drafters(found).splitlines()
+    head, _, plain, drafter = tables.by_epoch(found).splitlines()
     assert head.count("tokens per step") == head.count("µs") == 4  # epochs 1, 2 and 3, and the mean
     assert [cell.strip() for cell in plain.split("|")[1:-1]] == ["none", *["1.00"] * 4, *["100"] * 4]
     assert [cell.strip() for cell in drafter.split("|")[1:-1]] == [
         "drafter", "2.00", "2.50", "5.00", "3.75", "40", "20", "40", "30",
     ]  # fmt: skip
-    assert tables.drafters(found) in tables.text(found)
-    assert tables.drafters({"none": found["none"]}) not in tables.text({"none": found["none"]})
+    assert tables.by_epoch(found) in tables.text(found)
+    assert tables.by_epoch({"none": found["none"]}) not in tables.text({"none": found["none"]})
 
 
 def test_the_page_says_what_its_runs_say() -> None:

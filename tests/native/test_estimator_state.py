@@ -11,28 +11,42 @@ from histospec.native import Engine
 TEXT = np.random.default_rng(0).integers(0, 50, 400, dtype=np.int32)
 
 
-def taught(namespace: str = "run") -> Engine:
+OTHER = np.where(np.arange(400) % 7 == 6, 60, TEXT).astype(np.int32)  # so that there are alternatives
+
+
+def taught(namespace: str = "run", seed: int | None = None) -> Engine:
     engine = Engine()
-    engine.ingest(namespace, [1, 2, 3], [TEXT])
-    session = engine.open(namespace, [1, 2, 3])
+    engine.ingest(namespace, [1, 2, 3], [TEXT, OTHER])
+    session = engine.open(namespace, [1, 2, 3], seed=seed)
     for part in np.split(TEXT, 100):
         engine.step(np.array([session]), part, np.array([0, len(part)]))
     engine.close(session, commit=False)
     return engine
 
 
-def probabilities(engine: Engine) -> npt.NDArray[np.float32]:
-    session = engine.open("run", [1, 2, 3])
-    return engine.step(np.array([session]), TEXT[:5], np.array([0, 5]))[2]
+def probabilities(engine: Engine, seed: int | None = None) -> npt.NDArray[np.float32]:
+    session = engine.open("run", [1, 2, 3], seed=seed)
+    return engine.step(np.array([session]), TEXT[:5], np.array([0, 5]), 16, 0.0)[2]
 
 
-def test_a_restored_estimator_estimates_the_same() -> None:
-    engine, other, naive = taught(), Engine(), Engine()
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_restored_estimator_estimates_the_same(seed: int | None) -> None:
+    engine, other, naive = taught(seed=seed), Engine(), Engine()
     other.restore_estimator("run", engine.estimator_state("run"))
     for fresh in (other, naive):
-        fresh.ingest("run", [1, 2, 3], [TEXT])
-    assert np.array_equal(probabilities(other), probabilities(engine))
-    assert not np.array_equal(probabilities(naive), probabilities(engine))
+        fresh.ingest("run", [1, 2, 3], [TEXT, OTHER])
+    assert np.array_equal(probabilities(other, seed), probabilities(engine, seed))
+    assert not np.array_equal(probabilities(naive, seed), probabilities(engine, seed))
+
+
+def test_only_sessions_with_a_seed_add_to_the_state() -> None:
+    without, with_noise = taught().estimator_state("run"), taught(seed=7).estimator_state("run")
+    assert without.startswith(b"HistoSpec estimator 1\n")
+    assert with_noise.startswith(b"HistoSpec estimator 2\n")
+    assert len(with_noise) > len(without)
+    engine = Engine()
+    engine.restore_estimator("run", without)  # as an older release saved it
+    assert engine.estimator_state("run") == without
 
 
 def test_nothing_learned_is_empty() -> None:
@@ -47,10 +61,14 @@ def test_nothing_learned_is_empty() -> None:
         (lambda state: state[:-1], "too short"),
         (lambda state: state + b"x", "too long"),
         (lambda state: state[:222] + np.array(np.nan, np.float32).tobytes() + state[226:], "out of range"),
+        (lambda state: state[:-4] + np.array(np.nan, np.float32).tobytes(), "out of range"),
     ],
 )
-def test_a_damaged_state_is_refused_and_changes_nothing(damage: Callable[[bytes], bytes], message: str) -> None:
-    engine = taught()
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_damaged_state_is_refused_and_changes_nothing(
+    damage: Callable[[bytes], bytes], message: str, seed: int | None
+) -> None:
+    engine = taught(seed=seed)
     state = engine.estimator_state("run")
     with pytest.raises(ValueError, match=message):
         engine.restore_estimator("run", damage(state))

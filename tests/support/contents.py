@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from histospec.protocol.alternatives import Place, pack
 from histospec.server.stores.interface import Problem, Record, ResponseBatch, Store
 from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.store import RedisStore
@@ -25,6 +26,9 @@ def logprobs(count: int) -> bytes:
     return np.resize(np.concatenate([special, some[~np.isnan(some)]]), count).tobytes()
 
 
+OTHERS = pack([None, Place(0.5, [(2**24 - 1, 0.3), (0, 0.05)]), None, Place(0.2, [(7, 0.6)])])
+
+
 BATCHES = [
     ResponseBatch(Problem("run", tokens(1, 2)), [Record(tokens(5, 6, 7), 0, 0.1), Record(tokens(5, 6, 7), 0, 0.1)]),
     ResponseBatch(
@@ -34,7 +38,7 @@ BATCHES = [
     ResponseBatch(
         Problem("run", tokens(3), "turns"),
         [
-            Record(tokens(1, 2, 3, 2**31 - 1), 1, 2.0, logprobs(4), bytes([1, 0, 0, 1]), 7),
+            Record(tokens(1, 2, 3, 2**31 - 1), 1, 2.0, logprobs(4), bytes([1, 0, 0, 1]), 7, OTHERS),
             Record(tokens(8, 9), 1, seed=0),
         ],
     ),

@@ -1,6 +1,6 @@
 """Samples with seeds and all kinds of drafts, and compares the samples; prints JSON.
 
-    HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL same|distribution|visits|beside SIZE [JSON]
+    HISTOSPEC_SAMPLING=coupled python -m tests.support.coupled_check MODEL CHECK SIZE [JSON]
 
 A process of its own, for a process samples coupled or it does not. `same`: SIZE prompts of 200 tokens each, without
 drafts and with good, wrong and random ones, some of the requests without a seed, some greedy. `distribution`: SIZE
@@ -8,6 +8,8 @@ short responses with seeds and as many without, which take vLLM's own sampler; `
 their chi-square statistic lies above what one distribution gives. `visits`: three visits of SIZE problems, drafted for
 by the server that the environment names. `beside`: SIZE prompts, twice with the same seeds and once with others,
 without drafts, and with those of the server beside those of vLLM's own drafter, whose `speculative_config` is the JSON.
+`alternatives`: three visits of SIZE prompts with the server, then what it has stored, against the log-probabilities of
+vLLM without drafts.
 """
 
 import itertools
@@ -43,6 +45,21 @@ def engine(model: str, **options: Any) -> Any:
     )  # fmt: skip
 
 
+def with_server(model: str, drafted: int) -> Any:
+    """An engine with drafts of the server that the environment names, of at most so many tokens."""
+    return engine(
+        model, speculative_config=proposing(drafted), scheduler_cls="histospec.client.vllm.HistoSpecScheduler"
+    )
+
+
+def proposing(drafted: int) -> dict[str, Any]:
+    return {
+        "method": "custom_class",
+        "model": "histospec.client.vllm.HistoSpecProposer",
+        "num_speculative_tokens": drafted,
+    }
+
+
 def drafting(model: str) -> tuple[Any, Any]:
     """An engine whose drafts a test decides on: `drafts.propose(request)`."""
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -56,12 +73,7 @@ def drafting(model: str) -> tuple[Any, Any]:
             rows = [list(Drafts.propose(request)) if request else [] for request in requests]
             super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, rows))
 
-    speculative = {
-        "method": "custom_class",
-        "model": "histospec.client.vllm.HistoSpecProposer",
-        "num_speculative_tokens": DRAFTED,
-    }
-    return engine(model, speculative_config=speculative, scheduler_cls=Drafts), Drafts
+    return engine(model, speculative_config=proposing(DRAFTED), scheduler_cls=Drafts), Drafts
 
 
 def accepted(llm: Any) -> int:
@@ -152,13 +164,7 @@ def distribution(model: str, size: int) -> dict[str, float]:
 def visits(model: str, size: int) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    speculative = {
-        "method": "custom_class",
-        "model": "histospec.client.vllm.HistoSpecProposer",
-        "num_speculative_tokens": 64,
-    }
-    scheduler = "histospec.client.vllm.HistoSpecScheduler"
-    llm = engine(model, speculative_config=speculative, scheduler_cls=scheduler)
+    llm = with_server(model, 64)
     prompts = [{"prompt_token_ids": [i % 32, i // 32, 5]} for i in range(size)]
     found, steps = [], []
     for epoch in range(3):
@@ -200,6 +206,66 @@ def beside(model: str, size: int, speculative: str) -> dict[str, int]:
     }
 
 
+def alternatives(model: str, size: int) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    from histospec.client import DraftClient
+    from histospec.protocol.alternatives import LEAST, LEVELS_PER_NAT, unpack
+
+    prompts = [{"prompt_token_ids": [i % 32, i // 32, 5]} for i in range(size)]
+
+    def roll(llm: Any, each: int, epoch: int = 0) -> list[Any]:
+        """Asks for the log-probabilities of one request in `each`; more than half of the vocabulary."""
+        extra = {"histospec": {"epoch": epoch}}
+        sampling = [
+            SamplingParams(
+                max_tokens=LENGTH, detokenize=False, seed=i, logprobs=None if i % each else 20, extra_args=extra
+            )
+            for i in range(size)
+        ]
+        return [output.outputs[0] for output in llm.generate(prompts, sampling, use_tqdm=False)]
+
+    truth = roll(engine(model), 1)
+    llm = with_server(model, 16)
+    result: dict[str, Any] = {"tokens": 0, "same": 0, "logprobs": 0, "places": 0, "none": 0, "wrong": [], "bytes": 0}
+    for epoch in range(3):
+        for output, true in zip(roll(llm, 2, epoch), truth, strict=True):
+            result["same"] += len(true.token_ids) * (output.token_ids == true.token_ids)
+            for found, wanted in zip(output.logprobs or (), true.logprobs, strict=False):
+                near = [abs(found[token].logprob - one.logprob) < 1e-4 for token, one in wanted.items()]
+                result["logprobs"] += found.keys() == wanted.keys() and all(near)
+    result["accepted"] = accepted(llm)
+    with DraftClient() as client:
+        for prompt, true in zip(prompts, truth, strict=True):
+            for response in client.history(prompt["prompt_token_ids"]):
+                result["tokens"] += len(response.tokens)
+                result["bytes"] += len(response.alternatives or b"")
+                places = unpack(response.alternatives or b"", len(response.tokens))
+                for i, (place, all_of_it) in enumerate(zip(places, true.logprobs, strict=True)):
+                    own = all_of_it[response.tokens[i]].logprob
+                    likely = sorted(
+                        (-one.logprob, token) for token, one in all_of_it.items() if token != response.tokens[i]
+                    )
+                    likely = [(token, -minus) for minus, token in likely[:3] if -minus >= np.log(LEAST)]
+                    if place is None or not likely:
+                        borders = likely and likely[0][1] < np.log(LEAST) + 1e-4
+                        result["none"] += place is None
+                        if (place is not None or likely) and not borders:
+                            result["wrong"].append([i, str(place), likely])
+                        continue
+                    result["places"] += 1
+                    kept = [(-1, place.sampled), *place.others]
+                    expected = [(-1, own), *likely]
+                    near = [
+                        a == b and abs(np.log(p) - log_p) <= 0.51 / LEVELS_PER_NAT
+                        for (a, p), (b, log_p) in zip(kept, expected, strict=False)
+                    ]
+                    if len(kept) != len(expected) or not all(near):
+                        result["wrong"].append([i, str(place), own, likely])
+    result["wrong"] = result["wrong"][:5]
+    return result
+
+
 def drafts(llm: Any) -> int:
     return sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_drafts")
 
@@ -213,5 +279,5 @@ def between(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
 
 
 if __name__ == "__main__":
-    check: Any = {"same": same, "distribution": distribution, "visits": visits, "beside": beside}[sys.argv[2]]
+    check: Any = {each.__name__: each for each in (same, distribution, visits, beside, alternatives)}[sys.argv[2]]
     sys.stdout.write(json.dumps(check(sys.argv[1], int(sys.argv[3]), *sys.argv[4:])))

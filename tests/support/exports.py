@@ -53,4 +53,5 @@ def record(response: pb.Response) -> Record:
         response.logprobs,
         response.generated,
         response.seed if response.HasField("seed") else None,
+        response.alternatives,
     )

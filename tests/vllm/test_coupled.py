@@ -79,3 +79,16 @@ def test_a_seed_gives_its_text_whoever_drafts(
     assert result["distinct"] == 80  # each seed has a text of its own
     assert result["history"] > result["tokens"] / 4  # the second visit
     assert result["model"] > result["tokens"] / 20
+
+
+def test_alternatives_reach_the_server(tiny_model: str, server: Server) -> None:
+    """Those of every place, whether the token was drafted or sampled; and what users ask of vLLM stays."""
+    settings = {"HISTOSPEC_ENDPOINT": server.endpoint, "HISTOSPEC_NAMESPACE": "alternatives", "HISTOSPEC_DEADLINE": "5"}
+    result = check(tiny_model, "alternatives", 24, HISTOSPEC_VERIFY_COST="0.01", **settings)
+    tokens = 3 * 24 * 200
+    assert result["same"] == result["tokens"] == tokens
+    assert result["logprobs"] == tokens / 2  # of half of the requests
+    assert result["accepted"] > tokens / 4  # the second and third visit
+    assert result["wrong"] == []
+    assert result["places"] + result["none"] == tokens
+    assert min(result["places"], result["none"]) > tokens / 20

@@ -16,7 +16,17 @@ pytest.importorskip("triton", reason="the kernel is written in Triton")
 
 
 from histospec.client.vllm.coupled import noise  # noqa: E402
+from histospec.client.vllm.coupled.alternatives import words  # noqa: E402
 from histospec.client.vllm.coupled.places import WORD, Texts  # noqa: E402
+from histospec.protocol.alternatives import (  # noqa: E402
+    HIGHEST,
+    LEAST,
+    LEVELS_PER_NAT,
+    MOST,
+    groups_of,
+    joined,
+    unpack,
+)
 
 CHECK = Path(__file__).with_name("coupled_kernel_check.py")
 
@@ -44,6 +54,22 @@ def test_gumbel_is_minus_log_of_minus_log() -> None:
     u = (words.numpy().astype(np.float64) + 0.5) / 2**32
     true = -np.log(-np.log1p(-u))
     assert np.abs(noise.gumbel(words).numpy() - true).max() < 1.5e-6
+
+
+@pytest.mark.parametrize(
+    ("seed", "before", "last", "times", "tokens", "bits"),
+    [  # native/tests/noise_test.cc has the same table
+        (0, -1, -1, 0, [0, 1, 255, 256], "3ed0dc70 3f1f7b1d 408c3adb be81af39"),
+        (1, 5, 7, 0, [3, 511, 512, 1023], "bdac3b4f 3fa5604c 3fafd6d9 3fb4a0d0"),
+        (-1, 2**31 - 1, 0, 3, [1024, 1280, 151935, 7], "4006e441 3f9bd528 3f97fd8d 3f8f32d8"),
+        (2**62 + 12345, 40, 41, 1000, [767, 768, 2047, 50000], "bdc9ad2f 4008f39d bfa4b57d 3e250c52"),
+        (-(2**63), 9, 9, 2**32 - 1, [1, 2, 3, 4], "3ed2454f 3c31c3fd bf6a03b3 400d66d7"),
+    ],
+)
+def test_noise_of_known_places(seed: int, before: int, last: int, times: int, tokens: list[int], bits: str) -> None:
+    place = (torch.tensor([number]) for number in (seed, before << 32 | last & WORD, times))
+    found = noise.noise(*place, max(tokens) + 1)[0, tokens]
+    assert " ".join(f"{int(value) & WORD:08x}" for value in found.view(torch.int32)) == bits
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 1024, 3000])
@@ -137,8 +163,44 @@ def test_the_kernel_chooses_alike() -> None:
     assert result["noise"] == result["alike noise"] > 4000
 
 
+def test_the_kernel_finds_the_same_alternatives() -> None:
+    """Run by Triton's interpreter; also where several of the most probable tokens belong to one lane."""
+    result = check("alternatives", TRITON_INTERPRET="1")
+    assert result["rows"] == result["alike"] > 60
+    assert result["some"] > 30
+
+
 def test_the_kernel_compiles_and_rounds_as_the_cpu_does() -> None:
     """For an H100, without one. A fused multiply-add rounds once where the CPU rounds twice."""
     kinds = check("ptx")
     assert kinds.pop("fma", 0) == 0
     assert set(kinds) == {"add.rn", "mul.rn", "sub.rn"}
+    assert check("weighing_ptx").get("fma", 0) == 0
+
+
+def test_alternatives_are_the_most_probable_other_tokens() -> None:
+    """Against probabilities in float64, sorted; and packed as the protocol's plain writer packs them."""
+    torch.manual_seed(0)
+    logits = torch.randn(400, 60) * torch.linspace(0.1, 6, 400)[:, None]
+    logits[::7, ::2] = float("-inf")
+    rows, zero = torch.arange(400), torch.zeros(400, dtype=torch.int64)
+    weighed = noise.weigh(logits, rows, rows, zero, zero)
+    assert torch.equal(weighed.tokens, noise.choose(logits, rows, rows, zero, zero))
+    table = words(weighed).numpy()
+    counts, groups = groups_of(table[:, 0].astype(np.uint8), table[:, 1:].astype(np.uint32))
+    places = unpack(joined(counts, groups), 400)
+    probabilities = logits.double().softmax(-1).numpy()
+    compared = 0
+    for p, token, place in zip(probabilities, weighed.tokens.tolist(), places, strict=True):
+        likely = [other for other in np.argsort(-p).tolist() if other != token and p[other] >= LEAST][:MOST]
+        if not likely:
+            assert place is None
+            continue
+        assert place is not None
+        assert [other for other, _ in place.others] == likely
+        found = [place.sampled, *(kept for _, kept in place.others)]
+        expected = p[[token, *likely]]
+        near = np.abs(np.log(found) - np.log(expected)) <= 0.5 / LEVELS_PER_NAT + 1e-5
+        assert (near | (expected < np.exp(-HIGHEST / LEVELS_PER_NAT))).all()
+        compared += 1
+    assert 100 < compared < 400  # some rows have none

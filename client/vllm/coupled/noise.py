@@ -10,17 +10,22 @@ A counter gives four words. Of 1,024 tokens, words 0 belong to the first 256, wo
 that a GPU reads adjacent logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from histospec.protocol.alternatives import MOST
+
+from .alternatives import Weighed
 from .places import WORD
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch
     torch: Any
+    pad: Any
     Tensor = Any
 else:
     import torch
     from torch import Tensor
+    from torch.nn.functional import pad
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -60,10 +65,31 @@ def choose(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Te
     Returns:
         int64[n], the tokens.
     """
+    return torch.cat([(part + drawn).argmax(dim=-1) for part, drawn in _parts(logits, rows, seeds, pairs, times)])
+
+
+def weigh(logits: Tensor, rows: Tensor, seeds: Tensor, pairs: Tensor, times: Tensor) -> Weighed:
+    """Returns the samples of `choose`, with the most probable tokens of their rows."""
+    found = [_weigh(part, drawn) for part, drawn in _parts(logits, rows, seeds, pairs, times)]
+    return Weighed(*(torch.cat(each) for each in zip(*found, strict=True)))
+
+
+def _weigh(logits: Tensor, drawn: Tensor) -> Weighed:
+    tokens = (logits + drawn).argmax(dim=-1)
+    most = min(MOST + 1, logits.shape[1])
+    missing = MOST + 1 - most
+    likely, which = (
+        pad(each, (0, missing), value=fill) for each, fill in zip(logits.topk(most), (float("-inf"), 0), strict=True)
+    )
+    return Weighed(tokens, logits.gather(1, tokens[:, None])[:, 0], likely, which, logits.logsumexp(1))
+
+
+def _parts(logits: Tensor, rows: Tensor, *place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the logits of some rows, and their noise."""
     vocabulary = logits.shape[1]
     chunk = max(1, CHUNK // vocabulary)
-    parts = zip(*(each.split(chunk) for each in (rows, seeds, pairs, times)), strict=True)
-    return torch.cat([(logits[r] + noise(s, p, t, vocabulary)).argmax(dim=-1) for r, s, p, t in parts])
+    for r, s, p, t in zip(*(each.split(chunk) for each in (rows, *place)), strict=True):
+        yield logits[r], noise(s, p, t, vocabulary)
 
 
 def noise(seeds: Tensor, pairs: Tensor, times: Tensor, vocabulary: int) -> Tensor:

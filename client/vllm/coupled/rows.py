@@ -10,7 +10,12 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from histospec.protocol.alternatives import groups_of
+
 from . import noise
+from .alternatives import Step, Weighed, words
 from .places import Texts
 
 if TYPE_CHECKING:
@@ -42,11 +47,14 @@ class CoupledRows:
             (batch.req_ids[row], batch.token_ids_cpu[row], int(batch.num_tokens_no_spec[row]), count)
             for row, count in zip(self.rows, self._drafted, strict=True)
         )
+        self._words: list[Tensor] = []  # of the drafted tokens, and of the tokens after the drafts
 
     def choose(self, logits: Tensor) -> Tensor:
         """Returns the tokens after the drafts, int64[rows]; logits are float32[batch, V], one row per request."""
         pairs, times = ([numbers[-1] for numbers in each] for each in zip(*self._places, strict=True))
-        return _choose(logits, self.rows, self._seeds, pairs, times)
+        weighed = _weigh(logits, self.rows, self._seeds, pairs, times)
+        self._words.append(words(weighed))
+        return weighed.tokens
 
     def verify(self, logits: Tensor, drafts: Tensor, starts: Sequence[int], behind: Tensor, output: Tensor) -> None:
         """Verifies the drafts of the coupled rows, and writes the result to `output`.
@@ -63,7 +71,9 @@ class CoupledRows:
         flat = [starts[self.rows[i]] + j for i, j in drawn]
         device = output.device
         pairs, times = ([self._places[i][what][j] for i, j in drawn] for what in (0, 1))
-        chosen = _choose(logits, flat, [self._seeds[i] for i, _ in drawn], pairs, times)
+        weighed = _weigh(logits, flat, [self._seeds[i] for i, _ in drawn], pairs, times)
+        self._words.insert(0, words(weighed))
+        chosen = weighed.tokens
         rows, within = torch.tensor(drawn, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
         counts = torch.tensor(self._drafted, device=device)
         coupled = torch.tensor(self.rows, device=device)
@@ -75,16 +85,40 @@ class CoupledRows:
         kept = torch.arange(output.shape[1], device=device) <= first[:, None]
         output[coupled] = torch.where(kept, tokens, REJECTED)
 
+    def alternatives(self, requests: Sequence[str], sampled: Sequence[Sequence[int]]) -> dict[str, Step]:
+        """Returns the alternatives of the coupled rows, after `choose` and `verify`.
+
+        Args:
+            requests: the id of each row of the batch.
+            sampled: the tokens that each row got: accepted drafted tokens, and the one after them.
+        """
+        flat: list[int] = []
+        kept = []
+        first, behind = 0, sum(self._drafted)
+        for i, (row, drafted) in enumerate(zip(self.rows, self._drafted, strict=True)):
+            kept.append(len(sampled[row]))
+            flat += range(first, first + min(drafted, kept[-1]))
+            flat += [behind + i] * (kept[-1] > drafted)
+            first += drafted
+        drawn = torch.cat(self._words).cpu().numpy()[flat]
+        counts, groups = groups_of(drawn[:, 0].astype(np.uint8), drawn[:, 1:].astype(np.uint32))
+        ends = np.concatenate([[0], np.cumsum(np.where(counts, 1 + 4 * counts.astype(np.int64), 0))])
+        found, at = {}, 0
+        for row, tokens in zip(self.rows, kept, strict=True):
+            found[requests[row]] = Step(counts[at : at + tokens].tobytes(), groups[ends[at] : ends[at + tokens]])
+            at += tokens
+        return found
+
 
 def _signed(seed: int) -> int:
     """Returns the same 64 bits as a signed integer, for torch's int64."""
     return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
-def _choose(logits: Tensor, *numbers: Sequence[int]) -> Tensor:
+def _weigh(logits: Tensor, *numbers: Sequence[int]) -> Weighed:
     arguments = torch.tensor(numbers, dtype=torch.int64).to(logits.device, non_blocking=True)
     implementation: Any = noise
     if logits.is_cuda:
         implementation = importlib.import_module(".kernel", __package__)
-    chosen: Tensor = implementation.choose(logits, *arguments.unbind())
-    return chosen
+    weighed: Weighed = implementation.weigh(logits, *arguments.unbind())
+    return weighed

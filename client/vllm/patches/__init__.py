@@ -7,7 +7,8 @@ HistoSpec assigns to attributes of vLLM.
 
 With coupled sampling the plug-in also sets VLLM_USE_V2_MODEL_RUNNER=0, unless the environment sets it, because vLLM's
 model runner V2 has another sampler. Each of vLLM's model runners then has one more attribute, `_histospec_texts`, and
-the scheduler adds a seed to the sampling parameters of requests without one.
+each output of a step `_histospec_alternatives`. The scheduler adds a seed to the sampling parameters of requests
+without one.
 """
 
 from typing import NamedTuple
@@ -97,5 +98,13 @@ PATCHES = (
         versions="run with 0.27, 0.29 and 0.32; another signature is refused at the start",
         why="it accepts a drafted token with a probability; coupled sampling accepts it if it equals the drawn token",
         until="as for GPUModelRunner._sample",
+    ),
+    Patch(
+        symbol="vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        room="sampling",
+        installed_by="the plug-in, with HISTOSPEC_SAMPLING=coupled",
+        versions="run with 0.32; another signature is refused at the start",
+        why="its output has no field for probable tokens, unless the user asks for log-probabilities",
+        until="vLLM returns probable tokens to its scheduler, whatever the user asks for",
     ),
 )

@@ -14,6 +14,11 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, function)
 
 
+def attach(output: Any, name: str, value: Any) -> None:
+    """Gives an object that vLLM passes on, such as the output of a step, one more attribute."""
+    setattr(output, name, value)
+
+
 @contextmanager
 def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives an attribute of an object of vLLM another value while the block runs."""

@@ -1,8 +1,9 @@
-"""Coupled sampling inside vLLM, by three functions that it replaces. They run after vLLM's processing of the logits.
+"""Coupled sampling inside vLLM, by four functions that it replaces. They run after vLLM's processing of the logits.
 
 - GPUModelRunner._sample: keeps the seeds and places of the batch's rows while it samples (coupled/rows.py);
 - TopKTopPSampler.forward: draws the token after every draft, and all tokens without drafts;
-- rejection_sampler.rejection_sample: verifies drafted tokens.
+- rejection_sampler.rejection_sample: verifies drafted tokens;
+- GPUModelRunner.sample_tokens: adds the alternatives of the sampled tokens to its output.
 
 It checks their signatures first and refuses a vLLM with others, because independent draws look like coupled draws that
 do not repeat.
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ..coupled.alternatives import ATTRIBUTE
 from ..coupled.places import Texts
 from ..coupled.rows import CoupledRows
-from .replacing import is_replaced, parameters, replace
+from .replacing import attach, is_replaced, parameters, replace
 
 if TYPE_CHECKING:
     torch: Any
@@ -32,6 +34,7 @@ VERIFYING = [
 ]  # fmt: skip
 
 _coupled: CoupledRows | None = None  # of the present batch; a worker samples in one thread
+_sampled: CoupledRows | None = None  # those of the batch whose output vLLM is making
 
 
 def install() -> None:
@@ -42,8 +45,10 @@ def install() -> None:
         return
     _require(runner._sample, ["self", "logits", "spec_decode_metadata"])
     _require(rejection.rejection_sample, VERIFYING)
+    _require(runner.sample_tokens, ["self", "grammar_output"])
     replace(runner, "_sample", _remembering(runner._sample))
     replace(rejection, "rejection_sample", _verifying(rejection.rejection_sample))
+    replace(runner, "sample_tokens", _giving(runner.sample_tokens))
     logger.info("HistoSpec samples requests with a seed by coupled sampling")
 
 
@@ -61,7 +66,7 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(sample)
     def remember(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-        global _coupled
+        global _coupled, _sampled
         batch = self.input_batch
         if not batch.generators:
             return sample(self, logits, spec_decode_metadata)
@@ -75,11 +80,29 @@ def _remembering(sample: Callable[..., Any]) -> Callable[..., Any]:
         drafted = None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens
         _coupled = CoupledRows(batch, drafted, texts)
         try:
-            return sample(self, logits, spec_decode_metadata)
+            output = sample(self, logits, spec_decode_metadata)
+            _sampled = _coupled
+            return output
         finally:
             _coupled = None
 
     return remember
+
+
+def _giving(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns GPUModelRunner.sample_tokens that adds the alternatives of the sampled tokens to its output."""
+
+    @functools.wraps(sample_tokens)
+    def give(self: Any, *arguments: Any, **named: Any) -> Any:
+        global _sampled
+        _sampled = None
+        output = sample_tokens(self, *arguments, **named)
+        coupled, _sampled = _sampled, None
+        if coupled is not None:
+            attach(output, ATTRIBUTE, coupled.alternatives(output.req_ids, output.sampled_token_ids))
+        return output
+
+    return give
 
 
 def couple(sampler: Any) -> None:

@@ -234,7 +234,7 @@ class Engine {
   // Adds finished responses to the history of the problem; they are in the index on return. `id` identifies the
   // problem, or the prompt does if `id` is empty. A response with a seed becomes the twin of later sessions with that
   // seed. Throws std::invalid_argument and changes nothing if a token is negative, the namespace or the prompt is
-  // empty, or a mask has another length than its response.
+  // empty, a mask has another length than its response, or alternatives do not fit their response.
   void ingest(const std::string& name, Tokens prompt, std::span<const ResponseView> responses,
               const std::string& id = {}, Arrival arrival = Arrival::kNew);
 
@@ -253,8 +253,10 @@ class Engine {
   void step(const StepRequest& request, StepResult& result);
 
   // Ends a session. With `commit` its generated tokens join the history of its problem at once, with the given epoch or
-  // else the newest of the namespace. Throws UnknownSession.
-  void close(SessionId session, bool commit = true, std::optional<std::int64_t> epoch = {});
+  // else the newest of the namespace, and with their alternatives (index/alternatives.h). Throws UnknownSession, or
+  // std::invalid_argument if the alternatives do not fit the tokens, and changes nothing.
+  void close(SessionId session, bool commit = true, std::optional<std::int64_t> epoch = {},
+             std::span<const std::uint8_t> alternatives = {});
 
   // How many tokens each session has generated; -1 for a session that is not open.
   std::vector<std::int64_t> lengths(std::span<const SessionId> sessions) const;

@@ -25,7 +25,8 @@ struct ResponseView {
   Tokens tokens;
   std::span<const std::uint8_t> generated;  // empty: all of them; else one per token, 0 for tool and user turns
   std::int64_t epoch = 0;
-  std::optional<std::int64_t> seed = {};  // of coupled sampling, if it was drawn with one
+  std::optional<std::int64_t> seed = {};            // of coupled sampling, if it was drawn with one
+  std::span<const std::uint8_t> alternatives = {};  // see index/alternatives.h; empty: none
 };
 
 // A response that owns its tokens, as the index returns it.
@@ -34,15 +35,17 @@ struct Response {
   std::vector<Token> tokens;
   std::vector<std::uint8_t> generated;
   std::int64_t epoch = 0;
+  std::vector<std::uint8_t> alternatives = {};
 
-  ResponseView view() const { return {head, tokens, generated, epoch}; }
+  ResponseView view() const { return {head, tokens, generated, epoch, {}, alternatives}; }
 };
 
 inline Response owned(const ResponseView& r) {
   return {{r.head.begin(), r.head.end()},
           {r.tokens.begin(), r.tokens.end()},
           {r.generated.begin(), r.generated.end()},
-          r.epoch};
+          r.epoch,
+          {r.alternatives.begin(), r.alternatives.end()}};
 }
 
 }  // namespace histospec

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "draft/estimator.h"
+#include "draft/noise.h"
 #include "draft/sources.h"
 #include "draft/twin_trust.h"
 
@@ -16,7 +17,11 @@ struct Prediction {
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
+  std::uint8_t size;  // how many candidates there are; the estimator's come first
   std::uint8_t best;  // of the candidates
+  bool foreseen;      // whether the noise of the candidates is known
+  // Of each candidate, if foreseen: its noise, its probability without the noise and with it.
+  Foresight::PerCandidate noise, weighed, with_noise;
 
   Token token() const { return tokens[best]; }
 };
@@ -63,6 +68,7 @@ struct DraftContext {
   Tokens twin;                           // empty: the session has none
   std::int64_t shift = 0;                // position in the twin minus position in the session
   Agreement agreement;                   // with the twin
+  PlacesAhead places;                    // along the draft, if the noise is known
 
   // Moves the sources that the next token needs to the end of the context. Returns the longest match length in the
   // history.
@@ -71,6 +77,7 @@ struct DraftContext {
   void push(Token token) {
     if (const Token* foretold = next_of_twin()) agreement.saw(*foretold == token);
     tail.push(token);
+    places.push(token);
     ++generated;
     if (agreement.streak < kInStep && !twin.empty()) synchronise();
   }
@@ -89,6 +96,17 @@ struct DraftContext {
 
 // Collects the matches of the context, and picks the candidates for its next token.
 Evidence gather(DraftContext& context, const LiveSource& live);
+
+// Estimates the candidates of the context's next token; `evidence` has at least one. Returns the calibrated probability
+// of the best.
+float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
+              Prediction& prediction);
+
+// The inputs of foresight for the candidates of a position whose noise is known.
+void describe(const Prediction& prediction, Foresight::Inputs& inputs);
+
+// Trains the estimator on the token that came at the predicted position.
+void learn(Estimator& estimator, const Prediction& prediction, Token came);
 
 // Whether the twin alone gives the next token, without evidence from other sources.
 bool twin_alone(const DraftContext& context, const TwinTrust& trust);

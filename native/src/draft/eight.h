@@ -39,4 +39,14 @@ inline Eight where_positive(const Eight& sign, const Eight& x) {
   return {keep(sign.low, x.low), keep(sign.high, x.high)};
 }
 
+// log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
+inline Eight log2(const Eight& x) {
+  return halves(x, [](Eight::Half half) {
+    const auto bits = reinterpret_cast<Eight::Bits>(half);
+    const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
+    const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
+    return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
+  });
+}
+
 }  // namespace histospec

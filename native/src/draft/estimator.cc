@@ -14,21 +14,10 @@ namespace {
 constexpr float kRate = 0.002f;
 constexpr float kBiasRate = 0.1f;
 constexpr float kRemembered = 1000;  // steps that count for the yield
-// Observations with which the correction of a tenth starts, and the most that it counts.
-constexpr float kDoubt = 100, kMostSeen = 2000;
-constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n";
+// A state of the second version ends with what foresight has learned.
+constexpr std::string_view kStateVersion = "HistoSpec estimator 1\n", kForesightVersion = "HistoSpec estimator 2\n";
 constexpr float kMostWeight = 1e6f;
 constexpr float kMostOfStep = 0.9f * kMostWeight / kRemembered;  // tokens; restore() refuses larger sums
-
-// log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
-Eight log2(const Eight& x) {
-  return halves(x, [](Eight::Half half) {
-    const auto bits = reinterpret_cast<Eight::Bits>(half);
-    const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
-    const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
-    return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
-  });
-}
 
 // The log-odds of `n` of `total`; 0 if `total` is 0.
 Eight stretch(const Eight& n, const Eight& total) {
@@ -37,36 +26,14 @@ Eight stretch(const Eight& n, const Eight& total) {
   return kLn2 * (log2(n + prior) - log2(where_positive(others, others) + prior));
 }
 
-Eight load(const float* x) {
-  Eight eight;
-  std::memcpy(&eight, x, sizeof(eight));
-  return eight;
-}
-void store(float* x, const Eight& eight) { std::memcpy(x, &eight, sizeof(eight)); }
-
 std::uint16_t slot(std::uint32_t key) {
   return static_cast<std::uint16_t>((key * 2654435761u) >> (32 - Estimator::kBiasBits));
 }
 
 }  // namespace
 
-// Visits the parts in the order of the saved state.
-template <typename AnyWeights, typename Visit>
-void Estimator::each_part(AnyWeights& w, Visit visit) {
-  visit(w.inputs), visit(w.rows), visit(w.output), visit(w.row_odds), visit(w.direct);
-}
-
 const Estimator::Weights& Estimator::starting() {
-  static const Weights weights = [] {
-    Weights w;
-    const float* next = kStartingWeights.data();
-    each_part(w, [&next](auto& part) {
-      std::memcpy(&part, next, sizeof(part));
-      next += sizeof(part) / sizeof(float);
-    });
-    return w;
-  }();
-  static_assert(kStartingWeights.size() == kHidden * (kInputs + kRows + 1) + kRows + kInputs);
+  static const Weights weights = Weights::of(kStartingWeights);
   return weights;
 }
 
@@ -111,19 +78,9 @@ void Estimator::describe(const Evidence& evidence, Token previous, int run, Feat
 
 void Estimator::estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const {
   const Weights& w = weights();
-  Eight position{};
-  float odds_of_position = 0;
-  for (int row : features.rows) {
-    position += w.rows[row];
-    odds_of_position += w.row_odds[row];
-  }
+  const Weights::Position position = w.at(features.rows);
   for (int c = 0; c < features.size; ++c) {
-    const auto& x = features.x[c];
-    Eight hidden = position;
-    for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
-    const Eight parts = where_positive(hidden, hidden * w.output) + load(x.data()) * load(w.direct.data());
-    float odds = odds_of_position + parts.sum();
-    for (int i = 8; i < kInputs; ++i) odds += x[i] * w.direct[i];
+    float odds = w.log_odds(position, features.x[c]);
     for (int b = 0; net_ && b < 2; ++b) odds += net_->biases[b][features.slots[c][b]];
     probabilities[c] = 1.0f / (1.0f + std::exp(-std::clamp(odds, -12.0f, 12.0f)));
   }
@@ -134,36 +91,9 @@ void Estimator::learn(const Features& features, int candidate, float probability
     net_ = std::make_unique<Net>();
     net_->weights = starting();
   }
-  Weights& w = net_->weights;
-  const auto& x = features.x[candidate];
   const float error = (right ? 1.0f : 0.0f) - probability;
-  const float step = kRate * error;
-  Eight hidden{};
-  for (int row : features.rows) hidden += w.rows[row];
-  for (int i = 0; i < kInputs; ++i) hidden += x[i] * w.inputs[i];
-  const Eight back = where_positive(hidden, step * w.output);
-  w.output += where_positive(hidden, step * hidden);
-  for (int i = 0; i < kInputs; ++i) w.inputs[i] += x[i] * back;
-  store(w.direct.data(), load(w.direct.data()) + step * load(x.data()));
-  for (int i = 8; i < kInputs; ++i) w.direct[i] += step * x[i];
-  for (int row : features.rows) {
-    w.rows[row] += back;
-    w.row_odds[row] += step;
-  }
+  net_->weights.learn(features.rows, features.x[candidate], kRate * error);
   for (int b = 0; b < 2; ++b) net_->biases[b][features.slots[candidate][b]] += kBiasRate * error;
-}
-
-float Estimator::calibrated(float probability) const {
-  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
-  return std::clamp(probability + correction_.offset[tenth], 1e-6f, 1 - 1e-6f);
-}
-
-void Estimator::saw_best(float probability, bool right) {
-  const int tenth = std::min(static_cast<int>(probability * kTenths), kTenths - 1);
-  float& seen = correction_.seen[tenth];
-  const float error = (right ? 1.0f : 0.0f) - calibrated(probability);
-  correction_.offset[tenth] += error / (kDoubt + seen);
-  seen = std::min(seen + 1, kMostSeen);
 }
 
 float Estimator::speed_up(float verify_cost, float most) const {
@@ -179,22 +109,25 @@ void Estimator::saw_step(float tokens, float drafted) {
 
 std::string Estimator::state() const {
   if (!net_) return {};
-  std::string state(kStateVersion);
+  std::string state(foresight.learned() ? kForesightVersion : kStateVersion);
   const auto write = [&state](const auto& part) { state.append(reinterpret_cast<const char*>(&part), sizeof(part)); };
   write(yield_);
   write(correction_);
-  each_part(net_->weights, write);
+  Weights::each_part(net_->weights, write);
   write(net_->biases);
+  if (foresight.learned()) Foresight::each_part(foresight, write);
   return state;
 }
 
 void Estimator::restore(std::string_view state) {
-  if (!state.starts_with(kStateVersion)) {
+  const bool foresees = state.starts_with(kForesightVersion);
+  if (!foresees && !state.starts_with(kStateVersion)) {
     throw std::invalid_argument("state: is not a state of this version of the estimator");
   }
   auto net = std::make_unique<Net>();
   Yield yield;
   Correction correction;
+  Foresight with_noise;
   std::string_view left = state.substr(kStateVersion.size());
   const auto read = [&left](auto& part) {
     if (left.size() < sizeof(part)) throw std::invalid_argument("state: is too short");
@@ -208,16 +141,20 @@ void Estimator::restore(std::string_view state) {
   };
   read(yield);
   read(correction);
-  each_part(net->weights, read);
+  Weights::each_part(net->weights, read);
   read(net->biases);
+  if (foresees) {
+    Foresight::each_part(with_noise, read);
+    with_noise.set_learned();
+  }
   if (!left.empty()) throw std::invalid_argument("state: is too long");
-  const bool counted = std::ranges::all_of(correction.seen, [](float n) { return n >= 0; });
-  if (!(counted && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
+  if (!(correction.valid() && with_noise.valid() && yield.steps > 0 && yield.tokens > 0 && yield.drafted >= 0)) {
     throw std::invalid_argument("state: holds a number out of range");
   }
   net_ = std::move(net);
   yield_ = yield;
   correction_ = correction;
+  foresight = with_noise;
 }
 
 }  // namespace histospec

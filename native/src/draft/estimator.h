@@ -26,8 +26,10 @@
 #include <string>
 #include <string_view>
 
-#include "draft/eight.h"
+#include "draft/correction.h"
 #include "draft/evidence.h"
+#include "draft/foresight.h"
+#include "draft/network.h"
 
 namespace histospec {
 
@@ -53,6 +55,10 @@ class Estimator {
 
   // `previous`: the newest token of the context, -1 if there is none; `run`: how many tokens in a row were predicted.
   static void describe(const Evidence& evidence, Token previous, int run, Features& features);
+  // The log-odds of the candidate's share of all matches, and of the longest ones.
+  static std::array<float, 2> shares(const Features& features, std::size_t candidate) {
+    return {features.x[candidate][6], features.x[candidate][7]};
+  }
   // The probability of each candidate to be the next token.
   void estimate(const Features& features, std::span<float, kMaxCandidates> probabilities) const;
   // `right`: whether the candidate, estimated at `probability`, was the next token.
@@ -60,8 +66,11 @@ class Estimator {
 
   // The best of several candidates is right a little more or less often than estimated. The estimator learns a
   // correction for each tenth of the probability and applies it here. `probability` is the result of estimate().
-  float calibrated(float probability) const;
-  void saw_best(float probability, bool right);
+  float calibrated(float probability) const { return correction_.corrected(probability); }
+  void saw_best(float probability, bool right) { correction_.saw(probability, right); }
+
+  // The estimates of sessions whose noise is known.
+  Foresight foresight;
 
   // The speed-up of the latest steps: tokens for the price of a plain step if a drafted token costs `verify_cost` of
   // it; at least 1 and at most `most`. A drafted token has to yield more than this.
@@ -74,6 +83,7 @@ class Estimator {
     net_.reset();
     yield_ = Yield();
     correction_ = Correction();
+    foresight = Foresight();
   }
   std::size_t bytes() const { return net_ ? sizeof(Net) : 0; }
 
@@ -83,21 +93,10 @@ class Estimator {
   void restore(std::string_view state);
 
  private:
-  struct Weights {
-    std::array<Eight, kInputs> inputs;
-    std::array<Eight, kRows> rows;
-    Eight output;
-    std::array<float, kRows> row_odds;
-    std::array<float, kInputs> direct;
-  };
+  using Weights = Network<kInputs, kRows>;
   struct Net {
     Weights weights;
     std::array<std::array<float, 1 << kBiasBits>, 2> biases{};
-  };
-  static constexpr int kTenths = 10;
-  struct Correction {
-    std::array<float, kTenths> offset{};
-    std::array<float, kTenths> seen{};
   };
   // Sums over the latest steps.
   struct Yield {
@@ -106,8 +105,6 @@ class Estimator {
     float drafted = 100;
   };
 
-  template <typename AnyWeights, typename Visit>
-  static void each_part(AnyWeights& weights, Visit visit);
   static const Weights& starting();
   const Weights& weights() const { return net_ ? net_->weights : starting(); }
 

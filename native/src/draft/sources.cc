@@ -71,9 +71,25 @@ void SegmentSource::collect_matches(Source source, std::int64_t offset, Evidence
   }
 }
 
+void SegmentSource::weigh_matches(std::int64_t newest, Likelihood& likelihood) const {
+  for (std::size_t s = 0; s < places_.size(); ++s) {
+    const Segment& segment = *(*segments_)[s];
+    if (!segment.has_alternatives()) continue;
+    segment.each_near(places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int) {
+      if (row.next_rank == Segment::kSeparator) return;
+      likelihood.add(segment.token(row.next_rank), segment.alternatives(row.row),
+                     Likelihood::weight(row.match_length, age(segment, row.epoch, newest)));
+    });
+  }
+}
+
 std::uint8_t SegmentSource::age(const Match& match, std::int64_t newest) const {
   const std::uint16_t id = match.epoch_id();
-  const std::int64_t epoch = (*segments_)[id / Rows::kEpochs]->epoch(id % Rows::kEpochs);
+  return age(*(*segments_)[id / Rows::kEpochs], static_cast<std::uint8_t>(id % Rows::kEpochs), newest);
+}
+
+std::uint8_t SegmentSource::age(const Segment& segment, std::uint8_t epoch_name, std::int64_t newest) {
+  const std::int64_t epoch = segment.epoch(epoch_name);
   if (epoch >= newest) return 0;
   return static_cast<std::uint8_t>(
       std::min<std::uint64_t>(static_cast<std::uint64_t>(newest) - static_cast<std::uint64_t>(epoch), kOldest));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "draft/evidence.h"
+#include "draft/likelihood.h"
 #include "index/segments.h"
 #include "live/live_text.h"
 
@@ -73,6 +74,8 @@ class SegmentSource {
   // Adds the rows nearest to the context in each segment, as matches of `source`. `offset`: how many tokens the session
   // has generated.
   void collect_matches(Source source, std::int64_t offset, Evidence& evidence) const;
+  // Adds the same rows, with the policy's own probabilities there. `newest`: epoch of the namespace.
+  void weigh_matches(std::int64_t newest, Likelihood& likelihood) const;
   // The age of the response of a match, in epochs behind `newest`, at most kOldest.
   std::uint8_t age(const Match& match, std::int64_t newest) const;
   // The longest match length in any of the segments.
@@ -80,6 +83,7 @@ class SegmentSource {
 
  private:
   void find(Tokens context);
+  static std::uint8_t age(const Segment& segment, std::uint8_t epoch_name, std::int64_t newest);
 
   std::size_t patience_;
   int rows_;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "histospec/types.h"
+#include "index/alternatives.h"
 
 namespace histospec {
 
@@ -16,6 +17,13 @@ inline void require_tokens(const std::string& field, Tokens tokens) {
                                   " is outside [0, 2147483647]");
     }
   }
+}
+
+// Throws std::invalid_argument if these are no alternatives of a response with this many tokens.
+inline void require_alternatives(const std::string& field, std::span<const std::uint8_t> alternatives,
+                                 std::size_t tokens) {
+  const std::string fault = PackedAlternatives::fault(alternatives, tokens);
+  if (!fault.empty()) throw std::invalid_argument(field + ": " + fault);
 }
 
 }  // namespace histospec

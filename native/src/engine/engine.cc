@@ -46,6 +46,8 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
       throw std::invalid_argument(field + ": its mask has " + std::to_string(responses[i].generated.size()) +
                                   " entries for " + std::to_string(responses[i].tokens.size()) + " tokens");
     }
+    require_alternatives("alternatives[" + std::to_string(i) + "]", responses[i].alternatives,
+                         responses[i].tokens.size());
     if (responses[i].tokens.empty()) continue;
     views.push_back(responses[i]);
     views.back().head = prompt;
@@ -108,11 +110,18 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
+    if (seed) session->places.emplace();
+    for (std::size_t at = 0; seed && at < prompt.size() + generated.size(); ++at) {
+      if (at > 0 && at % LiveText::kSlice == 0) Monitor::breathe(lock);
+      session->places->push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
+    }
     for (Token token : tail(prompt)) session->context.tail.push(token);
     for (Token token : generated) session->context.push(token);
     session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
     session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
+    const std::size_t places = session->place_bytes();
     number = state_->registry.add(std::move(session));
+    state_->ledger.change_places(0, places);
   } catch (...) {  // std::bad_alloc
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
     state_->builder.schedule(problem);
@@ -125,22 +134,26 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
   return number;
 }
 
-void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch) {
+void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
+                   std::span<const std::uint8_t> alternatives) {
+  std::vector<std::uint8_t> kept(alternatives.begin(), alternatives.end());  // before the lock
   Monitor::Lock lock(state_->monitor);
   Session& session = state_->registry.session(id);
   const std::shared_ptr<Problem> problem = session.problem;
   const std::int64_t version = epoch.value_or(session.namespace_->counters.newest_epoch);
   const Tokens said = problem->live->generated(session.text);
+  if (commit) require_alternatives("alternatives", alternatives, said.size());
   const std::optional<Twins::Key> name = session.name_of_twin;
   auto twin = commit && name ? Twins::of({{}, said, {}, version, name->seed}) : nullptr;
   if (commit && !said.empty()) session.namespace_->saw_response(said.size(), version);
   state_->contents.change_live(*problem, [&](LiveText& live) {
     if (commit && !said.empty()) {
-      live.finish(session.text, version);
+      live.finish(session.text, version, std::move(kept));
     } else {
       live.drop(session.text);
     }
   });
+  state_->ledger.change_places(session.place_bytes(), 0);
   state_->registry.remove(id);
   if (twin) {
     state_->contents.add_twin(*problem, *name, version, std::move(twin));

@@ -41,6 +41,7 @@ void check_books(const Registry& registry, const MemoryLedger& ledger) {
   require(counted.parts[Problem::kLive] == booked.parts[Problem::kLive], "live bytes are off");
   require(counted.parts[Problem::kTwins] == booked.parts[Problem::kTwins], "twin bytes are off");
   require(counted.waiting_tokens == booked.waiting_tokens, "tokens that wait for a segment are off");
+  require(registry.place_bytes() == booked.places, "the tables of places are off");
   require(counted.namespaces == booked.namespaces, "namespace bytes are off");
   require(counted.sessions == booked.sessions && booked.sessions == registry.sessions(),
           "sessions and live texts differ");

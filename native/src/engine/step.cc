@@ -150,8 +150,20 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
     if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
     context.push(token);
   }
+  if (session.places) count_places(session, came);
   context.history_source.advance(came.size(), spent.draft.history_trail, came_true);
   context.namespace_source.advance(came.size(), spent.draft.namespace_trail, came_true);
+}
+
+// Counts the places of new tokens. If memory runs out, the noise stays unknown from here on.
+void StepRunner::count_places(Session& session, Tokens came) {
+  const std::size_t before = session.place_bytes();
+  try {
+    for (Token token : came) session.places->push(token);
+  } catch (const std::bad_alloc&) {
+    session.places.reset();
+  }
+  ledger_.change_places(before, session.place_bytes());
 }
 
 // Only reads what the sessions share, so that they can draft in parallel.
@@ -179,6 +191,7 @@ void StepRunner::draft_one(Session& session, DraftLimits limits, DraftContext& a
   if (!twin_alone(context, namespace_.trust)) context.catch_up();
   ahead = context;
   ahead.newest = namespace_.counters.newest_epoch;
+  if (session.places) ahead.places.start(session.name_of_twin->seed, *session.places);
   draft(ahead, LiveSource(*session.problem->live, session.text), namespace_.estimator, namespace_.trust, limits,
         session.draft);
 }

@@ -27,6 +27,7 @@ class StepRunner {
   void find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) REQUIRES(engine_lock);
   // `row`: the session's row in the report.
   void append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) REQUIRES(engine_lock);
+  void count_places(Session& session, Tokens came) REQUIRES(engine_lock);
   void draft_all(DraftLimits limits) REQUIRES(engine_lock);
   // `ahead` is scratch space that moves along the draft and keeps its memory.
   static void draft_one(Session& session, DraftLimits limits, DraftContext& ahead) REQUIRES(engine_lock);

@@ -25,6 +25,8 @@ std::vector<Response> Segment::responses() const {
       hidden[i] = rows_[row].next_rank == kSeparator && i < ranks.size() && ranks[i] != kSeparator;
     });
   }
+  std::vector<std::uint32_t> row_of(alternatives_.empty() ? 0 : ranks.size() + 1);
+  if (!row_of.empty()) each_row([&](std::uint32_t row, std::uint32_t i) { row_of[i] = row; });
   std::vector<Response> out;
   out.reserve(extents_.size());
   std::uint32_t begin = 0;
@@ -38,6 +40,9 @@ std::vector<Response> Segment::responses() const {
         std::find(hidden.begin() + extent.start, hidden.begin() + extent.end, true) != hidden.begin() + extent.end) {
       r.generated.resize(r.tokens.size());
       for (std::size_t i = 0; i < r.tokens.size(); ++i) r.generated[i] = !hidden[extent.start + i];
+    }
+    if (!row_of.empty()) {
+      r.alternatives = pack(r.tokens.size(), [&](std::size_t i) { return alternatives_[row_of[extent.start + i]]; });
     }
     begin = extent.end;
   }
@@ -194,6 +199,7 @@ void Segment::check_integrity() const {
   }
   require(rows_[n].lcp == 0, "the LCP beyond the last row is not 0");
   require(rows_.sealed(), "the least LCP of a block is wrong");
+  require(alternatives_.sealed(), "the directory of the alternatives does not cover them");
 }
 
 }  // namespace histospec

@@ -20,6 +20,7 @@
 //     epoch[r]         the epoch of its response, among the newest of the segment; 2 bits
 //     previous_row[r]  the row of position i - 1, i.e. of this context without its newest token
 //     first[t]         the first row whose newest context token is t; one per distinct token
+//     alternatives[r]  what else the policy found probable at position i (alternatives.h); at few rows, if any
 //
 // `next_rank` is the Burrows-Wheeler transform of the reversed text, `next_row` its last-to-first mapping (LF-mapping),
 // and `previous_row` the inverse of that. `lcp` is the array of longest common prefixes, here of texts read backwards.
@@ -49,6 +50,7 @@
 #include <vector>
 
 #include "histospec/types.h"
+#include "index/alternatives.h"
 #include "index/rows.h"
 #include "index/words.h"
 
@@ -70,6 +72,7 @@ struct Neighbour {
   std::uint16_t offset;       // tokens of its response before it; 0 inside the head, 65,535 means as many or more
   std::uint8_t match_length;  // how many tokens of the context stand before it
   std::uint8_t epoch;         // of its response: an argument for Segment::epoch()
+  std::uint32_t row;          // an argument for Segment::alternatives()
 };
 
 class Segment {
@@ -121,18 +124,23 @@ class Segment {
       std::uint32_t r = place.row;
       for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[--r];
-        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
+        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch, r}, i);
         match_length = std::min(match_length, row.lcp);
       }
       match_length = place.below;
       r = place.row;
       for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[r];
-        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
+        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch, r}, i);
         match_length = std::min(match_length, rows[++r].lcp);
       }
     });
   }
+
+  // Whether any of its responses came with alternatives.
+  bool has_alternatives() const { return !alternatives_.empty(); }
+  // What the policy found most probable at the place of this row, beside the token that followed.
+  Alternatives alternatives(std::uint32_t row) const { return alternatives_[row]; }
 
   // Re-derives every invariant above; throws std::logic_error naming the first that fails.
   void check_integrity() const;
@@ -151,9 +159,13 @@ class Segment {
 
   Segment() = default;
   static Ranked rank(std::span<const ResponseView> responses);
-  void lay_out(const Ranked& ranked);
+  void lay_out(const Ranked& ranked, std::size_t alternative_bytes);
   static std::vector<bool> hidden(std::span<const ResponseView> responses, const Ranked& ranked);
   void sort_rows(const Ranked& ranked, const std::vector<bool>& hidden);
+  void keep_alternatives(std::span<const ResponseView> responses);
+  // Calls visit(row, alternatives) for every row of a generated position.
+  template <typename Visit>
+  void each_place(std::span<const ResponseView> responses, Visit visit) const;
   // Calls visit(row, position) for every position, from n down to 1.
   template <typename Visit>
   void each_row(Visit visit) const {
@@ -180,6 +192,7 @@ class Segment {
   Words first_;                // rank -> first row; [alphabet] = n
   Words previous_row_;
   Rows rows_;
+  AlternativeRows alternatives_;
 };
 
 }  // namespace histospec

@@ -48,8 +48,13 @@ std::shared_ptr<const Segment> Segment::build(std::span<const ResponseView> resp
   const Ranked ranked = rank(responses);
   const std::vector<bool> not_generated = hidden(responses, ranked);
   segment->masked_ = !not_generated.empty();
-  segment->lay_out(ranked);
+  std::size_t alternative_bytes = 0;
+  for (const ResponseView& r : responses) {
+    alternative_bytes += PackedAlternatives(r.alternatives, r.tokens.size()).group_bytes();
+  }
+  segment->lay_out(ranked, alternative_bytes);
   segment->sort_rows(ranked, not_generated);
+  segment->keep_alternatives(responses);
   return segment;
 }
 
@@ -70,7 +75,7 @@ Segment::Ranked Segment::rank(std::span<const ResponseView> responses) {
   return ranked;
 }
 
-void Segment::lay_out(const Ranked& ranked) {
+void Segment::lay_out(const Ranked& ranked, std::size_t alternative_bytes) {
   const std::size_t n = ranked.text.size(), alphabet = ranked.alphabet.size(), responses = ranked.extents.size();
   const std::size_t largest = std::max(n, alphabet);
   const auto place = [&](Layout layout) {
@@ -80,6 +85,7 @@ void Segment::lay_out(const Ranked& ranked) {
     first_ = Words(layout, alphabet + 1, largest);
     previous_row_ = Words(layout, n, largest);
     rows_ = Rows(layout, n, largest);
+    alternatives_ = AlternativeRows(layout, n, alternative_bytes);
     return layout.size();
   };
   memory_ = Block(place(Layout(nullptr)));
@@ -165,6 +171,33 @@ void Segment::sort_rows(const Ranked& ranked, const std::vector<bool>& hidden) {
     next_row = row;
   });
   rows_.seal();
+}
+
+template <typename Visit>
+void Segment::each_place(std::span<const ResponseView> responses, Visit visit) const {
+  std::size_t j = responses.size();
+  std::optional<PackedAlternatives> packed;
+  each_row([&](std::uint32_t row, std::uint32_t position) {
+    while (j > 0 && position < extents_[j - 1].end) {
+      // Position p is the place of text[p], so the last place of a response is one before its end.
+      if (!packed) packed.emplace(responses[j - 1].alternatives, responses[j - 1].tokens.size());
+      if (position >= extents_[j - 1].start) {
+        visit(row, packed->previous());
+        return;
+      }
+      packed.reset();
+      --j;
+    }
+  });
+}
+
+void Segment::keep_alternatives(std::span<const ResponseView> responses) {
+  if (alternatives_.empty()) return;
+  each_place(responses, [this](std::uint32_t row, Alternatives place) { alternatives_.set_count(row, place.count()); });
+  alternatives_.seal();
+  each_place(responses, [this](std::uint32_t row, Alternatives place) {
+    if (place.count() > 0) alternatives_.set_group(row, place);
+  });
 }
 
 }  // namespace histospec

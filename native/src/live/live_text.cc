@@ -198,11 +198,11 @@ void LiveText::unlink(Text& text, std::uint32_t i) {
 void LiveText::count(Text& text) {
   text_bytes_ -= text.counted;
   text.counted = text.tokens.capacity() * sizeof(Token) + text.links.capacity() * sizeof(Link) +
-                 text.chunks.capacity() * sizeof(Place);
+                 text.chunks.capacity() * sizeof(Place) + text.alternatives.capacity();
   text_bytes_ += text.counted;
 }
 
-void LiveText::finish(TextId id, std::int64_t epoch) {
+void LiveText::finish(TextId id, std::int64_t epoch, std::vector<std::uint8_t> alternatives) {
   Text& text = texts_[id];
   assert(text.state == State::kRunning);
   text.state = State::kFinished;
@@ -214,6 +214,8 @@ void LiveText::finish(TextId id, std::int64_t epoch) {
   --running_;
   ++finished_responses_;
   finished_tokens_ += text.tokens.size() - text.head;
+  text.alternatives = std::move(alternatives);
+  count(text);
 }
 
 void LiveText::drop(TextId id) {
@@ -334,7 +336,7 @@ std::vector<ResponseView> LiveText::finished(std::size_t most) const {
   for (TextId id : finished_texts(most)) {
     const Text& text = texts_[id];
     const Tokens all(text.tokens);
-    views.push_back({all.first(text.head), all.subspan(text.head), {}, text.epoch});
+    views.push_back({all.first(text.head), all.subspan(text.head), {}, text.epoch, {}, text.alternatives});
   }
   return views;
 }

@@ -71,8 +71,8 @@ class LiveText {
   // Makes kSlice more tokens of the text's prompt searchable. Returns false when all are.
   bool index_some(TextId text);
   void append(TextId text, Tokens tokens);
-  // Keeps the text as a finished response that waits for its segment.
-  void finish(TextId text, std::int64_t epoch);
+  // Keeps the text as a finished response that waits for its segment, with its alternatives (index/alternatives.h).
+  void finish(TextId text, std::int64_t epoch, std::vector<std::uint8_t> alternatives = {});
   // Forgets the text.
   void drop(TextId text);
 
@@ -125,11 +125,12 @@ class LiveText {
     std::uint32_t linked = 1;  // one past the last such token
     std::uint64_t hash = 0;    // of a prompt
     std::int64_t epoch = 0;
-    std::uint64_t age = 0;      // number among the finished texts
-    TextId earlier = kNoText;   // of a finished text: the one that finished before it
-    TextId later = kNoText;     // and the one after it
-    std::size_t counted = 0;    // bytes of this text in text_bytes_
-    std::vector<Place> chunks;  // numbers of its chunks
+    std::uint64_t age = 0;                   // number among the finished texts
+    TextId earlier = kNoText;                // of a finished text: the one that finished before it
+    TextId later = kNoText;                  // and the one after it
+    std::size_t counted = 0;                 // bytes of this text in text_bytes_
+    std::vector<Place> chunks;               // numbers of its chunks
+    std::vector<std::uint8_t> alternatives;  // of a finished text
   };
 
   TextId allocate(State state);

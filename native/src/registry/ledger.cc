@@ -47,7 +47,7 @@ std::size_t MemoryLedger::running_bytes() const {
   // A position of a draft: its prediction, and the marks of both sources.
   constexpr std::size_t kPosition = sizeof(Prediction) + 4 * sizeof(Place) + 2 * sizeof(std::size_t);
   constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(Place) + 17 * kPosition + 256;
-  return parts_[Problem::kLive] + sessions_ * kSession;
+  return parts_[Problem::kLive] + sessions_ * kSession + places_;
 }
 
 }  // namespace histospec

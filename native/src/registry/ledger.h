@@ -25,6 +25,9 @@ class MemoryLedger {
   void update(Namespace& namespace_) REQUIRES(engine_lock);
   void leave(Namespace& namespace_) REQUIRES(engine_lock);
 
+  // Books the tables with which sessions count places, after a change.
+  void change_places(std::size_t before, std::size_t after) REQUIRES(engine_lock) { places_ += after - before; }
+
   std::size_t memory_bytes() const REQUIRES(engine_lock);
   // The part that cannot be evicted: running sessions and responses that have just finished.
   std::size_t running_bytes() const REQUIRES(engine_lock);
@@ -35,11 +38,11 @@ class MemoryLedger {
   // All bookings, for check_books().
   struct Totals {
     std::array<std::size_t, Problem::kParts> parts{};  // bytes of problems, by part
-    std::size_t namespaces = 0, sessions = 0, waiting_tokens = 0;
+    std::size_t namespaces = 0, sessions = 0, places = 0, waiting_tokens = 0;
 
     bool operator==(const Totals&) const = default;
   };
-  Totals totals() const REQUIRES(engine_lock) { return {parts_, namespaces_, sessions_, waiting_tokens_}; }
+  Totals totals() const REQUIRES(engine_lock) { return {parts_, namespaces_, sessions_, places_, waiting_tokens_}; }
 
  private:
   void book(const Problem& problem, Problem::Part part, const Holding& before, const Holding& after)
@@ -49,6 +52,7 @@ class MemoryLedger {
   std::size_t namespaces_ GUARDED_BY(engine_lock) = 0;
   std::size_t merging_ GUARDED_BY(engine_lock) = 0;
   std::size_t sessions_ GUARDED_BY(engine_lock) = 0;
+  std::size_t places_ GUARDED_BY(engine_lock) = 0;
   std::size_t waiting_tokens_ GUARDED_BY(engine_lock) = 0;
 };
 

@@ -99,6 +99,12 @@ SessionId Registry::add(std::unique_ptr<Session> session) {
   return ++last_session_;
 }
 
+std::size_t Registry::place_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& [id, session] : sessions_) bytes += session->place_bytes();
+  return bytes;
+}
+
 Session* Registry::find_session(SessionId id) const {
   const auto found = sessions_.find(id);
   return found == sessions_.end() ? nullptr : found->second.get();

@@ -50,6 +50,8 @@ class Registry {
   Problem* next_to_drop(Namespace& namespace_, std::uint64_t number) REQUIRES(engine_lock);
 
   std::size_t sessions() const REQUIRES(engine_lock) { return sessions_.size(); }
+  // The bytes of the tables with which sessions count places.
+  std::size_t place_bytes() const REQUIRES(engine_lock);
   SessionId add(std::unique_ptr<Session> session) REQUIRES(engine_lock);
   void remove(SessionId id) REQUIRES(engine_lock) { sessions_.erase(id); }
   // Null if it is not open.

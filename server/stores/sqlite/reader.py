@@ -9,10 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from histospec.protocol.arrays import INT32
 from histospec.server.errors import Damaged, StoreError
 from histospec.server.stores.damage import Damage
 from histospec.server.stores.interface import Problem, Reader, Record, within
-from histospec.server.stores.records import checksum, sound
+from histospec.server.stores.records import checksum, sound, unguarded
 from histospec.server.stores.sqlite.file import is_damage
 from histospec.server.stores.sqlite.readers import Readers
 
@@ -25,7 +26,9 @@ RESPONSES_AT_ONCE = 512
 T = TypeVar("T")
 
 NAMING = "id, namespace, problem, digest, tokens"  # columns of prompts
-COLUMNS = "id, prompt, checksum, tokens, epoch, reward, logprobs, generated, seed"
+COLUMNS = "id, prompt, checksum, tokens, epoch, reward, logprobs, generated, seed, alternatives"
+# The bytes of the arrays of a response.
+SIZE = "length(tokens) + length(logprobs) + length(generated) + coalesce(length(alternatives), 0)"
 # Readers no longer see what a drop or a rewind has yet to delete; the parameter is the namespace.
 STAYS = (
     "NOT EXISTS (SELECT 1 FROM leaving WHERE leaving.namespace = ? "
@@ -113,7 +116,7 @@ class SQLiteReader(Reader):
         """See Reader."""
         numbers = [number for number, _ in self._newest(problem, limit)]
         if room is not None:
-            size = "SELECT total(length(tokens) + length(logprobs) + length(generated)) FROM responses WHERE id IN "
+            size = f"SELECT total({SIZE}) FROM responses WHERE id IN "
             within(room, sum(int(self._read(f"{size}({_marks(some)})", some)[0][0]) for some in _parts(numbers)))
         pages = [self._page(some) for some in _parts(numbers)]
         return [record for page in reversed(pages) for record in page]
@@ -212,17 +215,17 @@ def _parts(numbers: list[int]) -> Iterator[list[int]]:
 
 def record_of(row: Sequence[Any]) -> Record:
     """Returns the response of a row of COLUMNS. Raises Damaged."""
-    _, prompt, stored, *columns = row
+    _, prompt, stored, *columns, alternatives = row
     record = Record(*columns)
     if stored is None:
-        return sound(record)
+        return sound(record)  # from before there were alternatives
     try:
         intact = checksum(record, prompt) == stored
     except (TypeError, struct.error):  # damage may also change the type of a value
         intact = False
     if not intact:
         raise Damaged("store: a response does not match its checksum")
-    return record
+    return record._replace(alternatives=unguarded(alternatives, len(record.tokens) // INT32.itemsize))
 
 
 def digest_of(tokens: bytes) -> bytes:

@@ -146,7 +146,7 @@ class _Copy:
             if not known:
                 self.damaged += 1
                 continue
-            insert = f"INSERT OR IGNORE INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            insert = f"INSERT OR IGNORE INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             self.responses += self._target.execute(insert, row).rowcount
             if size >= COMMIT_BYTES:
                 size = 0

@@ -137,6 +137,12 @@ CREATE TABLE clock (  -- one row: how far the times in `writes` can be trusted
 """,
         readable_from=5,
     ),
+    Version(  # additive; `checksum` leaves the new column out, which has a checksum of its own
+        """
+ALTER TABLE responses ADD COLUMN alternatives BLOB;  -- NULL if there are none
+""",
+        readable_from=5,
+    ),
 )
 SCHEMA_VERSION = len(VERSIONS)
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-from histospec.server.stores.records import checksum
+from histospec.server.stores.records import checksum, guarded
 from histospec.server.stores.sqlite.reader import STAYS, digest_of, prompts_of
 from histospec.server.stores.window import Window
 
@@ -146,10 +146,13 @@ class Appender:
     def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
         connection.execute("REPLACE INTO writes (prompt, latest) VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
-            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum, alternatives) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
-                (prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed, checksum(r, prompt))
+                (
+                    *(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed, checksum(r, prompt)),
+                    guarded(r.alternatives),
+                )
                 for r in records
             ],
         )

@@ -116,6 +116,14 @@ GOOD = {"namespace": "run", "prompt": [1], "responses": [{"epoch": 0, "tokens": 
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "logprobs": [0.5, 1]}]}, "responses[0]: has 2 logprobs"),
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "seed": 2**63}]}, f"responses[0].seed: {2**63} is above"),
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [1], "seed": 0.5}]}, "responses[0].seed: should be a valid int"),
+        (
+            {**GOOD, "responses": [{"epoch": 0, "tokens": [1], "alternatives": "!"}]},
+            "responses[0].alternatives: should",
+        ),
+        (
+            {**GOOD, "responses": [{"epoch": 0, "tokens": [1], "alternatives": "AQ=="}]},
+            "responses[0]: has alternatives that do not fit: 1 bytes, but its counts need 6",
+        ),
         ({**GOOD, "responses": [{"epoch": 0, "tokens": [-1]}]}, "responses[0].tokens[0]: -1 is below the limit 0"),
     ],
 )

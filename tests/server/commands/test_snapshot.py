@@ -1,5 +1,6 @@
 """A store as a file: the same content from every kind of store, and never an incomplete file."""
 
+import base64
 import gzip
 import json
 import signal
@@ -17,7 +18,7 @@ from histospec.v1 import draft_pb2 as pb
 from tests.support import children
 from tests.support.batches import batch, put
 from tests.support.children import Child
-from tests.support.contents import STATE, content, in_redis, logprobs, on_disk, tokens
+from tests.support.contents import OTHERS, STATE, content, in_redis, logprobs, on_disk, tokens
 from tests.support.redis_processes import RedisCluster, RedisProcess
 from tests.support.servers import Server, Starter
 from tests.support.waiting import eventually
@@ -67,6 +68,7 @@ def test_a_snapshot_may_go_to_the_standard_output(data: Path) -> None:
     assert [line.get("id") for line in lines[1:]] == [None, "a name ❤", "turns"]
     turns = lines[3]["responses"][0]
     assert np.array(turns.pop("logprobs"), "<f4").tobytes() == logprobs(4)
+    assert base64.b64decode(turns.pop("alternatives")) == OTHERS
     assert turns == {
         "epoch": 1,
         "turns": [
@@ -87,7 +89,7 @@ def test_a_store_of_an_older_version_is_not_read(
         connection.execute("PRAGMA user_version = 2")
     code, text = run("snapshot", tmp_path / "all.jsonl", "--data-dir", data)
     assert code == 2
-    assert "was written by an older HistoSpec (schema 2, this one needs 5); start" in text
+    assert "was written by an older HistoSpec (schema 2, this one needs 6); start" in text
 
 
 def test_namespaces_are_chosen_by_a_pattern(run: Callable[..., tuple[int, str]], data: Path, tmp_path: Path) -> None:

@@ -137,6 +137,13 @@ MESSAGES = {
     "reward not a number": (closing(reward=float("nan")), INVALID, "closes[0].reward: nan"),
     "logprobs not whole": (closing(logprobs=b"12345"), INVALID, "closes[0].logprobs: 5 bytes"),
     "too many logprobs": (closing(logprobs=b"\0" * 8), INVALID, "closes[0].logprobs: 2 values for 1 tokens"),
+    "alternatives too short": (closing(alternatives=b"\1"), INVALID, "closes[0].alternatives: 1 bytes, but its counts"),
+    "alternatives too long": (closing(alternatives=b"\0" * 9), INVALID, "closes[0].alternatives: 9 bytes, but its"),
+    "alternatives of no token": (
+        closing(alternatives=b"\4" + bytes(5)),
+        INVALID,
+        "closes[0].alternatives: a place behind the 1 tokens",
+    ),
     "good step, bad close": ({**step(), **closing(epoch=-1)}, INVALID, "closes[0].epoch"),
     "good open, bad step": ({**opening(), **step(lengths=i32(9))}, INVALID, "step.lengths"),
 }

@@ -91,14 +91,15 @@ def test_a_server_over_tls_is_checked_and_wants_a_password(
     st.booleans(),
     st.booleans(),
     st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.binary(max_size=20),
 )
 def test_a_packed_record_comes_back(
-    tokens: list[int], epoch: int, reward: float | None, scored: bool, masked: bool, seed: int | None
+    tokens: list[int], epoch: int, reward: float | None, scored: bool, masked: bool, seed: int | None, others: bytes
 ) -> None:
     size = len(tokens)
     logprobs = np.arange(size, dtype="<f4").tobytes() if scored else b""
     mask = bytes(i % 2 for i in range(size)) if masked else b""
-    record = Record(np.array(tokens, "<i4").tobytes(), epoch, reward, logprobs, mask, seed)
+    record = Record(np.array(tokens, "<i4").tobytes(), epoch, reward, logprobs, mask, seed, others)
     assert records.unpack(records.pack(record)) == record
 
 
@@ -117,19 +118,20 @@ def test_records_from_before_checksums_are_read() -> None:
 
 
 def test_a_record_of_another_version_is_refused_by_its_number() -> None:
-    """A server from before checksums refuses version 3 like this."""
+    """A server from before alternatives refuses version 4 like this, which only responses with alternatives have."""
     packed = records.pack(Record(b"1234", 0, seed=-1))
     assert packed[0] == 3
-    with pytest.raises(Damaged, match="a response has version 4; this server knows 1 to 3"):
-        records.unpack(b"\4" + packed[1:])
+    with pytest.raises(Damaged, match="a response has version 5; this server knows 1 to 4"):
+        records.unpack(b"\5" + packed[1:])
     with pytest.raises(Damaged, match=f"a response of {len(packed) - 1} bytes should have {len(packed)}"):
         records.unpack(packed[:-1])
+    assert records.pack(Record(b"1234", 0, alternatives=b"any"))[0] == 4
 
 
 @given(st.data())
 def test_every_flipped_bit_of_a_record_is_found(data: st.DataObject) -> None:
     seed = data.draw(st.none() | st.integers(-(2**63), 2**63 - 1))
-    packed = bytearray(records.pack(Record(bytes(range(40)), 3, 0.5, bytes(40), b"\1\0" * 5, seed)))
+    packed = bytearray(records.pack(Record(bytes(range(40)), 3, 0.5, bytes(40), b"\1\0" * 5, seed, b"others")))
     bit = data.draw(st.integers(0, 8 * len(packed) - 1))
     packed[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Damaged):

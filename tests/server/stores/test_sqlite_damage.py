@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from histospec.server import cli
 from histospec.server.errors import StoreError
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
+from histospec.server.stores.records import checksum
 from histospec.server.stores.sqlite import salvage as sqlite_salvage
 from histospec.server.stores.sqlite import store as sqlite_store
 from histospec.server.stores.sqlite import structure as sqlite_structure
@@ -23,7 +24,7 @@ from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from histospec.server.stores.sqlite.structure import Structure
 from tests.support.batches import put
-from tests.support.contents import to_load
+from tests.support.contents import OTHERS, to_load
 from tests.support.waiting import Latch, eventually
 
 PAGE = 4096
@@ -163,6 +164,33 @@ def test_every_column_is_covered_by_the_checksum(tmp_path: Path, column: str, va
     assert sum(len(b.records) for b in to_load(store)) == PROBLEMS * EACH - 1
     assert store.damaged_responses == 1
     store.close()
+
+
+@pytest.mark.parametrize(
+    "value", ["NULL", "5", "zeroblob(3)", "'text'", "X'00' || alternatives", "substr(alternatives, 2)"]
+)
+def test_damaged_alternatives_cost_no_response(tmp_path: Path, value: str) -> None:
+    records = [Record(bytes(16), 0, seed=1, alternatives=OTHERS), Record(bytes(20), 0)]
+    problem = Problem("run", prompt(0))
+    store = SQLiteStore(tmp_path, 8)
+    store.append(ResponseBatch(problem, records)).result()
+    store.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute(f"UPDATE responses SET alternatives = {value} WHERE id = 1")
+    store = SQLiteStore(tmp_path, 8)
+    assert store.history(problem) == [records[0]._replace(alternatives=b""), records[1]]
+    assert store.damaged_responses == 0
+    store.close()
+
+
+def test_a_server_that_knows_no_alternatives_finds_its_checksum_right(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path, 8)
+    record = Record(bytes(16), 0, seed=1, alternatives=OTHERS)
+    store.append(ResponseBatch(Problem("run", prompt(0)), [record])).result()
+    store.close()
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        ((stored, number),) = connection.execute("SELECT checksum, prompt FROM responses").fetchall()
+    assert stored == checksum(record._replace(alternatives=b""), number)
 
 
 def test_a_damaged_prompt_takes_its_responses_with_it(tmp_path: Path) -> None:

@@ -100,12 +100,12 @@ def test_an_update_is_what_looking_at_every_row_gives(old: OldFile) -> None:
 def test_an_update_says_how_far_it_is(old: OldFile, small_slices: None) -> None:
     slices = Slices()
     open_file(old.path, copy=False, progress=slices).close()
-    assert slices.told[:2] == ["migrating to schema 3 of 5", "migrating to schema 3 of 5, 0 %"]
+    assert slices.told[:2] == ["migrating to schema 3 of 6", "migrating to schema 3 of 6, 0 %"]
     shares = [int(text.split()[-2]) for text in slices.told if text.endswith(" %")]
     assert shares == sorted(shares)
     assert len(shares) > 20
     assert shares[-1] > 90
-    assert slices.told[-1] == "migrating to schema 5 of 5"
+    assert slices.told[-1] == "migrating to schema 6 of 6"
 
 
 def test_other_writers_have_their_turn_between_slices(old: OldFile, small_slices: None) -> None:

@@ -117,10 +117,10 @@ def test_a_newer_file_that_cannot_be_used_names_the_way_back(
     store.close()
     newer(path, NOT_ADDITIVE)
     with pytest.raises(
-        ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5, and the file needs 6\)"
+        ConfigError, match=r"newer HistoSpec \(schema 7, this one knows 6, and the file needs 7\)"
     ) as no:
         open_store()
-    with pytest.raises(ConfigError, match="the file needs 6"):
+    with pytest.raises(ConfigError, match="the file needs 7"):
         SQLiteSnapshot(path.parent)
     assert version_of(path) == NEXT
     _, _, command = str(no.value).partition("without what was stored since: ")
@@ -141,7 +141,7 @@ def test_a_newer_file_of_servers_that_said_nothing_is_left_alone(
 ) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(f"DROP TABLE compatibility; PRAGMA user_version = {NEXT}")
-    with pytest.raises(ConfigError, match="the file needs 6"):
+    with pytest.raises(ConfigError, match="the file needs 7"):
         open_store()
 
 
@@ -194,6 +194,6 @@ def test_an_update_for_whose_copy_there_is_no_room_changes_nothing(tmp_path: Pat
 def test_a_file_that_is_older_for_a_snapshot_stays_as_it_is(tmp_path: Path) -> None:
     old = OldFile(tmp_path / FILE_NAME)
     shutil.copy(old.path, tmp_path / "before")
-    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 2, this one needs 5\)"):
+    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 2, this one needs 6\)"):
         SQLiteSnapshot(tmp_path)
     assert old.path.read_bytes() == (tmp_path / "before").read_bytes()

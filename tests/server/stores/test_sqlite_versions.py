@@ -90,8 +90,8 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, make: Callable[[P
 def test_a_file_of_a_newer_version_is_left_alone(open_store: Callable[..., SQLiteStore], tmp_path: Path) -> None:
     open_store().close()
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
-        connection.execute("PRAGMA user_version = 6")
-    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 6, this one knows 5, and the file needs 6\)"):
+        connection.execute("PRAGMA user_version = 7")
+    with pytest.raises(ConfigError, match=r"newer HistoSpec \(schema 7, this one knows 6, and the file needs 7\)"):
         SQLiteStore(tmp_path, 8)
 
 
@@ -115,7 +115,7 @@ def test_a_file_from_before_seeds_keeps_everything_and_takes_seeds(
 ) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.executescript(THIRD_VERSION)
-    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 5\); start this server on it"):
+    with pytest.raises(ConfigError, match=r"older HistoSpec \(schema 3, this one needs 6\); start this server on it"):
         SQLiteSnapshot(tmp_path)
     kept = [Record(b"old.", 0), Record(b"12345678", 9, 0.5, b"scores..", b"\0\1")]
     problem = Problem("run", b"prompt..")

@@ -14,6 +14,7 @@ from histospec.server.stores.redis.location import Location
 from histospec.server.stores.redis.store import RedisStore
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
+from tests.support.contents import OTHERS
 from tests.support.waiting import eventually
 
 
@@ -48,6 +49,7 @@ def test_a_record_comes_back_as_it_was(open_store: Callable[..., Any]) -> None:
         Record(b"zero", 2**62, seed=0),
         Record(b"1234", 2**62, -0.5, b"5678", b"\1", 2**63 - 1),
         Record(b"12345678", 2**62, None, b"", b"\0\1", -(2**63)),
+        Record(bytes(16), 2**62, seed=1, alternatives=OTHERS),
     ]
     store = open_store()
     store.append(ResponseBatch(problem, records)).result()
@@ -58,7 +60,7 @@ def test_a_record_comes_back_as_it_was(open_store: Callable[..., Any]) -> None:
     assert store.history(problem) == records
     assert [record for page in store.pages(problem) for record in page] == records
     assert store.newest_epochs() == {"ns ❤": 2**62}
-    assert store.count() == 7
+    assert store.count() == 8
 
 
 def test_namespaces_and_names_keep_problems_apart(open_store: Callable[..., Any]) -> None:

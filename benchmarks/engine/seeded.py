@@ -1,0 +1,137 @@
+"""Compares steps of sessions with and without seeds: `python -m benchmarks.engine.seeded [--quick]`.
+
+With a seed, the engine computes the noise of the candidates. The texts are sampled with coupled sampling and a fresh seed
+each (scripts/foresight_rollouts.py). Two engines take turns step by step on the same texts: in one the sessions have their
+seeds. Time is CPU time of the process; each figure is a median over steps.
+
+    same length   drafts of 8 tokens, sessions advance by 3 tokens in each step
+    as it is      drafts end where they no longer pay (cost 0.05, at most 64 tokens), and sessions advance by what was
+                  accepted and one token more; the number of steps differs
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from histospec.native import Engine
+from scripts import foresight_rollouts as rollouts
+
+LENGTH, ADVANCE = 8, 3  # tokens of a draft, and of a step, of the same length
+LONGEST, COST = 64, 0.05
+BATCH = 64
+KINDS: dict[str, Callable[[int, int], Iterator[rollouts.Epoch]]] = {"demo": rollouts.demo, "forks": rollouts.forks}
+
+
+@dataclass
+class Side:
+    """An engine, and the times of its steps."""
+
+    seeded: bool
+    engine: Engine = field(default_factory=lambda: Engine(threads=1))
+    micros: list[float] = field(default_factory=list)
+    """CPU time of each step per session."""
+    sessions: int = 0
+    """Steps, counted once per session."""
+    drafted: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Running:
+    """A session and its response."""
+
+    number: int
+    response: list[int]
+    known: int = 0
+    new: int = 1
+    """How many tokens come next."""
+
+
+def batches(epoch: rollouts.Epoch) -> Iterator[list[tuple[list[int], list[int], int]]]:
+    """Yields prompt, response and seed of about BATCH responses at a time; a group is not divided."""
+    some: list[tuple[list[int], list[int], int]] = []
+    for group in epoch:
+        some += [(group.prompt, *pair) for pair in zip(group.responses, group.seeds, strict=True)]
+        if len(some) >= BATCH:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def step(side: Side, running: list[Running], same: bool) -> None:
+    """Steps all sessions once, and notes what comes next."""
+    news = [one.response[one.known : one.known + one.new] for one in running]
+    arrays = (
+        np.array([one.number for one in running]),
+        np.concatenate([np.array(new, np.int32) for new in news]),
+        np.cumsum([0, *map(len, news)]),
+    )
+    start = time.process_time()
+    tokens, offsets, _ = side.engine.step(*arrays, *((LENGTH, 0.0) if same else (LONGEST, COST)))
+    took = time.process_time() - start
+    side.micros.append(took / len(running) * 1e6)
+    side.seconds += took
+    side.sessions += len(running)
+    side.drafted += len(tokens)
+    for i, one in enumerate(running):
+        one.known += len(news[i])
+        draft = tokens[offsets[i] : offsets[i + 1]].tolist()
+        left = one.response[one.known :]
+        right = next(
+            (n for n, (a, b) in enumerate(zip(draft, left, strict=False)) if a != b), min(len(draft), len(left))
+        )
+        one.new = ADVANCE if same else right + 1
+
+
+def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> None:
+    """Replays the epochs through both engines in turns."""
+    for number, epoch in enumerate(epochs):
+        for some in batches(epoch):
+            open_ = [
+                [
+                    Running(side.engine.open("run", prompt, seed=seed if side.seeded else None), response)
+                    for prompt, response, seed in some
+                ]
+                for side in sides
+            ]
+            left = [list(running) for running in open_]
+            while any(left):
+                for i, side in enumerate(sides):
+                    if left[i]:
+                        step(side, left[i], same)
+                        left[i] = [one for one in left[i] if one.known < len(one.response)]
+            for side, running in zip(sides, open_, strict=True):
+                for one in running:
+                    side.engine.close(one.number, epoch=number)
+                side.engine.wait_until_built()
+
+
+def main() -> None:
+    """Prints a line for each kind of text and way to step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two epochs; the figures mean nothing")
+    parser.add_argument("--seed", type=int, default=2, help="seed of the texts (default: %(default)s)")
+    arguments = parser.parse_args()
+    for kind, make in KINDS.items():
+        epochs = list(make(arguments.seed, 2 if arguments.quick else 6))
+        for same in (True, False):
+            sides = [Side(False), Side(True)]
+            replay(epochs, sides, same)
+            plain, seeded = sides
+            medians = [statistics.median(side.micros) for side in sides]
+            print(
+                f"{kind}, {'same length' if same else 'as it is'}: {medians[0]:.2f} us a session step without seeds, "
+                f"{medians[1]:.2f} with: {medians[1] / medians[0]:.2f}x; "
+                f"{plain.drafted / plain.sessions:.2f} and {seeded.drafted / seeded.sessions:.2f} drafted tokens, "
+                f"{plain.sessions} and {seeded.sessions} steps, CPU time {seeded.seconds / plain.seconds:.2f}x",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

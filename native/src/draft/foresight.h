@@ -1,0 +1,91 @@
+// Foresight: the probability of a candidate, once the noise of the candidates' tokens is known.
+//
+// Coupled sampling takes the token with the largest sum of log-probability and noise (noise.h). Where a session has a
+// seed, the engine knows the noise of every candidate. A candidate of probability p then comes if its sum is larger
+// than those of the other candidates, and larger than that of any other token. The largest sum of tokens of probability
+// r together is log r plus Gumbel noise. The probabilities are estimates, so a small network learns how far to trust
+// each of the two margins.
+//
+//     10 inputs of the candidate ---+--> 8 hidden (relu) --+--> log-odds --> p
+//      5 rows of the position ------+----------------------+
+//
+// The rows are those of the estimator. The network starts from weights trained offline (foresight_weights.h, made by
+// scripts/train-foresight). The estimator itself never sees noise, so it learns the same with and without seeds.
+//
+// A seed says nothing where a worker samples in another way. So foresight counts how often the noise corrects the
+// estimator and how often it misleads it, and drafts follow it as long as it corrects.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "draft/correction.h"
+#include "draft/evidence.h"
+#include "draft/network.h"
+
+namespace histospec {
+
+class Foresight {
+ public:
+  static constexpr int kInputs = 10;
+  static constexpr int kRows = 50;  // those of the estimator
+  using Weights = Network<kInputs, kRows>;
+  using Inputs = std::array<Weights::Inputs, kMaxCandidates>;
+  using PerCandidate = std::array<float, kMaxCandidates>;
+
+  // If a candidate is this probable without the noise, the noise changes too little to be worth its time.
+  static constexpr float kSureAlone = 0.85f;
+
+  // `probabilities`: of the candidates, by the estimator; `noise`: of their tokens; `shares`: of each candidate, the
+  // log-odds of its share of all matches, and of the longest ones.
+  static void describe(std::span<const float> probabilities, const PerCandidate& noise,
+                       std::span<const std::array<float, 2>> shares, Inputs& inputs);
+  // The probability of each candidate to be the next token. `rows`: of the position.
+  void estimate(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<float> probabilities) const;
+  // `probabilities`: what estimate() gave; `right`: the candidate that was the next token, any other number if none
+  // was.
+  void learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,
+             std::size_t right);
+
+  float calibrated(float probability) const { return correction_.corrected(probability); }
+  void saw_best(float probability, bool right) { correction_.saw(probability, right); }
+
+  // Whether drafts should follow the noise.
+  bool trusted() const { return score_ > kLeastScore; }
+  // Notes which choice was right where the choices with and without the noise differed.
+  void compare(bool with_noise, bool alone) {
+    score_ = std::clamp(score_ + static_cast<float>(with_noise) - static_cast<float>(alone), 2 * kLeastScore, 0.0f);
+  }
+
+  // Whether to learn from this position. A part of them is enough, because the starting weights fit most texts.
+  bool wants_to_learn() { return positions_++ % kLearnsEvery == 0; }
+
+  bool learned() const { return learned_; }
+  // Visits the learned numbers in the order of the saved state.
+  template <typename AnyForesight, typename Visit>
+  static void each_part(AnyForesight& foresight, Visit visit) {
+    visit(foresight.correction_);
+    visit(foresight.score_);
+    Weights::each_part(foresight.weights_, visit);
+  }
+  // Whether numbers that were read make sense.
+  bool valid() const { return correction_.valid(); }
+  // Notes that its numbers were learned elsewhere.
+  void set_learned() { learned_ = true; }
+
+ private:
+  static const Weights& starting();
+
+  static constexpr float kLeastScore = -20;
+  static constexpr unsigned kLearnsEvery = 4;
+
+  Weights weights_ = starting();
+  Correction correction_;
+  float score_ = 0;  // corrected minus misled, at most 0
+  bool learned_ = false;
+  unsigned positions_ = 0;
+};
+
+}  // namespace histospec

@@ -1,0 +1,81 @@
+// The noise of coupled sampling: the number that the sampler adds to a token's log-probability, before it takes the
+// largest sum. It is a function of the seed, the place and the token, so the engine knows it before the policy samples.
+//
+// This repeats client/vllm/coupled/noise.py and places.py, bit for bit; change them together. Bits come from
+// Philox4x32-10 (J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). The logarithms are
+// polynomials (S. L. Moshier's Cephes, logf). IEEE 754 rounds each operation, so noise.cc is compiled without fused
+// multiply-adds.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "draft/evidence.h"
+#include "live/pair_table.h"
+
+namespace histospec {
+
+// The place of a token: the two tokens before it, -1 where there is none, and how often this pair occurred before in
+// the same text.
+struct NoisePlace {
+  Token before = -1;
+  Token last = -1;
+  std::uint32_t times = 0;
+};
+
+// Writes the standard Gumbel noise of each token at a place.
+void gumbel_noise(std::int64_t seed, const NoisePlace& place, std::span<const Token> tokens,
+                  std::span<float, kMaxCandidates> noise);
+
+// Counts how many tokens of a text follow each pair. A text begins with its prompt.
+class PlaceCounter {
+ public:
+  // The two newest tokens of the text; -1 where there is none.
+  Token before() const { return before_; }
+  Token last() const { return last_; }
+  // How many tokens follow this pair.
+  std::uint32_t times(Token before, Token last) const { return seen_.find(before, last); }
+  // May throw std::bad_alloc; then the token is not counted.
+  void push(Token token) {
+    ++seen_(before_, last_);
+    before_ = last_;
+    last_ = token;
+  }
+  std::size_t bytes() const { return seen_.bytes(); }
+
+ private:
+  PairTable seen_;  // its places are counts here
+  Token before_ = -1, last_ = -1;
+};
+
+// The places along a draft, which begins where the text of a counter ends. The text must not change meanwhile.
+class PlacesAhead {
+ public:
+  void start(std::int64_t seed, const PlaceCounter& text) {
+    text_ = &text;
+    seed_ = seed;
+    tokens_.assign({text.before(), text.last()});
+  }
+  // Whether it was started, so that the noise is known.
+  bool known() const { return text_ != nullptr; }
+  std::int64_t seed() const { return seed_; }
+  // The place of the next token.
+  NoisePlace next() const {
+    const Token before = tokens_.end()[-2], last = tokens_.end()[-1];
+    std::uint32_t times = text_->times(before, last);
+    for (std::size_t i = 2; i < tokens_.size(); ++i) times += tokens_[i - 2] == before && tokens_[i - 1] == last;
+    return {before, last, times};
+  }
+  void push(Token token) {
+    if (known()) tokens_.push_back(token);
+  }
+
+ private:
+  const PlaceCounter* text_ = nullptr;
+  std::int64_t seed_ = 0;
+  std::vector<Token> tokens_;  // the two newest of the text, and those of the draft
+};
+
+}  // namespace histospec

@@ -1,0 +1,56 @@
+// The noise is that of the sampler. The known answers are those of client/vllm/coupled/noise.py;
+// tests/vllm/test_coupled_noise.py has the same table.
+#include "draft/noise.h"
+
+#include <bit>
+
+#include "random_text.h"
+#include "test.h"
+
+using namespace histospec;
+using testing::Random;
+
+TEST_CASE("The places of a text count the tokens that follow each pair") {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    std::vector<Token> text;
+    for (std::size_t n = random.below(200); n > 0; --n) text.push_back(static_cast<Token>(random.below(5)));
+    const std::size_t known = random.below(text.size() + 1);
+    const auto token = [&](std::size_t i, std::size_t back) { return i < back ? -1 : text[i - back]; };
+    PlaceCounter counter;
+    for (std::size_t i = 0; i < known; ++i) counter.push(text[i]);
+    PlacesAhead ahead;
+    ahead.start(7, counter);
+    for (std::size_t i = known; i <= text.size(); ++i) {
+      std::uint32_t times = 0;
+      for (std::size_t j = 0; j < i; ++j) times += token(j, 2) == token(i, 2) && token(j, 1) == token(i, 1);
+      CHECK_EQ(ahead.next().before, token(i, 2));
+      CHECK_EQ(ahead.next().last, token(i, 1));
+      CHECK_EQ(ahead.next().times, times);
+      if (i < text.size()) ahead.push(text[i]);
+    }
+  }
+}
+
+TEST_CASE("The noise of known places") {
+  struct Known {
+    std::int64_t seed;
+    NoisePlace place;
+    std::array<Token, kMaxCandidates> tokens;
+    std::array<std::uint32_t, kMaxCandidates> bits;  // of the noise
+  };
+  const Known known[] = {
+      {0, {-1, -1, 0}, {0, 1, 255, 256}, {0x3ed0dc70, 0x3f1f7b1d, 0x408c3adb, 0xbe81af39}},
+      {1, {5, 7, 0}, {3, 511, 512, 1023}, {0xbdac3b4f, 0x3fa5604c, 0x3fafd6d9, 0x3fb4a0d0}},
+      {-1, {INT32_MAX, 0, 3}, {1024, 1280, 151935, 7}, {0x4006e441, 0x3f9bd528, 0x3f97fd8d, 0x3f8f32d8}},
+      {(1LL << 62) + 12345, {40, 41, 1000}, {767, 768, 2047, 50000}, {0xbdc9ad2f, 0x4008f39d, 0xbfa4b57d, 0x3e250c52}},
+      {INT64_MIN, {9, 9, UINT32_MAX}, {1, 2, 3, 4}, {0x3ed2454f, 0x3c31c3fd, 0xbf6a03b3, 0x400d66d7}},
+  };
+  for (const Known& k : known) {
+    CAPTURE(k.seed);
+    std::array<float, kMaxCandidates> noise;
+    gumbel_noise(k.seed, k.place, k.tokens, noise);
+    for (std::size_t i = 0; i < noise.size(); ++i) CHECK_EQ(std::bit_cast<std::uint32_t>(noise[i]), k.bits[i]);
+  }
+}
