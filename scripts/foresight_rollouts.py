@@ -1,7 +1,7 @@
 """Makes rollouts with coupled sampling, on which the starting weights of the foresight are trained.
 
-Recorded rollouts do not do, because nobody knows the noise with which they were sampled. So there are two kinds of text,
-both sampled with a fresh seed for every response, exactly as the sampler does:
+The noise of recorded rollouts is unknown, so they do not serve. This module makes two kinds of text. Both are sampled
+as the coupled sampler does, with a fresh seed for every response:
 
 * `demo`: the policy of examples/tiny_rl, which GRPO improves from epoch to epoch;
 * `forks`: texts that go on from fork to fork. The number of alternatives, their probabilities, how much these depend on

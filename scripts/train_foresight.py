@@ -53,7 +53,10 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-    sets = {seed: {kind: examples(arguments.tool, make(seed)) for kind, make in KINDS.items()} for seed in (TRAINED, HELD_OUT)}
+    sets = {
+        seed: {kind: examples(arguments.tool, make(seed)) for kind, make in KINDS.items()}
+        for seed in (TRAINED, HELD_OUT)
+    }
     parts = list(sets[TRAINED].values())
     net = estimator.train(np.concatenate(parts), estimator.equal([np.ones(len(part)) for part in parts]))
     for name, seed in (("trained on", TRAINED), ("held out", HELD_OUT)):
