@@ -1,7 +1,7 @@
 """Makes rollouts with coupled sampling, on which the starting weights of the foresight are trained.
 
-Recorded rollouts do not do, because nobody knows the noise with which they were sampled. So there are two kinds of text,
-both sampled with a fresh seed for every response, exactly as the sampler does:
+The noise of recorded rollouts is unknown, so they do not serve. This module makes two kinds of text. Both are sampled
+as the coupled sampler does, with a fresh seed for every response:
 
 * `demo`: the policy of examples/tiny_rl, which GRPO improves from epoch to epoch;
 * `forks`: texts that go on from fork to fork. The number of alternatives, their probabilities, how much these depend on
@@ -72,7 +72,8 @@ def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0)
     for epoch in range(epochs):
         seeds = [rng.getrandbits(SEED_BITS) for _ in repeated]
-        responses = _respond(model.eval(), repeated, seeds)
+        with torch.inference_mode():
+            responses = _respond(model.eval(), repeated, seeds)
         groups = [
             Group(i, problem.prompt, responses[first : first + SAMPLES], seeds[first : first + SAMPLES])
             for i, (problem, first) in enumerate(zip(problems, range(0, len(repeated), SAMPLES), strict=True))
@@ -83,7 +84,6 @@ def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
             grpo.update(model, optimizer, repeated, responses, torch.tensor(rewards))
 
 
-@torch.inference_mode()
 def _respond(model: torch.nn.Module, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
     """Returns a response to each prompt; all prompts have the same length."""
     places, running = Places(prompts), list(range(len(prompts)))
@@ -141,7 +141,7 @@ class Maze:
         share = np.exp(scores - scores.max())
         odds = np.full(VOCABULARY, self.surprise / VOCABULARY)
         np.add.at(odds, [self.texts[way][0] for way in ways], (1 - self.surprise) * share / share.sum())
-        return np.log(np.maximum(odds, 1e-30)).astype(np.float32)
+        return np.asarray(np.log(np.maximum(odds, 1e-30)), np.float32)
 
 
 @dataclass

@@ -33,9 +33,9 @@ def _commands(epochs: Iterable[rollouts.Epoch]) -> Iterator[data.Words]:
     yield [data.NEW_NAMESPACE]
     for number, groups in enumerate(epochs):
         for group in groups:
-            head = [group.problem, len(group.prompt), np.array(group.prompt), len(group.responses)]
-            texts = [[1, 1, len(response), np.array(response)] for response in group.responses]
-            seeds = [(seed >> 31, seed & 0x7FFFFFFF) for seed in group.seeds]
+            head: data.Words = [group.problem, len(group.prompt), np.array(group.prompt, np.int32), len(group.seeds)]
+            texts: list[data.Words] = [[1, 1, len(text), np.array(text, np.int32)] for text in group.responses]
+            seeds: list[data.Words] = [[seed >> 31, seed & 0x7FFFFFFF] for seed in group.seeds]
             yield [data.PLAY, *head, number, *itertools.chain(*texts, *seeds)]
             yield [data.INGEST, *head, *itertools.chain.from_iterable([number, *text] for text in texts)]
 
@@ -58,7 +58,7 @@ def main() -> None:
         for seed in (TRAINED, HELD_OUT)
     }
     parts = list(sets[TRAINED].values())
-    net = estimator.train(np.concatenate(parts), estimator.equal([np.ones(len(part)) for part in parts]))
+    net = estimator.train(np.concatenate(parts), estimator.equal([np.ones(len(part), np.float32) for part in parts]))
     for name, seed in (("trained on", TRAINED), ("held out", HELD_OUT)):
         for kind, part in sets[seed].items():
             console.print(f"log-loss {name}, {kind}: {estimator.log_loss(net, part):.4f} ({len(part):,} examples)")

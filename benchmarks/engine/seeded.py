@@ -1,8 +1,8 @@
 """Compares steps of sessions with and without seeds: `python -m benchmarks.engine.seeded [--quick]`.
 
-With a seed, the engine computes the noise of the candidates. The texts are sampled with coupled sampling and a fresh seed
-each (scripts/foresight_rollouts.py). Two engines take turns step by step on the same texts: in one the sessions have their
-seeds. Time is CPU time of the process; each figure is a median over steps.
+With a seed, the engine computes the noise of the candidates. The texts are sampled with coupled sampling and a fresh
+seed each (scripts/foresight_rollouts.py). Two engines take turns step by step on the same texts: in one the sessions
+have their seeds. Time is CPU time of the process; each figure is a median over steps.
 
     same length   drafts of 8 tokens, sessions advance by 3 tokens in each step
     as it is      drafts end where they no longer pay (cost 0.05, at most 64 tokens), and sessions advance by what was
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.rl_study.overlap import common_prefix
 from histospec.native import Engine
 from scripts import foresight_rollouts as rollouts
 
@@ -81,10 +82,7 @@ def step(side: Side, running: list[Running], same: bool) -> None:
     for i, one in enumerate(running):
         one.known += len(news[i])
         draft = tokens[offsets[i] : offsets[i + 1]].tolist()
-        left = one.response[one.known :]
-        right = next(
-            (n for n, (a, b) in enumerate(zip(draft, left, strict=False)) if a != b), min(len(draft), len(left))
-        )
+        right = common_prefix(draft, one.response[one.known :])
         one.new = ADVANCE if same else right + 1
 
 

@@ -37,7 +37,8 @@ def margins(times: int) -> list[float]:
     """Returns by how much the noise of LEFT is larger than that of RIGHT behind the pair, for each of SEEDS."""
     seeds = torch.tensor(SEEDS)
     values = noise(seeds, torch.full((len(SEEDS),), PAIR), torch.full((len(SEEDS),), times), RIGHT + 1)
-    return (values[:, LEFT] - values[:, RIGHT]).tolist()
+    by: list[float] = (values[:, LEFT] - values[:, RIGHT]).tolist()
+    return by
 
 
 @pytest.mark.parametrize(
