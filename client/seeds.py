@@ -1,8 +1,8 @@
 """The seeds of coupled sampling: how long each sample of a problem keeps its seed.
 
-With the same seed a response repeats wherever the policy has not changed. But a policy that trains on the same noise in
-every epoch learns the noise. Each sample of a problem therefore keeps its seed for some visits and then gets another.
-Seeds are a pure function of the sample and the epoch, so that all workers agree without sharing any state.
+By default each sample of a problem gets a new seed at each visit. With the same seed, a response repeats wherever the
+policy has not changed, but a policy that trains on the same noise in every epoch learns the noise. With a smaller share
+of renewed seeds, a sample therefore keeps its seed for some visits and then gets another. Seeds are a pure function of the sample and the epoch, so that all workers agree without sharing any state.
 """
 
 import math
@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from hashlib import blake2b
 
-DEFAULT_REFRESH = 0.5
+DEFAULT_REFRESH = 1.0
 SCALE = 2.0**64
 
 

@@ -10,7 +10,7 @@ HISTOSPEC_MODEL_DRAFT_TOKENS
                         (default): as many as pay
 HISTOSPEC_SAMPLING      `coupled`: requests with a seed use coupled sampling, and other requests get a seed
                         (docs/coupled.md). `vllm` (default): vLLM's own sampling
-HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem; default 0.5
+HISTOSPEC_SEED_REFRESH  share of the seeds that is renewed at each visit of a problem; default 1
 HISTOSPEC_SEED_MAX_AGE  visits after which a seed is renewed at the latest; default: no limit
 HISTOSPEC_SEED_EVERY    policy versions between two visits of a problem; default 1: versions are epochs
 HISTOSPEC_VLLM_CPU_FIX  `0` keeps vLLM's sampling on CPUs, which is wrong with any speculation; only to demonstrate it
