@@ -2,7 +2,8 @@
 
 By default each sample of a problem gets a new seed at each visit. With the same seed, a response repeats wherever the
 policy has not changed, but a policy that trains on the same noise in every epoch learns the noise. With a smaller share
-of renewed seeds, a sample therefore keeps its seed for some visits and then gets another. Seeds are a pure function of the sample and the epoch, so that all workers agree without sharing any state.
+of renewed seeds, a sample therefore keeps its seed for some visits and then gets another. Seeds are a pure function of
+the sample and the epoch, so that all workers agree without sharing any state.
 """
 
 import math

@@ -214,9 +214,9 @@ class RequestSessions:
         return requests, sessions, tokens, self._told(advanced, report)
 
     def _told(self, sessions: Sequence[_RequestSession], report: bool = False) -> dict[str, list[int]]:
-        """Returns what was verified of the sessions' drafts, as arguments of `send`; {}: all of it, as the server assumes.
+        """Returns what was verified of the sessions' drafts, as arguments of `send`.
 
-        `report`: say so even then.
+        {}: all of them in full, which the server assumes. `report`: name the numbers even then.
         """
         if not (report or any(session.noted for session in sessions)):
             return {}
