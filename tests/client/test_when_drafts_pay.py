@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -106,9 +107,15 @@ def test_says_when_a_trial_begins_after_the_next_step() -> None:
 
 def test_steps_that_pass_teach_nothing() -> None:
     """The time of the next step is unknown, because the clock was last read before them."""
-    cost, told = LearnedCost(), []
-    here, observe = cost._here, cost._here.prices.observe
-    here.prices.observe = lambda *a: told.append(a[1]) or observe(*a)  # type: ignore[method-assign]
+    cost = LearnedCost()
+    told: list[float] = []
+    observe = cost._here.prices.observe
+
+    def noting(number: int, seconds: float, *others: Any) -> None:
+        told.append(seconds)
+        observe(number, seconds, *others)
+
+    cost._here.prices.observe = noting  # type: ignore[method-assign]
     asked, since, passed = False, 0.0, 0
     for _ in range(3000):
         since += 0.03 if asked else 0.01

@@ -67,8 +67,8 @@ def test_gumbel_is_minus_log_of_minus_log() -> None:
     ],
 )
 def test_noise_of_known_places(seed: int, before: int, last: int, times: int, tokens: list[int], bits: str) -> None:
-    place = (torch.tensor([number]) for number in (seed, before << 32 | last & WORD, times))
-    found = noise.noise(*place, max(tokens) + 1)[0, tokens]
+    seeds, pairs, counts = (torch.tensor([number]) for number in (seed, before << 32 | last & WORD, times))
+    found = noise.noise(seeds, pairs, counts, max(tokens) + 1)[0, tokens]
     assert " ".join(f"{int(value) & WORD:08x}" for value in found.view(torch.int32)) == bits
 
 

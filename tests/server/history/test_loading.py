@@ -135,7 +135,7 @@ class Callers:
         self._engine.step(numbers, text, np.array([0, len(text)]))
         await self._pause()
         epoch = self._history.epochs.newest(namespace) + self._random.randrange(2)
-        commit = self._sessions.commit(wire.Close(session, True, epoch, None, b"", len(text), 0), epoch)
+        commit = self._sessions.commit(wire.Close(session, True, epoch, None, b"", len(text), 0, b""), epoch)
         await self._history.store(commit.batch, commit.life)
 
     async def _ingest(self, namespace: str, number: int) -> None:
