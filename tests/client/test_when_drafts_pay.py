@@ -109,13 +109,14 @@ def test_steps_that_pass_teach_nothing() -> None:
     """The time of the next step is unknown, because the clock was last read before them."""
     cost = LearnedCost()
     told: list[float] = []
-    observe = cost._here.prices.observe
+    prices: Any = cost._here.prices
+    observe = prices.observe
 
     def noting(number: int, seconds: float, *others: Any) -> None:
         told.append(seconds)
         observe(number, seconds, *others)
 
-    cost._here.prices.observe = noting  # type: ignore[method-assign]
+    prices.observe = noting
     asked, since, passed = False, 0.0, 0
     for _ in range(3000):
         since += 0.03 if asked else 0.01
