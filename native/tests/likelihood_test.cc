@@ -59,16 +59,29 @@ TEST_CASE("Likelihood is the average of the matches") {
   }
 }
 
-TEST_CASE("Longer and newer matches weigh more") {
-  for (int length = 1; length <= kMaxOrder; ++length) {
-    for (std::uint8_t age = 0; age <= kOldest; ++age) {
-      CHECK(Likelihood::weight(length, age) > 0);
-      if (age > 0) CHECK(Likelihood::weight(length, age) < Likelihood::weight(length, age - 1));
-      if (kLevelOf[length] > kLevelOf[length - 1]) {
-        CHECK(Likelihood::weight(length, age) > Likelihood::weight(length - 1, age));
-      }
-    }
+TEST_CASE("Newer matches weigh more") {
+  for (std::uint8_t age = 0; age <= kOldest; ++age) {
+    CHECK(Likelihood::weight(age) > 0);
+    if (age > 0) CHECK(Likelihood::weight(age) < Likelihood::weight(age - 1));
   }
+}
+
+TEST_CASE("Only the longest matches count") {
+  const std::vector<Token> head = {1, 2, 3}, context = {1, 2, 3, 4, 5, 6};
+  Response longest{head, {4, 5, 6, 7}}, shorter{head, {20, 21, 6, 11}};
+  for (Response* r : {&longest, &shorter}) {
+    r->alternatives = Packed(17, {{r->tokens.back() + 1, 17}}).bytes;
+    r->alternatives[0] = 1 << 6;  // the count of the fourth token
+  }
+  const std::vector<ResponseView> views = {longest.view(), shorter.view()};
+  const Segments segments(1, Segment::build(views));
+  SegmentSource source;
+  source.reset(segments, context);
+  Likelihood likelihood;
+  source.weigh_matches(0, likelihood);
+  CHECK_EQ(likelihood.tokens().size(), 2);
+  CHECK(likelihood.of(7) > 0);
+  CHECK(likelihood.of(8) > 0);
 }
 
 // Four responses say A after their first tokens and four say C, and each says that B was almost as probable. No

@@ -2,8 +2,8 @@
 //
 // A response of coupled sampling comes with the alternatives of its tokens (index/alternatives.h). So a match tells
 // more than the token that followed there: it tells how probable that token was, and what else was probable. Here the
-// matches of a context are averaged. A match counts nine times as much as one of the next lower level of match length,
-// because shorter matches mislead, and each epoch takes a fifth of its weight, because the policy moves.
+// longest matches of a context are averaged, because shorter matches mislead. Each epoch takes a fifth of the weight of
+// a match, because the policy moves.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@ namespace histospec {
 
 class Likelihood {
  public:
-  // The weight of a match of this length and age in epochs.
-  static float weight(int match_length, std::uint8_t age) { return kOfLevel[kLevelOf[match_length]] * kOfAge[age]; }
+  // The weight of a match of this age in epochs.
+  static float weight(std::uint8_t age) { return kOfAge[age]; }
 
   // Adds a match: the token that followed there, and the alternatives of its place.
   void add(Token followed, Alternatives place, float weight) {
@@ -43,12 +43,6 @@ class Likelihood {
   static constexpr float kAlone = 0.97f;
   static constexpr int kMost = 12;
 
-  static constexpr std::array<float, kLevels> kOfLevel = [] {
-    std::array<float, kLevels> t{};
-    float weight = 1;
-    for (float& of : t) of = weight, weight *= 9;
-    return t;
-  }();
   static constexpr std::array<float, kOldest + 1> kOfAge = {1.0f, 0.8f, 0.64f, 0.512f, 0.41f};
 
   void add(Token token, float mass) {

@@ -72,13 +72,14 @@ void SegmentSource::collect_matches(Source source, std::int64_t offset, Evidence
 }
 
 void SegmentSource::weigh_matches(std::int64_t newest, Likelihood& likelihood) const {
+  const int level = kLevelOf[depth()];
   for (std::size_t s = 0; s < places_.size(); ++s) {
     const Segment& segment = *(*segments_)[s];
-    if (!segment.has_alternatives()) continue;
+    if (!segment.has_alternatives() || kLevelOf[places_[s].depth()] < level) continue;
     segment.each_near(places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int) {
-      if (row.next_rank == Segment::kSeparator) return;
+      if (kLevelOf[row.match_length] < level || row.next_rank == Segment::kSeparator) return;
       likelihood.add(segment.token(row.next_rank), segment.alternatives(row.row),
-                     Likelihood::weight(row.match_length, age(segment, row.epoch, newest)));
+                     Likelihood::weight(age(segment, row.epoch, newest)));
     });
   }
 }

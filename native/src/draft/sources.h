@@ -74,7 +74,8 @@ class SegmentSource {
   // Adds the rows nearest to the context in each segment, as matches of `source`. `offset`: how many tokens the session
   // has generated.
   void collect_matches(Source source, std::int64_t offset, Evidence& evidence) const;
-  // Adds the same rows, with the policy's own probabilities there. `newest`: epoch of the namespace.
+  // Adds those of the same rows that match at the level of the longest match, with the policy's own probabilities
+  // there. `newest`: epoch of the namespace.
   void weigh_matches(std::int64_t newest, Likelihood& likelihood) const;
   // The age of the response of a match, in epochs behind `newest`, at most kOldest.
   std::uint8_t age(const Match& match, std::int64_t newest) const;
