@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from histospec.client import DraftClient, Response
 from histospec.server.stores.sqlite.file import FILE_NAME
+from histospec.server.stores.sqlite.schema import SCHEMA_VERSION
 from histospec.v1 import draft_pb2 as pb
 from tests.support.clients import flushed, texts
 from tests.support.old_files import OldFile
@@ -180,11 +181,13 @@ def test_a_server_brings_an_old_file_up_to_date_while_it_listens(
     with locked(old.path):
         server = start_server(name="old", ready=False)
         wire = connect(server.endpoint)
-        eventually(lambda: waits_for(server, "migrating to schema 3 of 5"), "it does not say what it does")
+        eventually(
+            lambda: waits_for(server, f"migrating to schema 3 of {SCHEMA_VERSION}"), "it does not say what it does"
+        )
         assert_it_is_opening(server, wire)
         server.kill()
         server.start(ready=False)
-        eventually(lambda: waits_for(server, "migrating to schema 3 of 5"))
+        eventually(lambda: waits_for(server, f"migrating to schema 3 of {SCHEMA_VERSION}"))
         server.terminate()
         assert server.wait() == 0
     assert old.version() == 2

@@ -14,6 +14,7 @@ from tests.support.clients import texts
 from tests.support.contents import content, logprobs, on_disk, tokens
 from tests.support.exports import export, problems
 from tests.support.servers import Server, Starter
+from tests.support.waiting import eventually
 from tests.support.wires import Connector, Wire
 
 RECORDS = [
@@ -121,7 +122,7 @@ def test_an_estimator_is_taken_where_nothing_was_learned(
     assert [m.estimator for m in export(there.stub) if m.namespace == "run"] == [state]
     assert not there.stub.Import(pb.ImportRequest(namespace="run", estimator=state)).learned
     assert not there.stub.Import(pb.ImportRequest(namespace="other", estimator=b"of another version")).learned
-    assert any("estimator cannot be used" in str(entry["event"]) for entry in second.log)
+    eventually(lambda: any("estimator cannot be used" in str(entry["event"]) for entry in second.log))
 
 
 @pytest.mark.parametrize(
