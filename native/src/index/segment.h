@@ -139,7 +139,7 @@ class Segment {
 
   // Whether any of its responses came with alternatives.
   bool has_alternatives() const { return !alternatives_.empty(); }
-  // What the policy found most probable at the place of this row, beside the token that followed.
+  // What else the policy found probable at the place of this row.
   Alternatives alternatives(std::uint32_t row) const { return alternatives_[row]; }
 
   // Re-derives every invariant above; throws std::logic_error naming the first that fails.
