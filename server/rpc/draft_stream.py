@@ -95,8 +95,6 @@ class DraftStream:
             self._answers.stop()
             reading.cancel()
             leaving.cancel()
-            open_sessions = len(self._sessions)
-            self._ending = self._sessions.forget_all()
             if (more := THROTTLE.admits(outcome)) is not None:
                 log.info(
                     "draft stream ended",
@@ -104,7 +102,7 @@ class DraftStream:
                     outcome=outcome,
                     seconds=round(time.perf_counter() - started, 3),
                     namespaces=len(self._namespaces),
-                    open_sessions=open_sessions,
+                    open_sessions=len(self._sessions),
                     **self._counts,
                     refused=self._answers.refused,
                     **more,
@@ -112,8 +110,12 @@ class DraftStream:
 
     @property
     def sessions(self) -> int:
-        """The number of open sessions."""
+        """The number of sessions in the engine."""
         return len(self._sessions)
+
+    def close(self) -> "asyncio.Task[None]":
+        """Closes the sessions that are still open after the stream's end, in slices."""
+        return self._sessions.forget_all()
 
     def drain(self) -> None:
         """Ends the stream as soon as it has no session and owes no answer."""

@@ -111,11 +111,8 @@ class OpenSessions:
             self._close(number)
 
     def forget_all(self) -> "asyncio.Task[None]":
-        """Closes all sessions, in slices. Empties the table at once."""
-        numbers = list(self._ids.values())
-        self._ids.clear()
-        self._origins.clear()
-        return asyncio.ensure_future(slices.close(numbers, self._close))
+        """Closes all sessions, in slices. Each is in the table until the engine has closed it."""
+        return asyncio.ensure_future(slices.close(list(self._ids), self.forget))
 
     def _close(self, number: int) -> None:
         try:

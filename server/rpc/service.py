@@ -72,7 +72,8 @@ class DraftService(pb_grpc.DraftServiceServicer):
             with self._metrics.streams.track_inprogress():
                 await stream.run()
         finally:
-            self._streams.discard(stream)
+            # Sessions take memory until they are closed. Other streams must not be refused for it.
+            stream.close().add_done_callback(lambda _: self._streams.discard(stream))
 
     def _sessions_each(self) -> float:
         """Returns the average number of open sessions over streams that have any."""

@@ -1,0 +1,82 @@
+"""A stream that ends with many sessions does not cost another stream its few, while the server closes them."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+
+from histospec.native import Engine
+from histospec.server.history.history import History
+from histospec.server.observability.metrics import Metrics
+from histospec.server.open_store import open_store
+from histospec.server.rpc.service import DraftService
+from histospec.server.security.access import Access
+from histospec.server.settings.config import Config
+from histospec.v1 import draft_pb2 as pb
+from tests.support.waiting import until
+from tests.support.wires import i32, u64
+
+MEMORY = 1 << 24
+SESSIONS = 400  # the server closes them in many slices
+TOKENS = 10_000  # of each session after its step, so that all together exceed MEMORY
+
+
+class Call:
+    """A Draft call without a network, whose messages the test sends one by one."""
+
+    def __init__(self, service: DraftService) -> None:
+        self._requests: asyncio.Queue[object] = asyncio.Queue()
+        self._answers: asyncio.Queue[pb.DraftResponse] = asyncio.Queue()
+        self.read = self._requests.get
+        self.write = self._answers.put
+        self.serving = asyncio.ensure_future(service.Draft(None, cast(Any, self)))
+
+    def peer(self) -> str:
+        return "a worker"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def open(self, sessions: range) -> None:
+        opens = [pb.OpenSession(session=s, namespace="run", prompt=i32([7, s])) for s in sessions]
+        self._requests.put_nowait(pb.DraftRequest(sequence=1, opens=opens))
+
+    async def step(self, sessions: range, tokens: int) -> pb.DraftResponse:
+        """Appends the first tokens of each session."""
+        count = len(sessions)
+        step = pb.Step(
+            sessions=u64(sessions), positions=i32([0] * count), lengths=i32([tokens] * count),
+            tokens=i32(range(tokens)) * count,
+        )  # fmt: skip
+        self._requests.put_nowait(pb.DraftRequest(sequence=2, step=step))
+        return await self._answers.get()
+
+    def end(self) -> None:
+        self._requests.put_nowait(grpc.aio.EOF)  # type: ignore[attr-defined]
+
+
+def test_a_stream_that_ends_costs_no_other_its_session(tmp_path: Path) -> None:
+    asyncio.run(one_ends_and_one_steps(tmp_path))
+
+
+async def one_ends_and_one_steps(folder: Path) -> None:
+    config = Config(data_dir=folder, memory=MEMORY, namespace_tokens=0)
+    engine = Engine(config.memory, namespace_tokens=0)
+    history = History(engine, open_store(config, "shard-0"), config.max_namespaces)
+    await history.load()
+    service = DraftService(engine, history, Metrics(engine, history.counts), config, Access(None))
+    few, many = Call(service), Call(service)
+    few.open(range(1))
+    many.open(range(SESSIONS))
+    await many.step(range(SESSIONS), TOKENS)
+    assert engine.running_bytes() > MEMORY
+    many.end()
+    await many.serving
+    assert engine.running_bytes() > MEMORY, "the sessions are closed already"
+    answer = await few.step(range(1), 5)
+    assert not answer.refusals
+    few.end()
+    await few.serving
+    await until(lambda: engine.stats()["sessions"] == 0, "a session is left")
+    await history.close()

@@ -1,0 +1,37 @@
+"""A stream that ended counts its sessions until the engine has closed all of them."""
+
+import asyncio
+from unittest.mock import create_autospec
+
+import numpy as np
+
+from histospec.native import Engine
+from histospec.server.history.history import History
+from histospec.server.rpc import wire
+from histospec.server.rpc.open_sessions import OpenSessions
+from histospec.server.stores.interface import Problem
+
+SESSIONS = 100  # several slices
+PROMPT = np.arange(40, dtype=np.int32)
+NO_TOKENS = np.empty(0, np.int32)
+
+
+def test_sessions_count_until_the_engine_has_closed_them() -> None:
+    asyncio.run(all_are_closed())
+
+
+async def all_are_closed() -> None:
+    engine = Engine(namespace_tokens=0)
+    sessions = OpenSessions(engine, create_autospec(History, instance=True))
+    for number in range(SESSIONS):
+        problem = Problem("run", PROMPT.tobytes())
+        await sessions.open(wire.Open(number, problem, PROMPT, NO_TOKENS, None, ""))
+    ending = sessions.forget_all()
+    seen = []
+    while not ending.done():
+        assert len(sessions) == engine.stats()["sessions"]
+        seen.append(len(sessions))
+        await asyncio.sleep(0)
+    assert seen[0] == SESSIONS
+    assert len(set(seen)) > 2, "the sessions were closed all at once"
+    assert len(sessions) == engine.stats()["sessions"] == 0
