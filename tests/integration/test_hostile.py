@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 
 MESSAGES = int(os.environ.get("HISTOSPEC_CHAOS_MESSAGES", "4000"))
 STREAMS = int(os.environ.get("HISTOSPEC_CHAOS_STREAMS", "300"))
-ROOM = 48 << 20  # memory that allocators keep, and histories that some messages add
+ROOM = 32 << 20  # memory that allocators keep, and histories that some messages add
 KEPT = 200  # responses of the worker; more of them would be growth, too
 TEXT = list(range(100, 160))
 
@@ -52,7 +52,6 @@ def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
             attack(server.endpoint, MESSAGES // 10, STREAMS // 10, seed=1)
             before = server.metrics()["process_resident_memory_bytes"]
             outcomes, kinds = attack(server.endpoint, MESSAGES, STREAMS, seed=2)
-            after = server.metrics()["process_resident_memory_bytes"]
         finally:
             bystander.stop.set()
             bystander.join()
@@ -66,7 +65,8 @@ def test_harm_is_refused_and_leaves_nothing(start_server: Starter) -> None:
     assert outcomes["INVALID_ARGUMENT"] > MESSAGES / 2
     assert min(kinds.values()) > STREAMS / 30, kinds
     assert not [entry for entry in server.log if entry.get("event") == "rpc failed"]
-    assert after < before + ROOM
+    # The allocator returns what the last streams held a moment after their end.
+    eventually(lambda: server.metrics()["process_resident_memory_bytes"] < before + ROOM, "memory is not given back")
     eventually(lambda: server.metrics()["histospec_streams"] == 0, "a stream does not end")
 
 
