@@ -87,7 +87,8 @@ def step(side: Side, running: list[Running], same: bool) -> None:
 
 
 def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> None:
-    """Replays the epochs through both engines in turns."""
+    """Replays the epochs through both engines in turns. Who steps second on the same texts is some 15 % faster, so the
+    order changes with every step."""
     for number, epoch in enumerate(epochs):
         for some in batches(epoch):
             open_ = [
@@ -98,11 +99,13 @@ def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> N
                 for side in sides
             ]
             left = [list(running) for running in open_]
+            order = list(range(len(sides)))
             while any(left):
-                for i, side in enumerate(sides):
+                for i in order:
                     if left[i]:
-                        step(side, left[i], same)
+                        step(sides[i], left[i], same)
                         left[i] = [one for one in left[i] if one.known < len(one.response)]
+                order.reverse()
             for side, running in zip(sides, open_, strict=True):
                 for one in running:
                     side.engine.close(one.number, epoch=number)
