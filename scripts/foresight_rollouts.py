@@ -17,7 +17,9 @@ import torch
 
 from examples.tiny_rl import grpo, policy, task
 from histospec.client.vllm.coupled import noise
+from histospec.client.vllm.coupled.alternatives import words
 from histospec.client.vllm.coupled.places import WORD
+from histospec.protocol.alternatives import ABSENT, MOST, groups_of, joined
 
 EPOCHS, PROBLEMS, SAMPLES = 12, 24, 8  # of the demo
 FORK_EPOCHS, FORK_PROBLEMS = 8, 60
@@ -34,9 +36,27 @@ class Group:
     prompt: list[int]
     responses: list[list[int]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    alternatives: list[bytes] = field(default_factory=list)
+    """Of each response, as `histospec.protocol.alternatives` packs them."""
 
 
 Epoch = list[Group]
+
+
+class Weights:
+    """The alternatives of some texts, as the sampler weighs their tokens."""
+
+    def __init__(self, texts: int) -> None:
+        self._rows: list[list[list[int]]] = [[] for _ in range(texts)]
+
+    def push(self, text: int, row: list[int] | None) -> None:
+        """Appends a token to a text, with its row of `alternatives.words`; None: the policy was sure of it."""
+        self._rows[text].append(row or [0, *[ABSENT] * MOST])
+
+    def packed(self) -> list[bytes]:
+        """Returns the alternatives of each text."""
+        rows = [np.array(text, np.uint32) for text in self._rows]
+        return [joined(*groups_of(text[:, 0].astype(np.uint8), text[:, 1:])) for text in rows]
 
 
 class Places:
@@ -73,20 +93,22 @@ def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
     for epoch in range(epochs):
         seeds = [rng.getrandbits(SEED_BITS) for _ in repeated]
         with torch.inference_mode():
-            responses = _respond(model.eval(), repeated, seeds)
-        groups = [
-            Group(i, problem.prompt, responses[first : first + SAMPLES], seeds[first : first + SAMPLES])
-            for i, (problem, first) in enumerate(zip(problems, range(0, len(repeated), SAMPLES), strict=True))
-        ]
+            responses, alternatives = _respond(model.eval(), repeated, seeds)
+        groups = []
+        for i, problem in enumerate(problems):
+            own = slice(i * SAMPLES, (i + 1) * SAMPLES)
+            groups.append(Group(i, problem.prompt, responses[own], seeds[own], alternatives[own]))
         yield groups
         if epoch + 1 < epochs:
             rewards = [[problems[group.problem].reward(r) for r in group.responses] for group in groups]
             grpo.update(model, optimizer, repeated, responses, torch.tensor(rewards))
 
 
-def _respond(model: torch.nn.Module, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-    """Returns a response to each prompt; all prompts have the same length."""
-    places, running = Places(prompts), list(range(len(prompts)))
+def _respond(
+    model: torch.nn.Module, prompts: list[list[int]], seeds: list[int]
+) -> tuple[list[list[int]], list[bytes]]:
+    """Returns a response to each prompt, and its alternatives; all prompts have the same length."""
+    places, weights, running = Places(prompts), Weights(len(prompts)), list(range(len(prompts)))
     responses: list[list[int]] = [[] for _ in prompts]
     tokens, cache = torch.tensor(prompts), None
     for _ in range(task.LONGEST):
@@ -94,9 +116,11 @@ def _respond(model: torch.nn.Module, prompts: list[list[int]], seeds: list[int])
         cache = done.past_key_values
         pairs, times = zip(*(places.next(i) for i in running), strict=True)
         where = (torch.tensor([seeds[i] for i in running]), torch.tensor(pairs), torch.tensor(times))
-        chosen = noise.choose(done.logits[:, -1].float(), torch.arange(len(running)), *where)
-        for i, token in zip(running, chosen.tolist(), strict=True):
+        weighed = noise.weigh(done.logits[:, -1].float(), torch.arange(len(running)), *where)
+        chosen = weighed.tokens
+        for i, token, row in zip(running, chosen.tolist(), words(weighed).tolist(), strict=True):
             responses[i].append(token)
+            weights.push(i, row)
             places.push(i, token)
         going = (chosen != task.END_ID).nonzero().flatten()
         if not len(going):
@@ -104,7 +128,7 @@ def _respond(model: torch.nn.Module, prompts: list[list[int]], seeds: list[int])
         running = [running[row] for row in going]
         cache.batch_select_indices(going)
         tokens = chosen[going, None]
-    return responses
+    return responses, weights.packed()
 
 
 class Maze:
@@ -160,40 +184,42 @@ def forks(seed: int, epochs: int = FORK_EPOCHS, problems: int = FORK_PROBLEMS) -
     mazes = [Maze(number, rng) for number in range(problems)]
     for _ in range(epochs):
         walks = [_Walk(maze, int(rng.integers(1 << SEED_BITS))) for maze in mazes for _ in range(maze.samples)]
-        places = Places([walk.maze.prompt for walk in walks])
+        places, weights = Places([walk.maze.prompt for walk in walks]), Weights(len(walks))
         running = list(range(len(walks)))
         while running:
             chosen = _forked([walks[i] for i in running], [places.next(i) for i in running])
-            for i, token in zip(running, chosen, strict=True):
+            for i, (token, row) in zip(running, chosen, strict=True):
                 walks[i].said.append(token)
+                weights.push(i, row)
                 places.push(i, token)
             running = [i for i in running if len(walks[i].said) < walks[i].maze.longest]
         groups = {maze.number: Group(maze.number, maze.prompt) for maze in mazes}
-        for walk in walks:
+        for walk, alternatives in zip(walks, weights.packed(), strict=True):
             groups[walk.maze.number].responses.append(walk.said)
             groups[walk.maze.number].seeds.append(walk.seed)
+            groups[walk.maze.number].alternatives.append(alternatives)
         yield list(groups.values())
         for maze in mazes:
             maze.move(rng)
 
 
-def _forked(walks: list[_Walk], where: list[tuple[int, int]]) -> list[int]:
-    """Returns the next token of each walk, and moves the walks."""
+def _forked(walks: list[_Walk], where: list[tuple[int, int]]) -> list[tuple[int, list[int] | None]]:
+    """Returns the next token of each walk, with its weights at a fork, and moves the walks."""
     at_fork = [i for i, walk in enumerate(walks) if walk.at == len(walk.maze.texts[walk.node])]
-    tokens: dict[int, int] = {}
+    next_: dict[int, tuple[int, list[int] | None]] = {}
     if at_fork:
         logits = np.stack([walks[i].maze.logits_at(walks[i].node, walks[i].before) for i in at_fork])
         seeds = torch.tensor([walks[i].seed for i in at_fork])
         pairs, times = (torch.tensor(part) for part in zip(*(where[i] for i in at_fork), strict=True))
-        chosen = noise.choose(torch.from_numpy(logits), torch.arange(len(at_fork)), seeds, pairs, times)
-        tokens = dict(zip(at_fork, chosen.tolist(), strict=True))
-    for i, token in tokens.items():
+        weighed = noise.weigh(torch.from_numpy(logits), torch.arange(len(at_fork)), seeds, pairs, times)
+        next_ = dict(zip(at_fork, zip(weighed.tokens.tolist(), words(weighed).tolist(), strict=True), strict=True))
+    for i, (token, _) in next_.items():
         walk = walks[i]
         to = [way for way in walk.maze.ways[walk.node] if walk.maze.texts[way][0] == token]
         walk.before, walk.node = walk.node, to[0] if to else walk.maze.ways[walk.node][0]
         walk.at = 1 if to else 0  # a surprise is followed by the first way
     for i, walk in enumerate(walks):
-        if i not in tokens:
-            tokens[i] = walk.maze.texts[walk.node][walk.at]
+        if i not in next_:
+            next_[i] = walk.maze.texts[walk.node][walk.at], None
             walk.at += 1
-    return [tokens[i] for i in range(len(walks))]
+    return [next_[i] for i in range(len(walks))]

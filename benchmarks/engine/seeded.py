@@ -1,8 +1,9 @@
 """Compares steps of sessions with and without seeds: `python -m benchmarks.engine.seeded [--quick]`.
 
 With a seed, the engine computes the noise of the candidates. The texts are sampled with coupled sampling and a fresh
-seed each (scripts/foresight_rollouts.py). Two engines take turns step by step on the same texts: in one the sessions
-have their seeds. Time is CPU time of the process; each figure is a median over steps.
+seed each (scripts/foresight_rollouts.py). Three engines take turns step by step on the same texts: in two the sessions
+have their seeds, and one of these also gets the alternatives of finished responses. Time is CPU time of the process;
+each figure is a median over steps.
 
     same length   drafts of 8 tokens, sessions advance by 3 tokens in each step
     as it is      drafts end where they no longer pay (cost 0.05, at most 64 tokens), and sessions advance by what was
@@ -31,7 +32,9 @@ KINDS: dict[str, Callable[[int, int], Iterator[rollouts.Epoch]]] = {"demo": roll
 class Side:
     """An engine, and the times of its steps."""
 
+    name: str
     seeded: bool
+    alternatives: bool
     engine: Engine = field(default_factory=lambda: Engine(threads=1))
     micros: list[float] = field(default_factory=list)
     """CPU time of each step per session."""
@@ -52,11 +55,12 @@ class Running:
     """How many tokens come next."""
 
 
-def batches(epoch: rollouts.Epoch) -> Iterator[list[tuple[list[int], list[int], int]]]:
-    """Yields prompt, response and seed of about BATCH responses at a time; a group is not divided."""
-    some: list[tuple[list[int], list[int], int]] = []
+def batches(epoch: rollouts.Epoch) -> Iterator[list[tuple[list[int], list[int], int, bytes]]]:
+    """Yields prompt, response, seed and alternatives of about BATCH responses at a time; a group is not divided."""
+    some: list[tuple[list[int], list[int], int, bytes]] = []
     for group in epoch:
-        some += [(group.prompt, *pair) for pair in zip(group.responses, group.seeds, strict=True)]
+        responses = zip(group.responses, group.seeds, group.alternatives, strict=True)
+        some += [(group.prompt, *response) for response in responses]
         if len(some) >= BATCH:
             yield some
             some = []
@@ -87,14 +91,14 @@ def step(side: Side, running: list[Running], same: bool) -> None:
 
 
 def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> None:
-    """Replays the epochs through both engines in turns. Who steps second on the same texts is some 15 % faster, so the
+    """Replays the epochs through the engines in turns. Who steps first on the same texts is some 15 % slower, so the
     order changes with every step."""
     for number, epoch in enumerate(epochs):
         for some in batches(epoch):
             open_ = [
                 [
                     Running(side.engine.open("run", prompt, seed=seed if side.seeded else None), response)
-                    for prompt, response, seed in some
+                    for prompt, response, seed, _ in some
                 ]
                 for side in sides
             ]
@@ -105,10 +109,11 @@ def replay(epochs: Iterable[rollouts.Epoch], sides: list[Side], same: bool) -> N
                     if left[i]:
                         step(sides[i], left[i], same)
                         left[i] = [one for one in left[i] if one.known < len(one.response)]
-                order.reverse()
+                order.append(order.pop(0))
             for side, running in zip(sides, open_, strict=True):
-                for one in running:
-                    side.engine.close(one.number, epoch=number)
+                for one, (*_, alternatives) in zip(running, some, strict=True):
+                    kept = alternatives if side.alternatives else b""
+                    side.engine.close(one.number, epoch=number, alternatives=kept)
                 side.engine.wait_until_built()
 
 
@@ -121,17 +126,22 @@ def main() -> None:
     for kind, make in KINDS.items():
         epochs = list(make(arguments.seed, 2 if arguments.quick else 6))
         for same in (True, False):
-            sides = [Side(False), Side(True)]
+            sides = [
+                Side("without seeds", False, False),
+                Side("with seeds", True, False),
+                Side("with seeds and alternatives", True, True),
+            ]
             replay(epochs, sides, same)
-            plain, seeded = sides
-            medians = [statistics.median(side.micros) for side in sides]
-            print(
-                f"{kind}, {'same length' if same else 'as it is'}: {medians[0]:.2f} us a session step without seeds, "
-                f"{medians[1]:.2f} with: {medians[1] / medians[0]:.2f}x; "
-                f"{plain.drafted / plain.sessions:.2f} and {seeded.drafted / seeded.sessions:.2f} drafted tokens, "
-                f"{plain.sessions} and {seeded.sessions} steps, CPU time {seeded.seconds / plain.seconds:.2f}x",
-                flush=True,
-            )
+            print(f"{kind}, {'same length' if same else 'as it is'}")
+            first = statistics.median(sides[0].micros)
+            for side in sides:
+                median = statistics.median(side.micros)
+                print(
+                    f"  {side.name + ':':28} {median:.2f} us a session step ({median / first:.2f}x), "
+                    f"{side.drafted / side.sessions:.2f} drafted tokens, {side.sessions} steps, "
+                    f"CPU time {side.seconds / sides[0].seconds:.2f}x",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
