@@ -104,9 +104,7 @@ def demo(seed: int, epochs: int = EPOCHS) -> Iterator[Epoch]:
             grpo.update(model, optimizer, repeated, responses, torch.tensor(rewards))
 
 
-def _respond(
-    model: torch.nn.Module, prompts: list[list[int]], seeds: list[int]
-) -> tuple[list[list[int]], list[bytes]]:
+def _respond(model: torch.nn.Module, prompts: list[list[int]], seeds: list[int]) -> tuple[list[list[int]], list[bytes]]:
     """Returns a response to each prompt, and its alternatives; all prompts have the same length."""
     places, weights, running = Places(prompts), Weights(len(prompts)), list(range(len(prompts)))
     responses: list[list[int]] = [[] for _ in prompts]

@@ -38,7 +38,7 @@ constexpr int kHistoryEpochs = 8;
 constexpr std::size_t kNamespaceTokens = std::size_t{1} << 20;
 constexpr std::size_t kMaxStep = 16;
 
-// One candidate.
+// One candidate, or one contender of a foresight.
 struct Example {
   std::array<std::uint8_t, Estimator::kContexts> rows;
   std::uint8_t right;
@@ -138,12 +138,12 @@ class Writer {
     const Evidence evidence = gather(context, live);
     if (evidence.candidates().empty()) return false;
     Prediction prediction;
-    predict(evidence, context, estimator, prediction);
+    predict(evidence, context, estimator, true, prediction);
     if (prediction.foreseen) {
-      Foresight::Inputs inputs;
-      describe(prediction, inputs);
-      for (int c = 0; c < prediction.features.size; ++c) {
-        write({prediction.features.rows, prediction.tokens[c] == came, tag, inputs[c]});
+      const Foresight::Contenders& contenders = prediction.contenders;
+      for (std::size_t i = 0; i < contenders.size; ++i) {
+        const bool right = prediction.tokens[contenders.candidates[i]] == came;
+        write({prediction.features.rows, right, tag, contenders.inputs[i]});
       }
     }
     learn(estimator, prediction, came);

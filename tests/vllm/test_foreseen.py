@@ -44,7 +44,7 @@ def margins(times: int) -> list[float]:
 @pytest.mark.parametrize(
     ("prompt", "times"), [(PROMPT[3:], 0), (PROMPT, 1)], ids=["a new pair", "a pair that the prompt has"]
 )
-@pytest.mark.parametrize("ahead", [0, 6], ids=["at the fork", "ahead of the fork"])
+@pytest.mark.parametrize("ahead", [0, 2], ids=["at the fork", "ahead of the fork"])
 def test_the_noise_decides_between_equal_alternatives(prompt: list[int], times: int, ahead: int) -> None:
     engine = history(prompt)
     said = BEFORE[: len(BEFORE) - ahead]

@@ -1,6 +1,7 @@
 #include "draft/drafter.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace histospec {
 namespace {
@@ -19,13 +20,14 @@ constexpr int kSureOrder = 6;
 // A candidate with less than this share of the best candidate's votes is not estimated.
 constexpr float kUnlikelyShare = 0.1f;
 
+// Behind tokens that are accepted less often than this, the noise is not worth its time.
+constexpr float kForeseen = 0.4f;
+
 // A twin that is right this often drafts alone, because evidence would cost more than it adds.
 constexpr float kSure = 0.8f;
 
-// The weight of the policy's probabilities at the matches against the estimate; and the least probability of an
-// alternative that becomes a candidate.
+// The weight of the policy's probabilities at a match against the estimate.
 constexpr float kTrust = 0.7f;
-constexpr float kLeastAlternative = 0.03f;
 
 // The log-odds of the shares of a token that followed no match.
 constexpr std::array<float, 2> kNoShares = {-5, -5};
@@ -46,13 +48,50 @@ std::uint8_t best_of(const std::array<float, kMaxCandidates>& probabilities, std
                                    probabilities.begin());
 }
 
-// Replaces the choice by the best candidate of the evidence if that is more probable.
-void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, Draft& draft, Choice& choice) {
+// Weighs the estimates with the policy's probabilities at a match, and adds its alternatives as candidates.
+void weigh_alternatives(const WeighedMatch& match, Prediction& prediction, Foresight::PerCandidate& weighed) {
+  const auto add = [&](Token token, float probability) {
+    bool known = false;
+    for (std::size_t c = 0; c < kMaxCandidates; ++c) {
+      const bool same = prediction.tokens[c] == token;
+      weighed[c] += same ? kTrust * probability : 0;
+      known |= same;
+    }
+    if (known || prediction.size == kMaxCandidates) return;
+    prediction.tokens[prediction.size] = token;
+    weighed[prediction.size++] = kTrust * probability;
+  };
+  for (float& probability : weighed) probability *= 1 - kTrust;
+  add(match.next, match.probability());
+  for (int i = 0; i < match.place.count(); ++i) add(match.place.token(i), match.place.probability(i));
+}
+
+// Finds the contenders of the next place, and their probabilities.
+void foresee(const DraftContext& context, const std::optional<WeighedMatch>& match, const Foresight& foresight,
+             Prediction& prediction) {
+  const std::size_t matched = prediction.size;
+  Foresight::PerCandidate weighed{}, noise;
+  std::array<std::array<float, 2>, kMaxCandidates> shares;
+  for (std::size_t c = 0; c < kMaxCandidates; ++c) {
+    if (c < matched) weighed[c] = prediction.probabilities[c];
+    shares[c] = c < matched ? Estimator::shares(prediction.features, c) : kNoShares;
+  }
+  if (match) weigh_alternatives(*match, prediction, weighed);
+  const std::span<const Token> tokens{prediction.tokens.data(), prediction.size};
+  gumbel_noise(context.places.seed(), context.places.next(), tokens, noise);
+  Foresight::describe(tokens.size(), weighed, noise, shares, prediction.contenders);
+  foresight.estimate(prediction.features.rows, prediction.contenders);
+}
+
+// Replaces the choice by the best candidate of the evidence if that is more probable. `survival`: the probability that
+// the draft is accepted so far.
+void weigh(DraftContext& context, const LiveSource& live, const Estimator& estimator, float survival, Draft& draft,
+           Choice& choice) {
   const Evidence evidence = gather(context, live);
   if (evidence.candidates().empty()) return;
   Prediction& prediction = draft.predictions.emplace_back();
   prediction.position = draft.tokens.size();
-  const float probability = predict(evidence, context, estimator, prediction);
+  const float probability = predict(evidence, context, estimator, survival >= kForeseen, prediction);
   if (probability <= choice.probability) return;
   choice = {prediction.token(), probability, {kHistory, 0}};
   if (prediction.best >= evidence.candidates().size()) return;  // an alternative that followed no match
@@ -98,87 +137,45 @@ Evidence gather(DraftContext& context, const LiveSource& live) {
   return evidence;
 }
 
-void describe(const Prediction& prediction, Foresight::Inputs& inputs) {
-  const auto matched = static_cast<std::size_t>(prediction.features.size);
-  std::array<std::array<float, 2>, kMaxCandidates> shares;
-  for (std::size_t c = 0; c < prediction.size; ++c) {
-    shares[c] = c < matched ? Estimator::shares(prediction.features, c) : kNoShares;
-  }
-  Foresight::describe({prediction.weighed.data(), prediction.size}, prediction.noise, {shares.data(), prediction.size},
-                      inputs);
-}
-
-// Weighs the estimates with the policy's probabilities at the matches, and adds its alternatives as candidates.
-void weigh_alternatives(const DraftContext& context, Prediction& prediction) {
-  std::copy_n(prediction.probabilities.begin(), prediction.size, prediction.weighed.begin());
-  Likelihood likelihood;
-  context.history_source.weigh_matches(context.newest, likelihood);
-  if (likelihood.empty()) return;
-  const std::size_t matched = prediction.size;
-  for (std::size_t c = 0; c < matched; ++c) {
-    prediction.weighed[c] += kTrust * (likelihood.of(prediction.tokens[c]) - prediction.weighed[c]);
-  }
-  const auto end = prediction.tokens.begin() + static_cast<std::ptrdiff_t>(matched);
-  for (const Token token : likelihood.tokens()) {
-    const float probability = kTrust * likelihood.of(token);
-    if (probability < kLeastAlternative || std::find(prediction.tokens.begin(), end, token) != end) continue;
-    std::size_t at = prediction.size;
-    if (at < kMaxCandidates) {
-      ++prediction.size;
-    } else if (--at < matched || prediction.weighed[at] >= probability) {
-      continue;
-    }
-    for (; at > matched && prediction.weighed[at - 1] < probability; --at) {
-      prediction.tokens[at] = prediction.tokens[at - 1];
-      prediction.weighed[at] = prediction.weighed[at - 1];
-    }
-    prediction.tokens[at] = token;
-    prediction.weighed[at] = probability;
-  }
-}
-
-float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
+float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator, bool foresees,
               Prediction& prediction) {
   const Tokens tail = context.tail.tokens();
   Estimator::describe(evidence, tail.empty() ? -1 : tail.back(), context.run, prediction.features);
   estimator.estimate(prediction.features, prediction.probabilities);
   prediction.size = static_cast<std::uint8_t>(prediction.features.size);
+  prediction.tokens.fill(-1);  // no token
   for (std::size_t c = 0; c < prediction.size; ++c) prediction.tokens[c] = evidence[evidence.candidates()[c]].token;
-  prediction.best = best_of(prediction.probabilities, prediction.size);
-  const float alone = prediction.probabilities[prediction.best];
-  prediction.foreseen = context.places.known() && alone < Foresight::kSureAlone;
-  if (!prediction.foreseen) return estimator.calibrated(alone);
-  weigh_alternatives(context, prediction);
-  const std::size_t size = prediction.size;
-  gumbel_noise(context.places.seed(), context.places.next(), {prediction.tokens.data(), size}, prediction.noise);
-  Foresight::Inputs inputs;
-  describe(prediction, inputs);
-  estimator.foresight.estimate(prediction.features.rows, inputs, {prediction.with_noise.data(), size});
+  prediction.best = prediction.alone = best_of(prediction.probabilities, prediction.size);
+  const float alone = prediction.probabilities[prediction.alone];
+  prediction.foreseen = false;
+  if (!foresees || !context.places.known() || alone >= Foresight::kSureAlone) return estimator.calibrated(alone);
+  const std::optional<WeighedMatch> match = context.history_source.weighed_match();
+  if (match && match->next == prediction.token() && match->probability() >= Foresight::kSureAlone) {
+    return estimator.calibrated(alone + kTrust * (match->probability() - alone));
+  }
+  prediction.foreseen = true;
+  foresee(context, match, estimator.foresight, prediction);
   if (!estimator.foresight.trusted()) return estimator.calibrated(alone);
-  prediction.best = best_of(prediction.with_noise, size);
-  return estimator.foresight.calibrated(prediction.with_noise[prediction.best]);
+  const Foresight::Contenders& contenders = prediction.contenders;
+  prediction.best = static_cast<std::uint8_t>(contenders.candidates[contenders.best()]);
+  return estimator.foresight.calibrated(contenders.probabilities[contenders.best()]);
 }
 
 void learn(Estimator& estimator, const Prediction& prediction, Token came) {
-  const std::size_t size = prediction.size, matched = static_cast<std::size_t>(prediction.features.size);
-  const std::span<const Token> tokens{prediction.tokens.data(), size};
+  const std::span<const Token> tokens{prediction.tokens.data(), prediction.size};
   const auto right = static_cast<std::size_t>(std::ranges::find(tokens, came) - tokens.begin());
-  for (std::size_t c = 0; c < matched; ++c) {
-    estimator.learn(prediction.features, static_cast<int>(c), prediction.probabilities[c], c == right);
+  for (int c = 0; c < prediction.features.size; ++c) {
+    estimator.learn(prediction.features, c, prediction.probabilities[c], static_cast<std::size_t>(c) == right);
   }
-  std::size_t alone = prediction.best;  // the best without the noise
+  const bool alone = prediction.alone == right;
   if (prediction.foreseen) {
-    if (estimator.foresight.wants_to_learn()) {
-      Foresight::Inputs inputs;
-      describe(prediction, inputs);
-      estimator.foresight.learn(prediction.features.rows, inputs, {prediction.with_noise.data(), size}, right);
-    }
-    const std::size_t with_noise = best_of(prediction.with_noise, size);
-    alone = best_of(prediction.probabilities, matched);
-    estimator.foresight.saw_best(prediction.with_noise[with_noise], with_noise == right);
-    if (with_noise != alone) estimator.foresight.compare(with_noise == right, alone == right);
+    const Foresight::Contenders& contenders = prediction.contenders;
+    if (estimator.foresight.wants_to_learn()) estimator.foresight.learn(prediction.features.rows, contenders, right);
+    const std::size_t best = contenders.candidates[contenders.best()];
+    estimator.foresight.saw_best(contenders.probabilities[contenders.best()], best == right);
+    if (best != prediction.alone) estimator.foresight.compare(best == right, alone);
   }
-  estimator.saw_best(prediction.probabilities[alone], alone == right);
+  estimator.saw_best(prediction.probabilities[prediction.alone], alone);
 }
 
 bool twin_alone(const DraftContext& context, const TwinTrust& trust) {
@@ -197,7 +194,7 @@ void draft(DraftContext& context, const LiveSource& live, const Estimator& estim
     if (const Token* twin = context.next_of_twin()) choice = {*twin, trust.of(context.agreement), {kTwin, 0}};
     if (choice.probability < kSure) {
       if (drafted > 0 && survival * std::max(kHopeful, choice.probability) < least) break;
-      weigh(context, live, estimator, draft, choice);
+      weigh(context, live, estimator, survival, draft, choice);
       context.history_source.mark(draft.history_trail, draft.tokens.size());
       context.namespace_source.mark(draft.namespace_trail, draft.tokens.size());
     }

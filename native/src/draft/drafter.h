@@ -13,15 +13,17 @@ namespace histospec {
 
 // The estimates for one position, kept until the engine knows its token.
 struct Prediction {
+  Prediction() {}  // leaves the numbers as they are; predict() writes them
+
   std::size_t position;  // in the draft; the draft's length for the position where it stopped
   Estimator::Features features;
   std::array<Token, kMaxCandidates> tokens;
   std::array<float, kMaxCandidates> probabilities;
-  std::uint8_t size;  // how many candidates there are; the estimator's come first
-  std::uint8_t best;  // of the candidates
-  bool foreseen;      // whether the noise of the candidates is known
-  // Of each candidate, if foreseen: its noise, its probability without the noise and with it.
-  Foresight::PerCandidate noise, weighed, with_noise;
+  std::uint8_t size;   // how many candidates there are; the estimator's come first
+  std::uint8_t best;   // of the candidates
+  std::uint8_t alone;  // the best without the noise
+  bool foreseen;       // whether the noise of the candidates is known, and with it the contenders
+  Foresight::Contenders contenders;
 
   Token token() const { return tokens[best]; }
 };
@@ -97,13 +99,10 @@ struct DraftContext {
 // Collects the matches of the context, and picks the candidates for its next token.
 Evidence gather(DraftContext& context, const LiveSource& live);
 
-// Estimates the candidates of the context's next token; `evidence` has at least one. Returns the calibrated probability
-// of the best.
-float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator,
+// Estimates the candidates of the context's next token; `evidence` has at least one. `foresees`: whether to use the
+// noise where it is known. Returns the calibrated probability of the best.
+float predict(const Evidence& evidence, const DraftContext& context, const Estimator& estimator, bool foresees,
               Prediction& prediction);
-
-// The inputs of foresight for the candidates of a position whose noise is known.
-void describe(const Prediction& prediction, Foresight::Inputs& inputs);
 
 // Trains the estimator on the token that came at the predicted position.
 void learn(Estimator& estimator, const Prediction& prediction, Token came);

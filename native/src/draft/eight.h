@@ -40,13 +40,12 @@ inline Eight where_positive(const Eight& sign, const Eight& x) {
 }
 
 // log2(x) within 0.0002, for x > 0: the exponent, and a polynomial of the mantissa.
-inline Eight log2(const Eight& x) {
-  return halves(x, [](Eight::Half half) {
-    const auto bits = reinterpret_cast<Eight::Bits>(half);
-    const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
-    const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
-    return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
-  });
+inline Eight::Half log2(const Eight::Half& x) {
+  const auto bits = reinterpret_cast<Eight::Bits>(x);
+  const Eight::Half exponent = __builtin_convertvector(bits >> 23, Eight::Half) - 127;
+  const auto m = reinterpret_cast<Eight::Half>((bits & 0x7fffff) | 0x3f800000);
+  return exponent - 2.4983532f + (4.0292114f + (-2.0783352f + (0.6260322f - 0.0784407f * m) * m) * m) * m;
 }
+inline Eight log2(const Eight& x) { return {log2(x.low), log2(x.high)}; }
 
 }  // namespace histospec

@@ -1,6 +1,7 @@
 #include "draft/foresight.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "draft/foresight_weights.h"
 
@@ -12,19 +13,18 @@ constexpr float kMostMargin = 5;
 // The sum of a missing candidate, and the least probability of other tokens.
 constexpr float kNothing = -30, kLeastOthers = 0.02f;
 
-// By how much each sum is larger than the largest of the others.
-Eight::Half margins(const Eight::Half& sums) {
-  float first = kNothing, second = kNothing;
-  for (int c = 0; c < kMaxCandidates; ++c) {
-    second = std::max(second, std::min(first, sums[c]));
-    first = std::max(first, sums[c]);
-  }
-  Eight::Half out;
-  for (int c = 0; c < kMaxCandidates; ++c) {
-    out[c] = std::clamp(sums[c] - (sums[c] == first ? second : first), -kMostMargin, kMostMargin);
-  }
-  return out;
+// The largest two of four numbers, and where they stand.
+struct Two {
+  std::size_t first, second;
+};
+Two largest(const Foresight::PerCandidate& x) {
+  const std::size_t a = x[1] > x[0], b = 2 + (x[3] > x[2]);  // the larger of each pair
+  const bool swapped = x[b] > x[a];
+  const std::size_t first = swapped ? b : a, loser = swapped ? a : b, partner = first ^ 1;
+  return {first, x[partner] > x[loser] ? partner : loser};
 }
+
+float within_margin(float x) { return std::clamp(x, -kMostMargin, kMostMargin); }
 
 // x / (1 + |x|)
 Eight::Half bent(const Eight::Half& x) {
@@ -48,48 +48,62 @@ const Foresight::Weights& Foresight::starting() {
   return weights;
 }
 
-void Foresight::describe(std::span<const float> probabilities, const PerCandidate& noise,
-                         std::span<const std::array<float, 2>> shares, Inputs& inputs) {
-  constexpr float kLn2 = 0.6931472f;
+void Foresight::describe(std::size_t candidates, const PerCandidate& probabilities, const PerCandidate& noise,
+                         const std::array<std::array<float, 2>, kMaxCandidates>& shares, Contenders& contenders) {
+  constexpr float kLn2 = 0.6931472f, kLeast = 1e-4f;
   static_assert(kMaxCandidates == 4);  // a Half has one number per candidate
-  const auto size = static_cast<int>(probabilities.size());
-  Eight chances = Eight::all(0.5f);  // of the candidates, and against them
+  PerCandidate chances, alone, sums;
   float others = 1;
-  for (int c = 0; c < size; ++c) {
+  for (std::size_t c = 0; c < kMaxCandidates; ++c) {
     others -= probabilities[c];
-    chances.low[c] = std::clamp(probabilities[c], 1e-4f, 1 - 1e-4f);
-    chances.high[c] = 1 - chances.low[c];
+    chances[c] = std::clamp(probabilities[c], kLeast, 1 - kLeast);
   }
-  const Eight logs = kLn2 * log2(chances);
-  const float rest = kLn2 * log2(Eight::all(std::max(others, kLeastOthers))).low[0];
-  Eight::Half alone = logs.low, sums = logs.low + Eight::Half{noise[0], noise[1], noise[2], noise[3]};
-  for (int c = size; c < kMaxCandidates; ++c) alone[c] = sums[c] = kNothing;
-  const Eight::Half margin = margins(sums), apart = margins(alone), odds = logs.low - logs.high;
-  Eight::Half over;
-  for (int c = 0; c < kMaxCandidates; ++c) over[c] = std::clamp(sums[c] - rest, -kMostMargin, kMostMargin);
-  const Eight::Half bent_margin = bent(margin), bent_over = bent(over), bent_later = bent(over - 1.0f);
-  for (int c = 0; c < size; ++c) {
-    inputs[c] = {odds[c],      apart[c],      margin[c], bent_margin[c], over[c],
-                 bent_over[c], bent_later[c], noise[c],  shares[c][0],   shares[c][1]};
+  const Eight::Half logs = kLn2 * log2(Eight::Half{chances[0], chances[1], chances[2], chances[3]});
+  for (std::size_t c = 0; c < kMaxCandidates; ++c) {
+    alone[c] = c < candidates ? logs[c] : kNothing;
+    sums[c] = c < candidates ? logs[c] + noise[c] : kNothing;
+  }
+  const auto [first, second] = largest(sums);
+  const auto [probable, less] = largest(alone);
+  const Eight::Half against =
+      kLn2 * log2(Eight::Half{1 - chances[first], 1 - chances[second], std::max(others, kLeastOthers), 1});
+  const float margin = within_margin(sums[first] - sums[second]);
+  const float over[] = {within_margin(sums[first] - against[2]), within_margin(sums[second] - against[2])};
+  const Eight::Half bent_over = bent(Eight::Half{over[0], over[1], over[0] - 1, over[1] - 1});
+  const float bent_margin = margin / (1 + std::abs(margin));
+  contenders.size = std::min<std::size_t>(candidates, 2);
+  contenders.candidates = {first, second};
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::size_t c = contenders.candidates[i];
+    const float sign = i == 0 ? 1 : -1;
+    contenders.inputs[i] = {logs[c] - against[i],
+                            within_margin(alone[c] - alone[c == probable ? less : probable]),
+                            sign * margin,
+                            sign * bent_margin,
+                            over[i],
+                            bent_over[i],
+                            bent_over[2 + i],
+                            noise[c],
+                            shares[c][0],
+                            shares[c][1]};
   }
 }
 
-void Foresight::estimate(std::span<const std::uint8_t> rows, const Inputs& inputs,
-                         std::span<float> probabilities) const {
+void Foresight::estimate(std::span<const std::uint8_t> rows, Contenders& contenders) const {
   const auto position = weights_.at(rows);
   Eight::Half odds{};
-  for (std::size_t c = 0; c < probabilities.size(); ++c) {
-    odds[c] = std::clamp(weights_.log_odds(position, inputs[c]), -12.0f, 12.0f);
+  for (std::size_t i = 0; i < contenders.size; ++i) {
+    odds[i] = std::clamp(weights_.log_odds(position, contenders.inputs[i]), -12.0f, 12.0f);
   }
   const Eight::Half all = sigmoid(odds);
-  for (std::size_t c = 0; c < probabilities.size(); ++c) probabilities[c] = all[c];
+  contenders.probabilities = {all[0], all[1]};
 }
 
-void Foresight::learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,
-                      std::size_t right) {
+void Foresight::learn(std::span<const std::uint8_t> rows, const Contenders& contenders, std::size_t right) {
   learned_ = true;
-  for (std::size_t c = 0; c < probabilities.size(); ++c) {
-    weights_.learn(rows, inputs[c], kForesightRate * ((c == right ? 1.0f : 0.0f) - probabilities[c]));
+  for (std::size_t i = 0; i < contenders.size; ++i) {
+    const float came = contenders.candidates[i] == right ? 1.0f : 0.0f;
+    weights_.learn(rows, contenders.inputs[i], kForesightRate * (came - contenders.probabilities[i]));
   }
 }
 

@@ -1,12 +1,12 @@
 // Foresight: the probability of a candidate, once the noise of the candidates' tokens is known.
 //
 // Coupled sampling takes the token with the largest sum of log-probability and noise (noise.h). Where a session has a
-// seed, the engine knows the noise of every candidate. A candidate of probability p then comes if its sum is larger
-// than those of the other candidates, and larger than that of any other token. The largest sum of tokens of probability
-// r together is log r plus Gumbel noise. The probabilities are estimates, so a small network learns how far to trust
-// each of the two margins.
+// seed, the engine knows the noise of every candidate. The contenders are the two candidates with the largest sums. A
+// contender of probability p comes if its sum is larger than that of the other, and larger than that of any token that
+// is not a candidate. The largest sum of tokens of probability r together is log r plus Gumbel noise. The probabilities
+// are estimates, so a small network learns how far to trust each of the two margins.
 //
-//     10 inputs of the candidate ---+--> 8 hidden (relu) --+--> log-odds --> p
+//     10 inputs of the contender ---+--> 8 hidden (relu) --+--> log-odds --> p
 //      5 rows of the position ------+----------------------+
 //
 // The rows are those of the estimator. The network starts from weights trained offline (foresight_weights.h, made by
@@ -32,22 +32,29 @@ class Foresight {
   static constexpr int kInputs = 10;
   static constexpr int kRows = 50;  // those of the estimator
   using Weights = Network<kInputs, kRows>;
-  using Inputs = std::array<Weights::Inputs, kMaxCandidates>;
   using PerCandidate = std::array<float, kMaxCandidates>;
 
-  // If a candidate is this probable without the noise, the noise changes too little to be worth its time.
-  static constexpr float kSureAlone = 0.85f;
+  struct Contenders {
+    std::size_t size;                       // 1 or 2
+    std::array<std::size_t, 2> candidates;  // the one with the largest sum first
+    std::array<Weights::Inputs, 2> inputs;
+    std::array<float, 2> probabilities;  // of each to be the next token
 
-  // `probabilities`: of the candidates, by the estimator; `noise`: of their tokens; `shares`: of each candidate, the
-  // log-odds of its share of all matches, and of the longest ones.
-  static void describe(std::span<const float> probabilities, const PerCandidate& noise,
-                       std::span<const std::array<float, 2>> shares, Inputs& inputs);
-  // The probability of each candidate to be the next token. `rows`: of the position.
-  void estimate(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<float> probabilities) const;
-  // `probabilities`: what estimate() gave; `right`: the candidate that was the next token, any other number if none
-  // was.
-  void learn(std::span<const std::uint8_t> rows, const Inputs& inputs, std::span<const float> probabilities,
-             std::size_t right);
+    std::size_t best() const { return size == 2 && probabilities[1] > probabilities[0]; }
+  };
+
+  // Where a candidate is this probable without the noise, by the estimator or to the policy at a match, the noise
+  // changes too little to be worth its time.
+  static constexpr float kSureAlone = 0.8f;
+
+  // Picks the contenders and describes them. `probabilities`: of the candidates, 0 behind the last one; `noise`: of
+  // their tokens; `shares`: of each candidate, the log-odds of its share of all matches, and of the longest ones.
+  static void describe(std::size_t candidates, const PerCandidate& probabilities, const PerCandidate& noise,
+                       const std::array<std::array<float, 2>, kMaxCandidates>& shares, Contenders& contenders);
+  // Writes the probabilities of the contenders. `rows`: of the position.
+  void estimate(std::span<const std::uint8_t> rows, Contenders& contenders) const;
+  // `right`: the candidate that was the next token, any other number if none was.
+  void learn(std::span<const std::uint8_t> rows, const Contenders& contenders, std::size_t right);
 
   float calibrated(float probability) const { return correction_.corrected(probability); }
   void saw_best(float probability, bool right) { correction_.saw(probability, right); }
@@ -79,7 +86,7 @@ class Foresight {
   static const Weights& starting();
 
   static constexpr float kLeastScore = -20;
-  static constexpr unsigned kLearnsEvery = 4;
+  static constexpr unsigned kLearnsEvery = 8;
 
   Weights weights_ = starting();
   Correction correction_;

@@ -64,11 +64,12 @@ Floats gumbel(const Words& words) {
   return -log(split(-log({choose(near, -u, far.f), choose(near, Floats{}, far.exponent)})));
 }
 
-// Philox4x32-10 of the first `size` counters.
-void philox(std::array<Words, 4>& c, std::int64_t seed, std::size_t size) {
+// Philox4x32-10 of the first counters.
+template <std::size_t kCounters>
+void philox(std::array<Words, 4>& c, std::int64_t seed) {
   std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
   for (int round = 0; round < kRounds; ++round) {
-    for (std::size_t i = 0; i < size; ++i) {
+    for (std::size_t i = 0; i < kCounters; ++i) {
       const std::uint64_t first = 0xd2511f53ull * c[0][i], second = 0xcd9e8d57ull * c[2][i];
       c[0][i] = static_cast<std::uint32_t>(second >> 32) ^ c[1][i] ^ k0;
       c[1][i] = static_cast<std::uint32_t>(second);
@@ -96,7 +97,19 @@ void gumbel_noise(std::int64_t seed, const NoisePlace& place, std::span<const To
     counters[0][i] = tile * kQuarter + within % kQuarter;
     which[i] = within / kQuarter;
   }
-  philox(counters, seed, std::min<std::size_t>(tokens.size(), kMaxCandidates));
+  switch (tokens.size()) {
+    case 1:
+      philox<1>(counters, seed);
+      break;
+    case 2:
+      philox<2>(counters, seed);
+      break;
+    case 3:
+      philox<3>(counters, seed);
+      break;
+    default:
+      philox<kMaxCandidates>(counters, seed);
+  }
   for (std::size_t i = 0; i < kMaxCandidates; ++i) words[i] = counters[which[i]][i];
   const Floats all = gumbel(words);
   std::memcpy(noise.data(), &all, sizeof(all));

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "draft/evidence.h"
-#include "live/pair_table.h"
+#include "draft/pair_counts.h"
 
 namespace histospec {
 
@@ -36,17 +36,28 @@ class PlaceCounter {
   Token before() const { return before_; }
   Token last() const { return last_; }
   // How many tokens follow this pair.
-  std::uint32_t times(Token before, Token last) const { return seen_.find(before, last); }
+  std::uint32_t times(Token before, Token last) const { return seen_.of(before, last); }
+  // Prepares to push these tokens a little later.
+  void prefetch(Tokens tokens) const {
+    Token before = before_, last = last_;
+    for (Token token : tokens) {
+      seen_.prefetch(before, last);
+      before = last;
+      last = token;
+    }
+  }
+  // Prepares to ask for this pair a little later.
+  void prefetch(Token before, Token last) const { seen_.prefetch(before, last); }
   // May throw std::bad_alloc; then the token is not counted.
   void push(Token token) {
-    ++seen_(before_, last_);
+    seen_.add(before_, last_);
     before_ = last_;
     last_ = token;
   }
   std::size_t bytes() const { return seen_.bytes(); }
 
  private:
-  PairTable seen_;  // its places are counts here
+  PairCounts seen_;
   Token before_ = -1, last_ = -1;
 };
 
@@ -69,7 +80,9 @@ class PlacesAhead {
     return {before, last, times};
   }
   void push(Token token) {
-    if (known()) tokens_.push_back(token);
+    if (!known()) return;
+    text_->prefetch(tokens_.back(), token);
+    tokens_.push_back(token);
   }
 
  private:

@@ -71,17 +71,16 @@ void SegmentSource::collect_matches(Source source, std::int64_t offset, Evidence
   }
 }
 
-void SegmentSource::weigh_matches(std::int64_t newest, Likelihood& likelihood) const {
-  const int level = kLevelOf[depth()];
-  for (std::size_t s = 0; s < places_.size(); ++s) {
-    const Segment& segment = *(*segments_)[s];
-    if (!segment.has_alternatives() || kLevelOf[places_[s].depth()] < level) continue;
-    segment.each_near(places_[s], std::min(rows_, Segment::most_near(places_[s])), [&](const Neighbour& row, int) {
-      if (kLevelOf[row.match_length] < level || row.next_rank == Segment::kSeparator) return;
-      likelihood.add(segment.token(row.next_rank), segment.alternatives(row.row),
-                     Likelihood::weight(age(segment, row.epoch, newest)));
-    });
+std::optional<WeighedMatch> SegmentSource::weighed_match() const {
+  std::size_t longest = 0;
+  for (std::size_t s = 1; s < places_.size(); ++s) {
+    if (places_[s].depth() >= places_[longest].depth()) longest = s;
   }
+  if (places_.empty() || places_[longest].depth() == 0) return {};
+  const Segment& segment = *(*segments_)[longest];
+  const std::uint32_t row = places_[longest].nearest_row(), next = segment.next_rank(row);
+  if (!segment.has_alternatives() || next == Segment::kSeparator) return {};
+  return WeighedMatch{segment.token(next), segment.alternatives(row)};
 }
 
 std::uint8_t SegmentSource::age(const Match& match, std::int64_t newest) const {

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "draft/evidence.h"
-#include "draft/likelihood.h"
 #include "index/segments.h"
 #include "live/live_text.h"
 
@@ -48,6 +48,15 @@ class Trail {
   std::vector<std::size_t> drafted_;  // drafted tokens before each mark, ascending
 };
 
+// A match, and the policy's own probabilities there.
+struct WeighedMatch {
+  Token next;          // the token that followed
+  Alternatives place;  // none if nothing else had 5 %
+
+  // The probability of the token that followed.
+  float probability() const { return place.count() == 0 ? 0.97f : place.sampled_probability(); }
+};
+
 // Finished responses of the problem, or of its whole namespace. The source does not own the segments that it follows,
 // and the engine may evict them while a session is idle. At the start of a step, call follow() before any other method.
 class SegmentSource {
@@ -74,9 +83,8 @@ class SegmentSource {
   // Adds the rows nearest to the context in each segment, as matches of `source`. `offset`: how many tokens the session
   // has generated.
   void collect_matches(Source source, std::int64_t offset, Evidence& evidence) const;
-  // Adds those of the same rows that match at the level of the longest match, with the policy's own probabilities
-  // there. `newest`: epoch of the namespace.
-  void weigh_matches(std::int64_t newest, Likelihood& likelihood) const;
+  // The longest match if its response came with alternatives; of equally long ones, one in the newest segment.
+  std::optional<WeighedMatch> weighed_match() const;
   // The age of the response of a match, in epochs behind `newest`, at most kOldest.
   std::uint8_t age(const Match& match, std::int64_t newest) const;
   // The longest match length in any of the segments.

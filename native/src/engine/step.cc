@@ -118,6 +118,7 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
 
 void StepRunner::append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) {
   if (came.empty()) return;
+  if (session.places) session.places->prefetch(came);
   DraftContext& context = session.context;
   NamespaceStats& counters = session.namespace_->counters;
   Estimator& estimator = session.namespace_->estimator;

@@ -64,6 +64,8 @@ struct Place {
   std::uint8_t below = 0;
 
   int depth() const { return std::max(above, below); }
+  // The row that matches the context longest. There is one if depth() is not 0.
+  std::uint32_t nearest_row() const { return above >= below ? row - 1 : row; }
 };
 
 // A row near a place.
@@ -72,7 +74,6 @@ struct Neighbour {
   std::uint16_t offset;       // tokens of its response before it; 0 inside the head, 65,535 means as many or more
   std::uint8_t match_length;  // how many tokens of the context stand before it
   std::uint8_t epoch;         // of its response: an argument for Segment::epoch()
-  std::uint32_t row;          // an argument for Segment::alternatives()
 };
 
 class Segment {
@@ -124,19 +125,21 @@ class Segment {
       std::uint32_t r = place.row;
       for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[--r];
-        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch, r}, i);
+        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
         match_length = std::min(match_length, row.lcp);
       }
       match_length = place.below;
       r = place.row;
       for (int i = 0; i < most && match_length > 0; ++i) {
         const Row row = rows[r];
-        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch, r}, i);
+        visit(Neighbour{row.next_rank, row.offset, match_length, row.epoch}, i);
         match_length = std::min(match_length, rows[++r].lcp);
       }
     });
   }
 
+  // The rank that followed the context of this row.
+  std::uint32_t next_rank(std::uint32_t row) const { return rows_[row].next_rank; }
   // Whether any of its responses came with alternatives.
   bool has_alternatives() const { return !alternatives_.empty(); }
   // What else the policy found probable at the place of this row.

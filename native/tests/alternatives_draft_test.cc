@@ -1,15 +1,10 @@
-// The policy's probabilities at the matches, against plain lists; and how a session with a seed uses them.
-#include "draft/likelihood.h"
-
+// The policy's own probabilities at a match, and how a session with a seed uses them.
 #include <cmath>
-#include <map>
 
 #include "draft/drafter.h"
-#include "random_text.h"
 #include "test.h"
 
 using namespace histospec;
-using testing::Random;
 
 namespace {
 
@@ -27,61 +22,52 @@ struct Packed {
   std::vector<std::uint8_t> bytes;
 };
 
-float probability(int level) { return std::exp(-static_cast<float>(level) / Alternatives::kLevelsPerNat); }
-
 }  // namespace
 
-TEST_CASE("Likelihood is the average of the matches") {
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    CAPTURE(seed);
-    Random random(seed);
-    Likelihood likelihood;
-    std::map<Token, double> mass;
-    double total = 0;
-    for (std::size_t matches = random.between(1, 20); matches > 0; --matches) {
-      const auto token = [&] { return static_cast<Token>(random.below(10)); };
-      const auto level = [&] { return static_cast<std::uint8_t>(random.below(256)); };
-      const Packed alone(0, {}), two(level(), {{token(), level()}, {token(), level()}});
-      const float weight = 1 + static_cast<float>(random.below(100));
-      const Token followed = token();
-      const bool some = random.one_in(2);
-      likelihood.add(followed, (some ? two : alone).place(), weight);
-      total += weight;
-      mass[followed] += weight * (some ? probability(two.bytes[1]) : 0.97);
-      for (int i = 0; some && i < 2; ++i) {
-        mass[two.place().token(i)] += weight * std::exp(two.place().log_probability(i));
-      }
-    }
-    CHECK_EQ(likelihood.tokens().size(), mass.size());
-    for (Token token = 0; token < 10; ++token) {
-      CHECK(std::abs(likelihood.of(token) - (mass.contains(token) ? mass[token] / total : 0)) < 1e-5);
-    }
-  }
-}
-
-TEST_CASE("Newer matches weigh more") {
-  for (std::uint8_t age = 0; age <= kOldest; ++age) {
-    CHECK(Likelihood::weight(age) > 0);
-    if (age > 0) CHECK(Likelihood::weight(age) < Likelihood::weight(age - 1));
-  }
-}
-
-TEST_CASE("Only the longest matches count") {
+TEST_CASE("The longest match counts, and of several the newest") {
   const std::vector<Token> head = {1, 2, 3}, context = {1, 2, 3, 4, 5, 6};
-  Response longest{head, {4, 5, 6, 7}}, shorter{head, {20, 21, 6, 11}};
-  for (Response* r : {&longest, &shorter}) {
-    r->alternatives = Packed(17, {{r->tokens.back() + 1, 17}}).bytes;
-    r->alternatives[0] = 1 << 6;  // the count of the fourth token
-  }
-  const std::vector<ResponseView> views = {longest.view(), shorter.view()};
-  const Segments segments(1, Segment::build(views));
+  const auto response = [&](std::vector<Token> tokens) {
+    Response r{head, std::move(tokens)};
+    r.alternatives = Packed(17, {{r.tokens.back() + 1, 18}}).bytes;
+    r.alternatives[0] = 1 << 6;  // the count of the fourth token
+    return r;
+  };
+  const Response longest = response({4, 5, 6, 7}), shorter = response({20, 21, 6, 11}),
+                 newest = response({4, 5, 6, 15});
+  const auto next_of = [&](std::initializer_list<const Response*> oldest_first) {
+    Segments segments;
+    for (const Response* r : oldest_first) {
+      const std::vector<ResponseView> views = {r->view()};
+      segments.push_back(Segment::build(views));
+    }
+    SegmentSource source;
+    source.reset(segments, context);
+    const auto match = source.weighed_match();
+    CHECK(match.has_value());
+    CHECK_EQ(match->place.count(), 1);
+    CHECK_EQ(match->place.token(0), match->next + 1);
+    CHECK(std::abs(match->probability() - std::exp(-17.0f / Alternatives::kLevelsPerNat)) < 1e-6f);
+    return match->next;
+  };
+  CHECK_EQ(next_of({&longest}), 7);
+  CHECK_EQ(next_of({&longest, &shorter}), 7);
+  CHECK_EQ(next_of({&shorter, &longest}), 7);
+  CHECK_EQ(next_of({&longest, &newest}), 15);
+  CHECK_EQ(next_of({&newest, &longest, &shorter}), 7);
+}
+
+TEST_CASE("Without a match or without alternatives there is no weighed match") {
+  const std::vector<Token> head = {1, 2, 3}, other = {50, 51, 52};
+  const Response plain{head, {4, 5, 6, 7}};
+  const std::vector<ResponseView> views = {plain.view()};
+  const Segments segments(1, Segment::build(views)), none;
   SegmentSource source;
-  source.reset(segments, context);
-  Likelihood likelihood;
-  source.weigh_matches(0, likelihood);
-  CHECK_EQ(likelihood.tokens().size(), 2);
-  CHECK(likelihood.of(7) > 0);
-  CHECK(likelihood.of(8) > 0);
+  source.reset(segments, std::vector<Token>{1, 2, 3, 4});
+  CHECK_FALSE(source.weighed_match().has_value());
+  source.reset(segments, other);
+  CHECK_FALSE(source.weighed_match().has_value());
+  source.reset(none, head);
+  CHECK_FALSE(source.weighed_match().has_value());
 }
 
 // Four responses say A after their first tokens and four say C, and each says that B was almost as probable. No
