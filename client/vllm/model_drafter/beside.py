@@ -61,6 +61,7 @@ class ModelDrafter:
         self._rows: dict[str, Row] = {}  # the drafts that vLLM is verifying
         self._yield = STARTING_SPEED_UP
         self._alone = 0  # steps in which only the model drafted
+        self._depth: int | None = None  # how many of its tokens to verify then; None: to be computed
         self._zeroed: Sequence[str] = ()  # requests for which vLLM drafted zeros in the newest step
         self._cost: DrafterCost | None = None
 
@@ -131,9 +132,12 @@ class ModelDrafter:
             return [[] if draft is None else draft.tokens.tolist() for draft in history]
         self._alone += not asked
         if not asked and self._alone > FIRST_STUDIED and self._alone % STUDIED:
-            depth = self._choice.outcomes.depth(cost * self._yield)
+            if self._depth is None:
+                self._depth = self._choice.outcomes.depth(cost * self._yield)
+            depth = self._depth
             self._rows = {r: Row(list(draft[:depth]), 0, True) for r, draft in zip(requests, drafts, strict=True)}
             return [row.tokens for row in self._rows.values()]
+        self._depth = None
         chosen, gains = self._choice.choose(requests, history, drafts, cost * self._yield)
         if asked:
             self._amount.saw_levels(gains.level)
