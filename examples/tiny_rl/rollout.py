@@ -14,10 +14,13 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 from vllm.v1.outputs import ModelRunnerOutput
 
-from examples.tiny_rl.task import END_ID, LONGEST
+from examples.tiny_rl.task import END_ID, LONGEST, VOCABULARY
 
 DRAFTED = 16
 """The most tokens of a draft."""
+
+WARMED_UP = 256
+"""The most tokens of a step that an engine is warmed up for."""
 
 DRAFTS: dict[str, Any] = {
     "speculative_config": {
@@ -158,6 +161,7 @@ class RolloutEngine:
             "kv_cache_memory_bytes": 256 << 20,
             "use_tqdm_on_load": False,
         }
+        self._concurrency = concurrency
         self.llm = LLM(model=str(model_dir), **settings | options)
         self._counter = StepCounter(self.llm)
 
@@ -173,9 +177,18 @@ class RolloutEngine:
         self.llm.reset_prefix_cache()
 
     def warm_up(self) -> None:
-        """Runs one short request that leaves no trace, so that no epoch pays for first calls."""
-        sampling = SamplingParams(max_tokens=8, detokenize=False, extra_args={"histospec": False})
-        self.llm.generate([as_prompt([END_ID])], sampling, use_tqdm=False)
+        """Runs short requests that leave no trace, so that no epoch pays for first calls.
+
+        On a CPU, the first step with a number of tokens compiles kernels for it, which takes longer than the step.
+        """
+        vocabulary = len(VOCABULARY)
+        for tokens in range(1, min(self._concurrency * (1 + DRAFTED), WARMED_UP) + 1):
+            prompt = [tokens % vocabulary, tokens // vocabulary, *[END_ID] * (tokens - 2)]  # no prefix is cached
+            sampling = SamplingParams(
+                max_tokens=8 if tokens == 1 else 1, detokenize=False, extra_args={"histospec": False}
+            )
+            self.llm.generate([as_prompt(prompt[:tokens])], sampling, use_tqdm=False)
+        self.llm.reset_prefix_cache()
 
     def generate(
         self, prompts: Sequence[list[int]], samples: int, epoch: int | None, temperature: float = 1.0
