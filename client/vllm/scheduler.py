@@ -30,7 +30,8 @@ from .coupled import alternatives
 from .coupled.seeding import RequestSeeds
 from .greeting import greet
 from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
-from .model_drafter.beside import model_drafter
+from .model_drafter.beside import ModelDrafter, model_drafter
+from .model_drafter.steering import Steering
 from .options import RequestOptions, read_options
 from .patches import weight_versions
 from .reporting import MinuteReport
@@ -63,10 +64,8 @@ class HistoSpecScheduler(Scheduler):
         self._vocabulary: int = vllm_config.model_config.get_vocab_size()
         self._sessions = RequestSessions(client, speculative.num_speculative_tokens)
         self._stops = StopStrings(vllm_config.model_config)
-        self._model = model_drafter(vllm_config, config.model_draft_tokens)
-        self._cost: LearnedCost | FixedCost = (
-            LearnedCost(alone=self._model is None) if config.verify_cost is None else FixedCost(config.verify_cost)
-        )
+        self._model = model_drafter(vllm_config, config.model_draft_tokens, config.verify_cost)
+        self._cost = _cost(self._model, config.verify_cost)
         self._seeds = None if config.seeds is None else RequestSeeds(client.config.namespace, config.seeds)
         self._versions = WeightVersions()
         weight_versions.install()
@@ -94,7 +93,7 @@ class HistoSpecScheduler(Scheduler):
         step = super().schedule(*args, **kwargs)
         if self._model is not None:
             with self._harmless("ask the model's drafter"):
-                self._model.ask(step, self._cost.drafter, server=self._cost.asks, pause=self._cost.apart)
+                self._model.ask(step)
         return step
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
@@ -102,8 +101,6 @@ class HistoSpecScheduler(Scheduler):
         verify_cost: float | None = DEFAULT_VERIFY_COST
         with self._harmless("learn"):
             verify_cost = self._learn(scheduler_output, model_runner_output)
-            if verify_cost is not None and self._model is not None:
-                verify_cost *= self._model.asks_at
         if verify_cost is not None:
             with self._harmless("send", forget=True):
                 self._sessions.ask(self._certain(model_runner_output), verify_cost)
@@ -131,7 +128,7 @@ class HistoSpecScheduler(Scheduler):
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Replaces the workers' drafts, or their empty ones, by the better drafts; vLLM checks these for grammars."""
-        if self._silent > 1 and self._model is None:
+        if self._silent > 1 and not any(draft_token_ids.draft_token_ids):
             return  # no drafts were asked for, so vLLM's empty ones stay
         drafts: dict[str, Draft] = {}
         waited = -time.perf_counter()
@@ -198,7 +195,10 @@ class HistoSpecScheduler(Scheduler):
         self._probed = len(probed) > 0
         if self._probed:
             self._cost.promised(promise_of(probed))
-        nothing = self._model is None and not step.scheduled_spec_decode_tokens and math.isfinite(seconds)
+            if self._model is not None:
+                self._model.probed(probed)
+        rests = self._model is None or self._model.asked is None
+        nothing = rests and not step.scheduled_spec_decode_tokens and math.isfinite(seconds)
         if nothing and self._cost.passes():
             self._minute.stepped(seconds, output.sampled_token_ids, 0)
             self._silent += 1
@@ -206,12 +206,13 @@ class HistoSpecScheduler(Scheduler):
         sequences, tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
         drafted = sum(map(len, step.scheduled_spec_decode_tokens.values()))
         generated = sum(map(len, output.sampled_token_ids))
-        prefill = tokens - drafted != sequences
-        model_tokens = None
+        alone = tokens - drafted != sequences or self._clock.compiles(tokens)
+        lap = self._clock.lap()
         if self._model is not None:
-            model_tokens = self._model.asked
-            self._sessions.verified(self._model.learn(step, output, self._cost.value))
-        self._cost.observe(self._clock.lap(), sequences, tokens, prefill, model_tokens, generated)
+            self._sessions.verified(self._model.learn(step, output))
+            self._model.cost.observe(lap, sequences, tokens, alone, generated, self._model.asked)
+        else:
+            self._cost.observe(lap, sequences, tokens, alone, generated)
         self._minute.stepped(seconds, output.sampled_token_ids, drafted)
         if (line := self._minute.line(now, self._cost.value, self._cost.learned)) is not None:
             logger.info("%s", line)
@@ -283,7 +284,7 @@ class HistoSpecScheduler(Scheduler):
         if self._model is None:
             rows = [[] if draft is None else draft.tokens.tolist() for draft in history]
         else:
-            rows = self._model.choose(model.req_ids, history, model.draft_token_ids, self._cost.value, bool(drafts))
+            rows = self._model.choose(model.req_ids, history, model.draft_token_ids, bool(drafts))
         return [row and row[: self._room(request_id)] for row, request_id in zip(rows, model.req_ids, strict=True)]
 
     def _known(self, draft: Draft | None) -> Draft | None:
@@ -315,6 +316,13 @@ class HistoSpecScheduler(Scheduler):
                 logger.exception("HistoSpec could not %s; the current requests go on without drafts", what)
             if forget:
                 self._sessions.forget()
+
+
+def _cost(model: ModelDrafter | None, fixed: float | None) -> LearnedCost | FixedCost | Steering:
+    """Returns what decides about drafts. `fixed`: the `verify_cost` that the user has set."""
+    if model is not None:
+        return model.cost
+    return LearnedCost() if fixed is None else FixedCost(fixed)
 
 
 def _may_end(request: Request, tokens: Sequence[int], max_model_len: int) -> bool:

@@ -1,4 +1,4 @@
-"""The choice between the drafts of a model's own drafter and the server's, and how many tokens it makes. No vLLM."""
+"""The choice between the drafts of a model's own drafter and the server's. No vLLM."""
 
 import random
 from collections.abc import Sequence
@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from histospec.client import Draft
-from histospec.client.vllm.cost import DrafterCost
-from histospec.client.vllm.model_drafter.amount import FEW, REST, STARTING, TRIAL, Amount
-from histospec.client.vllm.model_drafter.beside import FIRST_STUDIED, STUDIED, ModelDrafter
-from histospec.client.vllm.model_drafter.choice import Choice, Row
+from histospec.client.vllm.model_drafter.beside import ModelDrafter
+from histospec.client.vllm.model_drafter.choice import TOGETHER, Choice, Row
+from histospec.client.vllm.model_drafter.gaps import FEW, HEALS, Gaps
 from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
+from histospec.client.vllm.model_drafter.steering import LONGER
+from histospec.client.vllm.model_drafter.ways import REST, Limits
 from histospec.client.vllm.options import RequestOptions
 from histospec.client.vllm.sessions import RequestSessions
 
 PRICE = 0.1
+COST = 0.01
 
 
 def draft(tokens: Sequence[int], probs: Sequence[float]) -> Draft:
@@ -139,139 +141,41 @@ def test_the_choice_is_as_good_as_that_of_one_who_knows() -> None:
     assert got >= 0.97 * best
 
 
-# ---- how many tokens ------------------------------------------------------------------------------------------------
-
-
-class Batch:
-    """A simulated batch, with the gain of the model's tokens for requests that history does not cover."""
-
-    def __init__(self, amount: Amount, requests: int = 16) -> None:
-        self.amount = amount
-        self.ids = [str(i) for i in range(requests)]
-
-    def steps(self, count: int, silent: float, right: float, cost: DrafterCost | None) -> list[int]:
-        """Returns the numbers asked for. `silent`: share of the requests that history does not cover."""
-        asked = []
-        for _ in range(count):
-            number = self.amount.next(cost, 2.0, prompts=False, server=True)
-            asked.append(number)
-            unknown = round(silent * len(self.ids))
-            level = np.array([0] * unknown + [7] * (len(self.ids) - unknown))
-            if number == REST:
-                self.amount.left_out(dict.fromkeys(self.ids, False))
-                self.amount.saw_levels(level)
-                self.ids = [str(int(i) + len(self.ids)) for i in self.ids]  # other requests start
-                continue
-            self.amount.saw_levels(level)
-            gain = np.cumsum(right ** np.arange(1, number + 1)) * (level == 0)[:, None]
-            self.amount.saw(SimpleNamespace(level=level, gain=gain), np.ones(len(self.ids), bool))  # type: ignore[arg-type]
-        return asked
-
-
-CHEAP, DEAR = DrafterCost(0.05, 0.03), DrafterCost(0.6, 0.3)
-
-
-def auto(longest: int = 16, may_vary: bool = True, may_rest: bool = True) -> Amount:
-    return Amount(longest, None, may_vary, may_rest)
-
-
-def usual(asked: Sequence[int]) -> int:
-    return int(np.median(asked[-64:]))
-
-
-def test_a_good_drafter_makes_many_tokens_and_a_poor_one_few() -> None:
-    good, poor = (Batch(auto()).steps(800, 1.0, right, CHEAP) for right in (0.9, 0.4))
-    assert usual(good) > usual(poor) >= 1
-    assert good[0] == STARTING
-
-
-def test_it_rests_where_history_covers_the_batch_and_wakes_when_it_does_not() -> None:
-    batch = Batch(auto())
-    assert usual(batch.steps(400, 1.0, 0.8, CHEAP)) > 0
-    assert usual(batch.steps(400, 0.0, 0.8, CHEAP)) == REST
-    assert usual(batch.steps(400, 1.0, 0.8, CHEAP)) > 0
-
-
-def test_it_rests_where_its_tokens_are_too_dear_or_worthless() -> None:
-    assert usual(Batch(auto()).steps(400, 0.2, 0.8, DEAR)) == REST
-    assert usual(Batch(auto()).steps(400, 1.0, 0.02, CHEAP)) == REST
-
-
-def test_a_loss_that_may_be_noise_ends_no_work() -> None:
-    """A rest would spoil the drafts of all running requests."""
-    batch = Batch(auto())
-    batch.steps(100, 1.0, 0.8, CHEAP)
-    asked = []
-    for _ in range(50):
-        asked += batch.steps(8, 1.0, 0.8, DrafterCost(0.1, 0.2)) + batch.steps(8, 1.0, 0.8, DrafterCost(0.45, 0.2))
-    assert asked.count(REST) < 0.02 * len(asked)
-    assert usual(batch.steps(200, 1.0, 0.8, DrafterCost(0.45, 0.2))) == REST
-
-
-def test_a_useless_drafter_runs_rarely() -> None:
-    asked = Batch(auto()).steps(20000, 1.0, 0.0, CHEAP)
-    assert asked[: TRIAL // 2].count(REST) < TRIAL // 2
-    assert sum(number != REST for number in asked[TRIAL:]) < 0.03 * len(asked)
-    assert any(number != REST for number in asked[len(asked) // 2 :])  # it is tried again
-
-
-def test_a_drafter_that_has_become_good_is_found_out() -> None:
-    batch = Batch(auto())
-    assert usual(batch.steps(2000, 1.0, 0.0, CHEAP)) == REST
-    assert usual(batch.steps(6000, 1.0, 0.8, CHEAP)) > 0
-
-
-def test_it_rests_beside_the_server_whose_drafts_may_stop_paying() -> None:
-    """Single steps without the server's drafts do not end a rest; it ends when the server is asked no more."""
-    amount = auto()
-    batch = Batch(amount)
-    batch.steps(400, 1.0, 0.8, CHEAP)
-    assert usual(batch.steps(400, 0.0, 0.8, CHEAP)) == REST
-    assert [amount.next(CHEAP, 2.0, prompts=False) for _ in range(100)] == [REST] * 100
-    assert amount.next(CHEAP, 2.0, prompts=False, server=False) > 0
-
-
-def test_it_pauses_when_told_but_never_in_prompts() -> None:
-    amount = auto()
-    Batch(amount).steps(400, 1.0, 0.8, CHEAP)
-    assert amount.next(CHEAP, 2.0, prompts=False, server=False, pause=True) == REST
-    assert amount.next(CHEAP, 2.0, prompts=True, server=False, pause=True) > 0
-    assert auto(may_rest=False).next(CHEAP, 2.0, prompts=False, pause=True) > 0
-
-
-def test_while_its_cost_is_unknown_steps_differ() -> None:
-    asked = Batch(auto()).steps(TRIAL, 1.0, 0.8, None)
-    assert REST in asked
-    assert len(set(asked)) >= 3
-
-
-def test_a_number_that_is_set_is_made_in_every_step() -> None:
-    assert set(Batch(Amount(16, 5, True, True)).steps(100, 0.0, 0.8, DEAR)) == {5}
-    assert set(Batch(Amount(16, 0, True, True)).steps(100, 1.0, 0.8, CHEAP)) == {REST}
-    assert set(Batch(Amount(16, 5, False, False)).steps(100, 1.0, 0.8, CHEAP)) == {16}
-
-
-def test_a_drafter_that_cannot_vary_or_rest_makes_all() -> None:
-    assert set(Batch(auto(may_vary=False, may_rest=False)).steps(400, 0.0, 0.0, DEAR)) == {16}
-    assert set(Batch(auto(may_vary=False)).steps(400, 0.0, 0.0, DEAR)) == {16, REST}
-    assert min(Batch(auto(may_rest=False)).steps(400, 0.0, 0.0, DEAR)) == 0
+# ---- what the drafter has read --------------------------------------------------------------------------------------
 
 
 def test_who_lived_through_a_rest_gets_no_drafts_of_the_model() -> None:
-    amount = auto()
+    gaps = Gaps()
     for _ in range(FEW):
-        amount.left_out({"a": False})
-    assert amount.whole("a")
-    amount.left_out({"a": False, "b": True})
-    assert not amount.whole("a")
-    assert not amount.whole("b")
-    amount.cached("c")  # b's prompt may be c's
-    assert not amount.whole("c")
-    amount.emptied()
-    amount.cached("d")
-    assert amount.whole("d")
-    amount.forget("a")
-    assert amount.whole("a")
+        gaps.left_out({"a": False})
+    assert gaps.whole("a")
+    gaps.left_out({"a": False, "b": True})
+    assert not gaps.whole("a")
+    assert not gaps.whole("b")
+    gaps.cached("c")  # b's prompt may be c's
+    assert not gaps.whole("c")
+    assert gaps.share(["a", "b", "c", "d"]) == 0.25
+    gaps.emptied()
+    gaps.cached("d")
+    assert gaps.whole("d")
+    gaps.forget("a")
+    assert gaps.whole("a")
+
+
+def test_a_short_gap_matters_less_the_more_text_follows_it() -> None:
+    """A prompt that the drafter has not read stays a gap."""
+    gaps = Gaps()
+    for _ in range(FEW + 2):
+        gaps.left_out({"a": False})
+    gaps.left_out({"b": True})
+    for _ in range(2 * HEALS - 1):
+        gaps.ran()
+    assert not gaps.whole("a")
+    gaps.ran()
+    assert gaps.whole("a")
+    for _ in range(10**5):
+        gaps.ran()
+    assert not gaps.whole("b")
 
 
 # ---- in the steps of an engine --------------------------------------------------------------------------------------
@@ -292,49 +196,61 @@ def sampled(rows: dict[str, list[int]]) -> Any:
 
 
 def test_a_step_is_told_how_many_tokens_to_make() -> None:
-    beside = ModelDrafter(16, Amount(16, 3, True, True))
+    beside = ModelDrafter(Limits(16, 3), COST)
     now = step({"a": 1}, {})
-    beside.ask(now, None, True)
+    beside.ask(now)
     assert now.num_spec_tokens_to_schedule == 3
     assert beside.asked == 3
 
 
 def test_drafts_of_another_length_than_was_asked_for_are_none() -> None:
     """vLLM drafts zeros for every request when one of them nears the end of the context, whatever the step asks for."""
-    beside = ModelDrafter(4, Amount(4, 2, True, True))
-    beside.ask(step({"a": 1, "b": 1}, {}), None, True)
-    assert beside.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], 0.01, True) == [[7, 8], []]
-    assert beside.choose(["a", "b"], [None, None], [[7, 8, 9], [7]], 0.01, True) == [[], [7]]
-    assert beside.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], 0.01, True) == [[], []]
+    beside = ModelDrafter(Limits(4, 2), COST)
+    beside.ask(step({"a": 1, "b": 1}, {}))
+    assert beside.choose(["a", "b"], [None, None], [[7, 8], [-1, 3]], True) == [[7, 8], []]
+    assert beside.choose(["a", "b"], [None, None], [[7, 8, 9], [7]], True) == [[], [7]]
+    assert beside.choose(["a", "b"], [None, None], [[0] * 4, [0] * 4], True) == [[], []]
 
 
 def test_zeros_are_no_drafts_and_forgotten_with_their_requests() -> None:
-    amount = Amount(4, 4, True, True)
-    beside = ModelDrafter(4, amount)
+    beside = ModelDrafter(Limits(4, 4), COST)
     for _ in range(FEW + 1):
-        beside.ask(step({"a": 1, "b": 1}, {}), None)
-        assert beside.choose(["a", "b", "left"], [None] * 3, [[0] * 4] * 3, 0.01, True) == [[], [], []]
-    beside.ask(step({"a": 1}, {}), None)
-    assert not amount.whole("a")
-    assert amount.whole("left")
+        beside.ask(step({"a": 1, "b": 1}, {}))
+        assert beside.choose(["a", "b", "left"], [None] * 3, [[0] * 4] * 3, True) == [[], [], []]
+    beside.ask(step({"a": 1}, {}))
+    assert not beside._gaps.whole("a")
+    assert beside._gaps.whole("left")
 
 
-def test_where_only_the_model_drafts_few_steps_are_learned_from() -> None:
-    """The other steps verify as many tokens as pay, and report them as the model's."""
-    beside = ModelDrafter(8, Amount(8, 8, True, True))
+def test_where_only_the_model_drafts_all_drafts_are_cut_where_they_are_worth_most() -> None:
+    """All tokens are reported as the model's. What was right is learned from many drafts together."""
+    beside = ModelDrafter(Limits(8, 8), 0.05)
     tokens, lengths = list(range(1, 9)), []
-    for _ in range(FIRST_STUDIED + 20 * STUDIED):
-        beside.ask(step({"a": 1}, {}), None, server=False)
-        (row,) = beside.choose(["a"], [None], [tokens], 0.05, asked=False)
+    for _ in range(20 * TOGETHER):
+        beside.ask(step({"a": 1}, {}))
+        (row,) = beside.choose(["a"], [None], [tokens], asked=False)
         lengths.append(len(row))
-        (told,) = beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [1, 2, 99]}), 0.05)
+        (told,) = beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [1, 2, 99]}))
         assert tuple(told) == ("a", 0, len(row), 2)
     assert lengths[0] > 2
-    assert set(lengths[-2 * STUDIED :]) == {2}  # the third is always wrong
+    assert set(lengths[-2 * TOGETHER :]) == {2}  # the third is always wrong
+
+
+def test_drafts_of_the_model_alone_teach_as_much_as_compared_ones() -> None:
+    compared, alone, rng = Choice(4), Choice(4), random.Random(3)
+    for _ in range(2000):
+        right = next((j for j, chance in enumerate((0.7, 0.9, 0.4, 0.8)) if rng.random() >= chance), 4)
+        came = [*range(right), 99]
+        rows, _ = compared.choose(["r"], [None], [[0, 1, 2, 3]], 0.0)
+        compared.learn(["r"], [came], {"r": rows[0]})
+        alone.alone([[0, 1, 2, 3]], 0.0)
+        alone.learn_alone("r", 4, right)
+    assert alone.outcomes.goes_on[1:4] == pytest.approx(compared.outcomes.goes_on[1:4], abs=0.05)
+    assert alone.outcomes.alone(0.1) == pytest.approx(compared.outcomes.alone(0.1), abs=0.15)
 
 
 @pytest.mark.parametrize("price", [0.01, 0.1, 0.5, 0.99])
-def test_depth_is_where_a_draft_is_worth_most(price: float) -> None:
+def test_what_a_draft_of_the_model_alone_is_worth(price: float) -> None:
     outcomes, rng = Outcomes(6), random.Random(1)
     for _ in range(500):
         right = 0 if rng.random() < 0.3 else rng.randint(1, 6)
@@ -345,55 +261,56 @@ def test_depth_is_where_a_draft_is_worth_most(price: float) -> None:
         )  # fmt: skip
         outcomes.learn(pair, np.array([came], np.int32), np.array([right + 1]), np.array([True]))
     survival, worth = 1.0, [0.0]
-    for j in range(7):
+    for j in range(6):
         survival *= float(outcomes.at_split(pair)[1][0]) if j == 0 else float(outcomes.goes_on[j])
         worth.append(worth[-1] + survival - price)
-    assert outcomes.depth(price) == int(np.argmax(worth))
+    assert outcomes.alone(price) == pytest.approx(
+        worth[1:], abs=0.02
+    )  # the prior of requests whose last draft was accepted
 
 
 def test_a_draft_of_token_0_is_one() -> None:
-    beside = ModelDrafter(1, Amount(1, 1, True, True))
+    beside = ModelDrafter(Limits(1, 1), COST)
     for _ in range(2):  # and the drafter does not count as left out
-        beside.ask(step({"a": 1, "b": 1}, {}), None, True)
-        assert beside.choose(["a", "b"], [None, None], [[0], [5]], 0.01, True) == [[0], [5]]
+        beside.ask(step({"a": 1, "b": 1}, {}))
+        assert beside.choose(["a", "b"], [None, None], [[0], [5]], True) == [[0], [5]]
 
 
 def test_the_server_is_told_what_was_verified_of_whose_draft() -> None:
-    beside = ModelDrafter(16, Amount(16, 3, True, True))
-    beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}), None, True)
+    beside = ModelDrafter(Limits(16, 3), COST)
+    beside.ask(step({"a": 1, "b": 1, "c": 1, "d": 1}, {}))
     history = [draft([1, 2], [0.9, 0.9]), None, draft([1, 2], [0.9, 0.05]), draft([5], [0.9])]
-    rows = beside.choose(list("abcd"), history, [[7], [7, 8, 9], [1, 7, 8], []], 0.01, True)
+    rows = beside.choose(list("abcd"), history, [[7], [7, 8, 9], [1, 7, 8], []], True)
     assert rows == [[1, 2], [7, 8, 9], [1, 7, 8], [5]]
     verified = dict(zip("abcd", rows, strict=True)) | {"d": []}  # vLLM had no room for d's
     came = {"a": [1, 4], "b": [7, 8, 4], "c": [1, 7, 8, 4], "d": [6]}
-    told = beside.learn(step(dict.fromkeys("abcd", 4), verified), sampled(came), 0.01)
+    told = beside.learn(step(dict.fromkeys("abcd", 4), verified), sampled(came))
     assert [tuple(each) for each in told] == [("a", 2, 0, 0), ("b", 0, 3, 2), ("c", 1, 2, 2), ("d", 0, 0, 0)]
 
 
 def test_no_more_of_its_tokens_are_looked_at_than_were_set() -> None:
     """Ngram and suffix drafters make what they find, whatever is set."""
     for tokens, seen in (0, []), (2, [7, 8]):
-        beside = ModelDrafter(16, Amount(16, tokens, False, False))
-        beside.ask(step({"a": 1}, {}), None, True)
-        assert beside.choose(["a"], [None], [[7, 8, 9]], 0.01, True) == [seen]
+        beside = ModelDrafter(Limits(16, tokens, False, False), COST)
+        beside.ask(step({"a": 1}, {}))
+        assert beside.choose(["a"], [None], [[7, 8, 9]], True) == [seen]
 
 
 def test_a_drafter_that_rests_makes_nothing() -> None:
-    beside = ModelDrafter(16, Amount(16, 0, True, True))
+    beside = ModelDrafter(Limits(16, 0), COST)
     now = step({"a": 9}, {}, new=["a"])
-    beside.ask(now, None, True)
+    beside.ask(now)
     assert now.num_spec_tokens_to_schedule == REST
     assert beside.asked is None
 
 
 def test_what_rests_costs_the_requests_their_drafts() -> None:
-    amount = Amount(16, 3, True, True)
-    beside = ModelDrafter(16, amount)
-    amount.left_out({"a": True})
-    beside.ask(step({"a": 1}, {}), None, True)
-    assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[]]
+    beside = ModelDrafter(Limits(16, 3), COST)
+    beside._gaps.left_out({"a": True})
+    beside.ask(step({"a": 1}, {}))
+    assert beside.choose(["a"], [None], [[7]], True) == [[]]
     beside.forget("a")
-    assert beside.choose(["a"], [None], [[7]], 0.01, True) == [[7]]
+    assert beside.choose(["a"], [None], [[7]], True) == [[7]]
 
 
 def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
@@ -408,10 +325,9 @@ def test_the_server_is_asked_for_more_where_its_drafts_are_compared() -> None:
     alone = chosen(choice, history, [], price=0.4)
     assert len(confirmed.tokens) == 5
     assert len(alone.tokens) < 5
-    resting, drafting = ModelDrafter(16, Amount(16, 0, True, True)), ModelDrafter(16, Amount(16, 3, True, True))
-    for beside in (resting, drafting):
-        beside.ask(step({"a": 1}, {}), None, True)
-    assert resting.asks_at == 1 > drafting.asks_at
+    resting, drafting = ModelDrafter(Limits(16, 0), COST), ModelDrafter(Limits(16, 3), COST)
+    assert resting.cost.next() == COST
+    assert drafting.cost.next() == COST * LONGER
 
 
 class Messages:
@@ -436,10 +352,10 @@ def test_a_drafter_that_rests_leaves_nothing_to_report() -> None:
     messages = Messages()
     sessions = RequestSessions(messages, 16)  # type: ignore[arg-type]
     sessions.begin("a", [1, 2], RequestOptions())
-    beside = ModelDrafter(16, Amount(16, 3, True, True))
+    beside = ModelDrafter(Limits(16, 3), COST)
     for model in ([], [7, 8, 9], []):
-        beside.ask(step({"a": 1}, {}), None)
-        (row,) = beside.choose(["a"], [draft([1], [0.2])], [model], 0.01, True)
-        sessions.verified(beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [*row, 5]}), 0.01))
+        beside.ask(step({"a": 1}, {}))
+        (row,) = beside.choose(["a"], [draft([1], [0.2])], [model], True)
+        sessions.verified(beside.learn(step({"a": 1 + len(row)}, {"a": row}), sampled({"a": [*row, 5]})))
         sessions.ask([("a", [*row, 5])], 0.05)
     assert messages.reports == [{}, {"verified": [0], "model_drafted": [3], "model_accepted": [3]}, {}]

@@ -223,7 +223,7 @@ def test_steps_with_prompts_and_idle_time_are_no_opinion() -> None:
     cost = LearnedCost()
     for step in range(50):
         drafted = 4 * (step % 2)
-        cost.observe(0.010 + 0.001 * drafted, 8, 8 * (1 + drafted), prefill=True)
+        cost.observe(0.010 + 0.001 * drafted, 8, 8 * (1 + drafted), alone=True)
         cost.observe(math.inf, 8, 8 * (1 + drafted))
     assert not cost.learned
 

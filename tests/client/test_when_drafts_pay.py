@@ -1,7 +1,6 @@
 """Engines that learn whether drafts pay, compared with an oracle on the same engine."""
 
 import math
-import random
 from typing import Any
 
 import pytest
@@ -129,55 +128,6 @@ def test_steps_that_pass_teach_nothing() -> None:
     assert {round(seconds, 4) for seconds in told} == {0.01, 0.03}
 
 
-class Overlaid:
-    """An engine whose model has its own drafter. It runs in steps that do not ask the server, or if it pays."""
-
-    def __init__(self, server: float, model: float, both: float, seed: int) -> None:
-        self.yields = {(False, False): 1.0, (True, False): server, (False, True): model, (True, True): both}
-        self.cost = LearnedCost(alone=False)
-        self.told = random.Random(seed)
-        self.ran = False  # whether the drafter ran in the step before
-        self.arms: list[tuple[bool, bool]] = []
-
-    def steps(self, count: int, rests: bool) -> list[tuple[bool, bool]]:
-        """Returns for each step whether it asked the server, and whether the drafter ran.
-
-        `rests`: the drafter rests while asking the server pays.
-        """
-        for number in range(count):
-            asked = self.cost.next() is not None
-            runs = not (self.cost.asks and rests) and not self.cost.apart and number % 16 != 0
-            price = 1 + 0.7 * asked + (1.1 if runs else 0.0)
-            tokens = self.yields[asked, self.ran]
-            drafted = round(16 * 1.5 * (tokens - 1))
-            seconds = 0.002 * (price + 0.05 * drafted / 16) * self.told.lognormvariate(0, 0.1)
-            self.cost.observe(seconds, 16, 16 + drafted, False, 3 if runs else None, round(16 * tokens))
-            self.arms.append((asked, runs))
-            self.ran = runs
-        return self.arms[-count:]
-
-
-@pytest.mark.parametrize("rests", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_where_history_is_empty_the_model_drafts_alone(seed: int, rests: bool) -> None:
-    """The engine tries the server's drafts again, at growing intervals."""
-    engine = Overlaid(server=1.3, model=3.2, both=3.3, seed=seed)
-    early, late = engine.steps(500, rests), engine.steps(2000, rests)
-    assert sum(asked for asked, _ in early) < 0.25 * len(early)
-    assert sum(asked for asked, _ in late) < 0.04 * len(late)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_history_that_is_better_alone_is_found_behind_the_models_drafts(seed: int) -> None:
-    """After a long epoch without history. Both drafts together cost too much; the server's drafts alone are best."""
-    engine = Overlaid(server=1.3, model=3.2, both=3.3, seed=seed)
-    engine.steps(2000, rests=True)
-    engine.yields |= {(True, False): 4.0, (True, True): 4.05}
-    engine.steps(LONGEST_PAUSE + 100, rests=True)
-    late = engine.steps(600, rests=True)
-    assert sum(arm == (True, False) for arm in late) > 0.9 * len(late)
-
-
 def test_the_first_step_of_a_trial_says_nothing_of_its_price() -> None:
     """Code and data of drafts have left the caches, so it takes longer."""
     cost, asked = LearnedCost(), [False]
@@ -194,40 +144,3 @@ def test_the_first_step_of_a_trial_says_nothing_of_its_price() -> None:
 
     assert steps(1500, 1.2) < 200
     assert steps(200, 3.6, idle=True) > 150
-
-
-def test_an_engine_whose_model_drafts_measures_steps_without_drafts_first() -> None:
-    """Their time is the unit of all prices."""
-    cost, ran, bare = LearnedCost(alone=False), True, 0
-    for _ in range(16):
-        asked, drafted = cost.next() is not None, ran
-        ran = not cost.apart
-        bare += not (asked or drafted or ran)
-        cost.observe(0.002, 8, 8 + 16 * drafted, False, 3 if ran else None, 8 + 8 * drafted)
-    assert bare >= PLAIN
-
-
-@pytest.mark.parametrize("pays", [False, True])
-def test_a_trial_ends_although_the_models_drafter_wakes_up_in_it(pays: bool) -> None:
-    """The drafter rests where nothing is asked, and runs in every step of the trial."""
-    cost = LearnedCost(alone=False)
-    both = 6.0 if pays else 2.0
-    asked = []
-    for _ in range(450):
-        asked.append(cost.next() is not None)
-        tokens = both if asked[-1] else 1.0
-        cost.observe(
-            0.006 if asked[-1] else 0.002, 8, 8 + 16 * asked[-1], False, 3 if asked[-1] else None, round(8 * tokens)
-        )
-    assert (sum(asked) > 300) is pays
-    assert (sum(asked) < 60) is not pays
-
-
-def test_drafts_of_the_models_own_drafter_count_on_both_sides() -> None:
-    """Without the server's drafts, the model's own drafter yields as many tokens, so asking does not pay."""
-    cost = LearnedCost()
-    asked = []
-    for _ in range(600):
-        asked.append(cost.next() is not None)
-        cost.observe(0.01 * (1.5 + 0.3 * asked[-1]), 8, 8 + 16, model_tokens=2, generated=20)
-    assert sum(asked[300:]) < 60

@@ -24,8 +24,7 @@ class Cost(Protocol):
         seconds: float,
         sequences: int,
         tokens: int,
-        prefill: bool = False,
-        model_tokens: int | None = None,
+        alone: bool = False,
         generated: int | None = None,
     ) -> None: ...
 
@@ -107,7 +106,7 @@ class Engine:
         self._random = random.Random(self.seed)
         self._cost = self.cost.next()
 
-    def step(self, sequences: int, context: float = 1.0, model_tokens: int | None = None, idle: bool = False) -> None:
+    def step(self, sequences: int, context: float = 1.0, idle: bool = False) -> None:
         """One step; contexts make all of it `context` times as long."""
         told, cost = self._random, self._cost
         drafted = accepted = 0
@@ -119,14 +118,14 @@ class Engine:
         if cost is not None:
             drafted, accepted, _ = self._drafts(sequences, cost)
         true = context * self.machine.plain(sequences)
-        true *= self.machine.price(cost is not None, drafted / sequences, model_tokens)
+        true *= self.machine.price(cost is not None, drafted / sequences)
         measured = float("inf") if idle else self.machine.noise(told, true)
         generated = sequences + accepted
-        nothing = cost is None and model_tokens is None and not idle
+        nothing = cost is None and not idle
         if nothing and isinstance(self.cost, LearnedCost) and self.cost.passes():
             self._cost = None
         else:
-            self.cost.observe(measured, sequences, sequences + drafted, False, model_tokens, generated)
+            self.cost.observe(measured, sequences, sequences + drafted, False, generated)
             self._cost = self.cost.next()
         if cost is not None:
             before = self._yield

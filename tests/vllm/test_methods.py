@@ -1,11 +1,13 @@
 """With every drafter of vLLM's own, greedy output and the history are the same as without drafts."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from histospec.client import DraftClient, Response
+from histospec.client.vllm.model_drafter.ways import BARE, BOTH, MODEL, SERVER, Way
 from tests.support.clients import texts
 from tests.support.servers import Server
 from tests.support.told import Told
@@ -196,3 +198,39 @@ def test_how_much_the_drafter_makes(
     assert rollouts.counter("spec_decode_num_accepted_tokens") > LONG
     assert (told.drafted > 0) == (tokens != "0")
     assert (told.history > 0) == (tokens != "0")  # without the model's drafts there is nothing to report
+
+
+def test_ways_of_drafting_come_and_go(
+    both: Callable[..., Any],
+    truth: Callable[..., Any],
+    shared_server: Server,
+    prompts: list[list[int]],
+    make_client: Callable[[str], DraftClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs of steps in each of the four ways, of every length: output and history stay exact."""
+    monkeypatch.delenv("HISTOSPEC_VERIFY_COST")
+    monkeypatch.setenv("HISTOSPEC_MODEL_DRAFT_TOKENS", "auto")
+    expected = truth(prompts, max_tokens=LONG)
+    rollouts = both(shared_server.endpoint)
+    told, steering = Told(rollouts), rollouts.scheduler._cost
+    runs = ((way, run) for run in itertools.count(1) for way in (MODEL, SERVER, BARE, BOTH))
+    ways = (way for way, run in runs for _ in range(run))
+    taken: set[Way] = set()
+
+    def observe(*_: Any) -> None:
+        steering._enter(next(ways))
+        taken.add(steering._way)
+
+    monkeypatch.setattr(steering, "observe", observe)
+    monkeypatch.setattr(steering, "passes", lambda: False)
+    monkeypatch.setattr(steering, "_begin_requests", lambda: None)
+    for _ in range(3):
+        assert rollouts.generate(prompts, max_tokens=LONG) == expected
+    assert taken == {BARE, SERVER, MODEL, BOTH}
+    assert told.drafted > 0
+    assert told.history > 0
+    rollouts.close()  # the last commits are out by now
+    client = make_client(shared_server.endpoint)
+    for prompt, group in zip(prompts, expected, strict=True):
+        assert texts(client.history(prompt)) == group * 3

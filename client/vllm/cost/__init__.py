@@ -1,12 +1,14 @@
 """Learns what drafts cost an engine from the time of its steps, and decides whether to ask for any. Does no I/O.
 
 prices.py fits the price of a step, rates.py holds the mean tokens of recent steps, promise.py says what drafts would
-yield, learned.py compares and decides.
+yield, learned.py compares and decides; fixed.py does neither.
 """
 
 from .clock import StepClock
-from .learned import FixedCost, LearnedCost
-from .prices import DrafterCost
+from .fixed import FixedCost
+from .learned import LearnedCost
+from .prices import StepPrices, looks_of
 from .promise import Promise, promise_of
+from .rates import Rate
 
-__all__ = ["DrafterCost", "FixedCost", "LearnedCost", "Promise", "StepClock", "promise_of"]
+__all__ = ["FixedCost", "LearnedCost", "Promise", "Rate", "StepClock", "StepPrices", "looks_of", "promise_of"]

@@ -10,7 +10,7 @@ import math
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST
 
-from .prices import DrafterCost, Looks, StepPrices, looks_of
+from .prices import Looks, StepPrices, looks_of
 from .promise import Promise
 from .rates import Rate
 
@@ -35,20 +35,15 @@ OTHER_BATCH = 2  # half octaves: for a batch size that differs by more, an earli
 LEAST_SHARE = 0.1  # the most optimistic price is at least this share of the estimate
 
 NOTHING = looks_of(False, 0.0, None)
-RAN_MEMORY = 4  # steps
-# If the model's own drafter drafts from the start: the first step without any drafts, and the first step of a trial.
-FIRST_BARE, FIRST_LOOK = 8, 64
 WATCHED = 16  # learn from one in 16 of the steps in which nothing is asked, verified or drafted
 
 
 class _Size:
     """The state for one size of the batch."""
 
-    def __init__(self, other: "_Size | None" = None, distance: float = 0.0, token: float | None = None) -> None:
-        self.prices: StepPrices = StepPrices(None if other is None else other.prices, distance, token)
-        # Rates of steps that ask for drafts, and of steps that do not; each without and with the model's own drafter.
-        self.drafting, self.plain = (Rate(), Rate()), (Rate(), Rate())
-        self.ran = 0.0  # share of the latest steps without a request for drafts in which that drafter ran
+    def __init__(self, other: "_Size | None" = None, distance: float = 0.0) -> None:
+        self.prices: StepPrices = StepPrices(None if other is None else other.prices, distance)
+        self.drafting = Rate()  # of steps that ask for drafts
         self.asks: bool = other is None or other.asks
         self.pause = SHORTEST_PAUSE
         self.until = 0  # while drafts do not pay: the step of the next trial
@@ -58,76 +53,39 @@ class _Size:
         self.silent = 0  # the newest step without drafts
         self.plain_steps = 0 if other is None else PLAIN
 
-    @property
-    def model_drafts(self) -> bool:
-        """Whether the model's own drafter runs in steps that ask the server for nothing."""
-        return self.ran > 0.5
+    def gain(self) -> tuple[float, float]:
+        """Returns how many times faster drafts are, as `gain_of`. At least one step must have had drafts."""
+        return self.gain_of(self.drafting.generated, self.drafting.looks)
 
-    def forget_drafting(self) -> None:
-        """Forgets the rates of steps with drafts."""
-        for rate in self.drafting:
-            rate.clear()
-
-    def gain(self, drafter: bool, without: bool) -> tuple[float, float]:
-        """Returns how many times faster drafts are, as `gain_of`. At least one step must have had drafts.
-
-        Args:
-            drafter: the model's own drafter runs in the steps with drafts.
-            without: it runs in the steps without drafts of the server.
-        """
-        drafting = self.drafting[drafter]
-        return self.gain_of(drafting.generated, drafting.looks, without)
-
-    def gain_of(self, generated: float, looks: Looks, without: bool) -> tuple[float, float]:
-        """Returns how many times faster steps are than those without drafts of the server: by the estimated price, and
-        if it is too high by OPTIMISM standard deviations.
+    def gain_of(self, generated: float, looks: Looks) -> tuple[float, float]:
+        """Returns how many times faster steps are than those without drafts: by the estimated price, and if it is too
+        high by OPTIMISM standard deviations.
 
         Args:
             generated: tokens per sequence of such a step.
             looks: its work.
-            without: whether the model's own drafter runs in the steps without drafts of the server.
         """
-        plain = self.plain[without]
-        others, usual = (plain.looks, plain.generated) if plain.steps else (NOTHING, 1.0)
-        speed = usual / self.prices.price(others)
         price = self.prices.price(looks)
-        at_best = max(price - OPTIMISM * self.prices.doubt(looks, others), LEAST_SHARE * price)
-        return generated / price / speed, generated / at_best / speed
+        at_best = max(price - OPTIMISM * self.prices.doubt(looks, NOTHING), LEAST_SHARE * price)
+        return generated / price, generated / at_best
 
 
-class _Steps:
-    """The prices for every size of the batch, learned from every step."""
+class LearnedCost:
+    """Learns from the time and the tokens of each step with which `verify_cost` to ask for the next drafts."""
 
-    def __init__(self, token: float | None = None) -> None:
-        self._token = token
+    def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}  # by the logarithm of the batch, in half octaves; the first is `_here`
-        self._here = _Size(token=token)
+        self._here = _Size()
         self._size = 0
         self._number = 0
         self._asked = False  # whether the current step asks for drafts
         self._passed = False  # whether the newest step passed
         self._begins = False  # whether it begins a trial, and is slower than later steps, whose code the caches hold
-        self._model_tokens: int | None = None  # tokens that the model's own drafter made in the newest step
-        self._drafter = False  # whether it ran in the step before, whose drafts the newest one verified
-        self._bare_steps = 0  # that neither asked nor verified, nor ran that drafter
         self._promise: Promise | None = None  # mean of the latest ones since the engine was idle
-
-    @property
-    def drafter(self) -> DrafterCost | None:
-        """The cost of the model's own drafter at the batch size of the newest step; None while it is unknown.
-
-        The unit is a step that asks for drafts if the newest one did, as for `value`; else a step without drafts.
-        """
-        return self._here.prices.drafter(self._asked)
+        self._look: float = LOOK_STEPS[1]  # steps of a trial at the batch size of the newest step
 
     def observe(
-        self,
-        seconds: float,
-        sequences: int,
-        tokens: int,
-        prefill: bool = False,
-        model_tokens: int | None = None,
-        generated: int | None = None,
+        self, seconds: float, sequences: int, tokens: int, alone: bool = False, generated: int | None = None
     ) -> None:
         """Learns from one step.
 
@@ -135,12 +93,10 @@ class _Steps:
             seconds: from the end of the step before to its own; infinite or nan if unknown (idle time).
             sequences: how many sequences it computed.
             tokens: how many tokens were scheduled, drafted ones included.
-            prefill: whether it also computed prompts. Such a step can be compared with no other.
-            model_tokens: how many tokens the model's own drafter made for each sequence; None: it did not run.
+            alone: whether it can be compared with no other: it computed prompts, too, or compiled kernels.
             generated: how many tokens the step yielded; None: unknown, so it teaches nothing about the yield of drafts.
         """
         self._number += 1
-        before, self._model_tokens = self._model_tokens, model_tokens
         passed, self._passed = self._passed, False
         if sequences < 1:
             return
@@ -149,22 +105,16 @@ class _Steps:
             self._wake()
             return
         drafted = tokens - sequences
-        nothing = not (self._asked or drafted) and model_tokens is None
-        if prefill or passed or (nothing and self._number % WATCHED and self._quiet):
+        nothing = not (self._asked or drafted)
+        if alone or passed or (nothing and self._number % WATCHED and self._quiet):
             return
         here = self._here
-        looks = looks_of(self._asked, drafted / sequences, model_tokens)
-        self._bare_steps += nothing
+        looks = looks_of(self._asked, drafted / sequences, None)
         if not self._begins:
             here.prices.observe(self._number, seconds, sequences, looks)
         here.plain_steps += not self._asked
-        # The tokens that the step yielded were drafted in the step before.
-        self._drafter = before is not None
-        if not self._asked:
-            here.ran += (self._drafter - here.ran) / RAN_MEMORY
-        if generated is not None:
-            looks = looks_of(self._asked, drafted / sequences, before)
-            (here.drafting if self._asked else here.plain)[self._drafter].add(sequences, generated, looks)
+        if generated is not None and self._asked:
+            here.drafting.add(sequences, generated, looks)
             self._judge(sequences)
 
     def _wake(self) -> None:
@@ -176,8 +126,8 @@ class _Steps:
     def passes(self) -> bool:
         """Counts a step if it teaches nothing: then the caller leaves out `observe` and `next`, and asks for no drafts.
 
-        Call it only for a step that verified no drafts, and in which no drafter of the model's ran. The caller need not
-        measure the time at its end: the first step after it teaches nothing of the price of steps.
+        Call it only for a step that verified no drafts. The caller need not measure the time at its end: the first step
+        after it teaches nothing of the price of steps.
         """
         number = self._number + 1
         if self._asked or not self._quiet or number % WATCHED in (0, WATCHED - 1):
@@ -197,26 +147,13 @@ class _Steps:
             self._sizes[size] = self._here
         elif size not in self._sizes:
             nearest = min(self._sizes, key=lambda other: abs(other - size))
-            new = _Size(self._sizes[nearest], abs(nearest - size), self._token)
+            new = _Size(self._sizes[nearest], abs(nearest - size))
             new.silent = self._number
             if new.judged_at is not None and abs(size - new.judged_at) < OTHER_BATCH:
                 new.until = self._number + SHORTEST_PAUSE
             self._sizes[size] = new
         self._here = self._sizes[size]
         self._size = size
-
-    def _judge(self, sequences: int) -> None:
-        """Decides again whether drafts pay, after a step was added to the rates."""
-
-
-class LearnedCost(_Steps):
-    """Learns from the time and the tokens of each step with which `verify_cost` to ask for the next drafts."""
-
-    def __init__(self, alone: bool = True) -> None:
-        """`alone`: the model has no drafter of its own. With one, the engine starts without the server's drafts."""
-        super().__init__()
-        self._look: float = LOOK_STEPS[1]  # steps of a trial at the batch size of the newest step
-        self._here.asks, self._here.until = alone, FIRST_LOOK
 
     @property
     def value(self) -> float:
@@ -270,13 +207,8 @@ class LearnedCost(_Steps):
         if here.asks or self._number < here.soonest:
             return
         tokens, drafted = self._promise
-        if here.gain_of(tokens, looks_of(True, drafted, None), here.model_drafts)[1] >= PROMISING:
+        if here.gain_of(tokens, looks_of(True, drafted, None))[1] >= PROMISING:
             here.until = min(here.until, self._number)
-
-    @property
-    def asks(self) -> bool:
-        """Whether drafts pay at the batch size of the newest step, so that steps without them are the exception."""
-        return self._here.asks
 
     @property
     def looks_next(self) -> bool:
@@ -286,44 +218,21 @@ class LearnedCost(_Steps):
         """
         return not self._here.asks and self._number + 1 == self._here.until
 
-    @property
-    def apart(self) -> bool:
-        """Whether to leave the model's own drafter out of the next step, to measure what is unknown.
-
-        That is the unit of all prices, the time of a step without any drafts; and the server's drafts alone, which may
-        pay even if both together do not.
-        """
-        here = self._here
-        if not self._asked:
-            return self._number >= FIRST_BARE and self._bare_steps < PLAIN
-        return not here.asks and here.model_drafts and here.drafting[True].steps >= self._look
-
     def _doubtful(self) -> bool:
         """Returns whether a step without drafts would tell much about the price of drafts, or whether they pay."""
-        here, drafter = self._here, self._drafter
-        if not (self.learned and here.drafting[drafter].steps) or (drafter and not here.plain[drafter].steps):
+        here = self._here
+        if not (self.learned and here.drafting.steps):
             return True
-        gain, at_best = here.gain(drafter, drafter)
+        gain, at_best = here.gain()
         return at_best > (1 + SETTLED) * gain and gain < max(1.0, (at_best / gain) ** 2)
 
     def _judge(self, sequences: int) -> None:
-        if not self._asked:
-            return
         here = self._here
         least, most = LOOK_STEPS
         self._look = min(max(least, LOOK / sequences), most)
-        tried = [drafter for drafter in (False, True) if here.drafting[drafter].steps >= self._look]
-        if here.asks:
-            without = self._drafter
-            # While that drafter rests during the server's drafts, the rate of both together is not available.
-            tried = [drafter for drafter in tried if drafter <= without]
-        else:
-            without = here.model_drafts
-            if without and len(tried) < 2 and here.drafting[True].steps < 2 * self._look:
-                return  # wait for steps without that drafter; if it cannot be left out, judge both together
-        if not tried:
+        if here.drafting.steps < self._look:
             return
-        if max(here.gain(drafter, without)[1] for drafter in tried) >= (1 if here.asks else GAIN):
+        if here.gain()[1] >= (1 if here.asks else GAIN):
             if not here.asks:
                 here.asks = True
                 here.prices.loosen()
@@ -331,27 +240,4 @@ class LearnedCost(_Steps):
         here.pause = min(LONGER_PAUSE * here.pause, LONGEST_PAUSE)
         here.asks, here.judged_at = False, self._size
         here.until, here.soonest = self._number + here.pause, self._number + here.pause // SOONER
-        here.forget_drafting()
-
-
-class FixedCost(_Steps):
-    """A `verify_cost` that the user has set. Learns only the cost of the model's own drafter."""
-
-    learned = apart = looks_next = curious = False
-
-    def __init__(self, value: float) -> None:
-        super().__init__(value)
-        self.value = self.told = self.moderate = value
-        self.asks = value < HOPELESS_VERIFY_COST
-
-    def promised(self, promise: Promise) -> None:
-        """Learns nothing from it."""
-
-    def next(self) -> float | None:
-        """Returns the value; None if nothing would be drafted at it."""
-        self._asked = self.asks
-        return self.value if self.asks else None
-
-    @property
-    def _quiet(self) -> bool:
-        return not self.asks and self._here.plain_steps >= PLAIN
+        here.drafting.clear()

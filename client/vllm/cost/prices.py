@@ -19,7 +19,6 @@ The code uses lists: between two steps of an engine, they take half the time of 
 import math
 from collections.abc import Sequence
 from operator import mul
-from typing import NamedTuple
 
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
@@ -64,15 +63,6 @@ def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
     return 1.0, float(asked), float(drafted > 0), drafted, float(model_tokens is not None), float(model_tokens or 0)
 
 
-class DrafterCost(NamedTuple):
-    """The cost of the model's own drafter, in the same units as the cost of a drafted token."""
-
-    first_pass: float
-    """Cost of its first pass."""
-    token: float
-    """Cost of each token that it makes for every sequence."""
-
-
 class StepPrices:
     """The prices for one size of the batch."""
 
@@ -95,6 +85,7 @@ class StepPrices:
             self._state[TOKEN], self._drift[TOKEN] = token, 0.0
             for i in STATE:
                 self._spread[i][TOKEN] = self._spread[TOKEN][i] = 0.0
+        self._plain: bool = other is not None and other._plain
         self._number = -1  # number of the newest step; negative: T is not known yet
         self._steps = 0
         self._sequences = 1
@@ -118,6 +109,7 @@ class StepPrices:
             if sequences != self._sequences:
                 self._spread[0][0] += (BATCH_DRIFT * math.log(sequences / self._sequences)) ** 2
         self._number, self._sequences = number, sequences
+        self._plain = self._plain or not any(looks[1:])
         slopes = price, *looks[1:]
         covariance = [_dot(row, slopes) for row in self._spread]
         variance = _dot(covariance, slopes) + (self.noise * price) ** 2
@@ -176,15 +168,45 @@ class StepPrices:
         """Whether it was measured."""
         return self._known(TOKEN)
 
-    def drafter(self, asks: bool) -> DrafterCost | None:
-        """Returns the cost of the model's drafter; None while unknown.
+    @property
+    def steps(self) -> int:
+        """How many steps were observed."""
+        return self._steps
 
-        `asks`: in units of a step that asks for drafts; otherwise of a step without drafts.
-        """
-        if not (self._known(FIRST_PASS) and self._known(MODEL_TOKEN)):
-            return None
-        unit = self._drafting() if asks else 1.0
-        return DrafterCost(self._state[FIRST_PASS] / unit, self._state[MODEL_TOKEN] / unit)
+    @property
+    def plain_known(self) -> bool:
+        """Whether a step without drafts was measured, whose time is the unit of the prices."""
+        return self._plain
+
+    @property
+    def ask(self) -> float:
+        """The price of asking for drafts."""
+        return self._state[ASK]
+
+    @property
+    def verify(self) -> float:
+        """The price of verifying any drafts."""
+        return self._state[VERIFY]
+
+    @property
+    def token(self) -> float:
+        """The price of verifying a drafted token for every sequence."""
+        return self._state[TOKEN]
+
+    @property
+    def first_pass(self) -> float:
+        """The price of the first pass of the model's drafter."""
+        return self._state[FIRST_PASS]
+
+    @property
+    def model_token(self) -> float:
+        """The price of a token that this drafter makes for every sequence."""
+        return self._state[MODEL_TOKEN]
+
+    @property
+    def drafter_known(self) -> bool:
+        """Whether the last two were measured."""
+        return self._known(FIRST_PASS) and self._known(MODEL_TOKEN)
 
     def _drafting(self) -> float:
         return 1 + self._state[ASK] + self._state[VERIFY]

@@ -3,13 +3,15 @@
 from .prices import Looks
 
 MEMORY = 1024.0  # sequences times steps
-STEPS = 24.0  # the most steps, however few sequences each has
+STEPS = 24.0  # the most steps if nothing else is said, however few sequences each has
 
 
 class Rate:
-    """Means over about STEPS steps."""
+    """Means over the latest steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = STEPS) -> None:
+        """`most`: over about how many steps, at most."""
+        self._most = most
         self.clear()
 
     def clear(self) -> None:
@@ -20,7 +22,7 @@ class Rate:
 
     def add(self, sequences: int, generated: int, looks: Looks) -> None:
         """Adds a step: how many sequences it computed, the tokens that it yielded, and its work."""
-        kept = max(0.0, 1 - max(1 / STEPS, sequences / MEMORY))
+        kept = max(0.0, 1 - max(1 / self._most, sequences / MEMORY))
         before = self._looks or (0.0,) * len(looks)
         self._looks = tuple(sequences * new + kept * old for new, old in zip(looks, before, strict=True))
         self._weight = kept * self._weight + sequences

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from histospec.protocol.costs import STARTING_SPEED_UP
-
-from ..cost import DrafterCost
 from ..patches import drafter
-from .amount import REST, Amount
 from .choice import Choice, Row
+from .gains import LevelGains
+from .gaps import Gaps
 from .outcomes import levels
+from .steering import Steering
+from .ways import REST, Limits
 
 if TYPE_CHECKING:
     from ... import Draft
@@ -23,14 +24,7 @@ if TYPE_CHECKING:
 VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
 """Methods whose drafters make as many tokens as a step says. Others make `num_speculative_tokens` or fewer."""
 
-LONGER = 0.4
-"""Share of the cost with which to ask the server for drafts. Tokens that the model drafts, too, are more likely than
-the server knows, so longer drafts pay. The comparison of both drafts cuts tokens that do not pay."""
-
-STUDIED = 8  # learn from one in 8 of the steps in which only the model drafts,
-FIRST_STUDIED = 64  # and from each of the first 64
-
-LATELY = 0.98  # weight of the older steps in the speed-up, which is that of about fifty steps
+LOOKED_AT = 4  # one in 4 of the steps in which only the server drafts is looked at
 
 
 class Verified(NamedTuple):
@@ -52,61 +46,54 @@ class Verified(NamedTuple):
 class ModelDrafter:
     """Combines the drafts of the model's own drafter with those of the server. Not thread-safe."""
 
-    def __init__(self, longest: int, amount: Amount) -> None:
-        """Takes the length of the longest draft, and the object that decides how many tokens the drafter makes."""
-        self._longest = longest
-        self._amount = amount
-        self._choice = Choice(longest)
-        self._asked = longest  # tokens of the next drafts
+    def __init__(self, limits: Limits, verify_cost: float | None = None) -> None:
+        """Takes what the drafter can do. `verify_cost`: as for Steering."""
+        self._limits = limits
+        self._choice = Choice(limits.longest)
+        self._gains = LevelGains(limits.longest)
+        self._gaps = Gaps()
+        self.cost = Steering(self._choice.outcomes, self._gains, limits, verify_cost)
+        self._asked = limits.longest  # tokens of the next drafts
         self._rows: dict[str, Row] = {}  # the drafts that vLLM is verifying
-        self._yield = STARTING_SPEED_UP
-        self._alone = 0  # steps in which only the model drafted
-        self._depth: int | None = None  # how many of its tokens to verify then; None: to be computed
+        self._alone = False  # whether only the model drafted them
+        self._silent = 0  # steps in which the model did not draft, counted to LOOKED_AT
         self._zeroed: Sequence[str] = ()  # requests for which vLLM drafted zeros in the newest step
-        self._cost: DrafterCost | None = None
 
     @property
     def asked(self) -> int | None:
         """How many tokens the drafter made in the step that ends; None: it rested."""
         return None if self._asked == REST else self._asked
 
-    @property
-    def asks_at(self) -> float:
-        """The share of the cost with which to ask the server for the next drafts to compare."""
-        return LONGER if self._asked > 0 else 1.0
-
-    def ask(self, step: "SchedulerOutput", cost: DrafterCost | None, server: bool = True, pause: bool = False) -> None:
-        """Sets how many tokens the drafter makes in a step that was scheduled.
-
-        Args:
-            step: vLLM's step, which goes to its workers.
-            cost: the cost of the drafter; None: not known yet.
-            server: the server is also asked for drafts in these steps.
-            pause: leave the drafter out of this step if possible.
-        """
+    def ask(self, step: "SchedulerOutput") -> None:
+        """Sets how many tokens the drafter makes in a step that was scheduled, and that goes to vLLM's workers."""
         if not step.num_scheduled_tokens:
             return
         verified = step.scheduled_spec_decode_tokens
         prompts = {r: n - len(verified.get(r, ())) > 1 for r, n in step.num_scheduled_tokens.items()}
-        self._cost = cost
-        self._asked = self._amount.next(cost, self._yield, any(prompts.values()), server, pause)
-        if self._amount.told:
-            step.num_spec_tokens_to_schedule = self._asked
         for new in step.scheduled_new_reqs:
             if new.num_computed_tokens:
-                self._amount.cached(new.req_id)
+                self._gaps.cached(new.req_id)
+        self.cost.read = self._gaps.share(prompts)
+        self._asked = self.cost.number(len(prompts), any(prompts.values()))
+        if self._limits.told:
+            step.num_spec_tokens_to_schedule = self._asked
         if self._zeroed:  # those that have not left since
-            self._amount.left_out({request: False for request in self._zeroed if request in prompts})
+            self._gaps.left_out({request: False for request in self._zeroed if request in prompts})
             self._zeroed = ()
         if self._asked == REST:
-            self._amount.left_out(prompts)
+            self._gaps.left_out(prompts)
+        else:
+            self._gaps.ran()
+
+    def probed(self, drafts: "Sequence[Draft]") -> None:
+        """Learns from drafts of the server that no step verifies."""
+        self._gains.saw_levels(_levels(drafts))
 
     def choose(
         self,
         requests: Sequence[str],
         history: Sequence["Draft | None"],
         model: Sequence[Sequence[int]],
-        cost: float,
         asked: bool,
     ) -> list[list[int]]:
         """Returns the draft to verify for each request.
@@ -115,80 +102,78 @@ class ModelDrafter:
             requests: the ids of the requests.
             history: the server's drafts; None or empty if there is none.
             model: the drafts of the model's drafter; longer ones than were asked for do not count.
-            cost: the cost of verifying a token, in units of a step without drafts.
             asked: whether the server was asked for drafts; if not, their absence teaches nothing.
         """
-        if all(len(row) == self._longest and not any(row) for row in model):
+        if all(len(row) == self._limits.longest and not any(row) for row in model):
             # Near the end of the longest context vLLM drafts zeros for every request, without the drafter. A single
             # row of zeros is a real draft: for example the token of id 0, if drafts have one token.
             self._zeroed = requests
             model = [()] * len(requests)
         drafts = [self._made(row, request) for row, request in zip(model, requests, strict=True)]
         if not any(drafts):
-            self._rows = {}
-            if asked:
-                firsts = [draft.probs[0] if draft is not None and len(draft) else 0.0 for draft in history]
-                self._amount.saw_levels(levels(np.array(firsts, np.float32)))
+            self._rows, self._alone = {}, False
+            self._silent = (self._silent + 1) % LOOKED_AT
+            if asked and self._silent == 0:
+                self._gains.saw_levels(_levels(history))
             return [[] if draft is None else draft.tokens.tolist() for draft in history]
-        self._alone += not asked
-        if not asked and self._alone > FIRST_STUDIED and self._alone % STUDIED:
-            if self._depth is None:
-                self._depth = self._choice.outcomes.depth(cost * self._yield)
-            depth = self._depth
-            self._rows = {r: Row(list(draft[:depth]), 0, True) for r, draft in zip(requests, drafts, strict=True)}
-            return [row.tokens for row in self._rows.values()]
-        self._depth = None
-        chosen, gains = self._choice.choose(requests, history, drafts, cost * self._yield)
+        if not asked:
+            self._rows, self._alone = {}, True
+            return self._choice.alone(drafts, self.cost.price)
+        self._alone = False
+        chosen, gains = self._choice.choose(requests, history, drafts, self.cost.price)
         if asked:
-            self._amount.saw_levels(gains.level)
-        self._amount.saw(gains, np.array([self._amount.whole(request) for request in requests]))
+            self._gains.saw_levels(gains.level)
+        self._gains.saw(gains, np.array([self._gaps.whole(request) for request in requests]))
         self._rows = dict(zip(requests, chosen, strict=True))
         return [row.tokens for row in chosen]
 
-    def learn(self, step: "SchedulerOutput", output: "ModelRunnerOutput", cost: float) -> Iterator[Verified]:
-        """Learns from the step that ends. Yields what it has verified.
-
-        `cost` is that of verifying a token, in units of a step without drafts.
-        """
+    def learn(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> Iterator[Verified]:
+        """Learns from the step that ends. Yields what it has verified, if any of it was the model's."""
+        if self._alone:
+            self._alone = False
+            yield from self._learn_alone(step, output)
+            return
         rows, self._rows = self._rows, {}
         self._choice.learn(output.req_ids, output.sampled_token_ids, rows)
-        tokens = steps = drafted = 0
+        if not rows:
+            return  # all drafts were the server's, which needs no report of it
         for request, came in zip(output.req_ids, output.sampled_token_ids, strict=False):
             verified = len(step.scheduled_spec_decode_tokens.get(request, ()))
-            if came:
-                tokens, steps, drafted = tokens + len(came), steps + 1, drafted + verified
-            if not rows:
-                continue  # all drafts were the server's, which needs no report of it
             row = rows.get(request)
             shared = verified if row is None or not row.by_model else min(row.shared, verified)
             accepted = max(0, min(len(came) - 1, verified) - shared)
             yield Verified(request, shared, verified - shared, accepted)
-        if steps:
-            price = steps + cost * drafted
-            if self._cost is not None and self._asked != REST:
-                price += steps * (self._cost.first_pass + self._cost.token * self._asked)
-            self._yield += (1 - LATELY) * (max(1.0, tokens / price) - self._yield)
+
+    def _learn_alone(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> Iterator[Verified]:
+        drafts = step.scheduled_spec_decode_tokens
+        for request, came in zip(output.req_ids, output.sampled_token_ids, strict=False):
+            if came:
+                verified = len(drafts.get(request, ()))
+                accepted = min(len(came) - 1, verified)
+                self._choice.learn_alone(request, verified, accepted)
+                if verified:
+                    yield Verified(request, 0, verified, accepted)
 
     def forget(self, request: str) -> None:
         """Removes a request that has left."""
         self._choice.forget(request)
-        self._amount.forget(request)
+        self._gaps.forget(request)
 
     def emptied(self) -> None:
         """Notes that vLLM's cache of prompts is empty."""
-        self._amount.emptied()
+        self._gaps.emptied()
 
     def _made(self, row: Sequence[int], request: str) -> Sequence[int]:
         """Returns the draft of the model; an empty one if it is poor or not a draft."""
-        usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._amount.whole(request)
-        return row[: self._amount.most] if usable else ()
+        usable = len(row) <= self._asked and min(row, default=0) >= 0 and self._gaps.whole(request)
+        return row[: self._limits.most] if usable else ()
 
 
-def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
+def model_drafter(vllm_config: Any, tokens: int | None, verify_cost: float | None) -> ModelDrafter | None:
     """Returns the ModelDrafter for the engine of a VllmConfig; None if only the server drafts.
 
     If data-parallel ranks share a model's layers, all of them have to make the same passes, so nothing varies.
-    `tokens`: see `fixed` of Amount.
+    `tokens`: see `fixed` of Limits. `verify_cost`: see Steering.
     """
     speculative = vllm_config.speculative_config
     if speculative.method == "custom_class":
@@ -200,4 +185,10 @@ def model_drafter(vllm_config: Any, tokens: int | None) -> ModelDrafter | None:
     told = drafter.can_be_told()
     vary = told and alone and speculative.method in VARIABLE and not getattr(speculative, "parallel_drafting", False)
     rest = told and alone and speculative.method not in ("ngram", "suffix")  # which cost next to nothing
-    return ModelDrafter(longest, Amount(longest, tokens, vary, rest))
+    return ModelDrafter(Limits(longest, tokens, vary, rest), verify_cost)
+
+
+def _levels(drafts: "Sequence[Draft | None]") -> NDArray[np.int64]:
+    """Returns int[B], the level of the first token of each of the server's drafts."""
+    firsts = [draft.probs[0] if draft is not None and len(draft) else 0.0 for draft in drafts]
+    return levels(np.array(firsts, np.float32))

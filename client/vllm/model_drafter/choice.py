@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ... import Draft
 
 
+TOGETHER = 64  # drafts of the model alone that are learned from together
+
+
 class Row(NamedTuple):
     """The draft chosen for a request.
 
@@ -56,6 +59,8 @@ class Choice:
         """Takes the length of the longest draft."""
         self.outcomes = Outcomes(longest)
         self._offer: _Offer | None = None
+        self._alone: list[tuple[int, int, bool]] = []  # to learn from, if only the model drafted
+        self._depth: int | None = None  # how many of its tokens to verify then; None: to be computed
         self._runs: dict[str, bool] = {}  # whether the request's last draft was accepted to its end
 
     def choose(
@@ -88,11 +93,32 @@ class Choice:
             if worth.max() > 0:
                 end = int(worth.argmax()) + 1
             rows.append(Row(tokens[:end].tolist(), min(int(pairs.split[i]), end), chosen))
+        self._depth = None
         self._offer = _Offer({request: i for i, request in enumerate(requests)}, pairs, by_model)
         longest = max(map(len, model), default=0)
         best = np.maximum.accumulate(kept_model[:, :longest], axis=1)
         gain = np.maximum(best - np.maximum(kept_history.max(axis=1), 0.0)[:, None], 0.0)
         return rows, Gains(levels(pairs.probs[:, 0]), gain)
+
+    def alone(self, model: Sequence[Sequence[int]], price: float) -> list[list[int]]:
+        """Returns the drafts of the model's drafter, cut where they are worth most: the server has none.
+
+        All have one length then. It is computed after some requests only, as `learn_alone` learns.
+        """
+        if self._depth is None:
+            worth = self.outcomes.alone(price)
+            self._depth = int(worth.argmax()) + 1 if worth.max() > 0 else 0
+        self._offer = None
+        return [list(draft[: self._depth]) for draft in model]
+
+    def learn_alone(self, request: str, verified: int, accepted: int) -> None:
+        """Learns from the verified tokens of a draft that `alone` returned, and from how many were accepted."""
+        self._alone.append((verified, accepted, self._runs.get(request, False)))
+        self._runs[request] = 0 < verified <= accepted
+        if len(self._alone) >= TOGETHER:
+            self.outcomes.learn_alone(*np.array(self._alone, np.int64).T)
+            self._alone.clear()
+            self._depth = None
 
     def learn(self, requests: Sequence[str], came: Sequence[Sequence[int]], rows: Mapping[str, Row]) -> None:
         """Learns from the tokens that followed the last chosen drafts. Ignores other requests."""

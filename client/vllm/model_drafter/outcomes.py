@@ -21,10 +21,11 @@ SILENT = 0
 SIZE = len(LEVELS) + 2  # levels
 
 MEMORY = 4096.0  # observations after which old ones count half
+FADE = 0.1
 PRIOR = 6.0  # observations that the starting values count for
 FIRST = 0.5  # starting probability of the model's token if the server has none,
 SECOND = 0.3  # if the server drafts another token,
-NEXT = 0.6  # and after a right token of the model
+NEXT = 0.8  # and after a right token of the model: high, so that longer drafts are tried
 
 
 class Pairs(NamedTuple):
@@ -84,12 +85,32 @@ class Outcomes:
         goes_on: NDArray[np.float64] = self._next_right / self._next_seen
         return goes_on
 
-    def depth(self, price: float) -> int:
-        """Returns how many tokens of the model's draft to verify if the server has none, at a price in tokens each."""
+    def alone(self, price: float) -> NDArray[np.float64]:
+        """Returns float[longest]: what the model's first 1, 2, … tokens are worth if the server has none.
+
+        `price`: of verifying a token, in tokens.
+        """
         silent = slice(SILENT, None, SIZE)
         first = self._model_right[silent].sum() / self._seen[silent].sum()
-        worth = np.cumsum(np.cumprod(np.concatenate(([first], self.goes_on[1:]))) - price)
-        return int(worth.argmax()) + 1 if worth.max() > 0 else 0
+        worth: NDArray[np.float64] = np.cumsum(np.cumprod(np.append(first, self.goes_on[1:-1])) - price)
+        return worth
+
+    def learn_alone(self, drafted: NDArray[np.int64], accepted: NDArray[np.int64], run: NDArray[np.int64]) -> None:
+        """Learns from a step in which only the model drafted.
+
+        Args:
+            drafted: int[B], the tokens that were verified of each request's draft.
+            accepted: int[B], how many of them were accepted.
+            run: as that of Pairs.
+        """
+        self._forget(len(drafted))
+        cell = (run * SIZE + SILENT)[drafted > 0]
+        self._seen += _count(cell)
+        self._model_right += _count(cell, accepted[drafted > 0] > 0)
+        for j in range(1, min(int(drafted.max(initial=0)), len(self._next_seen))):
+            seen = (accepted >= j) & (drafted > j)
+            self._next_seen[j] += seen.sum()
+            self._next_right[j] += (seen & (accepted > j)).sum()
 
     def learn(
         self, pairs: Pairs, came: NDArray[np.int32], lengths: NDArray[np.int64], by_model: NDArray[np.bool_]
@@ -134,8 +155,14 @@ class Outcomes:
                 self._next_seen[j] += seen.sum()
                 self._next_right[j] += (seen & (until > j)).sum()
 
+    def fade(self) -> None:
+        """Lets old observations count little."""
+        self._keep(FADE)
+
     def _forget(self, observations: int) -> None:
-        keep = 0.5 ** (observations / MEMORY)
+        self._keep(0.5 ** (observations / MEMORY))
+
+    def _keep(self, keep: float) -> None:
         for counts in (
             self._seen, self._estimated, self._history_right, self._model_right, self._next_seen, self._next_right
         ):  # fmt: skip

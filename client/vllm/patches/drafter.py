@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import Any
 
-from ..model_drafter.amount import REST
+from ..model_drafter.ways import REST
 from .replacing import is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")
