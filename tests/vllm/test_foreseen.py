@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from histospec.native import Engine
-
+pytest.importorskip("histospec.native", reason="this environment has the client only")
 torch = pytest.importorskip("torch", reason="the noise is computed in torch")
 
 from histospec.client.vllm.coupled.noise import noise  # noqa: E402
+from histospec.native import Engine  # noqa: E402
 
 BEFORE = list(range(100, 120))
 LEFT, RIGHT = 7, 1300  # the history goes on with either
