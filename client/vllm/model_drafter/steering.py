@@ -49,7 +49,7 @@ class Steering:
     looks_next = False
 
     def __init__(self, outcomes: Outcomes, gains: LevelGains, limits: Limits, verify_cost: float | None = None) -> None:
-        """Takes what the drafter can do, and what it yields: alone (`outcomes`), and beside the server (`gains`).
+        """Takes what the drafter can do, and what it yields: alone (`outcomes`), and with the server (`gains`).
 
         `verify_cost`: the cost that the user has set, at which the server is always asked, or never; None: learn it.
         """

@@ -3,7 +3,7 @@
 The unit is a token per request and step. A way that yields g tokens in steps of price p is worth g - s * p, where s is
 the speed: what the way in use yields for the price of a step without drafts. The prices come from the times of the
 steps (cost/prices). The yield of the way in use is measured. That of the others is expected: the server's from the
-probabilities of its drafts, the drafter's from what it yielded alone (outcomes), or beside the server (gains).
+probabilities of its drafts, the drafter's from what it yielded alone (outcomes), or with the server (gains).
 """
 
 import math
