@@ -4,6 +4,8 @@ import math
 import time
 from collections.abc import Callable
 
+WATCHED = 16  # of the steps in which nothing drafts, one in 16 is measured
+
 
 class StepClock:
     """Measures from the end of one step to the end of the next.

@@ -2,9 +2,8 @@
 
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
+from .clock import WATCHED
 from .promise import Promise
-
-WATCHED = 16  # one in 16 of the steps without drafts is observed, for the line of each minute
 
 
 class FixedCost:

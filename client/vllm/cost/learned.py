@@ -8,13 +8,13 @@ drafts now and then that no step verifies: most of the price of a draft is its v
 
 import math
 
-from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST
+from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
-from .prices import Looks, StepPrices, looks_of
+from .clock import WATCHED
+from .prices import NOTHING, Looks, StepPrices, half_octaves, looks_of
 from .promise import Promise
 from .rates import Rate
 
-LOWEST, HIGHEST = 0.01, 1.0
 MODERATE = 0.25  # the highest cost to try drafts with: likely tokens, which nearly pay for themselves
 
 EAGER, PATIENT = 6, 256  # steps from one without drafts to the next: while in doubt, and later
@@ -29,13 +29,9 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 64, 1024  # steps between two trials,
 LONGER_PAUSE = 4  # each time this many times as many
 PROMISING = 0.95  # drafts are tried if they promise this gain at best
 SOONER = 8  # such a trial begins after an eighth of the pause
-PROMISE_MEMORY = 4  # promises
 
 OTHER_BATCH = 2  # half octaves: for a batch size that differs by more, an earlier result says little
 LEAST_SHARE = 0.1  # the most optimistic price is at least this share of the estimate
-
-NOTHING = looks_of(False, 0.0, None)
-WATCHED = 16  # learn from one in 16 of the steps in which nothing is asked, verified or drafted
 
 
 class _Size:
@@ -100,7 +96,7 @@ class LearnedCost:
         passed, self._passed = self._passed, False
         if sequences < 1:
             return
-        self._move(round(2 * math.log2(sequences)))
+        self._move(half_octaves(sequences))
         if not 0 < seconds < math.inf:
             self._wake()
             return
@@ -158,8 +154,7 @@ class LearnedCost:
     @property
     def value(self) -> float:
         """The cost at the batch size of the newest step; DEFAULT_VERIFY_COST while too little is known."""
-        prices = self._here.prices
-        return min(max(prices.verify_cost, LOWEST), HIGHEST) if prices.verify_cost_known else DEFAULT_VERIFY_COST
+        return self._here.prices.cost
 
     @property
     def told(self) -> float:
@@ -201,8 +196,7 @@ class LearnedCost:
 
     def promised(self, promise: Promise) -> None:
         """Takes what such drafts promise, asked for at the cost `moderate`. Starts a trial if that nearly pays."""
-        before = self._promise or promise
-        self._promise = Promise(*(a + (b - a) / PROMISE_MEMORY for a, b in zip(before, promise, strict=True)))
+        self._promise = promise.after(self._promise)
         here = self._here
         if here.asks or self._number < here.soonest:
             return

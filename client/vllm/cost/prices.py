@@ -43,6 +43,8 @@ NOISE_MEMORY = 4, 32  # steps: at first, and later
 TAIL = 3.0  # standard deviations to which errors are clipped
 LEAST_PRICE = 0.1
 
+LOWEST, HIGHEST = 0.01, 1.0  # cost to ask for drafts with
+
 KNOWN = 0.1  # a price is known if its standard deviation is at most this, or this share of the price:
 KNOWN_SHARE = 0.3
 SURE = 0.01  # as KNOWN, for the price at which drafts no longer vary to learn it
@@ -61,6 +63,15 @@ def looks_of(asked: bool, drafted: float, model_tokens: int | None) -> Looks:
         model_tokens: tokens that the model's drafter made for each sequence; None: it did not run.
     """
     return 1.0, float(asked), float(drafted > 0), drafted, float(model_tokens is not None), float(model_tokens or 0)
+
+
+NOTHING = looks_of(False, 0.0, None)
+"""The work of a step without drafts."""
+
+
+def half_octaves(sequences: int) -> int:
+    """Returns the size of a batch of at least one sequence, as its logarithm in half octaves."""
+    return round(2 * math.log2(sequences))
 
 
 class StepPrices:
@@ -157,6 +168,11 @@ class StepPrices:
         maximizes its tokens divided by 1 + token / (1 + ask + verify) * d / B.
         """
         return self._state[TOKEN] / self._drafting()
+
+    @property
+    def cost(self) -> float:
+        """The `verify_cost` to ask for drafts with; DEFAULT_VERIFY_COST until it was measured."""
+        return min(max(self.verify_cost, LOWEST), HIGHEST) if self.verify_cost_known else DEFAULT_VERIFY_COST
 
     @property
     def verify_cost_sure(self) -> bool:

@@ -7,6 +7,9 @@ if TYPE_CHECKING:
     from ... import Draft
 
 
+MEMORY = 4  # promises
+
+
 class Promise(NamedTuple):
     """Means over the requests of a batch.
 
@@ -17,6 +20,12 @@ class Promise(NamedTuple):
 
     tokens: float
     drafted: float
+
+    def after(self, before: "Promise | None") -> "Promise":
+        """Returns the mean of this promise and the latest ones, whose mean was `before`; None: it is the first."""
+        if before is None:
+            return self
+        return Promise(*(old + (new - old) / MEMORY for old, new in zip(before, self, strict=True)))
 
 
 def promise_of(drafts: "Collection[Draft]") -> Promise:

@@ -121,8 +121,7 @@ class ModelDrafter:
             return self._choice.alone(drafts, self.cost.price)
         self._alone = False
         chosen, gains = self._choice.choose(requests, history, drafts, self.cost.price)
-        if asked:
-            self._gains.saw_levels(gains.level)
+        self._gains.saw_levels(gains.level)
         self._gains.saw(gains, np.array([self._gaps.whole(request) for request in requests]))
         self._rows = dict(zip(requests, chosen, strict=True))
         return [row.tokens for row in chosen]

@@ -25,13 +25,11 @@ class Best(NamedTuple):
 
     Attributes:
         tokens: the number.
-        gain: expected tokens that it adds for each request, less their verification.
-        net: the same, less the price of drafting.
+        net: expected tokens that it adds for each request, less their verification and the price of drafting.
         known: whether there are results.
     """
 
     tokens: int
-    gain: float
     net: float
     known: bool = True
 
@@ -46,7 +44,7 @@ def best(gain: NDArray[np.float64], first: float, token: float) -> Best:
     """
     net = gain - first - token * np.arange(1, len(gain) + 1)
     at = int(net.argmax())
-    return Best(at + 1, float(gain[at]), float(net[at]))
+    return Best(at + 1, float(net[at]))
 
 
 class LevelGains:
@@ -96,7 +94,7 @@ class LevelGains:
         depth = int((levels @ self._seen > 1).sum())  # the longest number with results
         if not depth:
             tokens = min(STARTING, self._longest)
-            return Best(tokens, 0.0, -first - token * tokens, known=False)
+            return Best(tokens, -first - token * tokens, known=False)
         gain = gain[:depth]
         if depth < self._longest:
             last = gain[-1] - (gain[-2] if depth > 1 else 0.0)

@@ -11,10 +11,11 @@ work again only when requests begin, and rests only when its price is known.
 
 import math
 
-from histospec.protocol.costs import DEFAULT_VERIFY_COST, HOPELESS_VERIFY_COST
+from histospec.protocol.costs import HOPELESS_VERIFY_COST
 
 from ..cost import Promise, looks_of
-from ..cost.learned import HIGHEST, LOWEST, MODERATE
+from ..cost.clock import WATCHED
+from ..cost.learned import MODERATE
 from .gains import STARTING, LevelGains
 from .outcomes import Outcomes
 from .pauses import Pauses
@@ -39,8 +40,7 @@ LONGER = 0.4
 """Share of the cost with which to ask the server for drafts that are compared with the model's. Tokens that the model
 drafts, too, are more likely than the server knows, so longer drafts pay. The comparison cuts tokens that do not pay."""
 VARY = 4, 64  # steps between two changes of the number of tokens: while a price is unknown, and later
-CHEAPER = 0.25
-WATCHED = 16  # observe two in 16 of the steps in which nothing drafts
+CHEAPER = 0.25  # share of the price of verifying a token in a step whose drafts are longer, to learn that price
 
 
 class Steering:
@@ -80,10 +80,7 @@ class Steering:
     @property
     def value(self) -> float:
         """The cost of a drafted token at the batch size of the newest step; DEFAULT_VERIFY_COST while unknown."""
-        if self._fixed is not None:
-            return self._fixed
-        prices = self._yields.prices
-        return min(max(prices.verify_cost, LOWEST), HIGHEST) if prices.verify_cost_known else DEFAULT_VERIFY_COST
+        return self._yields.prices.cost if self._fixed is None else self._fixed
 
     @property
     def told(self) -> float:
@@ -176,13 +173,8 @@ class Steering:
     ) -> None:
         """Learns from one step, and decides how to draft next.
 
-        Args:
-            seconds: as for LearnedCost.
-            sequences: likewise.
-            tokens: likewise.
-            alone: likewise.
-            generated: likewise.
-            model_tokens: how many tokens the drafter made for each sequence; None: it did not run.
+        `model_tokens`: how many tokens the drafter made for each sequence; None: it did not run. For the others, see
+        LearnedCost.
         """
         self._number += 1
         before, self._was = self._was, Way(self._asked, model_tokens is not None)

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..cost import Promise, Rate, StepPrices, looks_of
-from ..cost.learned import PROMISE_MEMORY
-from ..cost.prices import Looks
+from ..cost.prices import NOTHING, Looks, half_octaves
 from .gains import STARTING, Best, LevelGains, best
 from .outcomes import Outcomes
 from .ways import BARE, BOTH, MODEL, SERVER, Way
@@ -20,8 +19,6 @@ from .ways import BARE, BOTH, MODEL, SERVER, Way
 MEMORY = 48.0  # steps over which a yield is measured
 SPREAD = 1.0  # standard deviation of the tokens that a request gets in a step
 MARGIN = 0.02  # share of the yield by which another way must be better
-
-NOTHING = looks_of(False, 0.0, None)
 
 
 class Worth(NamedTuple):
@@ -62,7 +59,7 @@ class Yields:
 
     def move(self, sequences: int) -> None:
         """Takes the prices of a size of the batch; at first, those of the nearest known one."""
-        size = round(2 * math.log2(sequences))
+        size = half_octaves(sequences)
         if size not in self._sizes:
             nearest = min(self._sizes, key=lambda other: abs(other - size), default=None)
             self._sizes[size] = (
@@ -85,8 +82,7 @@ class Yields:
 
     def promised(self, promise: Promise) -> float:
         """Takes what drafts of the server promise that no step verifies. Returns the mean tokens of the latest ones."""
-        before = self.promise or promise
-        self.promise = Promise(*(a + (b - a) / PROMISE_MEMORY for a, b in zip(before, promise, strict=True)))
+        self.promise = promise.after(self.promise)
         return self.promise.tokens
 
     def fade(self) -> None:
