@@ -6,7 +6,8 @@
 The run of examples/tiny_rl is trained once per seed, without drafts, and the policy of every epoch is kept. Every seed
 has a process of its own, with one engine per way. They take turns: each generates a third of an epoch, with the same
 weights and prompts. The order changes from turn to turn. An engine has a namespace of its own, with the history of its
-run. CPU time is that of the process, without the draft server.
+run. CPU time is that of the process, without the draft server, relative to the first way. The table has means over the
+seeds and their standard deviations.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ Counts = dict[str, float]
 
 
 def main() -> None:
-    """Prints the tables, or runs one seed in a child process."""
+    """Prints the table, or runs one seed in a child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few problems, two epochs, one seed")
     parser.add_argument("--seeds", type=int, default=5)
@@ -69,10 +70,10 @@ def main() -> None:
         for seed in range(arguments.seeds):
             folder = (arguments.policies or Path(scratch)) / str(seed)
             results.append(printed("benchmarks.vllm.drafters", "--part", str(seed), str(folder), *words))
-            print(f"seed {seed}\n{tables(results[-1:], arguments.ways)}", file=sys.stderr, flush=True)
+            print(f"seed {seed}\n{results_table(results[-1:], arguments.ways)}", file=sys.stderr, flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
-    print(tables(results, arguments.ways), end="")
+    print(results_table(results, arguments.ways), end="")
 
 
 def part(seed: int, folder: Path, arguments: argparse.Namespace) -> dict[str, list[Counts]]:
@@ -106,13 +107,13 @@ def part(seed: int, folder: Path, arguments: argparse.Namespace) -> dict[str, li
             model = LlamaForCausalLM.from_pretrained(folder / str(epoch))
             for engine in engines.values():
                 engine.push(model)
-            sums = {way: dict.fromkeys(("tokens", "steps", "cpu", "drafted"), 0.0) for way in engines}
+            sums = {way: dict.fromkeys(("tokens", "steps", "cpu"), 0.0) for way in engines}
             for start in range(0, len(prompts), len(prompts) // TURNS):
                 turn += 1
                 order = list(engines)[turn % len(engines) :] + list(engines)[: turn % len(engines)]
                 for way in order:
                     done = engines[way].generate(prompts[start : start + len(prompts) // TURNS], size.samples, epoch)
-                    add(sums[way], done.tokens, done.counts.steps, done.cpu_seconds, done.counts.drafted)
+                    add(sums[way], done.tokens, done.counts.steps, done.cpu_seconds)
             for way, counts in sums.items():
                 figures[way].append(counts)
     return figures
@@ -130,8 +131,10 @@ def way_of(way: str, folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
 
     name, _, tokens = way.partition(":")
     environment, drafter, alone = WAYS[name]
-    if tokens:
-        alone, environment = (int(tokens), environment) if alone else (None, environment | fixed(tokens))
+    if tokens and alone:
+        alone = int(tokens)
+    elif tokens:
+        environment = environment | {"HISTOSPEC_MODEL_DRAFT_TOKENS": tokens}
     if alone == 0:
         return environment, {}
     if drafter is None:
@@ -140,32 +143,29 @@ def way_of(way: str, folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
     return environment, own if alone else DRAFTS | own
 
 
-def fixed(tokens: str) -> dict[str, str]:
-    """Returns the environment with which the drafter always makes this many tokens."""
-    return {"HISTOSPEC_MODEL_DRAFT_TOKENS": tokens}
+def results_table(results: Sequence[Mapping[str, Sequence[Counts]]], ways: Sequence[str]) -> str:
+    """Returns tokens per step, and CPU time per token relative to the first way: in epoch 1, epoch 2, from then on."""
+    last = len(results[0][ways[0]])
+    spans = {"epoch 1": range(1), "epoch 2": range(1, 2), f"epochs 2 to {last}": range(1, last)}
+
+    def cells(way: str, figure: Callable[[Counts, Counts], float]) -> Iterator[str]:
+        for span in spans.values():
+            values = [statistics.mean(figure(run[way][i], run[ways[0]][i]) for i in span) for run in results]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            yield f"{statistics.mean(values):.3f}{spread}"
+
+    head = ["drafts", *(f"{what}, {span}" for what in ("tokens per step", "CPU per token") for span in spans)]
+    return table(head, ([way, *cells(way, tokens_per_step), *cells(way, relative_cpu)] for way in ways))
 
 
-def tables(results: Sequence[Mapping[str, Sequence[Counts]]], ways: Sequence[str]) -> str:
-    """Returns tokens per step, and CPU time per token relative to the first way, by epoch: means over the seeds."""
-    count = len(results[0][ways[0]])
-
-    def row(name: str, figure: Any) -> list[str]:
-        values = [statistics.mean(figure(run, epoch) for run in results) for epoch in range(count)]
-        return [name, *(f"{value:.3f}" for value in values), f"{statistics.mean(values[1:]):.3f}"]
-
-    head = ["", *map(str, range(1, count + 1)), f"2 to {count}"]
-    steps = (row(way, lambda run, i, way=way: run[way][i]["tokens"] / run[way][i]["steps"]) for way in ways)
-    cost = (row(way, lambda run, i, way=way: cpu(run[way][i]) / cpu(run[ways[0]][i])) for way in ways)
-    micros = (row(way, lambda run, i, way=way: 1e6 * cpu(run[way][i])) for way in ways)
-    return "\n".join(
-        table([title, *head[1:]], rows)
-        for title, rows in (("tokens per step", steps), (f"CPU per token / {ways[0]}", cost), ("us", micros))
-    )
+def tokens_per_step(counts: Counts, _: Counts) -> float:
+    """Tokens that a request gets in a step."""
+    return counts["tokens"] / counts["steps"]
 
 
-def cpu(counts: Counts) -> float:
-    """CPU seconds per token."""
-    return counts["cpu"] / counts["tokens"]
+def relative_cpu(counts: Counts, first: Counts) -> float:
+    """CPU time per token, relative to that of the first way in the same epoch."""
+    return counts["cpu"] / counts["tokens"] / (first["cpu"] / first["tokens"])
 
 
 if __name__ == "__main__":
