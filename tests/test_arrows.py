@@ -89,16 +89,16 @@ def sources() -> Iterator[tuple[str, Path]]:
             yield ".".join([package, *(part for part in parts if part != "__init__")]), path
 
 
-def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
-    """What a module imports of ours, by line, as the full name of a module or of something in one."""
-    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """What a module imports of ours, by line, as the full name of a module or of something in one.
+
+    Imports are absolute: ruff refuses others.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            start = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
-            origin = ".".join([*start, *([node.module] if node.module else [])])
-            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def room_of(name: str) -> str:
@@ -119,7 +119,7 @@ def arrows() -> list[tuple[str, str, str]]:
     return [
         (module, f"{path.relative_to(ROOT)}:{line}", name)
         for module, path in sources()
-        for line, name in imports(module, path)
+        for line, name in imports(path)
         if name.startswith("histospec.")
     ]
 

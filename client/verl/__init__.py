@@ -6,6 +6,6 @@ The settings for drafts are in docs/frameworks/verl.md. Drafts do not need this 
 commits finished responses.
 """
 
-from .manager import HistoSpecAgentLoopManager
+from histospec.client.verl.manager import HistoSpecAgentLoopManager
 
 __all__ = ["HistoSpecAgentLoopManager"]

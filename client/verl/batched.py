@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from .interface import AgentLoopManager, AgentLoopWorker, remote
-from .measuring import Measuring
-from .worker import Remembering
+from histospec.client.verl.interface import AgentLoopManager, AgentLoopWorker, remote
+from histospec.client.verl.measuring import Measuring
+from histospec.client.verl.worker import Remembering
 
 
 class Worker(Remembering, AgentLoopWorker):

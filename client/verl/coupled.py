@@ -9,9 +9,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ..seeds import SeedPolicy
-from ..vllm.config import AdapterConfig
-from . import history
+from histospec.client.seeds import SeedPolicy
+from histospec.client.verl import history
+from histospec.client.vllm.config import AdapterConfig
 
 _drawn = contextvars.ContextVar[int | None]("seed", default=None)
 

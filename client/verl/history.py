@@ -7,7 +7,7 @@ import math
 import time
 from typing import Any
 
-from .. import AsyncDraftClient, HistoSpecError, Response
+from histospec.client import AsyncDraftClient, HistoSpecError, Response
 
 logger = logging.getLogger("histospec.verl")
 

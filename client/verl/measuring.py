@@ -3,9 +3,9 @@
 import logging
 from typing import Any
 
-from .. import ConfigurationError, DraftClient
-from ..rollouts import RolloutMetrics
-from .tracking import log_with_steps
+from histospec.client import ConfigurationError, DraftClient
+from histospec.client.rollouts import RolloutMetrics
+from histospec.client.verl.tracking import log_with_steps
 
 logger = logging.getLogger("histospec.verl")
 

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .interface import remote
-from .measuring import Measuring
-from .worker import Remembering
+from histospec.client.verl.interface import remote
+from histospec.client.verl.measuring import Measuring
+from histospec.client.verl.worker import Remembering
 
 if TYPE_CHECKING:
-    from .interface import AgentLoopManager as AgentLoopManagerTQ
-    from .interface import AgentLoopWorker as AgentLoopWorkerTQ
+    from histospec.client.verl.interface import AgentLoopManager as AgentLoopManagerTQ
+    from histospec.client.verl.interface import AgentLoopWorker as AgentLoopWorkerTQ
 else:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor

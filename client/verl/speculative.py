@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..rollouts import accept_prefix
-from ..rollouts.lenience import lenience_of
-from ..rollouts.old import Old, ResponseLimits, cut
-from ..rollouts.sampling import objection
-from .interface import SingleTurnAgentLoop, TokenOutput, copy_to_local, get_generation_config
-from .visits import one_old, validating
+from histospec.client.rollouts import accept_prefix
+from histospec.client.rollouts.lenience import lenience_of
+from histospec.client.rollouts.old import Old, ResponseLimits, cut
+from histospec.client.rollouts.sampling import objection
+from histospec.client.verl.interface import SingleTurnAgentLoop, TokenOutput, copy_to_local, get_generation_config
+from histospec.client.verl.visits import one_old, validating
 
 MEDIA = ("image_data", "video_data", "audio_data")
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .interface import Tracking
+from histospec.client.verl.interface import Tracking
 
 STEP = "training/global_step"
 """A metric that verl logs with every training step, and with nothing else."""

@@ -6,9 +6,9 @@ import contextvars
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from .. import HistoSpecError, Response
-from ..rollouts.old import choose
-from . import history
+from histospec.client import HistoSpecError, Response
+from histospec.client.rollouts.old import choose
+from histospec.client.verl import history
 
 MANY = 256
 """How many old responses of a problem are fetched: at most so many siblings get one each."""

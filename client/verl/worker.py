@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .coupled import draw, drawn
-from .history import keep
-from .visits import begin
+from histospec.client.verl.coupled import draw, drawn
+from histospec.client.verl.history import keep
+from histospec.client.verl.visits import begin
 
 
 class Remembering:

@@ -17,8 +17,8 @@ reason.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .proposer import HistoSpecProposer
-    from .scheduler import HistoSpecScheduler
+    from histospec.client.vllm.proposer import HistoSpecProposer
+    from histospec.client.vllm.scheduler import HistoSpecScheduler
 
 __all__ = ["HistoSpecProposer", "HistoSpecScheduler"]
 
@@ -26,11 +26,11 @@ __all__ = ["HistoSpecProposer", "HistoSpecScheduler"]
 def __getattr__(name: str) -> Any:
     """Imports a class at its first use, because vLLM imports this package in processes that need neither."""
     if name == "HistoSpecProposer":
-        from .proposer import HistoSpecProposer
+        from histospec.client.vllm.proposer import HistoSpecProposer
 
         return HistoSpecProposer
     if name == "HistoSpecScheduler":
-        from .scheduler import HistoSpecScheduler
+        from histospec.client.vllm.scheduler import HistoSpecScheduler
 
         return HistoSpecScheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,9 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from histospec.client.seeds import DEFAULT_REFRESH, SeedPolicy
 from histospec.protocol.limits import DEFAULT_MAX_DRAFT
-
-from ..seeds import DEFAULT_REFRESH, SeedPolicy
 
 T = TypeVar("T", int, float)
 

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from . import releases
+from histospec.client.vllm import releases
 
 if TYPE_CHECKING:
-    from .. import DraftClient, Inspection
+    from histospec.client import DraftClient, Inspection
 
 logger = logging.getLogger("histospec.vllm")
 

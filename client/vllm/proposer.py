@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import logs
+from histospec.client.vllm import logs
 
 
 class HistoSpecProposer:

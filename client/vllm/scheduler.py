@@ -20,24 +20,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from histospec.client import Draft, DraftClient
+from histospec.client.vllm import logs, settings
+from histospec.client.vllm.config import AdapterConfig
+from histospec.client.vllm.cost import FixedCost, LearnedCost, StepClock, promise_of
+from histospec.client.vllm.coupled import alternatives
+from histospec.client.vllm.coupled.seeding import RequestSeeds
+from histospec.client.vllm.greeting import greet
+from histospec.client.vllm.interface import (
+    DraftTokenIds,
+    ModelRunnerOutput,
+    Request,
+    RequestStatus,
+    Scheduler,
+    SchedulerOutput,
+)
+from histospec.client.vllm.model_drafter.beside import ModelDrafter, model_drafter
+from histospec.client.vllm.model_drafter.steering import Steering
+from histospec.client.vllm.options import RequestOptions, read_options
+from histospec.client.vllm.patches import weight_versions
+from histospec.client.vllm.reporting import MinuteReport
+from histospec.client.vllm.sessions import RequestSessions
+from histospec.client.vllm.stops import StopStrings
+from histospec.client.vllm.versions import WeightVersions
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
-
-from .. import Draft, DraftClient
-from . import logs, settings
-from .config import AdapterConfig
-from .cost import FixedCost, LearnedCost, StepClock, promise_of
-from .coupled import alternatives
-from .coupled.seeding import RequestSeeds
-from .greeting import greet
-from .interface import DraftTokenIds, ModelRunnerOutput, Request, RequestStatus, Scheduler, SchedulerOutput
-from .model_drafter.beside import ModelDrafter, model_drafter
-from .model_drafter.steering import Steering
-from .options import RequestOptions, read_options
-from .patches import weight_versions
-from .reporting import MinuteReport
-from .sessions import RequestSessions
-from .stops import StopStrings
-from .versions import WeightVersions
 
 logger = logging.getLogger("histospec.vllm")
 

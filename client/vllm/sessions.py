@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from histospec.client.vllm.coupled.alternatives import Gathered
+from histospec.client.vllm.options import RequestOptions
+from histospec.client.vllm.versions import Version
 from histospec.protocol.costs import DEFAULT_VERIFY_COST
 
-from .coupled.alternatives import Gathered
-from .options import RequestOptions
-from .versions import Version
-
 if TYPE_CHECKING:
-    from .. import Draft, DraftClient, Pending
-    from .coupled.alternatives import Step
-    from .model_drafter.beside import Verified
+    from histospec.client import Draft, DraftClient, Pending
+    from histospec.client.vllm.coupled.alternatives import Step
+    from histospec.client.vllm.model_drafter.beside import Verified
 
 
 WHOLE = 1024  # as the number of verified tokens: the whole draft, however long

@@ -10,7 +10,7 @@ import importlib
 from types import SimpleNamespace
 from typing import Any
 
-from .interface import Request
+from histospec.client.vllm.interface import Request
 
 # The engine core is a few steps ahead of the front end, each of at most a draft and one token. A stop string further
 # back would have ended the request earlier. Decoding a long response as a whole would delay the engine.

@@ -1,9 +1,8 @@
 """A `verify_cost` that the user has set."""
 
+from histospec.client.vllm.cost.clock import WATCHED
+from histospec.client.vllm.cost.promise import Promise
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
-
-from .clock import WATCHED
-from .promise import Promise
 
 
 class FixedCost:

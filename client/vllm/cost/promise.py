@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ... import Draft
+    from histospec.client import Draft
 
 
 MEMORY = 4  # promises

@@ -9,11 +9,10 @@ row in the same pass.
 
 from typing import TYPE_CHECKING, Any
 
+from histospec.client.vllm.coupled import noise
+from histospec.client.vllm.coupled.alternatives import Weighed
+from histospec.client.vllm.coupled.places import WORD as WORD_MASK
 from histospec.protocol.alternatives import MOST
-
-from . import noise
-from .alternatives import Weighed
-from .places import WORD as WORD_MASK
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch
     torch: Any

@@ -13,10 +13,9 @@ that a GPU reads adjacent logits.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from histospec.client.vllm.coupled.alternatives import Weighed
+from histospec.client.vllm.coupled.places import WORD
 from histospec.protocol.alternatives import MOST
-
-from .alternatives import Weighed
-from .places import WORD
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch
     torch: Any

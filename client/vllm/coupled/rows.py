@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from histospec.client.vllm.coupled import noise
+from histospec.client.vllm.coupled.alternatives import Step, Weighed, words
+from histospec.client.vllm.coupled.places import Texts
 from histospec.protocol.alternatives import groups_of
-
-from . import noise
-from .alternatives import Step, Weighed, words
-from .places import Texts
 
 if TYPE_CHECKING:
     torch: Any

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..patches import drafter
-from .choice import Choice, Row
-from .gains import LevelGains
-from .gaps import Gaps
-from .outcomes import levels
-from .steering import Steering
-from .ways import REST, Limits
+from histospec.client.vllm.model_drafter.choice import Choice, Row
+from histospec.client.vllm.model_drafter.gains import LevelGains
+from histospec.client.vllm.model_drafter.gaps import Gaps
+from histospec.client.vllm.model_drafter.outcomes import levels
+from histospec.client.vllm.model_drafter.steering import Steering
+from histospec.client.vllm.model_drafter.ways import REST, Limits
+from histospec.client.vllm.patches import drafter
 
 if TYPE_CHECKING:
-    from ... import Draft
-    from ..interface import ModelRunnerOutput, SchedulerOutput
+    from histospec.client import Draft
+    from histospec.client.vllm.interface import ModelRunnerOutput, SchedulerOutput
 
 VARIABLE = frozenset(("draft_model", "eagle", "eagle3", "mtp"))
 """Methods whose drafters make as many tokens as a step says. Others make `num_speculative_tokens` or fewer."""

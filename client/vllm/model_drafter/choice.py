@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .outcomes import Outcomes, Pairs, levels
+from histospec.client.vllm.model_drafter.outcomes import Outcomes, Pairs, levels
 
 if TYPE_CHECKING:
-    from ... import Draft
+    from histospec.client import Draft
 
 
 TOGETHER = 64  # drafts of the model alone that are learned from together

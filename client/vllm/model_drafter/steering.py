@@ -11,16 +11,15 @@ work again only when requests begin, and rests only when its price is known.
 
 import math
 
+from histospec.client.vllm.cost import Promise, looks_of
+from histospec.client.vllm.cost.clock import WATCHED
+from histospec.client.vllm.cost.learned import MODERATE
+from histospec.client.vllm.model_drafter.gains import STARTING, LevelGains
+from histospec.client.vllm.model_drafter.outcomes import Outcomes
+from histospec.client.vllm.model_drafter.pauses import Pauses
+from histospec.client.vllm.model_drafter.ways import BARE, REST, Limits, Way
+from histospec.client.vllm.model_drafter.yields import Yields
 from histospec.protocol.costs import HOPELESS_VERIFY_COST
-
-from ..cost import Promise, looks_of
-from ..cost.clock import WATCHED
-from ..cost.learned import MODERATE
-from .gains import STARTING, LevelGains
-from .outcomes import Outcomes
-from .pauses import Pauses
-from .ways import BARE, REST, Limits, Way
-from .yields import Yields
 
 WEIGH = 8  # steps between two comparisons of the ways
 FEWEST = 4  # steady steps in a way before it is compared

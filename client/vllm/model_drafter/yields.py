@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..cost import Promise, Rate, StepPrices, looks_of
-from ..cost.prices import NOTHING, Looks, half_octaves
-from .gains import STARTING, Best, LevelGains, best
-from .outcomes import Outcomes
-from .ways import BARE, BOTH, MODEL, SERVER, Way
+from histospec.client.vllm.cost import Promise, Rate, StepPrices, looks_of
+from histospec.client.vllm.cost.prices import NOTHING, Looks, half_octaves
+from histospec.client.vllm.model_drafter.gains import STARTING, Best, LevelGains, best
+from histospec.client.vllm.model_drafter.outcomes import Outcomes
+from histospec.client.vllm.model_drafter.ways import BARE, BOTH, MODEL, SERVER, Way
 
 MEMORY = 48.0  # steps over which a yield is measured
 SPREAD = 1.0  # standard deviation of the tokens that a request gets in a step

@@ -10,7 +10,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from .replacing import is_replaced, replace
+from histospec.client.vllm.patches.replacing import is_replaced, replace
 
 if TYPE_CHECKING:  # type checkers would take minutes for torch and vLLM
     torch: Any

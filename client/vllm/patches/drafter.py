@@ -10,8 +10,8 @@ import importlib
 import logging
 from typing import Any
 
-from ..model_drafter.ways import REST
-from .replacing import is_replaced, parameters, replace
+from histospec.client.vllm.model_drafter.ways import REST
+from histospec.client.vllm.patches.replacing import is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")
 

@@ -2,9 +2,9 @@
 
 import os
 
-from .. import logs
-from ..config import samples_coupled
-from . import workers
+from histospec.client.vllm import logs
+from histospec.client.vllm.config import samples_coupled
+from histospec.client.vllm.patches import workers
 
 
 def register() -> None:
@@ -18,6 +18,6 @@ def register() -> None:
     if samples_coupled():
         logs.join_vllm()
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V2 has another sampler
-        from . import sampling
+        from histospec.client.vllm.patches import sampling
 
         sampling.install()

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..coupled.alternatives import ATTRIBUTE
-from ..coupled.places import Texts
-from ..coupled.rows import CoupledRows
-from .replacing import attach, is_replaced, parameters, replace
+from histospec.client.vllm.coupled.alternatives import ATTRIBUTE
+from histospec.client.vllm.coupled.places import Texts
+from histospec.client.vllm.coupled.rows import CoupledRows
+from histospec.client.vllm.patches.replacing import attach, is_replaced, parameters, replace
 
 if TYPE_CHECKING:
     torch: Any

@@ -11,7 +11,7 @@ import importlib
 import logging
 from typing import Any
 
-from .replacing import changed, is_replaced, parameters, replace
+from histospec.client.vllm.patches.replacing import changed, is_replaced, parameters, replace
 
 logger = logging.getLogger("histospec.vllm")
 

@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import Any
 
-from .replacing import is_replaced, replace
+from histospec.client.vllm.patches.replacing import is_replaced, replace
 
 NAME = "set_weight_version"
 

@@ -9,10 +9,10 @@ import importlib
 import logging
 from typing import Any
 
-from .. import logs, settings
-from ..config import AdapterConfig
-from . import cpu, drafter, undrafted
-from .replacing import is_replaced, replace
+from histospec.client.vllm import logs, settings
+from histospec.client.vllm.config import AdapterConfig
+from histospec.client.vllm.patches import cpu, drafter, undrafted
+from histospec.client.vllm.patches.replacing import is_replaced, replace
 
 logger = logging.getLogger("histospec.vllm")
 
