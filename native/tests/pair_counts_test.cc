@@ -1,5 +1,5 @@
 // Counts of pairs, against a plain map.
-#include "draft/pair_counts.h"
+#include "draft/noise.h"
 
 #include <map>
 #include <utility>

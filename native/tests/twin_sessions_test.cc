@@ -1,6 +1,6 @@
 // Sessions with a twin: their drafts, and twins that are not trusted or gone.
 #include "draft/evidence.h"
-#include "draft/twin_trust.h"
+#include "draft/twins.h"
 #include "histospec/engine.h"
 #include "random_text.h"
 #include "test.h"

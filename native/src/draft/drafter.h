@@ -7,7 +7,7 @@
 #include "draft/estimator.h"
 #include "draft/noise.h"
 #include "draft/sources.h"
-#include "draft/twin_trust.h"
+#include "draft/twins.h"
 
 namespace histospec {
 

@@ -26,7 +26,6 @@
 #include <string>
 #include <string_view>
 
-#include "draft/correction.h"
 #include "draft/evidence.h"
 #include "draft/foresight.h"
 #include "draft/network.h"

@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <span>
 
-#include "draft/correction.h"
 #include "draft/evidence.h"
 #include "draft/network.h"
 

@@ -1,21 +1,54 @@
 #include "histospec/engine.h"
 
 #include <algorithm>
+#include <cmath>
 
-#include "engine/checks.h"
-#include "engine/integrity.h"
-#include "engine/lengths.h"
-#include "engine/shared_prompts.h"
 #include "engine/state.h"
 
 namespace histospec {
 namespace {
+
+// Throws std::invalid_argument if these are no alternatives of a response with this many tokens.
+void require_alternatives(const std::string& field, std::span<const std::uint8_t> alternatives, std::size_t tokens) {
+  const std::string fault = PackedAlternatives::fault(alternatives, tokens);
+  if (!fault.empty()) throw std::invalid_argument(field + ": " + fault);
+}
 
 ProblemKey checked_key(const std::string& name, Tokens prompt, const std::string& id) {
   if (name.empty()) throw std::invalid_argument("namespace: must not be empty");
   if (prompt.empty()) throw std::invalid_argument("prompt: must not be empty");
   require_tokens("prompt", prompt);
   return {id, prompt};
+}
+
+// Lengths in tokens, ascending, of the problem's responses that are longer than `generated`; if there are none, of the
+// `latest` lengths of its namespace that are longer.
+std::vector<std::int64_t> longer_responses(const Problem* problem, std::span<const std::int64_t> latest,
+                                           std::int64_t generated) REQUIRES(engine_lock) {
+  std::vector<std::int64_t> lengths;
+  const auto saw = [&](std::int64_t length) {
+    if (length > generated) lengths.push_back(length);
+  };
+  if (problem) {
+    for (const auto& segment : *problem->segments) {
+      for (const auto& extent : segment->extents()) saw(extent.end - extent.start);
+    }
+    if (problem->live) {
+      for (const ResponseView& r : problem->live->finished()) saw(static_cast<std::int64_t>(r.tokens.size()));
+    }
+  }
+  if (lengths.empty()) std::ranges::for_each(latest, saw);
+  std::ranges::sort(lengths);
+  return lengths;
+}
+
+// The q-quantile of at least one ascending value, linear between neighbours.
+double quantile(std::span<const std::int64_t> ascending, double q) {
+  const double rank = q * static_cast<double>(ascending.size() - 1);
+  const auto low = static_cast<std::size_t>(std::floor(rank));
+  const auto a = static_cast<double>(ascending[low]);
+  const auto b = static_cast<double>(ascending[std::min(low + 1, ascending.size() - 1)]);
+  return a + (b - a) * (rank - static_cast<double>(low));
 }
 
 }  // namespace
@@ -239,10 +272,6 @@ bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id
   return problem && problem->known();
 }
 
-SharedPrompts Engine::shared_prompts(const std::string& name, std::size_t most) const {
-  return histospec::shared_prompts(state_->monitor, state_->registry, name, most);
-}
-
 std::int64_t Engine::newest_epoch(const std::string& name) const {
   Monitor::Lock lock(state_->monitor);
   const auto namespace_ = state_->registry.find_namespace(name);
@@ -345,7 +374,7 @@ LockTimes Engine::lock_times() const {
 
 void Engine::check_integrity() const {
   Monitor::Lock lock(state_->monitor);
-  check_books(state_->registry, state_->ledger);
+  state_->registry.check_integrity();
 }
 
 }  // namespace histospec

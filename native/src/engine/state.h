@@ -5,7 +5,6 @@
 #include "histospec/engine.h"
 #include "registry/registry.h"
 #include "upkeep/builder.h"
-#include "upkeep/housekeeper.h"
 
 namespace histospec {
 

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-
-#include "engine/checks.h"
-#include "engine/report.h"
+#include <stdexcept>
+#include <string>
 
 namespace histospec {
 
@@ -32,6 +31,28 @@ void count_drafted(NamespaceStats& counters, std::span<const Origin> tokens) {
   count(counters, tokens, &SourceStats::draft_tokens);
 }
 
+// What the worker verified for one session together with its new tokens.
+struct Verified {
+  bool reported;          // false: the worker has no other drafter
+  std::size_t server;     // verified tokens of the engine's draft, from the first on
+  std::size_t model = 0;  // verified tokens of the worker's own drafter
+  std::size_t model_accepted = 0;
+
+  // Row b of a report; without a report, the whole draft of `drafted` tokens. A session that was opened anew since the
+  // draft that the worker verified has no draft.
+  static Verified of(const VerifiedReport& report, std::size_t b, std::size_t drafted);
+};
+
+Verified Verified::of(const VerifiedReport& report, std::size_t b, std::size_t drafted) {
+  if (report.verified.empty()) return {false, drafted};
+  Verified row{true, std::min<std::size_t>(report.verified[b], drafted)};
+  if (!report.model_drafted.empty()) {
+    row.model = report.model_drafted[b];
+    row.model_accepted = report.model_accepted[b];
+  }
+  return row;
+}
+
 // Counts the accepted tokens of a session's draft, and the tokens of the worker's own drafter since then.
 void count_verified(const Session& session, const Verified& verified, std::size_t accepted, std::size_t model_accepted)
     REQUIRES(engine_lock) {
@@ -51,7 +72,44 @@ Outcome outcome_of(const StepRequest& request, std::size_t b, const Session* ses
   return session && position <= session->context.generated ? Outcome::kStepped : Outcome::kUnknown;
 }
 
+std::string entry(const char* field, std::size_t b) { return std::string(field) + "[" + std::to_string(b) + "]"; }
+
+void check_counts(const char* field, std::span<const std::int32_t> counts, std::size_t batch, std::int32_t most) {
+  if (counts.size() != batch) {
+    throw std::invalid_argument(std::string(field) + ": has " + std::to_string(counts.size()) + " entries, must have " +
+                                std::to_string(batch) + " (one per session)");
+  }
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (counts[b] >= 0 && counts[b] <= most) continue;
+    throw std::invalid_argument(entry(field, b) + ": is " + std::to_string(counts[b]) + ", must lie in [0, " +
+                                std::to_string(most) + "]");
+  }
+}
+
+// Checks the counts of a report: one for each session.
+void check_report(const VerifiedReport& report, std::size_t batch) {
+  const bool model = !report.model_drafted.empty() || !report.model_accepted.empty();
+  if (report.verified.empty() && !model) return;
+  check_counts("verified", report.verified, batch, kMaxDraft);
+  if (!model) return;
+  check_counts("model_drafted", report.model_drafted, batch, INT32_MAX);
+  check_counts("model_accepted", report.model_accepted, batch, INT32_MAX);
+  for (std::size_t b = 0; b < batch; ++b) {
+    if (report.model_accepted[b] <= report.model_drafted[b]) continue;
+    throw std::invalid_argument(entry("model_accepted", b) + ": is " + std::to_string(report.model_accepted[b]) +
+                                ", more than " + entry("model_drafted", b) + ", " +
+                                std::to_string(report.model_drafted[b]));
+  }
+}
+
 }  // namespace
+
+void require_tokens(const std::string& field, Tokens tokens) {
+  const auto found = std::ranges::find_if(tokens, [](Token token) { return token < 0; });
+  if (found == tokens.end()) return;
+  throw std::invalid_argument(field + ": token " + std::to_string(*found) + " at " +
+                              std::to_string(found - tokens.begin()) + " is outside [0, 2147483647]");
+}
 
 void check_step(const StepRequest& r) {
   const std::size_t batch = r.sessions.size();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "histospec/engine.h"
@@ -10,6 +11,9 @@
 #include "upkeep/contents.h"
 
 namespace histospec {
+
+// Throws std::invalid_argument that names the first negative token.
+void require_tokens(const std::string& field, Tokens tokens);
 
 // Checks the request alone; StepRunner::run checks it against the sessions. Throws std::invalid_argument.
 void check_step(const StepRequest& request);

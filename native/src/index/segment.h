@@ -51,8 +51,8 @@
 
 #include "histospec/types.h"
 #include "index/alternatives.h"
+#include "index/block.h"
 #include "index/rows.h"
-#include "index/words.h"
 
 namespace histospec {
 

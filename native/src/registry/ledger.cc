@@ -2,8 +2,6 @@
 
 #include <numeric>
 
-#include "registry/session.h"
-
 namespace histospec {
 
 void MemoryLedger::book(const Problem& problem, Problem::Part part, const Holding& before, const Holding& after) {

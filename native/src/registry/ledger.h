@@ -35,7 +35,7 @@ class MemoryLedger {
   // Tokens of finished responses that are not in a segment yet.
   std::size_t waiting_tokens() const REQUIRES(engine_lock) { return waiting_tokens_; }
 
-  // All bookings, for check_books().
+  // All bookings, for Registry::check_integrity().
   struct Totals {
     std::array<std::size_t, Problem::kParts> parts{};  // bytes of problems, by part
     std::size_t namespaces = 0, sessions = 0, places = 0, waiting_tokens = 0;

@@ -1,4 +1,4 @@
-// A problem: its history, and the live text of its running group.
+// A problem: its history, the live text of its running group, and its sessions.
 #pragma once
 
 #include <array>
@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "draft/drafter.h"
 #include "draft/twins.h"
 #include "index/segments.h"
 #include "live/live_text.h"
@@ -107,5 +108,25 @@ struct ByKey {
   bool operator()(const auto& a, const auto& b) const { return key(a) < key(b); }
 };
 using Problems = std::set<std::shared_ptr<Problem>, ByKey>;
+
+// A session: a response while a worker generates it. The thread that opens it makes it; from then on the engine's lock
+// guards it.
+struct Session {
+  std::shared_ptr<Namespace> namespace_;
+  std::shared_ptr<Problem> problem;
+  std::size_t prompt_length;  // how many tokens of its prompt identify its problem
+  LiveText::TextId text;
+  bool asked = false;                      // whether the worker asked for a draft since the last new tokens
+  std::optional<Twins::Key> name_of_twin;  // the key of its twin, and later of its own response
+  std::weak_ptr<const Twin> twin;          // weak: eviction may free it at any time
+  // Counts its text, if it has a seed. Without it, because memory ran out, the session drafts as one without a seed.
+  std::optional<PlaceCounter> places;
+  DraftContext context;
+  Draft draft;             // the last draft, which the worker verifies now
+  bool counted = true;     // whether its tokens are counted as drafted; else the next report says how many to count
+  std::uint64_t step = 0;  // the number of its last step
+
+  std::size_t place_bytes() const { return places ? places->bytes() : 0; }
+};
 
 }  // namespace histospec

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <thread>
 
 #include "upkeep/contents.h"
 
@@ -37,6 +38,27 @@ class Evictor {
   std::size_t exhausted_at_ GUARDED_BY(engine_lock) = 0;  // evictable bytes when nothing was left; tries again above it
   bool behind_ GUARDED_BY(engine_lock) = false;
   std::atomic<bool> has_evicted_ = false;
+};
+
+// The housekeeper: a thread that evicts, tidies live text and frees memory, if that takes longer than a caller should
+// wait.
+class Housekeeper {
+ public:
+  Housekeeper(Monitor& monitor, Contents& contents, Evictor& evictor);
+  ~Housekeeper();
+  Housekeeper(const Housekeeper&) = delete;
+  Housekeeper& operator=(const Housekeeper&) = delete;
+
+  bool idle() const REQUIRES(engine_lock) { return !contents_.untidy() && !evictor_.behind(); }
+
+ private:
+  void run();
+
+  Monitor& monitor_;
+  Contents& contents_;
+  Evictor& evictor_;
+  bool stopping_ GUARDED_BY(engine_lock) = false;
+  std::thread thread_;  // last, because it uses all members above
 };
 
 }  // namespace histospec
