@@ -114,7 +114,7 @@ int check_lookups(const Segment& segment, const std::vector<Written>& all) {
       const std::vector<Token> context = context_of(w.response, i);
       if (context.size() < kMaxOrder || contexts[context] > 1) continue;
       std::optional<Kept> found;
-      const Place place = segment.find(context);
+      const RowGap place = segment.find(context);
       if (place.depth() == kMaxOrder) found = read(segment.alternatives(place.nearest_row()));
       CHECK(found.has_value());
       if (found) CHECK_EQ(*found == (w.places.empty() ? Kept() : w.places[i]), true);

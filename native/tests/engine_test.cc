@@ -58,7 +58,7 @@ TEST_CASE("A session drafts what an earlier response said") {
   std::vector<Token> response;
   for (Token token = 100; token < 160; ++token) response.push_back(token);
   ingest(engine, "run", prompt, {response, response});
-  const SessionId session = engine.open("run", prompt);
+  const SessionId session = engine.open("run", prompt).id;
   const StepResult first = step(engine, session, {});
   CHECK(!first.tokens.empty());
   CHECK(std::ranges::equal(first.tokens, Tokens(response).first(first.tokens.size())));
@@ -71,8 +71,8 @@ TEST_CASE("A session drafts what an earlier response said") {
 TEST_CASE("A session drafts what its sibling says, not what another namespace says") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
-  const SessionId a = engine.open("run", prompt), b = engine.open("run", prompt);
-  const SessionId stranger = engine.open("other", prompt);
+  const SessionId a = engine.open("run", prompt).id, b = engine.open("run", prompt).id;
+  const SessionId stranger = engine.open("other", prompt).id;
   std::vector<Token> text;
   for (Token token = 100; token < 160; ++token) text.push_back(token);
   step(engine, a, text);
@@ -83,7 +83,7 @@ TEST_CASE("A session drafts what its sibling says, not what another namespace sa
 TEST_CASE("A step that is sent again changes nothing") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3}, tokens = {4, 5, 6, 4, 5, 6, 4};
-  const std::vector<SessionId> ids = {engine.open("run", prompt)};
+  const std::vector<SessionId> ids = {engine.open("run", prompt).id};
   const std::vector<std::int64_t> offsets = {0, 7}, start = {0};
   const StepResult first = step(engine, {ids, tokens, offsets, start, 8, 0.0f});
   const std::uint64_t generated = sum(engine, &NamespaceStats::generated_tokens);
@@ -123,7 +123,7 @@ TEST_CASE("The engine keeps a small budget, and its sessions survive") {
   Engine engine({.memory_bytes = 3 << 20, .namespace_tokens = 1 << 14});
   Random random(1);
   const std::vector<Token> mine = {1, 2, 3};
-  const SessionId session = engine.open("run", mine);
+  const SessionId session = engine.open("run", mine).id;
   std::vector<Token> generated;
   std::uint64_t added = 0;
   for (int i = 0; i < 300; ++i) {
@@ -175,7 +175,7 @@ TEST_CASE("An engine whose budget holds nothing still runs") {
   const std::vector<Token> prompt = {1, 2};
   for (int i = 0; i < 20; ++i) {
     ingest(engine, "run", prompt, {{3, 4, 5, 3, 4, 5}});
-    const SessionId session = engine.open("run", prompt);
+    const SessionId session = engine.open("run", prompt).id;
     step(engine, session, {3, 4, 5, 3, 4, 5, 3});
     engine.close(session);
     engine.wait_until_built();
@@ -201,14 +201,14 @@ TEST_CASE("A dropped namespace is forgotten, and its sessions go on") {
   std::vector<Token> secret;
   for (Token token = 1000; token < 11000; ++token) secret.push_back(token);
   ingest(engine, "run", prompt, {secret}, 5);
-  const SessionId session = engine.open("run", prompt);
+  const SessionId session = engine.open("run", prompt).id;
   CHECK(!step(engine, session, {1000, 1001, 1002}, 16, 0).tokens.empty());
   CHECK_EQ(engine.drop_namespace("run"), 1u);
   CHECK_EQ(engine.newest_epoch("run"), 0);
   CHECK_EQ(engine.history("run", prompt).size(), 0u);
   for (Token token : step(engine, session, {1003, 1004, 1005}, 16, 0).tokens) CHECK(token <= 1005);
   const std::vector<Token> other = {9, 9};
-  const SessionId later = engine.open("run", other);
+  const SessionId later = engine.open("run", other).id;
   CHECK_EQ(step(engine, later, {1000, 1001, 1002}, 16, 0).tokens.size(), 0u);
   engine.close(session);
   engine.close(later, false);
@@ -223,7 +223,7 @@ TEST_CASE("A namespace can be dropped while sessions run and segments are built"
   for (int round = 0; round < 40; ++round) {
     const std::vector<Token> prompt = {1, 2, static_cast<Token>(round % 3)};
     std::vector<SessionId> sessions;
-    for (int i = 0; i < 4; ++i) sessions.push_back(engine.open("run", prompt));
+    for (int i = 0; i < 4; ++i) sessions.push_back(engine.open("run", prompt).id);
     for (SessionId session : sessions) step(engine, session, random.text(3000, 20));
     for (int i = 0; i < 3; ++i) engine.close(sessions[i]);
     if (round % 2 == 0) engine.close(sessions[3]);
@@ -241,11 +241,11 @@ TEST_CASE("A namespace can be dropped while sessions run and segments are built"
 TEST_CASE("A drop forgets responses that still wait for the builder") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
-  SessionId session = engine.open("run", prompt);
+  SessionId session = engine.open("run", prompt).id;
   for (int round = 0; round < 500; ++round) {
     step(engine, session, {4, 5, 6, 7});
     engine.close(session);
-    session = engine.open("run", prompt);
+    session = engine.open("run", prompt).id;
     CHECK_EQ(engine.drop_namespace("run"), 1u);
     CHECK_EQ(engine.history("run", prompt).size(), 0u);
   }
@@ -283,9 +283,9 @@ TEST_CASE("Responses of a long group become segments while it runs") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   Random random(4);
-  const SessionId stays = engine.open("run", prompt);
+  const SessionId stays = engine.open("run", prompt).id;
   for (int i = 0; i < 6; ++i) {
-    const SessionId session = engine.open("run", prompt);
+    const SessionId session = engine.open("run", prompt).id;
     step(engine, session, random.text(30000, 100));
     engine.close(session, true, i);
   }
@@ -302,7 +302,7 @@ TEST_CASE("An engine can be destroyed while sessions run and segments are built"
     Engine engine;
     Random random(static_cast<std::uint64_t>(round));
     for (Token p = 0; p < 5; ++p) {
-      const SessionId session = engine.open("run", std::vector<Token>{p});
+      const SessionId session = engine.open("run", std::vector<Token>{p}).id;
       step(engine, session, random.text(3000, 30));
       if (p > 0) engine.close(session);
     }
@@ -316,7 +316,7 @@ TEST_CASE("Options out of range are rejected") {
   CHECK_THROWS_AS(Engine({.threads = -1}), std::invalid_argument);
   CHECK_THROWS_AS(Engine({.threads = kMaxThreads + 1}), std::invalid_argument);
   Engine engine({.threads = kMaxThreads});
-  CHECK(step(engine, engine.open("run", std::vector<Token>{1}), {}).tokens.empty());
+  CHECK(step(engine, engine.open("run", std::vector<Token>{1}).id, {}).tokens.empty());
 }
 
 TEST_CASE("Namespaces come and go, and no bytes stay booked") {
@@ -326,7 +326,7 @@ TEST_CASE("Namespaces come and go, and no bytes stay booked") {
     for (int n = 0; n < 300; ++n) {
       const std::string name = "run-" + std::to_string(n);
       ingest(engine, name, std::vector<Token>{1, 2}, {random.text(40, 20), random.text(40, 20)});
-      const SessionId session = engine.open(name, std::vector<Token>{1, 2});
+      const SessionId session = engine.open(name, std::vector<Token>{1, 2}).id;
       step(engine, session, random.text(5, 20));
       step(engine, session, random.text(5, 20));
       engine.close(session, n % 2 == 0);
@@ -344,7 +344,7 @@ TEST_CASE("A step overwrites its result") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   ingest(engine, "run", prompt, {{4, 5, 6, 7, 8, 9}});
-  const std::vector<SessionId> ids = {engine.open("run", prompt), engine.open("run", prompt)};
+  const std::vector<SessionId> ids = {engine.open("run", prompt).id, engine.open("run", prompt).id};
   const std::vector<std::int64_t> offsets = {0, 0, 0}, none = {0};
   StepResult first, again;
   engine.step({ids, {}, offsets, {}, 8, 0.0f}, first);
@@ -394,7 +394,7 @@ TEST_CASE("Responses that are committed during a drop stay or go, never half") {
     Random random(2);
     for (Token p = 0; !over; ++p) {
       const std::vector<Token> prompt = {p % 4000};
-      const SessionId session = engine.open("run", prompt);
+      const SessionId session = engine.open("run", prompt).id;
       step(engine, session, random.text(20, 9));
       engine.close(session, !random.one_in(4));
       ingest(engine, "run", prompt, {{4, 5, 6}});
@@ -419,11 +419,11 @@ TEST_CASE("Committing faster than segments are built makes the engine congested,
   Engine engine({.memory_bytes = kBudget, .history_epochs = 1, .namespace_tokens = 0});
   Random random(3);
   const std::vector<Token> prompt = {1, 2}, text = random.text(20'000, 50'000);
-  const SessionId running = engine.open("run", prompt);  // so that no group ever ends
+  const SessionId running = engine.open("run", prompt).id;  // so that no group ever ends
   std::size_t waited = 0;
   for (int i = 0; i < 300; ++i) {
     for (; engine.congested(); ++waited) std::this_thread::yield();
-    const SessionId session = engine.open("run", prompt);
+    const SessionId session = engine.open("run", prompt).id;
     step(engine, session, text);
     engine.close(session, true, i);
     CHECK(engine.memory_bytes() < kBudget + kBudget / 10);
@@ -440,10 +440,10 @@ TEST_CASE("A dropped session returns its memory while its group runs") {
   Engine engine({.namespace_tokens = 0});
   Random random(4);
   const std::vector<Token> prompt = {1, 2};
-  const SessionId running = engine.open("run", prompt);
+  const SessionId running = engine.open("run", prompt).id;
   std::size_t after_first = 0;
   for (int round = 0; round < 20; ++round) {
-    const SessionId session = engine.open("run", prompt);
+    const SessionId session = engine.open("run", prompt).id;
     step(engine, session, random.text(100'000, 1000));
     engine.close(session, false);
     engine.wait_until_built();
@@ -458,7 +458,7 @@ TEST_CASE("The engine counts how long its lock is held") {
   Engine engine;
   const LockTimes before = engine.lock_times();
   const std::uint64_t turns_before = turns(engine);
-  for (int i = 0; i < 100; ++i) engine.running_bytes();
+  for (int i = 0; i < 100; ++i) engine.memory_bytes();
   CHECK(turns(engine) >= turns_before + 100);
   const LockTimes after = engine.lock_times();
   CHECK(after.seconds >= before.seconds);

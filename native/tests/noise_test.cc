@@ -10,7 +10,7 @@
 using namespace histospec;
 using testing::Random;
 
-TEST_CASE("The places of a text count the tokens that follow each pair") {
+TEST_CASE("The contexts of a text count the tokens that follow each pair") {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -18,9 +18,9 @@ TEST_CASE("The places of a text count the tokens that follow each pair") {
     for (std::size_t n = random.below(200); n > 0; --n) text.push_back(static_cast<Token>(random.below(5)));
     const std::size_t known = random.below(text.size() + 1);
     const auto token = [&](std::size_t i, std::size_t back) { return i < back ? -1 : text[i - back]; };
-    PlaceCounter counter;
+    NoiseCounter counter;
     for (std::size_t i = 0; i < known; ++i) counter.push(text[i]);
-    PlacesAhead ahead;
+    NoiseAhead ahead;
     ahead.start(7, counter);
     for (std::size_t i = known; i <= text.size(); ++i) {
       std::uint32_t times = 0;
@@ -33,10 +33,10 @@ TEST_CASE("The places of a text count the tokens that follow each pair") {
   }
 }
 
-TEST_CASE("The noise of known places") {
+TEST_CASE("The noise of known contexts") {
   struct Known {
     std::int64_t seed;
-    NoisePlace place;
+    NoiseContext context;
     std::array<Token, kMaxCandidates> tokens;
     std::array<std::uint32_t, kMaxCandidates> bits;  // of the noise
   };
@@ -50,7 +50,7 @@ TEST_CASE("The noise of known places") {
   for (const Known& k : known) {
     CAPTURE(k.seed);
     std::array<float, kMaxCandidates> noise;
-    gumbel_noise(k.seed, k.place, k.tokens, noise);
+    gumbel_noise(k.seed, k.context, k.tokens, noise);
     for (std::size_t i = 0; i < noise.size(); ++i) CHECK_EQ(std::bit_cast<std::uint32_t>(noise[i]), k.bits[i]);
   }
 }

@@ -1,9 +1,8 @@
 // Counts of pairs, against a plain map.
-#include "draft/noise.h"
-
 #include <map>
 #include <utility>
 
+#include "draft/noise.h"
 #include "random_text.h"
 #include "test.h"
 

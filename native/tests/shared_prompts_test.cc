@@ -54,7 +54,7 @@ TEST_CASE("The prompts that came last are asked about, as many as wanted") {
 TEST_CASE("Only finished responses count, and only problems that their prompt names") {
   Engine engine;
   ingest(engine, "run", prompt(1));
-  const SessionId session = engine.open("other", prompt(1));
+  const SessionId session = engine.open("other", prompt(1)).id;
   CHECK(engine.shared_prompts("run").namespaces.empty());
   CHECK(counts(engine.shared_prompts("other")) == Counts{{"run", 1}});  // a session is enough to ask
   const std::vector<SessionId> ids = {session};

@@ -28,7 +28,7 @@ void ingest(Engine& engine, const std::vector<Token>& tokens, std::optional<std:
 
 SessionId open(Engine& engine, std::optional<std::int64_t> seed, Tokens generated = {},
                const std::vector<Token>& prompt = kPrompt) {
-  return engine.open("run", prompt, "", generated, seed);
+  return engine.open("run", prompt, "", generated, seed).id;
 }
 
 std::vector<Token> step(Engine& engine, SessionId session, Tokens tokens, int max_tokens = 16, float cost = 0.01f) {

@@ -68,18 +68,15 @@ class Foresight {
   // Whether to learn from this position. A part of them is enough, because the starting weights fit most texts.
   bool wants_to_learn() { return positions_++ % kLearnsEvery == 0; }
 
-  bool learned() const { return learned_; }
-  // Visits the learned numbers in the order of the saved state.
-  template <typename AnyForesight, typename Visit>
-  static void each_part(AnyForesight& foresight, Visit visit) {
-    visit(foresight.correction_);
-    visit(foresight.score_);
-    Weights::each_part(foresight.weights_, visit);
+  // Visits the learned numbers in the order in which they are saved.
+  template <typename Visit>
+  void each(Visit& visit) {
+    correction_.each(visit);
+    visit(score_);
+    weights_.each(visit);
   }
   // Whether numbers that were read make sense.
   bool valid() const { return correction_.valid(); }
-  // Notes that its numbers were learned elsewhere.
-  void set_learned() { learned_ = true; }
 
  private:
   static const Weights& starting();
@@ -90,7 +87,6 @@ class Foresight {
   Weights weights_ = starting();
   Correction correction_;
   float score_ = 0;  // corrected minus misled, at most 0
-  bool learned_ = false;
   unsigned positions_ = 0;
 };
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 namespace histospec {
 
@@ -67,6 +68,21 @@ inline Eight load(const float* x) {
 }
 inline void store(float* x, const Eight& eight) { std::memcpy(x, &eight, sizeof(eight)); }
 
+// Calls visit(number) for every number of a field: a float, an Eight, or an array of fields. It may change them.
+template <typename Field, typename Visit>
+void each_number(Field& field, Visit& visit) {
+  if constexpr (std::is_same_v<Field, float>) {
+    visit(field);
+  } else if constexpr (std::is_same_v<Field, Eight>) {
+    std::array<float, 8> numbers;
+    store(numbers.data(), field);
+    for (float& number : numbers) visit(number);
+    field = load(numbers.data());
+  } else {
+    for (auto& part : field) each_number(part, visit);
+  }
+}
+
 // `kInputs` is at least 8.
 template <int kInputs, int kRows>
 struct Network {
@@ -115,18 +131,16 @@ struct Network {
     }
   }
 
-  // Visits the parts in the order in which they are saved.
-  template <typename Weights, typename Visit>
-  static void each_part(Weights& w, Visit visit) {
-    visit(w.inputs), visit(w.rows), visit(w.output), visit(w.row_odds), visit(w.direct);
+  // Visits the numbers in the order in which they are saved.
+  template <typename Visit>
+  void each(Visit& visit) {
+    each_number(inputs, visit), each_number(rows, visit), each_number(output, visit);
+    each_number(row_odds, visit), each_number(direct, visit);
   }
   static Network of(const std::array<float, kNumbers>& numbers) {
     Network network;
-    const float* next = numbers.data();
-    each_part(network, [&next](auto& part) {
-      std::memcpy(&part, next, sizeof(part));
-      next += sizeof(part) / sizeof(float);
-    });
+    auto read = [next = numbers.data()](float& number) mutable { number = *next++; };
+    network.each(read);
     return network;
   }
 };
@@ -149,6 +163,11 @@ struct Correction {
     seen[at] = std::min(seen[at] + 1, kMostSeen);
   }
 
+  // Visits the numbers in the order in which they are saved.
+  template <typename Visit>
+  void each(Visit& visit) {
+    each_number(offset, visit), each_number(seen, visit);
+  }
   // Whether numbers that were read make sense.
   bool valid() const {
     return std::ranges::all_of(seen, [](float n) { return n >= 0; });

@@ -111,29 +111,33 @@ void Engine::ingest(const std::string& name, Tokens prompt, std::span<const Resp
   state_->evictor.make_room(lock);
 }
 
-SessionId Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
-                       std::optional<std::int64_t> seed) {
+Opened Engine::open(const std::string& name, Tokens prompt, const std::string& id, Tokens generated,
+                    std::optional<std::int64_t> seed) {
   ProblemKey key = checked_key(name, prompt, id);
   require_tokens("generated", generated);
+  // All that needs no lock comes before it.
   LiveText::Buffers buffers = LiveText::buffers_for(prompt);
+  auto session = std::make_unique<Session>();
+  DraftContext& context = session->context;
+  for (Token token : tail(prompt)) context.tail.push(token);
+  if (seed) {
+    session->name_of_twin = {*seed, prompt.size()};
+    session->noise.emplace();
+    for (Token token : prompt) session->noise->push(token);
+    for (Token token : generated) session->noise->push(token);
+  }
   Monitor::Lock lock(state_->monitor);
   Contents& contents = state_->contents;
-  auto session = std::make_unique<Session>();
   const std::shared_ptr<Namespace> namespace_ = session->namespace_ = state_->registry.namespace_named(name);
   const std::shared_ptr<Problem> problem = session->problem =
       state_->registry.problem_of(*namespace_, std::move(key), prompt);
-  session->prompt_length = id.empty() ? problem->key.prompt.size() : prompt.size();
-  std::shared_ptr<const Twin> twin;
-  if (seed) {
-    session->name_of_twin = {*seed, prompt.size()};
-    session->twin = twin = problem->twin(*session->name_of_twin);
-    if (twin) session->context.twin = *twin;
-  }
+  const auto twin = seed ? problem->twin(*session->name_of_twin) : nullptr;
+  session->twin = twin;
+  Opened opened = {0, id.empty() ? problem->key.prompt.size() : prompt.size(), false};
   std::optional<LiveText::TextId> text;
-  SessionId number = 0;
   try {
     contents.change_live(*problem, [&](LiveText& live) { text = live.open(prompt, std::move(buffers)); });
-    // Other threads may take the lock while a long text is indexed; the text stays in place because it is open.
+    // Other threads may take the lock while a long text is indexed; the text stays because it is open.
     while (contents.change_live(*problem, [&](LiveText& live) { return live.index_some(*text); })) {
       Monitor::breathe(lock);
     }
@@ -143,56 +147,57 @@ SessionId Engine::open(const std::string& name, Tokens prompt, const std::string
       contents.change_live(*problem, [&](LiveText& live) { live.append(*text, some); });
     }
     session->text = *text;
-    if (seed) session->places.emplace();
-    for (std::size_t at = 0; seed && at < prompt.size() + generated.size(); ++at) {
-      if (at > 0 && at % LiveText::kSlice == 0) Monitor::breathe(lock);
-      session->places->push(at < prompt.size() ? prompt[at] : generated[at - prompt.size()]);
-    }
-    for (Token token : tail(prompt)) session->context.tail.push(token);
-    for (Token token : generated) session->context.push(token);
-    session->context.history_source.reset(*problem->segments, session->context.tail.tokens());
-    session->context.namespace_source.reset(*namespace_->index.segments(), session->context.tail.tokens());
-    const std::size_t places = session->place_bytes();
-    number = state_->registry.add(std::move(session));
-    state_->ledger.change_places(0, places);
+    for (Token token : generated) context.push(token, twin ? Tokens(*twin) : Tokens());
+    context.history_source.reset(*problem->segments, context.tail.tokens());
+    context.namespace_source.reset(*namespace_->index.segments(), context.tail.tokens());
+    const std::size_t noise = session->noise_bytes();
+    opened.id = state_->registry.add(std::move(session));
+    state_->ledger.change_noise(0, noise);
   } catch (...) {  // std::bad_alloc
     if (text) contents.change_live(*problem, [&](LiveText& live) { live.drop(*text); });
     state_->builder.schedule(problem);
     throw;
   }
+  opened.known = problem->known();
   NamespaceStats& counters = namespace_->counters;
-  ++(problem->known() ? counters.lookups_hit : counters.lookups_miss);
+  ++(opened.known ? counters.lookups_hit : counters.lookups_miss);
   if (seed) ++(twin ? counters.twins_hit : counters.twins_miss);
   state_->evictor.relieve();
-  return number;
+  return opened;
 }
 
-void Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
-                   std::span<const std::uint8_t> alternatives) {
+std::optional<std::vector<Token>> Engine::close(SessionId id, bool commit, std::optional<std::int64_t> epoch,
+                                                std::span<const std::uint8_t> alternatives,
+                                                std::optional<std::size_t> expected_length) {
   std::vector<std::uint8_t> kept(alternatives.begin(), alternatives.end());  // before the lock
+  std::optional<std::vector<Token>> said;
   Monitor::Lock lock(state_->monitor);
+  if (expected_length && !state_->registry.find_session(id)) return said;
   Session& session = state_->registry.session(id);
   const std::shared_ptr<Problem> problem = session.problem;
   const std::int64_t version = epoch.value_or(session.namespace_->counters.newest_epoch);
-  const Tokens said = problem->live->generated(session.text);
-  if (commit) require_alternatives("alternatives", alternatives, said.size());
+  const Tokens tokens = problem->live->generated(session.text);
+  if (expected_length == tokens.size()) said.emplace(tokens.begin(), tokens.end());
+  commit = commit && (said || !expected_length);
+  if (commit) require_alternatives("alternatives", alternatives, tokens.size());
   const std::optional<Twins::Key> name = session.name_of_twin;
-  auto twin = commit && name ? Twins::of({{}, said, {}, version, name->seed}) : nullptr;
-  if (commit && !said.empty()) session.namespace_->saw_response(said.size(), version);
+  auto twin = commit && name ? Twins::of({{}, tokens, {}, version, name->seed}) : nullptr;
+  if (commit && !tokens.empty()) session.namespace_->saw_response(tokens.size(), version);
   state_->contents.change_live(*problem, [&](LiveText& live) {
-    if (commit && !said.empty()) {
+    if (commit && !tokens.empty()) {
       live.finish(session.text, version, std::move(kept));
     } else {
       live.drop(session.text);
     }
   });
-  state_->ledger.change_places(session.place_bytes(), 0);
+  state_->ledger.change_noise(session.noise_bytes(), 0);
   state_->registry.remove(id);
   if (twin) {
     state_->contents.add_twin(*problem, *name, version, std::move(twin));
     state_->evictor.relieve();
   }
   state_->builder.schedule(problem);
+  return said;
 }
 
 void Engine::step(const StepRequest& request, StepResult& result) {
@@ -211,11 +216,6 @@ std::vector<std::int64_t> Engine::lengths(std::span<const SessionId> sessions) c
     lengths.push_back(session ? session->context.generated : -1);
   }
   return lengths;
-}
-
-std::size_t Engine::prompt_length(SessionId id) const {
-  Monitor::Lock lock(state_->monitor);
-  return state_->registry.session(id).prompt_length;
 }
 
 std::vector<Token> Engine::generated(SessionId id) const {
@@ -341,10 +341,7 @@ std::size_t Engine::memory_bytes() const {
 
 std::size_t Engine::memory_budget() const { return state_->budget; }
 
-std::size_t Engine::running_bytes() const {
-  Monitor::Lock lock(state_->monitor);
-  return state_->ledger.running_bytes();
-}
+std::size_t Engine::running_bytes() const { return state_->ledger.running_bytes(); }
 
 std::map<std::string, NamespaceStats> Engine::stats() const {
   const auto namespaces = counters().namespaces;

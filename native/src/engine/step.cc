@@ -144,7 +144,6 @@ void check_step(const StepRequest& r) {
 // Finds and checks the sessions of the request. The pointers are valid until the lock is released.
 void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& outcomes) {
   batch_.clear();
-  rows_.clear();
   outcomes.clear();
   ++number_;
   for (std::size_t b = 0; b < request.sessions.size(); ++b) {
@@ -163,20 +162,19 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
       throw std::invalid_argument("positions[" + std::to_string(b) + "]: is " + std::to_string(request.positions[b]) +
                                   ", but the session has " + std::to_string(held) + " generated tokens");
     }
-    auto twin = session.twin.lock();  // valid beyond this block: twins are freed only under the lock
+    auto twin = session.twin.lock();
     // A session may be opened before its problem is read from the store, so it looks again until it has generated text.
     if (!twin && held == 0 && session.name_of_twin) {
       session.twin = twin = session.problem->twin(*session.name_of_twin);
     }
-    session.context.twin = twin ? Tokens(*twin) : Tokens();
-    batch_.push_back(&session);
-    rows_.push_back(static_cast<std::uint32_t>(b));
+    batch_.push_back({&session, b, twin ? Tokens(*twin) : Tokens()});
   }
 }
 
-void StepRunner::append(Session& session, Tokens came, const VerifiedReport& report, std::size_t row) {
+void StepRunner::append(const Stepping& stepping, Tokens came, const VerifiedReport& report) {
   if (came.empty()) return;
-  if (session.places) session.places->prefetch(came);
+  Session& session = *stepping.session;
+  if (session.noise) session.noise->prefetch(came);
   DraftContext& context = session.context;
   NamespaceStats& counters = session.namespace_->counters;
   Estimator& estimator = session.namespace_->estimator;
@@ -184,7 +182,7 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
   // The estimator learns at every predicted position that these tokens reach, whichever drafter was verified.
   const std::size_t came_true = learn(estimator, session.draft, came, context);
   if (estimator.bytes() != before) ledger_.update(*session.namespace_);
-  const Verified verified = Verified::of(report, row, session.draft.tokens.size());
+  const Verified verified = Verified::of(report, stepping.row, session.draft.tokens.size());
   const std::size_t accepted = std::min(came_true, verified.server);
   const std::size_t saved = accepted + std::min(verified.model_accepted, came.size() - accepted);
   count_verified(session, verified, accepted, saved - accepted);
@@ -206,23 +204,25 @@ void StepRunner::append(Session& session, Tokens came, const VerifiedReport& rep
   counters.undrafted_tokens += came.size() - std::min(came.size(), covered);
   session.asked = false;
   for (Token token : came) {
-    if (const Token* twin = context.next_of_twin()) session.namespace_->trust.learn(context.agreement, *twin == token);
-    context.push(token);
+    if (const Token* next = context.next_of(stepping.twin)) {
+      session.namespace_->trust.learn(context.agreement, *next == token);
+    }
+    context.push(token, stepping.twin);
   }
-  if (session.places) count_places(session, came);
+  if (session.noise) count_noise(session, came);
   context.history_source.advance(came.size(), spent.draft.history_trail, came_true);
   context.namespace_source.advance(came.size(), spent.draft.namespace_trail, came_true);
 }
 
-// Counts the places of new tokens. If memory runs out, the noise stays unknown from here on.
-void StepRunner::count_places(Session& session, Tokens came) {
-  const std::size_t before = session.place_bytes();
+// Counts the pairs of new tokens. If memory runs out, the noise stays unknown from here on.
+void StepRunner::count_noise(Session& session, Tokens came) {
+  const std::size_t before = session.noise_bytes();
   try {
-    for (Token token : came) session.places->push(token);
+    for (Token token : came) session.noise->push(token);
   } catch (const std::bad_alloc&) {
-    session.places.reset();
+    session.noise.reset();
   }
-  ledger_.change_places(before, session.place_bytes());
+  ledger_.change_noise(before, session.noise_bytes());
 }
 
 // Only reads what the sessions share, so that they can draft in parallel.
@@ -231,28 +231,30 @@ void StepRunner::draft_all(DraftLimits limits) {
   order_.resize(batch_.size());
   std::iota(order_.begin(), order_.end(), 0u);
   const auto problem_of = [this](std::uint32_t b)
-                              REQUIRES(engine_lock) { return std::pair(batch_[b]->problem.get(), b); };
+                              REQUIRES(engine_lock) { return std::pair(batch_[b].session->problem.get(), b); };
   std::ranges::sort(order_, {}, problem_of);
   workers_.run(batch_.size(), [&](int worker, std::size_t first, std::size_t last) {
     assert_locked();  // the thread that runs this step holds the lock and waits for the workers
     for (std::size_t i = first; i < last; ++i) {
-      if (i + 1 < last) fetch(*batch_[order_[i + 1]]);
-      draft_one(*batch_[order_[i]], limits, ahead_[worker]);
+      if (i + 1 < last) fetch(*batch_[order_[i + 1]].session);
+      draft_one(batch_[order_[i]], limits, ahead_[worker]);
     }
   });
 }
 
-void StepRunner::draft_one(Session& session, DraftLimits limits, DraftContext& ahead) {
+void StepRunner::draft_one(const Stepping& stepping, DraftLimits limits, DraftContext& ahead) {
+  Session& session = *stepping.session;
   const Namespace& namespace_ = *session.namespace_;
+  const DraftSources sources = {*session.problem->segments, *namespace_.index.segments(),
+                                LiveSource(*session.problem->live, session.text), stepping.twin};
   DraftContext& context = session.context;
-  context.history_source.follow(*session.problem->segments, context.tail.tokens());
-  context.namespace_source.follow(*namespace_.index.segments(), context.tail.tokens());
-  if (!twin_alone(context, namespace_.trust)) context.catch_up();
+  context.history_source.follow(sources.history, context.tail.tokens());
+  context.namespace_source.follow(sources.namespace_, context.tail.tokens());
+  if (!twin_alone(context, stepping.twin, namespace_.trust)) context.catch_up(sources);
   ahead = context;
   ahead.newest = namespace_.counters.newest_epoch;
-  if (session.places) ahead.places.start(session.name_of_twin->seed, *session.places);
-  draft(ahead, LiveSource(*session.problem->live, session.text), namespace_.estimator, namespace_.trust, limits,
-        session.draft);
+  if (session.noise) ahead.noise.start(session.name_of_twin->seed, *session.noise);
+  draft(ahead, sources, namespace_.estimator, namespace_.trust, limits, session.draft);
 }
 
 void StepRunner::run(const StepRequest& request, StepResult& result) {
@@ -262,33 +264,33 @@ void StepRunner::run(const StepRequest& request, StepResult& result) {
   find_batch(request, result.outcomes);
   if (request.max_tokens > 0) workers_.announce(batch_.size());
   // First all sessions append and the estimators learn, in order; then all sessions draft, from the same state.
-  for (std::size_t i = 0; i < batch_.size(); ++i) {
-    const std::uint32_t b = rows_[i];
+  for (const Stepping& stepping : batch_) {
+    const std::size_t b = stepping.row;
     Tokens came = request.tokens.subspan(request.offsets[b], request.offsets[b + 1] - request.offsets[b]);
     if (!request.positions.empty()) {
-      const auto known = static_cast<std::size_t>(batch_[i]->context.generated - request.positions[b]);
+      const auto known = static_cast<std::size_t>(stepping.session->context.generated - request.positions[b]);
       came = came.subspan(std::min(known, came.size()));
     }
-    append(*batch_[i], came, request.report, b);
+    append(stepping, came, request.report);
   }
   if (request.max_tokens > 0) draft_all({request.max_tokens, request.verify_cost});
   result.offsets.reserve(request.sessions.size() + 1);
-  for (std::size_t i = 0; i < batch_.size(); ++i) {
-    result.offsets.resize(
-        rows_[i] + 1, static_cast<std::int64_t>(result.tokens.size()));  // empty drafts for sessions that are left out
+  const auto drafted = [&result] { return static_cast<std::int64_t>(result.tokens.size()); };
+  for (const auto& [session, row, twin] : batch_) {
+    result.offsets.resize(row + 1, drafted());  // empty drafts for sessions that are left out
     if (request.max_tokens > 0) {
-      const Draft& draft = batch_[i]->draft;
-      batch_[i]->asked = true;
-      NamespaceStats& counters = batch_[i]->namespace_->counters;
+      const Draft& draft = session->draft;
+      session->asked = true;
+      NamespaceStats& counters = session->namespace_->counters;
       ++(draft.tokens.empty() ? counters.drafts_empty : counters.drafts_hit);
-      batch_[i]->counted = request.report.verified.empty();
-      if (batch_[i]->counted) count_drafted(counters, draft.origins);
+      session->counted = request.report.verified.empty();
+      if (session->counted) count_drafted(counters, draft.origins);
       result.tokens.insert(result.tokens.end(), draft.tokens.begin(), draft.tokens.end());
       result.probabilities.insert(result.probabilities.end(), draft.probabilities.begin(), draft.probabilities.end());
     }
-    result.offsets.push_back(static_cast<std::int64_t>(result.tokens.size()));
+    result.offsets.push_back(drafted());
   }
-  result.offsets.resize(request.sessions.size() + 1, static_cast<std::int64_t>(result.tokens.size()));
+  result.offsets.resize(request.sessions.size() + 1, drafted());
 }
 
 }  // namespace histospec

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "histospec/engine.h"
+#include "histospec/stats.h"
 #include "threads/fair_mutex.h"
 
 // Annotations for clang's thread safety analysis (-Wthread-safety, in `make check`): which lock guards a field, and

@@ -10,7 +10,7 @@
 
 #include "draft/estimator.h"
 #include "draft/twins.h"
-#include "histospec/engine.h"
+#include "histospec/stats.h"
 #include "index/namespace_index.h"
 #include "registry/monitor.h"
 #include "registry/problem.h"

@@ -66,12 +66,9 @@ Holding Problem::holding(Part part) const {
       held.problems = 1;
       break;
     case kSegments:
-      held.bytes = sizeof(Segments) + 32 + segments->capacity() * sizeof(Segments::value_type);
-      for (const auto& segment : *segments) {
-        held.bytes += segment->bytes();
-        held.responses += segment->extents().size();
-        held.tokens += segment->tokens();
-      }
+      held.bytes = segments->bytes();
+      held.tokens = segments->tokens();
+      for (const auto& segment : *segments) held.responses += segment->extents().size();
       break;
     case kLive:
       if (!live) break;

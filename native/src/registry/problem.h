@@ -74,7 +74,7 @@ struct Problem : std::enable_shared_from_this<Problem> {
   // Grows when the history is forgotten, so that segments built from it meanwhile are discarded.
   std::uint64_t generation GUARDED_BY(engine_lock) = 0;
 
-  // Fields of the registry: its places in the lists of all problems, of those of its namespace, and of those with
+  // Fields of the registry: its nodes in the lists of all problems, of those of its namespace, and of those with
   // twins.
   std::list<Problem*>::iterator recency GUARDED_BY(engine_lock);
   std::list<Problem*>::iterator member GUARDED_BY(engine_lock);
@@ -114,19 +114,18 @@ using Problems = std::set<std::shared_ptr<Problem>, ByKey>;
 struct Session {
   std::shared_ptr<Namespace> namespace_;
   std::shared_ptr<Problem> problem;
-  std::size_t prompt_length;  // how many tokens of its prompt identify its problem
   LiveText::TextId text;
   bool asked = false;                      // whether the worker asked for a draft since the last new tokens
   std::optional<Twins::Key> name_of_twin;  // the key of its twin, and later of its own response
   std::weak_ptr<const Twin> twin;          // weak: eviction may free it at any time
   // Counts its text, if it has a seed. Without it, because memory ran out, the session drafts as one without a seed.
-  std::optional<PlaceCounter> places;
+  std::optional<NoiseCounter> noise;
   DraftContext context;
   Draft draft;             // the last draft, which the worker verifies now
   bool counted = true;     // whether its tokens are counted as drafted; else the next report says how many to count
   std::uint64_t step = 0;  // the number of its last step
 
-  std::size_t place_bytes() const { return places ? places->bytes() : 0; }
+  std::size_t noise_bytes() const { return noise ? noise->bytes() : 0; }
 };
 
 }  // namespace histospec

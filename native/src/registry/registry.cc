@@ -101,9 +101,9 @@ SessionId Registry::add(std::unique_ptr<Session> session) {
   return ++last_session_;
 }
 
-std::size_t Registry::place_bytes() const {
+std::size_t Registry::noise_bytes() const {
   std::size_t bytes = 0;
-  for (const auto& [id, session] : sessions_) bytes += session->place_bytes();
+  for (const auto& [id, session] : sessions_) bytes += session->noise_bytes();
   return bytes;
 }
 
@@ -154,7 +154,7 @@ void Registry::check_integrity() const {
   require(counted.parts[Problem::kLive] == booked.parts[Problem::kLive], "live bytes are off");
   require(counted.parts[Problem::kTwins] == booked.parts[Problem::kTwins], "twin bytes are off");
   require(counted.waiting_tokens == booked.waiting_tokens, "tokens that wait for a segment are off");
-  require(place_bytes() == booked.places, "the tables of places are off");
+  require(noise_bytes() == booked.noise, "the tables of the noise are off");
   require(counted.namespaces == booked.namespaces, "namespace bytes are off");
   require(counted.sessions == booked.sessions && booked.sessions == sessions_.size(), "sessions and live texts differ");
 }

@@ -62,8 +62,8 @@ class Registry {
  private:
   // Makes the problem the most recently used one.
   void use(Problem& problem) REQUIRES(engine_lock);
-  // The bytes of the tables with which sessions count places.
-  std::size_t place_bytes() const REQUIRES(engine_lock);
+  // The bytes of the tables with which sessions know their noise.
+  std::size_t noise_bytes() const REQUIRES(engine_lock);
 
   MemoryLedger& ledger_;
   const std::size_t index_tokens_;

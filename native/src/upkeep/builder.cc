@@ -42,7 +42,7 @@ bool Merger::add_segment(Monitor::Lock& lock, Problem& problem, const std::share
   while (problem.generation == generation) {
     const std::shared_ptr<const Segments> before = problem.segments;
     if (before->empty()) {  // nothing to merge with
-      contents_.publish(problem, std::make_shared<const Segments>(1, fresh));
+      contents_.publish(problem, std::make_shared<const Segments>(Segments::List{fresh}));
       return true;
     }
     LeftOut evicted;
@@ -93,6 +93,7 @@ void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespa
     index.publish(batch, std::move(merged));
   } catch (const std::exception&) {
     // Out of memory. The history has the response, so the namespace index can do without it.
+    ++namespace_->counters.index_failures;
   }
   ledger_.update(*namespace_);
 }
@@ -168,6 +169,8 @@ void Builder::run() {
     const std::shared_ptr<Problem> problem = std::move(queue_.front());
     queue_.pop_front();
     ++building_;
+    // Without live text the problem was forgotten, and maybe its namespace with it.
+    const auto owner = problem->live ? registry_.find_namespace(problem->owner->name) : nullptr;
     try {
       build(lock, *problem);
       problem->building = false;
@@ -178,6 +181,7 @@ void Builder::run() {
       // Out of memory, or too long for a segment. The finished responses stay live text until the next session of the
       // problem ends.
       problem->building = false;
+      if (owner) ++owner->counters.index_failures;
     }
     --building_;
     monitor_.idle.notify_all();

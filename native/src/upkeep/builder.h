@@ -6,6 +6,7 @@
 #include <span>
 #include <thread>
 
+#include "histospec/options.h"
 #include "upkeep/evictor.h"
 
 namespace histospec {

@@ -6,6 +6,7 @@
 #include <span>
 #include <unordered_set>
 
+#include "histospec/options.h"
 #include "registry/registry.h"
 
 namespace histospec {

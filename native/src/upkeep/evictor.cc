@@ -46,8 +46,8 @@ bool Evictor::evict_some() {
   for (Problem* problem : registry_.by_recency()) {
     while (over() && !problem->segments->empty()) {
       const Segments& segments = *problem->segments;
-      problem->owner->counters.evicted_by_memory += segments.front()->extents().size();
-      contents_.publish(*problem, std::make_shared<const Segments>(segments.begin() + 1, segments.end()));
+      problem->owner->counters.evicted_by_memory += segments[0].extents().size();
+      contents_.publish(*problem, segments.without_oldest());
       has_evicted_ = true;
       if (tired(1)) return !over();
     }
