@@ -81,63 +81,46 @@ void ingest(Engine& engine, const py::str& name, py::handle prompt, const py::se
   engine.ingest(namespace_, head.span(), views, id, arrival);
 }
 
-// int32 arrays with one count per session, or None.
-struct Counts {
-  std::optional<py::object> verified, model_drafted, model_accepted;
-};
-
-histospec::StepResult run_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                               const std::optional<py::object>& positions, int max_tokens, float verify_cost,
-                               std::optional<std::int64_t> most_tokens, const Counts& counts) {
-  const auto ids = array_of<std::int64_t>("sessions", sessions);
-  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
-  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
-  std::optional<histospec::bindings::Array<std::int64_t>> given;
-  if (positions) given = array_of<std::int64_t>("positions", *positions);
-  const auto places = given ? given->span() : std::span<const std::int64_t>();
-  const auto counts_of = [](const char* field, const std::optional<py::object>& value) {
-    return value ? array_of<std::int32_t>(field, *value) : histospec::bindings::Array<std::int32_t>();
-  };
-  const auto verified = counts_of("verified", counts.verified);
-  const auto model_drafted = counts_of("model_drafted", counts.model_drafted);
-  const auto model_accepted = counts_of("model_accepted", counts.model_accepted);
-  histospec::StepResult result;
-  py::gil_scoped_release release;
-  engine.step({ids.span(),
-               tokens.span(),
-               offsets.span(),
-               places,
-               max_tokens,
-               verify_cost,
-               most_tokens,
-               {verified.span(), model_drafted.span(), model_accepted.span()}},
-              result);
-  return result;
+// An optional array: None is an empty span.
+template <typename T>
+histospec::bindings::Array<T> array_or_none(const char* field, const std::optional<py::object>& value) {
+  return value ? array_of<T>(field, *value) : histospec::bindings::Array<T>();
 }
 
 py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets, int max_tokens,
-               float verify_cost, const std::optional<py::object>& positions, const std::optional<py::object>& verified,
-               const std::optional<py::object>& model_drafted, const std::optional<py::object>& model_accepted) {
-  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, {},
-                         {verified, model_drafted, model_accepted});
-  return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
-                        histospec::bindings::to_numpy(std::move(result.offsets)),
-                        histospec::bindings::to_numpy(std::move(result.probabilities)));
-}
-
-py::tuple try_step(Engine& engine, py::handle sessions, py::handle new_tokens, py::handle new_offsets,
-                   const py::object& positions, std::int64_t most_tokens, int max_tokens, float verify_cost,
-                   const std::optional<py::object>& verified, const std::optional<py::object>& model_drafted,
-                   const std::optional<py::object>& model_accepted) {
-  auto result = run_step(engine, sessions, new_tokens, new_offsets, positions, max_tokens, verify_cost, most_tokens,
-                         {verified, model_drafted, model_accepted});
+               float verify_cost, const std::optional<py::object>& positions, std::optional<std::int64_t> most_tokens,
+               const std::optional<py::object>& verified, const std::optional<py::object>& model_drafted,
+               const std::optional<py::object>& model_accepted) {
+  const auto ids = array_of<std::int64_t>("sessions", sessions);
+  const auto tokens = array_of<std::int32_t>("new_tokens", new_tokens);
+  const auto offsets = array_of<std::int64_t>("new_offsets", new_offsets);
+  const auto at = array_or_none<std::int64_t>("positions", positions);
+  const auto server = array_or_none<std::int32_t>("verified", verified);
+  const auto model = array_or_none<std::int32_t>("model_drafted", model_drafted);
+  const auto accepted = array_or_none<std::int32_t>("model_accepted", model_accepted);
+  const histospec::StepRequest request = {
+      ids.span(), tokens.span(), offsets.span(), at.span(),
+      max_tokens, verify_cost,   most_tokens,    {server.span(), model.span(), accepted.span()}};
+  histospec::StepResult result;
+  without_gil([&] { engine.step(request, result); });
+  const auto drafts = py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
+                                     histospec::bindings::to_numpy(std::move(result.offsets)),
+                                     histospec::bindings::to_numpy(std::move(result.probabilities)));
+  if (!most_tokens) return drafts;
   std::vector<std::uint8_t> outcomes(result.outcomes.size());
   std::ranges::transform(result.outcomes, outcomes.begin(),
                          [](auto outcome) { return static_cast<std::uint8_t>(outcome); });
-  return py::make_tuple(histospec::bindings::to_numpy(std::move(result.tokens)),
-                        histospec::bindings::to_numpy(std::move(result.offsets)),
-                        histospec::bindings::to_numpy(std::move(result.probabilities)),
-                        histospec::bindings::to_numpy(std::move(outcomes)));
+  return drafts + py::make_tuple(histospec::bindings::to_numpy(std::move(outcomes)));
+}
+
+histospec::Opened open(Engine& engine, const py::str& name, py::handle prompt,
+                       const std::optional<std::string>& problem, const std::optional<py::object>& generated,
+                       py::handle seed) {
+  const Tokens head = tokens_of("prompt", prompt);
+  const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
+  const std::string id = id_of(problem), namespace_ = name;
+  const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
+  return without_gil([&] { return engine.open(namespace_, head.span(), id, tokens.span(), its_seed); });
 }
 
 std::vector<histospec::Response> responses_of(const Engine& engine, const std::string& name, py::handle prompt,
@@ -300,32 +283,32 @@ PYBIND11_MODULE(_core, m) {
       .def(
           "open",
           [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
+             const std::optional<py::object>& generated,
+             py::handle seed) { return open(engine, name, prompt, problem, generated, seed).id; },
+          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
+          "seed"_a = py::none())
+      .def(
+          "open_session",
+          [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
              const std::optional<py::object>& generated, py::handle seed) {
-            const Tokens head = tokens_of("prompt", prompt);
-            const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
-            const std::string id = id_of(problem), namespace_ = name;
-            const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
-            py::gil_scoped_release release;
-            return engine.open(namespace_, head.span(), id, tokens.span(), its_seed);
+            const auto [id, prompt_length, known] = open(engine, name, prompt, problem, generated, seed);
+            return py::make_tuple(id, prompt_length, known);
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
           "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
-           py::kw_only(), "positions"_a = py::none(), "verified"_a = py::none(), "model_drafted"_a = py::none(),
-           "model_accepted"_a = py::none())
-      .def("try_step", &try_step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, py::kw_only(), "positions"_a,
-           "most_tokens"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f, "verified"_a = py::none(),
+           py::kw_only(), "positions"_a = py::none(), "most_tokens"_a = py::none(), "verified"_a = py::none(),
            "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
       .def(
           "close",
           [](Engine& engine, histospec::SessionId session, bool commit, std::optional<std::int64_t> epoch,
-             py::handle alternatives) {
+             py::handle alternatives, std::optional<std::size_t> expected_length) {
             const auto packed = bytes_of("alternatives", alternatives);
-            const py::gil_scoped_release release;
-            engine.close(session, commit, epoch, packed);
+            auto said = without_gil([&] { return engine.close(session, commit, epoch, packed, expected_length); });
+            return said ? py::object(histospec::bindings::to_numpy(std::move(*said))) : py::none();
           },
-          "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), "alternatives"_a = py::none())
-      .def("prompt_length", &Engine::prompt_length, "session"_a, released)
+          "session"_a, "commit"_a = true, py::kw_only(), "epoch"_a = py::none(), "alternatives"_a = py::none(),
+          "expected_length"_a = py::none())
       .def(
           "lengths",
           [](const Engine& engine, py::handle sessions) {
@@ -385,7 +368,7 @@ PYBIND11_MODULE(_core, m) {
       .def("wait_until_built", &Engine::wait_until_built, released)
       .def("memory_bytes", &Engine::memory_bytes, released)
       .def("memory_budget", &Engine::memory_budget)
-      .def("running_bytes", &Engine::running_bytes, released)
+      .def("running_bytes", &Engine::running_bytes)
       .def("stats", &stats)
       .def("lock_times", &lock_times)
       .def("counters", &counters)

@@ -88,6 +88,7 @@ TEST_CASE("Ingesting without memory changes nothing") {
                          [&] { before = stats_of(engine); });
     engine.check_integrity();
   }
+  CHECK(engine.stats().at("run").index_failures > 0);  // of the namespace's index
 }
 
 TEST_CASE("Opening a session without memory changes nothing") {

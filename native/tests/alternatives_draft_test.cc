@@ -102,6 +102,7 @@ TEST_CASE("An alternative that no response took is drafted if the noise takes it
       for (Token token : head) context.tail.push(token);
       for (Token token : before) context.tail.push(token);
       context.generated = 3;
+      context.newest = 2;
       context.history_source.reset(*segments, context.tail.tokens());
       context.namespace_source.reset(*nothing, context.tail.tokens());
       if (seeded) {
@@ -114,6 +115,8 @@ TEST_CASE("An alternative that no response took is drafted if the noise takes it
       Draft draft;
       histospec::draft(context, {*segments, *nothing, LiveSource(live, own)}, estimator, {}, {1, 0.0f}, draft);
       CHECK_EQ(draft.tokens.size(), 1);
+      CHECK_EQ(draft.origins[0].source, kHistory);
+      CHECK_EQ(draft.origins[0].age, 2);  // also of an alternative: that of the response that has it
       if (!seeded) {
         CHECK(draft.tokens[0] != kB);
         continue;

@@ -187,6 +187,8 @@ TEST_CASE("A higher cost or a lower limit shortens a draft, and changes nothing 
     for (float cost : {0.0f, 0.001f, 0.02f, 0.1f, 0.3f, 1.0f}) {
       const Draft draft = scene.draft(30, cost);
       CHECK(draft.tokens.size() <= last);
+      float survival = 1;
+      for (float probability : draft.probabilities) CHECK((survival *= probability) >= cost);  // it pays for itself
       shorter += draft.tokens.size() < last;
       last = draft.tokens.size();
       CHECK(std::ranges::equal(draft.tokens, Tokens(longest.tokens).first(last)));

@@ -1,42 +1,19 @@
 // Cases that the model does not cover: budgets, other threads, and calls during other calls.
-#include "histospec/engine.h"
-
 #include <atomic>
 #include <numeric>
 #include <thread>
 
+#include "calls.h"
+#include "live/live_text.h"
 #include "random_text.h"
-#include "registry/problem.h"
 #include "test.h"
 
 using namespace histospec;
+using testing::ingest;
 using testing::Random;
+using testing::step;
 
 namespace {
-
-std::vector<ResponseView> views_of(const std::vector<std::vector<Token>>& responses, std::int64_t epoch = 0) {
-  std::vector<ResponseView> views;
-  for (const auto& tokens : responses) views.push_back({{}, tokens, {}, epoch});
-  return views;
-}
-
-void ingest(Engine& engine, const std::string& name, const std::vector<Token>& prompt,
-            const std::vector<std::vector<Token>>& responses, std::int64_t epoch = 0) {
-  engine.ingest(name, prompt, views_of(responses, epoch));
-}
-
-StepResult step(Engine& engine, const StepRequest& request) {
-  StepResult result;
-  engine.step(request, result);
-  return result;
-}
-
-StepResult step(Engine& engine, SessionId session, const std::vector<Token>& tokens, int max_tokens = 16,
-                float verify_cost = 0.01f) {
-  const std::vector<SessionId> ids = {session};
-  const std::vector<std::int64_t> offsets = {0, static_cast<std::int64_t>(tokens.size())};
-  return step(engine, {ids, tokens, offsets, {}, max_tokens, verify_cost});
-}
 
 std::uint64_t sum(const Engine& engine, std::uint64_t NamespaceStats::* field) {
   std::uint64_t total = 0;
@@ -52,69 +29,24 @@ std::uint64_t evicted(const Engine& engine) {
 
 }  // namespace
 
-TEST_CASE("A session drafts what an earlier response said") {
-  Engine engine;
-  const std::vector<Token> prompt = {1, 2, 3};
-  std::vector<Token> response;
-  for (Token token = 100; token < 160; ++token) response.push_back(token);
-  ingest(engine, "run", prompt, {response, response});
-  const SessionId session = engine.open("run", prompt).id;
-  const StepResult first = step(engine, session, {});
-  CHECK(!first.tokens.empty());
-  CHECK(std::ranges::equal(first.tokens, Tokens(response).first(first.tokens.size())));
-  const StepResult later = step(engine, session, {100, 101, 102, 103});
-  CHECK(!later.tokens.empty());
-  CHECK(std::ranges::equal(later.tokens, Tokens(response).subspan(4, later.tokens.size())));
-  CHECK(later.tokens.size() <= 16);
-}
-
-TEST_CASE("A session drafts what its sibling says, not what another namespace says") {
+TEST_CASE("A session drafts what its sibling says, not what another problem or namespace says") {
   Engine engine;
   const std::vector<Token> prompt = {1, 2, 3};
   const SessionId a = engine.open("run", prompt).id, b = engine.open("run", prompt).id;
-  const SessionId stranger = engine.open("other", prompt).id;
+  const SessionId elsewhere = engine.open("other", prompt).id, other = engine.open("run", std::vector<Token>{9}).id;
   std::vector<Token> text;
   for (Token token = 100; token < 160; ++token) text.push_back(token);
   step(engine, a, text);
-  CHECK(step(engine, b, {100, 101, 102}, 4, 0.001f).tokens.at(0) == 103);
-  CHECK(step(engine, stranger, {100, 101, 102}, 4, 0).tokens.empty());
-}
-
-TEST_CASE("A step that is sent again changes nothing") {
-  Engine engine;
-  const std::vector<Token> prompt = {1, 2, 3}, tokens = {4, 5, 6, 4, 5, 6, 4};
-  const std::vector<SessionId> ids = {engine.open("run", prompt).id};
-  const std::vector<std::int64_t> offsets = {0, 7}, start = {0};
-  const StepResult first = step(engine, {ids, tokens, offsets, start, 8, 0.0f});
-  const std::uint64_t generated = sum(engine, &NamespaceStats::generated_tokens);
-  for (int i = 0; i < 3; ++i) {
-    const StepResult again = step(engine, {ids, tokens, offsets, start, 8, 0.0f});
-    CHECK_EQ(again.tokens, first.tokens);
-    CHECK_EQ(again.probabilities, first.probabilities);
+  CHECK(step(engine, b, std::vector<Token>{100, 101, 102}, 4, 0.001f).tokens.at(0) == 103);
+  for (SessionId session : {elsewhere, other}) {
+    CHECK(step(engine, session, std::vector<Token>{100, 101, 102}, 4, 0).tokens.empty());
   }
-  CHECK_EQ(sum(engine, &NamespaceStats::generated_tokens), generated);
-  CHECK_EQ(engine.generated(ids[0]), tokens);
-}
-
-TEST_CASE("Two prompts with the same hash are two problems") {
-  // Found by a search for two beginnings whose hash states differ in their lowest 31 bits only.
-  const std::vector<Token> a = {1165, 835, 5};
-  const std::vector<Token> b = {1215, 0, 2000175795};
-  CHECK(a != b);
-  CHECK_EQ(ProblemKey("", a).hash, ProblemKey("", b).hash);
-  Engine engine;
-  ingest(engine, "run", a, {{7, 7, 7}});
-  CHECK_EQ(engine.history("run", a).size(), 1u);
-  CHECK_EQ(engine.history("run", b).size(), 0u);
-  engine.open("run", b);
-  CHECK_EQ(sum(engine, &NamespaceStats::lookups_miss), 1u);
-  CHECK_EQ(sum(engine, &NamespaceStats::problems), 2u);
 }
 
 TEST_CASE("An id names its problem whatever the prompt") {
   Engine engine;
   const std::vector<Token> one = {1}, two = {2};
-  engine.ingest("run", one, views_of({{5, 6}}), "id");
+  ingest(engine, "run", one, {{5, 6}}, 0, "id");
   CHECK_EQ(engine.history("run", two, "id").size(), 1u);
   CHECK_EQ(engine.history("run", one).size(), 0u);
 }
@@ -165,7 +97,7 @@ TEST_CASE("What leaves the index is counted by the limit that it was over") {
 
 TEST_CASE("What is dropped is not evicted") {
   Engine engine;
-  ingest(engine, "run", {1, 2}, {{3, 4, 5}});
+  ingest(engine, "run", std::vector<Token>{1, 2}, {{3, 4, 5}});
   engine.drop_namespace("run", true);
   CHECK_EQ(evicted(engine), 0u);
 }
@@ -176,7 +108,7 @@ TEST_CASE("An engine whose budget holds nothing still runs") {
   for (int i = 0; i < 20; ++i) {
     ingest(engine, "run", prompt, {{3, 4, 5, 3, 4, 5}});
     const SessionId session = engine.open("run", prompt).id;
-    step(engine, session, {3, 4, 5, 3, 4, 5, 3});
+    step(engine, session, std::vector<Token>{3, 4, 5, 3, 4, 5, 3});
     engine.close(session);
     engine.wait_until_built();
     engine.check_integrity();
@@ -202,14 +134,14 @@ TEST_CASE("A dropped namespace is forgotten, and its sessions go on") {
   for (Token token = 1000; token < 11000; ++token) secret.push_back(token);
   ingest(engine, "run", prompt, {secret}, 5);
   const SessionId session = engine.open("run", prompt).id;
-  CHECK(!step(engine, session, {1000, 1001, 1002}, 16, 0).tokens.empty());
+  CHECK(!step(engine, session, std::vector<Token>{1000, 1001, 1002}, 16, 0).tokens.empty());
   CHECK_EQ(engine.drop_namespace("run"), 1u);
   CHECK_EQ(engine.newest_epoch("run"), 0);
   CHECK_EQ(engine.history("run", prompt).size(), 0u);
-  for (Token token : step(engine, session, {1003, 1004, 1005}, 16, 0).tokens) CHECK(token <= 1005);
+  for (Token token : step(engine, session, std::vector<Token>{1003, 1004, 1005}, 16, 0).tokens) CHECK(token <= 1005);
   const std::vector<Token> other = {9, 9};
   const SessionId later = engine.open("run", other).id;
-  CHECK_EQ(step(engine, later, {1000, 1001, 1002}, 16, 0).tokens.size(), 0u);
+  CHECK_EQ(step(engine, later, std::vector<Token>{1000, 1001, 1002}, 16, 0).tokens.size(), 0u);
   engine.close(session);
   engine.close(later, false);
   engine.wait_until_built();
@@ -243,7 +175,7 @@ TEST_CASE("A drop forgets responses that still wait for the builder") {
   const std::vector<Token> prompt = {1, 2, 3};
   SessionId session = engine.open("run", prompt).id;
   for (int round = 0; round < 500; ++round) {
-    step(engine, session, {4, 5, 6, 7});
+    step(engine, session, std::vector<Token>{4, 5, 6, 7});
     engine.close(session);
     session = engine.open("run", prompt).id;
     CHECK_EQ(engine.drop_namespace("run"), 1u);
@@ -265,7 +197,7 @@ TEST_CASE("An ingest beside a drop comes before it or after it") {
       threads.emplace_back([&, t] {
         Random random(static_cast<std::uint64_t>(round * 10 + t));
         for (int i = 0; i < 30; ++i) {
-          ingest(engine, "run", {static_cast<Token>(t)}, {random.text(300, 9)}, i / 20);
+          ingest(engine, "run", std::vector<Token>{static_cast<Token>(t)}, {random.text(300, 9)}, i / 20);
           ++added;
         }
       });
@@ -293,7 +225,7 @@ TEST_CASE("Responses of a long group become segments while it runs") {
   const std::vector<Response> history = engine.history("run", prompt);
   CHECK_EQ(history.size(), 6u);
   for (std::size_t i = 0; i < 6; ++i) CHECK_EQ(history[i].epoch, static_cast<std::int64_t>(i));
-  step(engine, stays, {1, 2, 3});
+  step(engine, stays, std::vector<Token>{1, 2, 3});
   engine.check_integrity();
 }
 
@@ -340,28 +272,6 @@ TEST_CASE("Namespaces come and go, and no bytes stay booked") {
   CHECK_EQ(engine.memory_bytes(), 0);
 }
 
-TEST_CASE("A step overwrites its result") {
-  Engine engine;
-  const std::vector<Token> prompt = {1, 2, 3};
-  ingest(engine, "run", prompt, {{4, 5, 6, 7, 8, 9}});
-  const std::vector<SessionId> ids = {engine.open("run", prompt).id, engine.open("run", prompt).id};
-  const std::vector<std::int64_t> offsets = {0, 0, 0}, none = {0};
-  StepResult first, again;
-  engine.step({ids, {}, offsets, {}, 8, 0.0f}, first);
-  CHECK(!first.tokens.empty());
-  again.tokens = {1, 2, 3};
-  again.offsets.assign(17, 5);
-  again.probabilities.assign(2, 0.5f);
-  engine.step({ids, {}, offsets, {}, 8, 0.0f}, again);
-  CHECK_EQ(again.tokens, first.tokens);
-  CHECK_EQ(again.offsets, first.offsets);
-  CHECK_EQ(again.probabilities, first.probabilities);
-  engine.step({{}, {}, none, {}, 8, 0.0f}, again);
-  CHECK_EQ(again.offsets, none);
-  CHECK(again.tokens.empty());
-  CHECK(again.probabilities.empty());
-}
-
 std::uint64_t turns(const Engine& engine) {
   const LockTimes times = engine.lock_times();
   return std::accumulate(times.counts.begin(), times.counts.end(), std::uint64_t{0});
@@ -380,7 +290,7 @@ TEST_CASE("Long calls release the lock after each slice of work") {
   const std::vector<Token> short_prompt = {1};
   CHECK(turns_during(engine, [&] { engine.open("run", short_prompt, "", prompt); }) >=
         (1 << 20) / LiveText::kSlice - 1);
-  for (Token p = 0; p < 20'000; ++p) ingest(engine, "drop", {p, p + 1}, {{1, 2, 3}});
+  for (Token p = 0; p < 20'000; ++p) ingest(engine, "drop", std::vector<Token>{p, p + 1}, {{1, 2, 3}});
   CHECK(turns_during(engine, [&] { CHECK_EQ(engine.drop_namespace("drop"), 20'000u); }) >= 20'000 / 256 - 1);
   CHECK(!engine.stats().contains("drop"));
   engine.check_integrity();
@@ -388,7 +298,7 @@ TEST_CASE("Long calls release the lock after each slice of work") {
 
 TEST_CASE("Responses that are committed during a drop stay or go, never half") {
   Engine engine({.namespace_tokens = 1 << 12});
-  for (Token p = 0; p < 3000; ++p) ingest(engine, "run", {p}, {{1, 2, 3}});
+  for (Token p = 0; p < 3000; ++p) ingest(engine, "run", std::vector<Token>{p}, {{1, 2, 3}});
   std::atomic<bool> over = false;
   std::thread other([&] {
     Random random(2);
@@ -402,7 +312,7 @@ TEST_CASE("Responses that are committed during a drop stay or go, never half") {
   });
   for (int round = 0; round < 20; ++round) {
     engine.drop_namespace("run");
-    for (Token p = 0; p < 1000; ++p) ingest(engine, "run", {p}, {{1, 2, 3}});
+    for (Token p = 0; p < 1000; ++p) ingest(engine, "run", std::vector<Token>{p}, {{1, 2, 3}});
   }
   over = true;
   other.join();

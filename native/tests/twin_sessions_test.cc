@@ -1,4 +1,5 @@
 // Sessions with a twin: their drafts, and twins that are not trusted or gone.
+#include "calls.h"
 #include "draft/evidence.h"
 #include "draft/twins.h"
 #include "histospec/engine.h"
@@ -22,8 +23,7 @@ std::vector<Token> noise(Random& random, std::size_t size) {
 
 void ingest(Engine& engine, const std::vector<Token>& tokens, std::optional<std::int64_t> seed, std::int64_t epoch = 1,
             const std::vector<Token>& prompt = kPrompt) {
-  const std::vector<ResponseView> views = {{{}, tokens, {}, epoch, seed}};
-  engine.ingest("run", prompt, views);
+  testing::ingest(engine, "run", prompt, {tokens}, epoch, "", seed);
 }
 
 SessionId open(Engine& engine, std::optional<std::int64_t> seed, Tokens generated = {},
@@ -32,11 +32,7 @@ SessionId open(Engine& engine, std::optional<std::int64_t> seed, Tokens generate
 }
 
 std::vector<Token> step(Engine& engine, SessionId session, Tokens tokens, int max_tokens = 16, float cost = 0.01f) {
-  const std::vector<SessionId> ids = {session};
-  const std::vector<std::int64_t> offsets = {0, static_cast<std::int64_t>(tokens.size())};
-  StepResult result;
-  engine.step({ids, tokens, offsets, {}, max_tokens, cost}, result);
-  return result.tokens;
+  return testing::step(engine, session, tokens, max_tokens, cost).tokens;
 }
 
 NamespaceStats stats(const Engine& engine) { return engine.stats().at("run"); }

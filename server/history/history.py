@@ -116,14 +116,17 @@ class History:
         finally:
             self.back_pressure.indexed(batch.size)
 
-    def want(self, problem: Problem) -> None:
-        """Starts to read the problem into the index if the index lacks it. Never waits."""
+    def want(self, problem: Problem, known: bool | None = None) -> None:
+        """Starts to read the problem into the index if the index lacks it. Never waits.
+
+        `known`: whether the index has finished responses of the problem, if the caller has asked the engine already.
+        """
         if not self._open:
             if len(self._wanted) < WAITING:
                 self._wanted.add(problem)
             return
         if self._gaps.possible(problem):
-            self._read_through.want(problem)
+            self._read_through.want(problem, known)
 
     def require_open(self) -> None:
         """Raises StoreOpening if the store is not open."""

@@ -104,10 +104,10 @@ class ReadThrough:
         self._absent: OrderedDict[Problem, float] = OrderedDict()  # with the time of the look-up
         self._paused: Counter[Problem] = Counter()
 
-    def want(self, problem: Problem) -> None:
+    def want(self, problem: Problem, known: bool | None = None) -> None:
         """Starts to read the problem unless the index has it or the store is known to lack it. Never waits."""
         which = problem.identity
-        if not self._lacks(problem) or time.monotonic() - self._absent.get(which, -math.inf) < ABSENT_SECONDS:
+        if not self._lacks(problem, known) or time.monotonic() - self._absent.get(which, -math.inf) < ABSENT_SECONDS:
             return
         if self._wanted >= WAITING:
             self._counts.lookups["skipped"] += 1
@@ -117,12 +117,15 @@ class ReadThrough:
         self._calm.clear()
         self._begin([which], self._read(problem))
 
-    def _lacks(self, problem: Problem) -> bool:
-        """Returns whether to read the problem: the index lacks some of it, and no task is already reading it."""
+    def _lacks(self, problem: Problem, known: bool | None = None) -> bool:
+        """Returns whether to read the problem: the index lacks some of it, and no task is already reading it.
+
+        `known`: as in History.want.
+        """
         which = problem.identity
         if which in self._reading or self._paused[which]:
             return False
-        return self._gaps.part(problem) or not self._indexing.holds(problem)
+        return self._gaps.part(problem) or not (self._indexing.holds(problem) if known is None else known)
 
     def _begin(self, which: Iterable[Problem], work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Starts a task that reads these problems, identified by `problem.identity`."""

@@ -79,7 +79,7 @@ async def decode(data: bytes, pacer: Pacer) -> pb.DraftRequest:
 
 
 class StepRequest(NamedTuple):
-    """The arguments of `Engine.try_step`."""
+    """The arguments of `Engine.step`."""
 
     sessions: NDArray[np.int64]
     """[B]"""
@@ -120,7 +120,7 @@ class StepRequest(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What `Engine.try_step` returns."""
+    """What `Engine.step` returns."""
 
     tokens: NDArray[np.int32]
     """[D], flat: the drafts."""
@@ -133,7 +133,7 @@ class StepResult(NamedTuple):
 
 
 async def step(engine: Engine, asked: StepRequest, pacer: Pacer) -> StepResult:
-    """Runs `Engine.try_step` in slices. Drafts like a single call: first all sessions append, then all draft."""
+    """Runs `Engine.step` in slices. Drafts like a single call: first all sessions append, then all draft."""
     if len(asked.sessions) <= SESSIONS and asked.tokens.size <= TOKENS:
         return _call(engine, asked)
     outcomes = np.zeros(len(asked.sessions), np.uint8)
@@ -164,7 +164,7 @@ def _note(outcomes: NDArray[np.uint8], first: int, part: StepResult) -> None:
 
 def _call(engine: Engine, asked: StepRequest) -> StepResult:
     return StepResult(
-        *engine.try_step(
+        *engine.step(
             asked.sessions,
             asked.tokens,
             asked.offsets,

@@ -136,6 +136,7 @@ class Callers:
         await self._pause()
         epoch = self._history.epochs.newest(namespace) + self._random.randrange(2)
         commit = self._sessions.commit(wire.Close(session, True, epoch, None, b"", len(text), 0, b""), epoch)
+        assert commit is not None
         await self._history.store(commit.batch, commit.life)
 
     async def _ingest(self, namespace: str, number: int) -> None:
