@@ -113,37 +113,30 @@ py::tuple step(Engine& engine, py::handle sessions, py::handle new_tokens, py::h
   return drafts + py::make_tuple(histospec::bindings::to_numpy(std::move(outcomes)));
 }
 
-histospec::Opened open(Engine& engine, const py::str& name, py::handle prompt,
+py::tuple open_session(Engine& engine, const py::str& name, py::handle prompt,
                        const std::optional<std::string>& problem, const std::optional<py::object>& generated,
                        py::handle seed) {
   const Tokens head = tokens_of("prompt", prompt);
   const Tokens tokens = generated ? tokens_of("generated", *generated) : Tokens();
   const std::string id = id_of(problem), namespace_ = name;
   const std::optional<std::int64_t> its_seed = int_or_none("seed", seed);
-  return without_gil([&] { return engine.open(namespace_, head.span(), id, tokens.span(), its_seed); });
+  const auto [session, prompt_length, known] =
+      without_gil([&] { return engine.open(namespace_, head.span(), id, tokens.span(), its_seed); });
+  return py::make_tuple(session, prompt_length, known);
 }
 
-std::vector<histospec::Response> responses_of(const Engine& engine, const std::string& name, py::handle prompt,
-                                              const std::optional<std::string>& problem) {
-  const Tokens head = tokens_of("prompt", prompt);
-  const std::string id = id_of(problem);
-  return without_gil([&] { return engine.history(name, head.span(), id); });
+py::object open(Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
+                const std::optional<py::object>& generated, py::handle seed) {
+  return open_session(engine, name, prompt, problem, generated, seed)[0];
 }
 
 py::list history(const Engine& engine, const std::string& name, py::handle prompt,
                  const std::optional<std::string>& problem) {
+  const Tokens head = tokens_of("prompt", prompt);
+  const std::string id = id_of(problem);
   py::list out;
-  for (auto& r : responses_of(engine, name, prompt, problem))
+  for (auto& r : without_gil([&] { return engine.history(name, head.span(), id); }))
     out.append(py::make_tuple(histospec::bindings::to_numpy(std::move(r.tokens)), r.epoch));
-  return out;
-}
-
-py::list alternatives(const Engine& engine, const std::string& name, py::handle prompt,
-                      const std::optional<std::string>& problem) {
-  py::list out;
-  for (const auto& r : responses_of(engine, name, prompt, problem)) {
-    out.append(py::bytes(reinterpret_cast<const char*>(r.alternatives.data()), r.alternatives.size()));
-  }
   return out;
 }
 
@@ -280,22 +273,10 @@ PYBIND11_MODULE(_core, m) {
       .def("ingest", &ingest, "namespace"_a, "prompt"_a, "responses"_a, "epoch"_a = 0, "rewards"_a = py::none(),
            py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(), "seeds"_a = py::none(),
            "epochs"_a = py::none(), "stored"_a = false, "ahead"_a = false, "alternatives"_a = py::none())
-      .def(
-          "open",
-          [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
-             const std::optional<py::object>& generated,
-             py::handle seed) { return open(engine, name, prompt, problem, generated, seed).id; },
-          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
-          "seed"_a = py::none())
-      .def(
-          "open_session",
-          [](Engine& engine, const py::str& name, py::handle prompt, const std::optional<std::string>& problem,
-             const std::optional<py::object>& generated, py::handle seed) {
-            const auto [id, prompt_length, known] = open(engine, name, prompt, problem, generated, seed);
-            return py::make_tuple(id, prompt_length, known);
-          },
-          "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(), "generated"_a = py::none(),
-          "seed"_a = py::none())
+      .def("open", &open, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(),
+           "generated"_a = py::none(), "seed"_a = py::none())
+      .def("open_session", &open_session, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none(),
+           "generated"_a = py::none(), "seed"_a = py::none())
       .def("step", &step, "sessions"_a, "new_tokens"_a, "new_offsets"_a, "max_tokens"_a = 16, "verify_cost"_a = 0.05f,
            py::kw_only(), "positions"_a = py::none(), "most_tokens"_a = py::none(), "verified"_a = py::none(),
            "model_drafted"_a = py::none(), "model_accepted"_a = py::none())
@@ -323,7 +304,6 @@ PYBIND11_MODULE(_core, m) {
           },
           "session"_a)
       .def("history", &history, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
-      .def("alternatives", &alternatives, "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def(
           "predict_length",
           [](const Engine& engine, const std::string& name, py::handle prompt, std::int64_t generated,
@@ -346,7 +326,6 @@ PYBIND11_MODULE(_core, m) {
           },
           "namespace"_a, "prompt"_a, py::kw_only(), "problem"_a = py::none())
       .def("shared_prompts", &shared_prompts, "namespace"_a, "most"_a = 64)
-      .def("newest_epoch", &Engine::newest_epoch, "namespace"_a, released)
       .def(
           "estimator_state",
           [](const Engine& engine, const std::string& name) {

@@ -334,13 +334,6 @@ class Engine:
             KeyError: the session is not open.
         """
 
-    def alternatives(self, namespace: str, prompt: _Tokens, *, problem: str | None = None) -> list[bytes]:
-        """Returns the alternatives of each response of `history`, in the same order; empty for a response without.
-
-        Raises:
-            ValueError: as `history`.
-        """
-
     def history(
         self, namespace: str, prompt: _Tokens, *, problem: str | None = None
     ) -> list[tuple[npt.NDArray[np.int32], int]]:
@@ -418,9 +411,6 @@ class Engine:
             asked: how many prompts were looked up.
             namespaces: for each namespace that knows at least one of them, how many it knows.
         """
-
-    def newest_epoch(self, namespace: str) -> int:
-        """Returns the newest epoch of the responses of a namespace; 0 if the engine does not know the namespace."""
 
     def estimator_state(self, namespace: str) -> bytes:
         """Returns what the drafter of a namespace has learned, about 130 KB; empty if it has learned nothing yet."""

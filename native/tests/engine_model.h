@@ -492,7 +492,6 @@ class EngineModel {
       MODEL_CHECK_THROWS(UnknownSession, engine_.generated(-5));
       const std::vector<double> quantiles = {0.5, 1.5};
       MODEL_CHECK_THROWS(std::invalid_argument, engine_.predict_length(name, c.prompt, 0, quantiles));
-      engine_.newest_epoch("absent");
       engine_.history("absent", c.prompt);
     }
     MODEL_CHECK(snapshot() == before);
@@ -647,7 +646,7 @@ class EngineModel {
     for (const auto& [name, held] : stats) history += held.history_responses;
     for (const auto& [which, namespace_] : namespaces_) {
       const NamespaceStats& held = stats.at(name_of(which));
-      MODEL_CHECK_EQ(engine_.newest_epoch(name_of(which)), namespace_.counters.newest_epoch);
+      MODEL_CHECK_EQ(held.newest_epoch, namespace_.counters.newest_epoch);
       MODEL_CHECK_EQ(held.history_responses + held.evicted() + namespace_.dropped, namespace_.added);
       SourceStats all;
       for (const SourceStats& source : held.sources) {

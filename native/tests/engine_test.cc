@@ -136,7 +136,7 @@ TEST_CASE("A dropped namespace is forgotten, and its sessions go on") {
   const SessionId session = engine.open("run", prompt).id;
   CHECK(!step(engine, session, std::vector<Token>{1000, 1001, 1002}, 16, 0).tokens.empty());
   CHECK_EQ(engine.drop_namespace("run"), 1u);
-  CHECK_EQ(engine.newest_epoch("run"), 0);
+  CHECK_EQ(engine.stats().at("run").newest_epoch, 0);
   CHECK_EQ(engine.history("run", prompt).size(), 0u);
   for (Token token : step(engine, session, std::vector<Token>{1003, 1004, 1005}, 16, 0).tokens) CHECK(token <= 1005);
   const std::vector<Token> other = {9, 9};

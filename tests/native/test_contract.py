@@ -73,7 +73,6 @@ def test_every_argument_goes_by_its_name() -> None:
     assert e.lengths(sessions=i64(s)).tolist() == [3]
     assert e.generated(session=s).tolist() == RESPONSE[:3]
     e.close(session=s, commit=True, epoch=5)
-    assert e.newest_epoch(namespace="run") == 5
     assert [epoch for _, epoch in e.history(namespace="run", prompt=PROMPT, problem="p")] == [3, 5]
     e.predict_length(namespace="run", prompt=PROMPT, generated=0, quantiles=[0.5], problem="p")
     assert e.drop_namespace(namespace="run") == 2
@@ -113,7 +112,6 @@ def test_other_results_have_stated_types(engine: Engine) -> None:
     quantiles, observations = engine.predict_length("run", PROMPT)
     assert (quantiles.dtype.name, quantiles.tolist(), observations) == ("float64", [10.0] * 4, 1)
     assert engine.history("absent", PROMPT) == []
-    assert engine.newest_epoch("absent") == 0
     assert engine.drop_namespace("absent") == 0
     none, observations = engine.predict_length("absent", PROMPT)
     assert (none.shape, observations) == ((0,), 0)

@@ -130,8 +130,6 @@ class Engine {
   // most `most`. It takes milliseconds. To stay within that time, it may miss a namespace that knows few of the prompts
   // if there are thousands of namespaces, and skips the last namespaces if the prompts are long.
   SharedPrompts shared_prompts(const std::string& name, std::size_t most = 64) const;
-  // 0 for an unknown namespace.
-  std::int64_t newest_epoch(const std::string& name) const;
 
   // What the namespace's estimator has learned, for restore_estimator(); empty if it has learned nothing yet.
   std::string estimator(const std::string& name) const;

@@ -4,12 +4,8 @@
 // seed, the engine knows the noise of every candidate. The contenders are the two candidates with the largest sums. A
 // contender of probability p comes if its sum is larger than that of the other, and larger than that of any token that
 // is not a candidate. The largest sum of tokens of probability r together is log r plus Gumbel noise. The probabilities
-// are estimates, so a small network learns how far to trust each of the two margins.
-//
-//     10 inputs of the contender ---+--> 8 hidden (relu) --+--> log-odds --> p
-//      5 rows of the position ------+----------------------+
-//
-// The rows are those of the estimator. The network starts from weights trained offline (foresight_weights.h, made by
+// are estimates, so a small network learns how far to trust each of the two margins. Its rows are those of the
+// estimator. The network starts from weights trained offline (foresight_weights.h, made by
 // scripts/train-foresight). The estimator itself never sees noise, so it learns the same with and without seeds.
 //
 // A seed says nothing where a worker samples in another way. So foresight counts how often the noise corrects the

@@ -272,12 +272,6 @@ bool Engine::knows(const std::string& name, Tokens prompt, const std::string& id
   return problem && problem->known();
 }
 
-std::int64_t Engine::newest_epoch(const std::string& name) const {
-  Monitor::Lock lock(state_->monitor);
-  const auto namespace_ = state_->registry.find_namespace(name);
-  return namespace_ ? namespace_->counters.newest_epoch : 0;
-}
-
 std::string Engine::estimator(const std::string& name) const {
   Monitor::Lock lock(state_->monitor);
   const auto namespace_ = state_->registry.find_namespace(name);

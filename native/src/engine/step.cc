@@ -147,12 +147,12 @@ void StepRunner::find_batch(const StepRequest& request, std::vector<Outcome>& ou
   outcomes.clear();
   ++number_;
   for (std::size_t b = 0; b < request.sessions.size(); ++b) {
-    Session* const known = registry_.find_session(request.sessions[b]);
+    Session* const known = contents_.registry.find_session(request.sessions[b]);
     if (request.most_tokens) {
       outcomes.push_back(outcome_of(request, b, known));
       if (outcomes.back() != Outcome::kStepped) continue;
     }
-    Session& session = known ? *known : registry_.session(request.sessions[b]);
+    Session& session = known ? *known : contents_.registry.session(request.sessions[b]);
     if (session.step == number_) {
       throw std::invalid_argument("sessions: " + std::to_string(request.sessions[b]) + " appears twice");
     }
@@ -181,7 +181,7 @@ void StepRunner::append(const Stepping& stepping, Tokens came, const VerifiedRep
   const std::size_t before = estimator.bytes();
   // The estimator learns at every predicted position that these tokens reach, whichever drafter was verified.
   const std::size_t came_true = learn(estimator, session.draft, came, context);
-  if (estimator.bytes() != before) ledger_.update(*session.namespace_);
+  if (estimator.bytes() != before) contents_.ledger.update(*session.namespace_);
   const Verified verified = Verified::of(report, stepping.row, session.draft.tokens.size());
   const std::size_t accepted = std::min(came_true, verified.server);
   const std::size_t saved = accepted + std::min(verified.model_accepted, came.size() - accepted);
@@ -222,7 +222,7 @@ void StepRunner::count_noise(Session& session, Tokens came) {
   } catch (const std::bad_alloc&) {
     session.noise.reset();
   }
-  ledger_.change_noise(before, session.noise_bytes());
+  contents_.ledger.change_noise(before, session.noise_bytes());
 }
 
 // Only reads what the sessions share, so that they can draft in parallel.

@@ -21,8 +21,7 @@ void check_step(const StepRequest& request);
 class StepRunner {
  public:
   // `threads`: how many threads draft, the caller's included.
-  StepRunner(int threads, MemoryLedger& ledger, Registry& registry, Contents& contents)
-      : ledger_(ledger), registry_(registry), contents_(contents), ahead_(threads), workers_(threads) {}
+  StepRunner(int threads, Contents& contents) : contents_(contents), ahead_(threads), workers_(threads) {}
 
   // As Engine::step(), for a request that check_step() has accepted.
   void run(const StepRequest& request, StepResult& result) REQUIRES(engine_lock);
@@ -42,8 +41,6 @@ class StepRunner {
   // `ahead` is scratch space that moves along the draft and keeps its memory.
   static void draft_one(const Stepping& stepping, DraftLimits limits, DraftContext& ahead) REQUIRES(engine_lock);
 
-  MemoryLedger& ledger_;
-  Registry& registry_;
   Contents& contents_;
   std::uint64_t number_ GUARDED_BY(engine_lock) = 0;  // of this step
   std::vector<Stepping> batch_ GUARDED_BY(engine_lock);

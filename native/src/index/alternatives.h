@@ -41,13 +41,10 @@ class Alternatives {
 
   // How many there are; 0 if the position has none, and then nothing else may be asked.
   int count() const { return count_; }
-  // ln p of the token that the response has at this position.
-  float sampled() const { return log_probability_of(group_[0]); }
-  // The i-th alternative, and its ln p.
-  Token token(int i) const { return static_cast<Token>(entry(i) >> 8); }
-  float log_probability(int i) const { return log_probability_of(static_cast<std::uint8_t>(entry(i))); }
-  // The same as probabilities.
+  // The probability of the token that the response has at this position.
   float sampled_probability() const { return kProbabilities[group_[0]]; }
+  // The i-th alternative, and its probability.
+  Token token(int i) const { return static_cast<Token>(entry(i) >> 8); }
   float probability(int i) const { return kProbabilities[entry(i) & 0xff]; }
 
   // The bytes of a group with this many alternatives.
@@ -57,7 +54,6 @@ class Alternatives {
  private:
   static const std::array<float, 256> kProbabilities;  // by level
 
-  static float log_probability_of(std::uint8_t level) { return -static_cast<float>(level) / kLevelsPerNat; }
   std::uint32_t entry(int i) const {
     std::uint32_t value;
     std::memcpy(&value, group_ + 1 + 4 * i, sizeof(value));

@@ -11,9 +11,7 @@ void MemoryLedger::book(const Problem& problem, Problem::Part part, const Holdin
     waiting_tokens_ += after.tokens - before.tokens;
     count_running();
   }
-  Holding& held = problem.owner->held;
-  held -= before;
-  held += after;
+  problem.owner->held.change(before, after);
 }
 
 void MemoryLedger::enter(const Problem& problem) {

@@ -50,8 +50,8 @@ struct Holding {
   std::uint64_t bytes = 0, problems = 0, sessions = 0, responses = 0, tokens = 0;
 
   bool operator==(const Holding&) const = default;
-  Holding& operator+=(const Holding& other);
-  Holding& operator-=(const Holding& other);
+  // Replaces one part by another.
+  void change(const Holding& before, const Holding& after);
 };
 
 struct Problem : std::enable_shared_from_this<Problem> {

@@ -133,7 +133,7 @@ void Registry::check_integrity() const {
               "a problem is not in its namespace's table");
       for (const Problem::Part part : Problem::all_parts) {
         counted.parts[part] += problem->holding(part).bytes;
-        held += problem->holding(part);
+        held.change({}, problem->holding(part));
       }
       counted.waiting_tokens += problem->holding(Problem::kLive).tokens;
       with_twins += problem->twins != nullptr;
@@ -143,7 +143,7 @@ void Registry::check_integrity() const {
     require(namespace_->members.size() == namespace_->problems.size(),
             "the members of a namespace are not its problems");
     require(held == namespace_->held, "the problems of a namespace hold something else than booked");
-    all += held;
+    all.change({}, held);
   }
   counted.sessions = all.sessions;
   require(recency_.size() == all.problems, "the recency list misses problems");

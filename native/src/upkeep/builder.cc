@@ -29,10 +29,9 @@ constexpr std::size_t kFewTokens = 1 << 15;
 
 }  // namespace
 
-Merger::Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& contents, Evictor& evictor)
+Merger::Merger(const EngineOptions& options, Contents& contents, Evictor& evictor)
     : window_{options.history_epochs, options.history_responses},
       largest_segment_(std::max(kLargestSegment, options.memory_bytes / kMergingPart / kMergingBytes)),
-      ledger_(ledger),
       contents_(contents),
       evictor_(evictor) {}
 
@@ -79,11 +78,11 @@ void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespa
   NamespaceIndex& index = namespace_->index;
   try {
     const bool enough = index.add(response);
-    ledger_.update(*namespace_);
+    contents_.ledger.update(*namespace_);
     if (!enough || namespace_->merging) return;
     const NamespaceIndex::Batch batch = index.take();
-    ledger_.update(*namespace_);
-    const MemoryLedger::Merge merge(ledger_, *namespace_, kMergingBytes * batch.tokens());
+    contents_.ledger.update(*namespace_);
+    const MemoryLedger::Merge merge(contents_.ledger, *namespace_, kMergingBytes * batch.tokens());
     evictor_.make_room(lock);
     std::shared_ptr<const Segments> merged;
     {
@@ -95,15 +94,11 @@ void Merger::show(Monitor::Lock& lock, const std::shared_ptr<Namespace>& namespa
     // Out of memory. The history has the response, so the namespace index can do without it.
     ++namespace_->counters.index_failures;
   }
-  ledger_.update(*namespace_);
+  contents_.ledger.update(*namespace_);
 }
 
-Builder::Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents,
-                 Evictor& evictor, Merger& merger)
+Builder::Builder(std::size_t budget, Contents& contents, Evictor& evictor, Merger& merger)
     : most_waiting_(std::max(kFewTokens, budget / kWaitingPart / kWaitingBytes)),
-      monitor_(monitor),
-      ledger_(ledger),
-      registry_(registry),
       contents_(contents),
       evictor_(evictor),
       merger_(merger),
@@ -111,10 +106,10 @@ Builder::Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Reg
 
 Builder::~Builder() {
   {
-    const Monitor::Lock lock(monitor_);
+    const Monitor::Lock lock(contents_.monitor);
     stopping_ = true;
   }
-  monitor_.to_build.notify_all();
+  contents_.monitor.to_build.notify_all();
   thread_.join();
 }
 
@@ -126,7 +121,7 @@ void Builder::schedule(const std::shared_ptr<Problem>& problem) {
     Namespace& namespace_ = *problem->owner;
     if (namespace_.emptied) {
       contents_.forget(*problem);
-      registry_.erase_if_empty(namespace_);
+      contents_.registry.erase_if_empty(namespace_);
     }
     return;
   }
@@ -149,12 +144,12 @@ void Builder::ask_for_segment(const std::shared_ptr<Problem>& problem) {
   }
   problem->building = true;
   contents_.stop_lingering(*problem);
-  monitor_.to_build.notify_one();
+  contents_.monitor.to_build.notify_one();
 }
 
 // Builds segments before the end of their groups if too many tokens wait.
 void Builder::press() {
-  if (2 * ledger_.waiting_tokens() <= most_waiting_ || !queue_.empty()) return;
+  if (2 * contents_.ledger.waiting_tokens() <= most_waiting_ || !queue_.empty()) return;
   while (Problem* problem = contents_.lingering()) {
     contents_.stop_lingering(*problem);
     ask_for_segment(problem->shared_from_this());
@@ -162,15 +157,15 @@ void Builder::press() {
 }
 
 void Builder::run() {
-  Monitor::Lock lock(monitor_);
+  Monitor::Lock lock(contents_.monitor);
   while (true) {
-    monitor_.to_build.wait(lock, [this]() REQUIRES(engine_lock) { return stopping_ || !queue_.empty(); });
+    contents_.monitor.to_build.wait(lock, [this]() REQUIRES(engine_lock) { return stopping_ || !queue_.empty(); });
     if (stopping_) return;
     const std::shared_ptr<Problem> problem = std::move(queue_.front());
     queue_.pop_front();
     ++building_;
     // Without live text the problem was forgotten, and maybe its namespace with it.
-    const auto owner = problem->live ? registry_.find_namespace(problem->owner->name) : nullptr;
+    const auto owner = problem->live ? contents_.registry.find_namespace(problem->owner->name) : nullptr;
     try {
       build(lock, *problem);
       problem->building = false;
@@ -184,7 +179,7 @@ void Builder::run() {
       if (owner) ++owner->counters.index_failures;
     }
     --building_;
-    monitor_.idle.notify_all();
+    contents_.monitor.idle.notify_all();
   }
 }
 
@@ -205,7 +200,7 @@ void Builder::build(Monitor::Lock& lock, Problem& problem) {
   }
   if (problem.generation != generation || !merger_.add_segment(lock, problem, fresh)) return;
   contents_.change_live(problem, [&](LiveText& live) { live.dissolve(texts); });
-  const auto namespace_ = registry_.find_namespace(problem.owner->name);
+  const auto namespace_ = contents_.registry.find_namespace(problem.owner->name);
   if (namespace_ && problem.shares(views.front().epoch, views.size())) {
     merger_.show(lock, namespace_, views.front());
   }

@@ -15,7 +15,7 @@ namespace histospec {
 // released.
 class Merger {
  public:
-  Merger(const EngineOptions& options, MemoryLedger& ledger, Contents& contents, Evictor& evictor);
+  Merger(const EngineOptions& options, Contents& contents, Evictor& evictor);
 
   // Adds a segment after the history of a problem; a segment of stored responses, before it. Returns false, and adds
   // nothing, if the history was forgotten meanwhile.
@@ -32,7 +32,6 @@ class Merger {
  private:
   const Window window_;
   const std::size_t largest_segment_;
-  MemoryLedger& ledger_;
   Contents& contents_;
   Evictor& evictor_;
 };
@@ -40,8 +39,7 @@ class Merger {
 // The builder: a thread that builds segments from finished responses.
 class Builder {
  public:
-  Builder(std::size_t budget, Monitor& monitor, MemoryLedger& ledger, Registry& registry, Contents& contents,
-          Evictor& evictor, Merger& merger);
+  Builder(std::size_t budget, Contents& contents, Evictor& evictor, Merger& merger);
   ~Builder();
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
@@ -50,7 +48,7 @@ class Builder {
   // segment now.
   void schedule(const std::shared_ptr<Problem>& problem) REQUIRES(engine_lock);
   // Whether responses finish faster than they become segments.
-  bool behind() const REQUIRES(engine_lock) { return ledger_.waiting_tokens() > most_waiting_; }
+  bool behind() const REQUIRES(engine_lock) { return contents_.ledger.waiting_tokens() > most_waiting_; }
   bool idle() const REQUIRES(engine_lock) { return queue_.empty() && building_ == 0; }
 
  private:
@@ -60,9 +58,6 @@ class Builder {
   void build(Monitor::Lock& lock, Problem& problem) REQUIRES(engine_lock);
 
   const std::size_t most_waiting_;  // how many tokens may wait for their segment
-  Monitor& monitor_;
-  MemoryLedger& ledger_;
-  Registry& registry_;
   Contents& contents_;
   Evictor& evictor_;
   Merger& merger_;
