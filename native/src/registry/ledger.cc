@@ -49,7 +49,7 @@ void MemoryLedger::count_running() {
   // A position of a draft: its prediction, and the marks of both sources.
   constexpr std::size_t kPosition = sizeof(Prediction) + 4 * sizeof(RowGap) + 2 * sizeof(std::size_t);
   constexpr std::size_t kSession = sizeof(Session) + 8 * sizeof(RowGap) + 17 * kPosition + 256;
-  running_ = parts_[Problem::kLive] + sessions_ * kSession + noise_;
+  running_.store(parts_[Problem::kLive] + sessions_ * kSession + noise_, std::memory_order_relaxed);
 }
 
 }  // namespace histospec

@@ -31,7 +31,7 @@ class MemoryLedger {
 
   std::size_t memory_bytes() const REQUIRES(engine_lock);
   // The part that cannot be evicted: running sessions and responses that have just finished. Needs no lock.
-  std::size_t running_bytes() const { return running_; }
+  std::size_t running_bytes() const { return running_.load(std::memory_order_relaxed); }
   std::size_t evictable_bytes() const REQUIRES(engine_lock) { return memory_bytes() - running_bytes(); }
   // Tokens of finished responses that are not in a segment yet.
   std::size_t waiting_tokens() const REQUIRES(engine_lock) { return waiting_tokens_; }
