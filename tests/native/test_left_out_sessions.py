@@ -75,7 +75,7 @@ def test_the_limit_is_checked() -> None:
         ({"most_tokens": 100}, "positions: must be given with most_tokens"),
     ):
         with pytest.raises(ValueError, match=says):
-            engine.step(np.array([1]), RESPONSE[:3], np.array([0, 3]), **wrong)  # type: ignore[call-overload]
+            engine.step(np.array([1]), RESPONSE[:3], np.array([0, 3]), **wrong)
     assert engine.stats() == before
 
 

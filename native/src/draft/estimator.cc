@@ -109,6 +109,7 @@ void Estimator::saw_step(float tokens, float drafted) {
 std::string Estimator::state() {
   if (!net_) return {};
   std::string state(kStateVersion);
+  state.reserve(state.size() + sizeof(Net) + sizeof(Foresight) + sizeof(Yield) + sizeof(Correction));
   auto write = [&state](float number) {
     const auto bits = std::bit_cast<std::uint32_t>(number);
     for (int shift = 0; shift < 32; shift += 8) state.push_back(static_cast<char>(bits >> shift));
