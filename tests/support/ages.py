@@ -2,8 +2,7 @@
 
 import time
 
-from histospec.server.stores.retention import Trust
-from histospec.server.stores.sqlite.retention import note_down
+from histospec.server.stores.sqlite.retention import Trust, note_down
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.waiting import eventually
 

@@ -1,19 +1,29 @@
-"""Connections to Redis or Valkey, alone or as a Cluster: many commands in one round trip."""
+"""Connections to Redis or Valkey, alone or as a Cluster: many commands in one round trip, and their memory."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import redis
 import redis.cluster
+import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from histospec.server.errors import ConfigError, StoreError
+from histospec.server.stores.interface import Reader
+from histospec.server.stores.opening import Progress
 from histospec.server.stores.redis.location import Location
+
+log = structlog.get_logger()
 
 # Long enough for a server that forks to save its data, short enough to notice one that is gone.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 5.0
 REPLICA_MILLISECONDS = 2000
+FIRST_PAUSE, LAST_PAUSE = 0.25, 5.0  # seconds between tries to reach a server; the pause doubles
+LOG_SECONDS = 60.0  # between two log lines about one outage
+MEMORY_SECONDS = 10.0  # between two requests for the memory in use
 
 Command = tuple[Any, ...]
 """The command's name, its key, and further arguments."""
@@ -167,3 +177,97 @@ def _told(error: BaseException) -> redis.RedisError:
     if cause is not None and "mode is not enabled" in str(cause):
         return redis.ResponseError("this server is not part of a Cluster")
     return redis.ConnectionError(str(cause or error))
+
+
+class Memory:
+    """The memory in use and its limit, summed over all servers that accept writes, as Redis last answered.
+
+    A separate thread asks, so that no caller waits for an unreachable server.
+
+    Args:
+        ask: runs `INFO memory` on every server, as redis-py returns it; raises redis.RedisError.
+        clock: monotonic clock in seconds.
+
+    """
+
+    def __init__(
+        self, ask: Callable[[], Sequence[Mapping[str, Any]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next = float("-inf")
+        self._asking = False
+        self._known: tuple[int | None, int | None] = (None, None)
+
+    def look(self) -> tuple[int | None, int | None]:
+        """Returns the bytes in use and the limit; None if Redis has not answered or has no limit. May ask again."""
+        with self._lock:
+            due = not self._asking and self._clock() >= self._next
+            self._asking = self._asking or due
+        if due:
+            threading.Thread(target=self._look, name="redis-memory", daemon=True).start()
+        return self._known
+
+    def _look(self) -> None:
+        try:
+            answers = self._ask()
+            used, limits = ([int(answer[key]) for answer in answers] for key in ("used_memory", "maxmemory"))
+            self._known = sum(used), sum(limits) if all(limits) else None
+        except (redis.RedisError, OSError, LookupError, ValueError) as error:  # unreachable, or not allowed to answer
+            self._known = (None, None)
+            log.debug("Redis does not report its memory", reason=str(error))
+        finally:
+            with self._lock:
+                self._next = self._clock() + MEMORY_SECONDS
+                self._asking = False
+
+
+def reach(store: Reader, where: Callable[[], Location], url_may_change: bool, progress: Progress) -> dict[str, int]:
+    """Reads the newest epochs of a store as soon as it answers.
+
+    Args:
+        store: in Redis.
+        where: returns the current location, for messages.
+        url_may_change: whether a rejected password may still be replaced.
+        progress: receives what is being waited for.
+
+    Raises:
+        ConfigError: Redis answers, and can never do what is needed; the message says why.
+        GivenUp: as `progress` does.
+
+    """
+    started = time.monotonic()
+    said: float | None = None
+    pause = FIRST_PAUSE
+    progress.tell(f"connecting to {where()}")
+    while True:
+        try:
+            newest = store.newest_epochs()
+        except StoreError as error:
+            why = error.__cause__ or error
+            if not comes_back(why, url_may_change):
+                advice = "give the URL of a server that accepts it"
+                if isinstance(why, redis.AuthenticationError):
+                    advice = "give a valid user and password, redis://USER:PASSWORD@HOST:PORT"
+                raise ConfigError(f"--store {where()}: {why}; {advice}") from None
+        else:
+            break
+        now = time.monotonic()
+        if said is None or now - said >= LOG_SECONDS:
+            said = now
+            text = "the store does not answer; the server drafts from running sessions and retries"
+            log.warning(text, store=str(where()), reason=str(why), seconds=round(now - started))
+        progress.tell(f"{where()} does not answer ({why}), trying again")
+        progress.wait(pause)
+        pause = min(2 * pause, LAST_PAUSE)
+    if said is not None:
+        log.info("the store answers", store=str(where()), seconds=round(time.monotonic() - started))
+    return newest
+
+
+def comes_back(error: BaseException, url_may_change: bool) -> bool:
+    """Returns whether the same request may succeed later, with the same URL or a replaced one."""
+    if isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+        return url_may_change
+    return isinstance(error, TRANSIENT)

@@ -21,7 +21,6 @@ import structlog
 
 from histospec.server.errors import Damaged, StoreError, StoreFull
 from histospec.server.stores import records
-from histospec.server.stores.damage import Damage
 from histospec.server.stores.group_commit import MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import (
     HISTORY_RESPONSES,
@@ -52,8 +51,7 @@ from histospec.server.stores.redis.keys import (
     same,
 )
 from histospec.server.stores.redis.location import Location
-from histospec.server.stores.redis.memory import Memory
-from histospec.server.stores.redis.servers import TRANSIENT, Command, Servers
+from histospec.server.stores.redis.servers import TRANSIENT, Command, Memory, Servers
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -112,7 +110,7 @@ class RedisStore(Store):
         self._history_responses = history_responses
         # Only the names of all responses tell which are the oldest, so old ones are not removed with every write.
         self._slack = history_responses // 8
-        self._damage = Damage()
+        self._damage = records.DamageCount()
         self._shard = shard.encode()
         own = secrets.token_bytes(3)
         self._names = (own + (number & 0xFFFFFF).to_bytes(3, "big") for number in count())

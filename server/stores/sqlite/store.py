@@ -19,27 +19,20 @@ from histospec.server.arguments import shown
 from histospec.server.errors import StoreError, StoreFull
 from histospec.server.stores.group_commit import GROUP_BYTES, MAX_BACKLOG, GroupCommit, Work
 from histospec.server.stores.interface import HISTORY_RESPONSES, Problem, ResponseBatch, Store, StoreSize
-from histospec.server.stores.opening import Progress
-from histospec.server.stores.sqlite.copies import say_kept
-from histospec.server.stores.sqlite.file import (
+from histospec.server.stores.sqlite.damage import StructureCheck, replace, resume, structural_damage
+from histospec.server.stores.sqlite.database import (
     DAMAGE,
-    FILE_NAME,
-    Files,
-    Lock,
+    Readers,
     connect,
     connect_to_read,
     free_bytes,
     is_damage,
+    open_store_file,
     recover,
-    room,
-    written_bytes,
 )
-from histospec.server.stores.sqlite.migration import open_file
+from histospec.server.stores.sqlite.file import FILE_NAME, Files, Lock, room, written_bytes
 from histospec.server.stores.sqlite.reader import SQLiteReader
-from histospec.server.stores.sqlite.readers import Readers
 from histospec.server.stores.sqlite.retention import Retention
-from histospec.server.stores.sqlite.salvage import replace, resume
-from histospec.server.stores.sqlite.structure import Structure, problem
 from histospec.server.stores.sqlite.writes import Again, Appender, Slice, Write, depart, departures, work_off
 
 log = structlog.get_logger()
@@ -54,9 +47,8 @@ class SQLiteStore(SQLiteReader, Store):
     """Stores responses in `DIR/histospec.sqlite`; locks `DIR` against a second server.
 
     The file grows to `disk` bytes at most. Deletes a problem `retention` seconds after its last write; never if that
-    is 0. Renames a damaged file and replaces it with one of its readable contents. Migrates a file of an older version;
-    `progress` receives how far that is, `upgrade_copy` says whether to keep a copy. Raises ConfigError if the directory
-    or its file cannot be used, and GivenUp as `progress` does.
+    is 0. Renames a damaged file and replaces it with one of its readable contents. Raises ConfigError if the directory
+    or its file cannot be used.
     """
 
     def __init__(
@@ -68,8 +60,6 @@ class SQLiteStore(SQLiteReader, Store):
         retention: float = 0.0,
         disk: int | None = None,
         max_backlog: int = MAX_BACKLOG,
-        upgrade_copy: bool = True,
-        progress: Progress | None = None,
     ) -> None:
         self._disk = disk
         self._connection: sqlite3.Connection
@@ -80,17 +70,16 @@ class SQLiteStore(SQLiteReader, Store):
         try:
             resume(path)
             try:
-                connection = open_file(path, disk, copy=upgrade_copy, progress=progress)
+                connection = open_store_file(path, disk)
             except DAMAGE as error:
                 lost = replace(path, disk, str(error)).lost
-                connection = open_file(path, disk)
+                connection = open_store_file(path, disk)
             super().__init__(Readers(), path, history_responses, history_epochs)
             self._open()
             connection.close()
         except BaseException:
             self._lock.release()
             raise
-        say_kept(path)
         self._damage.lost(lost)
         self._repairs = 0
         self._trouble = ""
@@ -100,7 +89,7 @@ class SQLiteStore(SQLiteReader, Store):
         self._version = 0  # SQLite's data_version, which changes when other connections write
         self._writer: GroupCommit[Write] = GroupCommit(self._commit, lambda: self._connection.close(), max_backlog)
         self._checked = self._writer.submit(self._begin, 0)  # before any write
-        self._structure = Structure(path, lambda: connect_to_read(path))
+        self._structure = StructureCheck(path)
         self._retention: Retention | None = None
         if retention:
             self._retention = Retention(retention, self._writer.submit, lambda: connect_to_read(path), self._slice)
@@ -127,7 +116,7 @@ class SQLiteStore(SQLiteReader, Store):
     @property
     def trouble(self) -> str:
         """See Store."""
-        return self._look()
+        return self._file_trouble()
 
     @property
     def retention_paused(self) -> str:
@@ -180,7 +169,7 @@ class SQLiteStore(SQLiteReader, Store):
             if is_damage(error) and self._repaired(str(error)):
                 self._commit(group)
                 return
-            if not self._look():
+            if not self._file_trouble():
                 self._connection = recover(self._connection, self._path, self._disk)
             if len(group) > 1:
                 for work in group:
@@ -210,10 +199,10 @@ class SQLiteStore(SQLiteReader, Store):
         return results
 
     def _require_files(self) -> None:
-        if trouble := self._look():
+        if trouble := self._file_trouble():
             raise StoreError(f"{trouble}; nothing of this request was kept")
 
-    def _look(self) -> str:
+    def _file_trouble(self) -> str:
         """Returns why nothing can be stored; empty if it can. Logs when that changes."""
         changed = self._files.changed()
         trouble = f"store: {changed}; bring it back or restart the server, which drafts on meanwhile" if changed else ""
@@ -242,7 +231,7 @@ class SQLiteStore(SQLiteReader, Store):
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         """Checks the structure of a small file, to find damage before anything is written to it."""
-        if self._small and (found := problem(connection)):
+        if self._small and (found := structural_damage(connection)):
             raise sqlite3.DatabaseError(found)
         for departure in departures(connection):  # that a crash left unfinished
             self._writer.submit(partial(work_off, self._slice, departure), 0)
@@ -257,7 +246,7 @@ class SQLiteStore(SQLiteReader, Store):
         """See Store. Checks the structure of a large file; that of a small one was checked at the start."""
         generation = self._readers.generation
         if not self._small:
-            self._structure.look(lambda reason: self._repair(generation, sqlite3.DatabaseError(reason)))
+            self._structure.start(lambda reason: self._repair(generation, sqlite3.DatabaseError(reason)))
 
     def _repair(self, generation: int, error: Exception) -> bool:
         """See SQLiteReader. Runs in the writer's thread: new writes wait, and go to the new file."""
@@ -274,7 +263,7 @@ class SQLiteStore(SQLiteReader, Store):
     def _repaired(self, reason: str) -> bool:
         """Replaces the damaged file. Returns whether that succeeded."""
         self._repairs += 1
-        if self._repairs > MAX_REPAIRS or self._look():
+        if self._repairs > MAX_REPAIRS or self._file_trouble():
             return False
         with self._readers.away():
             # A reading connection closes last: it does not move the write-ahead log into the file.

@@ -7,15 +7,16 @@ its time is up, and returns `Again` with the rest for another transaction. A dro
 
 import sqlite3
 import time
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from histospec.server.stores.interface import Problem, Record, ResponseBatch
-from histospec.server.stores.records import checksum, guarded
-from histospec.server.stores.sqlite.reader import STAYS, digest_of, prompts_of
-from histospec.server.stores.window import Window
+from histospec.server.stores.records import COLUMNS, to_row
+from histospec.server.stores.sqlite.database import digest_of
+from histospec.server.stores.sqlite.reader import STAYS, prompts_of
 
 SLICE_SECONDS = 0.02
 DELETED_AT_ONCE = 32  # responses between two checks of the clock
@@ -44,6 +45,60 @@ class Slice:
     def over(self) -> bool:
         """Returns whether the rest must wait for another transaction."""
         return time.monotonic() >= self._until
+
+
+class Window:
+    """The number of responses that a problem has of each epoch, and which of new ones to keep.
+
+    A call costs time only for what it adds and removes.
+    """
+
+    def __init__(self, counts: Iterable[tuple[int, int]]) -> None:
+        self._counts = dict(counts)
+        self._epochs = sorted(self._counts)
+        self._total = sum(self._counts.values())
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Adds records."""
+        for record in records:
+            if record.epoch not in self._counts:
+                insort(self._epochs, record.epoch)
+                self._counts[record.epoch] = 0
+            self._counts[record.epoch] += 1
+            self._total += 1
+
+    def remove_oldest(self, number: int) -> None:
+        """Removes the oldest responses."""
+        while number and self._epochs:
+            oldest = self._epochs[0]
+            some = min(number, self._counts[oldest])
+            number -= some
+            self._total -= some
+            self._counts[oldest] -= some
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+                del self._epochs[0]
+
+    def admit(self, records: Sequence[Record], epochs: int, responses: int, slack: int) -> tuple[list[Record], int]:
+        """Returns the records to add, by epoch, and how many of the oldest responses to remove.
+
+        Keeps the newest `epochs`, and if there are more than `responses + slack`, only the newest `responses`.
+        """
+        new = {record.epoch for record in records} - self._counts.keys()
+        first = sorted([*self._epochs[-epochs:], *new])[-epochs:][0] if self._epochs or new else 0
+        stay = sorted((record for record in records if record.epoch >= first), key=lambda record: record.epoch)
+        leave = sum(self._counts[epoch] for epoch in self._epochs[: bisect_left(self._epochs, first)])
+        excess = self._total - leave + len(stay) - responses
+        if excess > slack:
+            # Removal order: by epoch, and within an epoch held responses before new ones.
+            at = bisect_left(self._epochs, first)
+            while excess and (stay or at < len(self._epochs)):
+                if at < len(self._epochs) and (not stay or self._epochs[at] <= stay[0].epoch):
+                    some = min(excess, self._counts[self._epochs[at]])
+                    leave, excess, at = leave + some, excess - some, at + 1
+                else:
+                    stay, excess = stay[1:], excess - 1
+        return stay, leave
 
 
 class Appender:
@@ -146,15 +201,8 @@ class Appender:
     def _insert(self, connection: sqlite3.Connection, namespace: str, prompt: int, records: list[Record]) -> None:
         connection.execute("REPLACE INTO writes (prompt, latest) VALUES (?, ?)", (prompt, time.time()))
         connection.executemany(
-            "INSERT INTO responses (prompt, epoch, reward, tokens, logprobs, generated, seed, checksum, alternatives) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    *(prompt, r.epoch, r.reward, r.tokens, r.logprobs, r.generated, r.seed, checksum(r, prompt)),
-                    guarded(r.alternatives),
-                )
-                for r in records
-            ],
+            f"INSERT INTO responses ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [to_row(record, prompt) for record in records],
         )
         epoch = max(record.epoch for record in records)
         if epoch > self._newest.get(namespace, -1):

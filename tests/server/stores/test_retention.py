@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from histospec.server import cli
-from histospec.server.stores.retention import A_FEW, Clock, Trust
+from histospec.server.stores.sqlite.retention import A_FEW, Clock, Trust
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
 from tests.support.waiting import eventually

@@ -13,7 +13,7 @@ from histospec.server.stores.interface import Problem, Record, ResponseBatch
 from histospec.server.stores.sqlite import reader as sqlite_reader
 from histospec.server.stores.sqlite import writes as sqlite_writes
 from histospec.server.stores.sqlite.file import FILE_NAME
-from histospec.server.stores.sqlite.snapshot import SQLiteSnapshot
+from histospec.server.stores.sqlite.reader import SQLiteSnapshot
 from histospec.server.stores.sqlite.store import SQLiteStore
 from tests.support.batches import batch, put
 from tests.support.contents import to_load
@@ -139,7 +139,7 @@ def test_one_that_fails_does_not_spoil_its_group(open_store: Callable[..., SQLit
     gate.set()
     good.result()
     other.result()
-    with pytest.raises(StoreError, match="too large"):
+    with pytest.raises(StoreError, match="out of range"):
         bad.result()
     assert [r.tokens for r in store.history(Problem("run", b"prompt.."))] == [b"good", b"fine"]
 
